@@ -1,0 +1,159 @@
+"""The cluster as seen: nodes, tasks, and the snapshot that a policy decides on."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass
+
+from dl2d.core.jobs import Allocation, Job, JobKey, Role
+from dl2d.core.resources import Resources
+
+
+class NodeState(enum.StrEnum):
+    """Whether a node takes new tasks (``up``), only finishes those it has (``draining``), or is gone (``down``)."""
+
+    UP = "up"
+    DRAINING = "draining"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine. ``used`` is what everybody on it holds, our tasks included, as the resource manager counts it."""
+
+    name: str
+    capacity: Resources
+    used: Resources = Resources()
+    state: NodeState = NodeState.UP
+    #: The resource manager's own word for the state, or an admin's reason.
+    remark: str = ""
+
+
+class TaskState(enum.StrEnum):
+    """The resize state machine of one task; a task only moves forward through it.
+
+    Up: ``asked`` (persisted, then sent to the resource manager), ``granted`` (the manager runs it), ``joined`` (it is
+    connected to its coordinator), ``confirmed`` (it takes part in a plan). Down: ``draining`` (to leave), ``drained``
+    (out of the plan), ``released`` (the manager says it has ended: only now is its room free).
+    ``failed``: ended without being asked to.
+    """
+
+    ASKED = "asked"
+    GRANTED = "granted"
+    JOINED = "joined"
+    CONFIRMED = "confirmed"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    RELEASED = "released"
+    FAILED = "failed"
+
+    @property
+    def rank(self) -> int:
+        """Position in the machine: a task never goes to a state of lower rank."""
+        return _RANKS[self]
+
+    @property
+    def ended(self) -> bool:
+        """Whether the resource manager has nothing of it any more."""
+        return self in (TaskState.RELEASED, TaskState.FAILED)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the task is meant to be a member of its job."""
+        return self.rank <= _RANKS[TaskState.CONFIRMED]
+
+
+_RANKS = {state: rank for rank, state in enumerate(TaskState)}
+_RANKS[TaskState.FAILED] = _RANKS[TaskState.RELEASED]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One worker or parameter server of a job, as the store keeps it."""
+
+    job: JobKey
+    #: Unique in its job and never used again: ``worker-3``.
+    id: str
+    role: Role
+    node: str
+    demand: Resources
+    state: TaskState = TaskState.ASKED
+    #: Handle in the resource manager; empty until it has answered.
+    handle: str = ""
+    asked_at: float = 0.0
+    #: When the present state began, seconds since 1970.
+    since: float = 0.0
+    #: Last word about it: why it failed, what the manager waits for.
+    note: str = ""
+
+    @property
+    def tag(self) -> str:
+        """How the task is marked in the resource manager, to be found again."""
+        return task_tag(self.job, self.id)
+
+    @property
+    def number(self) -> int:
+        """The number in its id."""
+        return int(self.id.rpartition("-")[2])
+
+
+def task_tag(job: JobKey, task: str) -> str:
+    """Mark of a task in the resource manager: ``dl2:<job slug>:<task id>``."""
+    return f"dl2:{job.slug}:{task}"
+
+
+def parse_tag(tag: str) -> tuple[JobKey, str] | None:
+    """Job and task id of a mark, or None where the text is not one of ours."""
+    prefix, _, rest = tag.partition(":")
+    slug, colon, task = rest.partition(":")
+    if prefix != "dl2" or not colon or not task:
+        return None
+    try:
+        return JobKey.from_slug(slug), task
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that a policy may look at: the cluster and the jobs at one moment.
+
+    ``jobs`` are those that can be given tasks now, in submit order, then by id. ``tasks`` are all that have not ended.
+    """
+
+    #: Seconds since 1970, or virtual time.
+    at: float
+    #: Number of the scheduling interval.
+    slot: int
+    nodes: tuple[Node, ...]
+    jobs: tuple[Job, ...]
+    tasks: tuple[Task, ...]
+    #: Allocation below which a job must not fall, for jobs that have one.
+    floors: tuple[tuple[JobKey, Allocation], ...] = ()
+
+    @property
+    def capacity(self) -> Resources:
+        """All that the nodes which take tasks have, whoever uses it."""
+        return Resources.total(node.capacity for node in self.nodes if node.state is NodeState.UP)
+
+    def held(self) -> dict[JobKey, Allocation]:
+        """Allocation that each job is meant to have at present (tasks asked for included, leaving ones not)."""
+        counts = Counter((task.job, task.role) for task in self.tasks if task.state.wanted)
+        return {job.key: Allocation(counts[job.key, Role.WORKER], counts[job.key, Role.PS]) for job in self.jobs}
+
+    def floor_of(self, job: JobKey) -> Allocation:
+        """Allocation below which the job must not fall."""
+        return next((floor for key, floor in self.floors if key == job), Allocation(0, 0))
+
+
+def in_submit_order(jobs: list[Job]) -> tuple[Job, ...]:
+    """Jobs by submit time, then id; the order in which ties are broken everywhere.
+
+    Ids that are numbers compare as numbers, so that 9 comes before 10.
+    """
+    return tuple(sorted(jobs, key=lambda job: (job.key.submitted, _natural(job.key.id), job.key.cluster)))
+
+
+def _natural(text: str) -> tuple[int, int, str]:
+    return (0, int(text), "") if text.isdecimal() else (1, 0, text)

@@ -1,0 +1,79 @@
+"""Every error that dl2d raises on purpose, under one root.
+
+A message says what was wrong, where, and what to do about it; it is written for the person who reads the log.
+"""
+
+from __future__ import annotations
+
+
+class Dl2dError(Exception):
+    """Root of all errors of dl2d."""
+
+
+class ConfigError(Dl2dError):
+    """The configuration file is missing, malformed, or has a bad or unknown key."""
+
+
+class RequestError(Dl2dError):
+    """A job request is malformed. ``key`` names the option at fault."""
+
+    def __init__(self, key: str, problem: str, *, where: str = "") -> None:
+        self.key = key
+        self.problem = problem
+        self.where = where
+        super().__init__(f"{where + ': ' if where else ''}{key}: {problem}")
+
+
+class PolicyError(Dl2dError):
+    """A policy failed or gave an answer that is not an allocation."""
+
+
+class PluginError(Dl2dError):
+    """A plug-in is unknown or cannot be loaded."""
+
+
+class ResourceManagerError(Dl2dError):
+    """The resource manager did not do what was asked.
+
+    ``said`` holds the manager's own words (for a command: its standard error), which the message repeats.
+    """
+
+    def __init__(self, message: str, *, said: str = "") -> None:
+        self.said = said.strip()
+        super().__init__(f"{message}: {self.said}" if self.said else message)
+
+
+class Rejected(ResourceManagerError):
+    """The manager understood the request and refused it; asking again unchanged will not help."""
+
+
+class Unavailable(ResourceManagerError):
+    """The manager did not answer, or not in time; asking again later may help."""
+
+
+class NotFound(ResourceManagerError):
+    """The manager does not know the job, task or node that was named."""
+
+
+class Denied(ResourceManagerError):
+    """Whoever asks may not do this, or could not prove who they are."""
+
+
+class StoreError(Dl2dError):
+    """The database refused to read or write; nothing of the attempted change was kept."""
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be reached or cannot write now (down, locked, disk full); trying again may help."""
+
+
+class SchemaOutdated(StoreError):
+    """The database's schema is not the one this version needs; ``dl2d db upgrade`` mends it."""
+
+
+class DuplicateJob(StoreError):
+    """A job with this identity is already known."""
+
+
+class AlreadyRunning(Dl2dError):
+    """Another daemon holds this store."""

@@ -1,0 +1,214 @@
+"""Elastic jobs: who they are, what they ask for, how far they are."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dl2d.core.resources import Resources
+
+
+class JobKey(NamedTuple):
+    """Identity of a job. Resource managers use ids again, so the submit time belongs to it (seconds since 1970)."""
+
+    cluster: str
+    id: str
+    submitted: int
+
+    @property
+    def slug(self) -> str:
+        """The key as one word for URLs, file names and task tags."""
+        return f"{self.cluster}.{self.id}.{self.submitted}"
+
+    @classmethod
+    def from_slug(cls, slug: str) -> JobKey:
+        """Inverse of ``slug``.
+
+        Raises
+        ------
+        ValueError
+            The text is not a slug.
+        """
+        match = _SLUG.fullmatch(slug)
+        if match is None:
+            msg = f"{slug!r} is not cluster.id.submitted"
+            raise ValueError(msg)
+        return cls(match[1], match[2], int(match[3]))
+
+
+_SLUG = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.(\d{1,12})")
+
+
+class Role(enum.StrEnum):
+    """What a task does in its job."""
+
+    WORKER = "worker"
+    PS = "ps"
+    COORDINATOR = "coordinator"
+
+
+class Architecture(enum.StrEnum):
+    """How the workers of a job combine their gradients."""
+
+    PS = "ps"
+    ALLREDUCE = "allreduce"
+
+
+class Consistency(enum.StrEnum):
+    """Whether updates wait for every worker (``sync``) or not (``async``)."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+
+
+class Allocation(NamedTuple):
+    """How many tasks of each kind a job has or should have."""
+
+    workers: int
+    ps: int
+
+    def count(self, role: Role) -> int:
+        """Number of tasks of one role."""
+        return self.workers if role is Role.WORKER else self.ps if role is Role.PS else 1
+
+    def __str__(self) -> str:
+        return f"{self.workers}w+{self.ps}ps"
+
+
+NOTHING = Allocation(0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """What a user asks for; see ``dl2d.core.request`` for the keys, defaults and checks."""
+
+    #: Name for people; not unique.
+    name: str
+    #: Type of the model, for learning from earlier jobs of the same type.
+    model: str
+    epochs: float
+    #: Samples in one epoch, or None where only ``steps_per_epoch`` was declared.
+    samples_per_epoch: float | None
+    #: Updates in one epoch, or None where only ``samples_per_epoch`` was declared.
+    steps_per_epoch: float | None
+    #: Global batch size in samples, or None where undeclared.
+    batch: int | None
+    #: Demand of one worker.
+    worker: Resources
+    #: Demand of one parameter server.
+    ps: Resources
+    min_workers: int = 1
+    max_workers: int = 16
+    min_ps: int = 1
+    max_ps: int = 16
+    #: Worker counts that the job can run with, ascending; empty for any within the bounds.
+    allowed_workers: tuple[int, ...] = ()
+    architecture: Architecture = Architecture.PS
+    consistency: Consistency = Consistency.SYNC
+
+    def demand(self, role: Role) -> Resources:
+        """Resources of one task of a role; a coordinator counts as nothing beside the tasks it leads."""
+        return self.worker if role is Role.WORKER else self.ps if role is Role.PS else Resources()
+
+    def demand_of(self, allocation: Allocation) -> Resources:
+        """Resources of a whole allocation."""
+        return self.worker * allocation.workers + self.ps * allocation.ps
+
+    def allows(self, workers: int) -> bool:
+        """Whether the job can run with this many workers."""
+        in_bounds = self.min_workers <= workers <= self.max_workers
+        return in_bounds and (not self.allowed_workers or workers in self.allowed_workers)
+
+    def largest_allowed(self, workers: int) -> int:
+        """Largest worker count up to ``workers`` that the job can run with; 0 if there is none."""
+        return next((count for count in range(min(workers, self.max_workers), 0, -1) if self.allows(count)), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The account a job belongs to: its tasks run as this user and group and with these limits."""
+
+    user: str
+    uid: int
+    gid: int
+    account: str = ""
+    partition: str = ""
+    qos: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a task of the job is started: the user's command, folder and environment."""
+
+    argv: tuple[str, ...]
+    cwd: str
+    env: tuple[tuple[str, str], ...] = ()
+
+
+class JobState(enum.StrEnum):
+    """Where a job is in its life.
+
+    ``submitted``: known, its coordinator has not called yet. ``ready``: its coordinator runs and waits for tasks.
+    ``running``: it trains. The rest are ends: ``finished`` did all epochs, ``failed`` ended by itself without,
+    ``cancelled`` was ended by its owner or an admin, ``lost`` vanished from the resource manager without a word.
+    """
+
+    SUBMITTED = "submitted"
+    READY = "ready"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job will not run again."""
+        return self in _ENDED
+
+
+_ENDED = frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELLED, JobState.LOST})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a job's coordinator last said of it."""
+
+    #: When it said so, seconds since 1970; 0 for never.
+    at: float = 0.0
+    #: Completed updates.
+    version: int = 0
+    total_versions: int | None = None
+    #: Completed epochs.
+    epoch: float = 0.0
+    loss: float | None = None
+    steps_per_second: float | None = None
+    samples_per_second: float | None = None
+    #: Allocation that trains now.
+    workers: int = 0
+    ps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job as the store keeps it."""
+
+    key: JobKey
+    request: JobRequest
+    owner: Owner
+    launch: Launch
+    state: JobState = JobState.SUBMITTED
+    #: Handle of the anchor in the resource manager; empty until the anchor was started.
+    anchor: str = ""
+    #: host:port of the coordinator; empty until it called.
+    address: str = ""
+    progress: Progress = field(default_factory=Progress)
+    #: When the job first had a confirmed allocation, and when it ended; seconds since 1970.
+    started_at: float | None = None
+    ended_at: float | None = None
+    #: Why the job ended as it did.
+    end_reason: str = ""
+    #: SHA-256 of the final weights.
+    digest: str = ""

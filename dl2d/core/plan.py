@@ -1,0 +1,65 @@
+"""From a decision to single starts and stops, and what came of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dl2d.core.jobs import JobKey, Role
+from dl2d.core.resources import Resources, Shortfall
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A task to be started on a node."""
+
+    job: JobKey
+    role: Role
+    node: str
+    demand: Resources
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A task to be drained."""
+
+    job: JobKey
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """Tasks that were decided on but have no room yet; the next tick tries again."""
+
+    job: JobKey
+    role: Role
+    count: int
+    #: What is missing on the node that comes nearest.
+    nearest: str
+    shortfalls: tuple[Shortfall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All starts and stops of a tick. Starts use only room that the resource manager says is free now."""
+
+    starts: tuple[Start, ...] = ()
+    stops: tuple[Stop, ...] = ()
+    deferred: tuple[Deferred, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Something that the resource manager would not do."""
+
+    job: JobKey
+    what: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a plan."""
+
+    started: tuple[str, ...] = ()
+    draining: tuple[str, ...] = ()
+    failures: tuple[Failure, ...] = ()

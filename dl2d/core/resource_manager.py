@@ -1,0 +1,144 @@
+"""The contract of a resource manager: Slurm, YARN, this machine, or the simulator.
+
+One test suite (tests/contract) runs over every implementation.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dl2d.core.cluster import Node
+from dl2d.core.jobs import JobKey, Launch, Owner, Role
+from dl2d.core.resources import Resources
+
+
+class RmJobState(enum.StrEnum):
+    """State of a job or container in the resource manager, by what it means for scaling.
+
+    ``pending``: accepted, has no room yet. ``running``: holds its room. ``ending``: asked to stop or cleaning up; still
+    holds its room. ``done``: ended by itself with status 0. ``failed``: ended by itself otherwise, time limit included.
+    ``cancelled``: ended from outside (a user, an admin, preemption). ``lost``: its node went down.
+    """
+
+    PENDING = "pending"
+    RUNNING = "running"
+    ENDING = "ending"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+
+    @property
+    def ended(self) -> bool:
+        """Whether it holds no room any more and will not run again."""
+        return self in (RmJobState.DONE, RmJobState.FAILED, RmJobState.CANCELLED, RmJobState.LOST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RmJob:
+    """A job, container or process as the resource manager has it."""
+
+    handle: str
+    state: RmJobState
+    #: Our mark (``dl2d.core.cluster.task_tag``), or "" on jobs that are not tasks of ours.
+    tag: str = ""
+    user: str = ""
+    node: str = ""
+    #: Why it waits or how it ended, in the manager's own words.
+    reason: str = ""
+    #: Seconds since 1970; 0 where the manager does not say.
+    submitted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RmSnapshot:
+    """Everything that a resource manager says in one batched query."""
+
+    at: float
+    nodes: tuple[Node, ...]
+    jobs: tuple[RmJob, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSpec:
+    """A task to be started. ``launch.env`` is the complete environment; nothing is inherited from the daemon."""
+
+    tag: str
+    job: JobKey
+    role: Role
+    #: Number or name within the job, for output files: ``worker-3``.
+    name: str
+    demand: Resources
+    #: Node to start on; "" leaves the choice to the manager.
+    node: str
+    owner: Owner
+    launch: Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a manager can do, where they differ."""
+
+    name: str
+    version: str
+    #: It starts anchors itself (``dl2d submit``); otherwise users submit them with its own tools.
+    starts_anchors: bool
+    #: Tasks can be started as other users.
+    other_users: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A submitted job as the manager vouches for it: whose it is, what script it runs."""
+
+    key: JobKey
+    owner: Owner
+    name: str
+    #: Text of the batch script with its ``#DL2`` lines.
+    script: str
+
+
+class ResourceManager(Protocol):
+    """What dl2d needs of a resource manager. Methods may block; they are called from one thread at a time.
+
+    Every method may raise ``Unavailable``.
+    """
+
+    def capabilities(self) -> Capabilities:
+        """What this manager can do; asked once."""
+        ...
+
+    def snapshot(self) -> RmSnapshot:
+        """Nodes and jobs at this moment: a number of queries that does not grow with the jobs.
+
+        Jobs that ended stay listed for at least ten minutes or until the manager forgets them by its own rule.
+        """
+        ...
+
+    def submit(self, task: TaskSpec) -> str:
+        """Start a task and return its handle.
+
+        Raises ``Rejected`` (bad demand, account, node), ``NotFound`` (no such node), ``Denied``.
+        """
+        ...
+
+    def stop(self, handles: Sequence[str], grace: float) -> None:
+        """Ask tasks to end; what still runs after ``grace`` seconds is killed, whole process group.
+
+        Does not wait. Handles that have ended already or are unknown are passed over, so it may be repeated.
+        """
+        ...
+
+    def vouch(self, rm_id: str, proof: str) -> Anchor:
+        """Check that ``proof`` comes from the owner of job ``rm_id`` and return what the manager knows of the job.
+
+        Raises ``Denied`` (the proof is bad or somebody else's), ``NotFound`` (no such job).
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of connections and helpers; running tasks go on."""
+        ...
