@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
-from dl2d.core.resources import Resources
+from dl2d.core.resources import NO_RESOURCES, Resources
 
 
 class NodeState(enum.StrEnum):
@@ -24,7 +24,7 @@ class Node:
 
     name: str
     capacity: Resources
-    used: Resources = Resources()
+    used: Resources = NO_RESOURCES
     state: NodeState = NodeState.UP
     #: The resource manager's own word for the state, or an admin's reason.
     remark: str = ""

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dl2d.core.resources import Resources
+from dl2d.core.resources import NO_RESOURCES, Resources
 
 
 class JobKey(NamedTuple):
@@ -110,7 +110,7 @@ class JobRequest:
 
     def demand(self, role: Role) -> Resources:
         """Resources of one task of a role; a coordinator counts as nothing beside the tasks it leads."""
-        return self.worker if role is Role.WORKER else self.ps if role is Role.PS else Resources()
+        return self.worker if role is Role.WORKER else self.ps if role is Role.PS else NO_RESOURCES
 
     def demand_of(self, allocation: Allocation) -> Resources:
         """Resources of a whole allocation."""

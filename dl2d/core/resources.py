@@ -127,6 +127,9 @@ class Resources:
         return " ".join(f"{name}={_plain(amount / _SCALE)}" for name, amount in self.thousandths) or "nothing"
 
 
+NO_RESOURCES = Resources()
+
+
 def parse_resources(value: object, key: str) -> Resources:
     """Read a demand as users write it: a mapping, or text like ``cpu:2,gpu:1,memory:4G``.
 
