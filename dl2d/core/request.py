@@ -43,7 +43,7 @@ def parse_request(given: Mapping[str, object], *, rules: RequestRules, where: st
     | ``epochs`` | passes over the data set, more than 0 | required |
     | ``samples_per_epoch`` or ``steps_per_epoch`` | size of an epoch | one is required |
     | ``batch`` | global batch size in samples | undeclared |
-    | ``worker``, ``ps`` | demand of one task: ``{cpu: 2, gpu: 1}`` or ``cpu:2,gpu:1,memory:4G`` | worker required; ps ``cpu:1`` |
+    | ``worker``, ``ps`` | demand of one task: ``{cpu: 2, gpu: 1}`` or ``cpu:2,memory:4G`` | ps: ``cpu:1`` |
     | ``min_workers``, ``max_workers``, ``min_ps``, ``max_ps`` | bounds | 1 and the site's |
     | ``allowed_workers`` | counts it can run with: ``[1, 2, 4]``, ``1,2,4`` or ``powers-of-two`` | any |
     | ``architecture`` | ``ps`` or ``allreduce`` | ``ps`` |

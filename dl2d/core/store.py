@@ -1,0 +1,236 @@
+"""The contract of the store: everything that dl2d saw and decided, so that it can be asked and replayed.
+
+Writes are atomic and durable when the call returns. Jobs and tasks only move forward through their states, so the
+tick and the job API may both write: whoever comes second with an older state changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dl2d.core.cluster import Snapshot, Task, TaskState
+from dl2d.core.decision import Decision, JobDecision
+from dl2d.core.jobs import Job, JobKey, JobState, Progress, Role
+from dl2d.core.plan import Outcome, Plan, Start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One asking of the policy, with all that is needed to recompute the answer bit for bit."""
+
+    number: int
+    #: Seconds since 1970.
+    at: float
+    snapshot: Snapshot
+    #: As the policy gave it, before the guard.
+    proposed: Decision
+    #: As it was carried out.
+    decision: Decision
+    plan: Plan
+    outcome: Outcome
+    #: SHA-256 over snapshot, policy name and version, and seed.
+    inputs_hash: str
+    #: Seed of the generator that the policy was given.
+    seed: int
+    #: How long the whole tick took.
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSummary:
+    """What a list of slots shows."""
+
+    number: int
+    at: float
+    policy: str
+    policy_version: str
+    inputs_hash: str
+    seconds: float
+    #: Jobs whose allocation was changed.
+    changed: int
+    started: int
+    draining: int
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionEntry:
+    """One job's decision in one slot."""
+
+    slot: int
+    at: float
+    policy: str
+    policy_version: str
+    inputs_hash: str
+    measure: str
+    decided: JobDecision
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeEvent:
+    """A state that a resize entered, and when."""
+
+    state: TaskState
+    at: float
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """One task coming (``grow``) or going (``shrink``), with every state it went through."""
+
+    job: JobKey
+    task: str
+    role: Role
+    node: str
+    direction: str
+    events: tuple[ResizeEvent, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimePlan:
+    """A membership change as the job's coordinator reports it, times in milliseconds."""
+
+    number: int
+    #: Seconds since 1970, when the report came.
+    at: float
+    #: First version trained under it.
+    first_version: int
+    workers: int
+    servers: int
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    moved_bytes: int = 0
+    prepare_ms: float = 0.0
+    move_ms: float = 0.0
+    suspension_p50_ms: float = 0.0
+    suspension_max_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobChange:
+    """Fields of a job to be changed; None leaves a field as it is."""
+
+    state: JobState | None = None
+    anchor: str | None = None
+    address: str | None = None
+    end_reason: str | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskChange:
+    """A step of a task's state machine. ``handle`` and ``note`` are kept where None."""
+
+    job: JobKey
+    task: str
+    state: TaskState
+    handle: str | None = None
+    note: str | None = None
+
+
+class Store(Protocol):
+    """What dl2d keeps. Every method may raise ``StoreUnavailable``; then nothing of the call was kept."""
+
+    def acquire(self, holder: str) -> None:
+        """Become the only daemon on this store until ``close``, also across a crash of this process.
+
+        Raises ``AlreadyRunning``, naming the holder. ``holder`` is a text for people: host and pid.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give up the lease and all connections."""
+        ...
+
+    # Jobs
+
+    def next_job_id(self, cluster: str) -> str:
+        """A number never given before on this cluster, for managers that do not number jobs themselves."""
+        ...
+
+    def add_job(self, job: Job) -> None:
+        """Keep a new job. Raises ``DuplicateJob`` if the key is known."""
+        ...
+
+    def job(self, key: JobKey) -> Job | None:
+        """The job, ended or not."""
+        ...
+
+    def find_jobs(self, text: str) -> tuple[Job, ...]:
+        """Jobs whose slug, id or name is ``text``, newest first."""
+        ...
+
+    def jobs(self, *, live: bool, limit: int | None = None) -> tuple[Job, ...]:
+        """Jobs in submit order: those that have not ended, or (``live=False``) all; the newest ``limit`` of them."""
+        ...
+
+    def change_job(self, key: JobKey, change: JobChange, at: float) -> Job:
+        """Apply a change and return the job. An ended job keeps its state, its end reason and digest.
+
+        ``started_at`` is set when the state first becomes running, ``ended_at`` when it becomes an end.
+        A running job does not go back to ready. Raises ``StoreError`` if there is no such job.
+        """
+        ...
+
+    def report_progress(self, key: JobKey, progress: Progress) -> None:
+        """Set the job's progress, and add it to its series (thinned to the store's ``progress_seconds``)."""
+        ...
+
+    def series(self, key: JobKey) -> tuple[Progress, ...]:
+        """The job's progress over time, oldest first."""
+        ...
+
+    # Tasks and resizes
+
+    def ask_tasks(self, starts: Sequence[Start], at: float) -> tuple[Task, ...]:
+        """Keep new tasks in state ``asked``, numbered on from the job's last of that role, in one transaction."""
+        ...
+
+    def tasks(self, *, live: bool, job: JobKey | None = None) -> tuple[Task, ...]:
+        """Tasks by job (submit order), role and number: those not ended, or (``live=False``) all."""
+        ...
+
+    def change_tasks(self, changes: Sequence[TaskChange], at: float) -> tuple[Task, ...]:
+        """Move tasks forward in one transaction; returns those that moved.
+
+        A change to a state of lower or equal rank changes no state (a new handle or note is still kept).
+        States in between that were not seen are not invented.
+        """
+        ...
+
+    def resizes(self, job: JobKey | None = None, *, limit: int = 1000) -> tuple[Resize, ...]:
+        """Resizes with their events, newest first."""
+        ...
+
+    def add_runtime_plans(self, job: JobKey, plans: Sequence[RuntimePlan]) -> None:
+        """Keep plans that a coordinator reported; a number that is known already is passed over."""
+        ...
+
+    def runtime_plans(self, job: JobKey) -> tuple[RuntimePlan, ...]:
+        """Plans by number."""
+        ...
+
+    # Slots and decisions
+
+    def record_slot(self, slot: Slot) -> None:
+        """Keep a slot and its decisions."""
+        ...
+
+    def last_slot_number(self) -> int:
+        """Number of the newest slot; 0 if there is none."""
+        ...
+
+    def slot(self, number: int) -> Slot | None:
+        """A whole slot, to be recomputed."""
+        ...
+
+    def slots(self, *, limit: int = 100) -> tuple[SlotSummary, ...]:
+        """Newest first."""
+        ...
+
+    def decisions(self, job: JobKey, *, limit: int = 100) -> tuple[DecisionEntry, ...]:
+        """The job's decisions, newest first."""
+        ...
