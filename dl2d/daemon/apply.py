@@ -1,0 +1,66 @@
+"""Carry out a plan. Everything is persisted before it is sent, so that a crash at any point can be mended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import structlog
+
+from dl2d.core.cluster import TaskState
+from dl2d.core.errors import ResourceManagerError, Unavailable
+from dl2d.core.jobs import Job, JobKey, JobState
+from dl2d.core.plan import Failure, Outcome, Plan
+from dl2d.core.resource_manager import ResourceManager
+from dl2d.core.store import JobChange, Store, TaskChange
+from dl2d.daemon.launching import Launcher
+
+log = structlog.get_logger()
+
+
+def apply(
+    plan: Plan, jobs: Mapping[JobKey, Job], store: Store, manager: ResourceManager, launcher: Launcher, at: float
+) -> Outcome:
+    """Drain what leaves, start what comes.
+
+    A task is drained by being left out of the target that its coordinator is told at its next call. A start whose
+    fate is unknown (the manager did not answer) stays asked for; the next ticks find it by its mark, or give it up.
+    """
+    drained = store.change_tasks(
+        [TaskChange(stop.job, stop.task, TaskState.DRAINING, note="decided") for stop in plan.stops], at
+    )
+    started: list[str] = []
+    failures: list[Failure] = []
+    answers: list[TaskChange] = []
+    manager_answers = True
+    for task in store.ask_tasks(plan.starts, at):
+        if not manager_answers:
+            answers.append(TaskChange(task.job, task.id, TaskState.FAILED, note="the resource manager does not answer"))
+            continue
+        try:
+            handle = manager.submit(launcher.task(jobs[task.job], task))
+        except Unavailable as error:
+            manager_answers = False
+            failures.append(Failure(task.job, f"start {task.id} on {task.node}", str(error)))
+        except ResourceManagerError as error:
+            failures.append(Failure(task.job, f"start {task.id} on {task.node}", str(error)))
+            answers.append(TaskChange(task.job, task.id, TaskState.FAILED, note=str(error)))
+        else:
+            started.append(task.tag)
+            answers.append(TaskChange(task.job, task.id, TaskState.ASKED, handle=handle))
+    store.change_tasks(answers, at)
+    for failure in failures:
+        log.error("start failed", job=failure.job.id, what=failure.what, error=failure.error)
+    return Outcome(tuple(started), tuple(task.tag for task in drained), tuple(failures))
+
+
+def start_anchor(job: Job, store: Store, manager: ResourceManager, launcher: Launcher, at: float) -> None:
+    """Start the coordinator of a job that was submitted to the daemon; a refusal ends the job."""
+    try:
+        handle = manager.submit(launcher.anchor(job))
+    except Unavailable as error:
+        log.warning("anchor not started, will be tried again", job=job.key.id, error=str(error))
+    except ResourceManagerError as error:
+        log.error("anchor refused", job=job.key.id, error=str(error))
+        store.change_job(job.key, JobChange(state=JobState.FAILED, end_reason=str(error)), at)
+    else:
+        store.change_job(job.key, JobChange(anchor=handle), at)

@@ -1,0 +1,73 @@
+"""Ask the policy, and the fallback where the policy fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import structlog
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.codec import digest
+from dl2d.core.decision import Constraint, Decision, Reason
+from dl2d.core.errors import PolicyError
+from dl2d.core.packing import Packing
+from dl2d.core.policy import Placement, Policy
+from dl2d.daemon import guard
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Deciders:
+    """The policy in charge, what decides in its place when it fails, and the placement both pack with."""
+
+    policy: Policy
+    fallback: Policy
+    placement: Placement
+    #: Seconds that the policy may take before the fallback's answer is used instead.
+    patience: float = 5.0
+
+
+def decide(snapshot: Snapshot, deciders: Deciders, seed: int, timer: Callable[[], float]) -> Decision:
+    """The policy's decision for a snapshot, checked; or the fallback's, which then says why in every job's reasons.
+
+    ``timer`` gives seconds on a monotonic clock.
+
+    Raises
+    ------
+    PolicyError
+        The fallback failed as well.
+    """
+    begin = timer()
+    try:
+        decision = _ask(deciders.policy, snapshot, deciders.placement, seed)
+    except Exception as error:  # noqa: BLE001 - a policy is a plug-in: whatever it raises, the cluster goes on
+        problem = f"{type(error).__name__}: {error}"
+    else:
+        took = timer() - begin
+        if took <= deciders.patience:
+            return decision
+        problem = f"it took {took:.1f} s, more than {deciders.patience:g} s"
+    log.error("policy failed", policy=deciders.policy.name, problem=problem, fallback=deciders.fallback.name)
+    try:
+        decision = _ask(deciders.fallback, snapshot, deciders.placement, seed)
+    except Exception as error:
+        raise PolicyError(
+            f"policy {deciders.policy.name} failed ({problem}) and the fallback {deciders.fallback.name} too: {error}"
+        ) from error
+    reason = Reason(Constraint.FALLBACK, f"policy {deciders.policy.name} failed: {problem}")
+    return replace(decision, jobs=tuple(entry.changed_by(entry.allocation, reason) for entry in decision.jobs))
+
+
+def inputs_hash(snapshot: Snapshot, policy: Policy, placement: Placement, seed: int) -> str:
+    """SHA-256 over everything that the decision depends on."""
+    return digest(snapshot, [policy.name, policy.version, placement.name, seed])
+
+
+def _ask(policy: Policy, snapshot: Snapshot, placement: Placement, seed: int) -> Decision:
+    packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, placement.scores)
+    decision = policy.decide(snapshot, packing, np.random.default_rng([seed, snapshot.slot]))
+    guard.check(decision, snapshot)
+    return decision

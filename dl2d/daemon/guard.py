@@ -1,0 +1,163 @@
+"""The site's limits on what a policy may do. Pure: a decision in, a decision out, every change with its reason."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
+from dl2d.core.errors import PolicyError
+from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
+from dl2d.core.resources import NO_RESOURCES, Resources
+
+
+@dataclass(frozen=True, slots=True)
+class GuardRules:
+    """Limits of the site; the defaults limit nothing."""
+
+    #: Most that the jobs of one user may hold together; a resource not named is not limited.
+    per_user: Resources = NO_RESOURCES
+    #: Seconds after a job's last resize before it may grow or shrink again.
+    cooldown_up: float = 0.0
+    cooldown_down: float = 0.0
+    #: Most tasks that one interval may add to the cluster; 0 for no limit.
+    churn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LastResize:
+    """When a job was last given and last asked to give up tasks; seconds since 1970."""
+
+    up: float = float("-inf")
+    down: float = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the guard has to remember from tick to tick."""
+
+    resized: Mapping[JobKey, LastResize] = field(default_factory=dict)
+
+    def after(self, decision: Decision, at: float) -> Memory:
+        """Memory after a decision was carried out; jobs that are gone are forgotten."""
+        resized = {}
+        for decided in decision.jobs:
+            last = self.resized.get(decided.job, LastResize())
+            grows, shrinks = _direction(decided.previous, decided.allocation)
+            resized[decided.job] = LastResize(at if grows else last.up, at if shrinks else last.down)
+        return Memory(resized)
+
+
+def check(decision: Decision, snapshot: Snapshot) -> None:
+    """See that a decision is one: an allocation within bounds for every job of the snapshot, once.
+
+    Raises
+    ------
+    PolicyError
+        It is not; says for which job and why.
+    """
+    decided = {entry.job: entry.allocation for entry in decision.jobs}
+    if len(decided) != len(decision.jobs) or decided.keys() != {job.key for job in snapshot.jobs}:
+        raise PolicyError(f"policy {decision.policy} did not decide for every job exactly once")
+    for job in snapshot.jobs:
+        workers, ps = decided[job.key]
+        request, floor = job.request, snapshot.floor_of(job.key)
+        in_bounds = (request.allows(workers) and request.min_ps <= ps <= request.max_ps) or (workers, ps) == NOTHING
+        if not in_bounds or workers < floor.workers or ps < floor.ps:
+            raise PolicyError(
+                f"policy {decision.policy} gave job {job.key.id} {decided[job.key]}; it may have "
+                f"{request.min_workers} to {request.max_workers} workers, {request.min_ps} to {request.max_ps} PSs "
+                f"and not less than {floor}"
+            )
+
+
+def guard(decision: Decision, snapshot: Snapshot, rules: GuardRules, memory: Memory) -> Decision:
+    """Hold a decision to the site's rules, in this order: limits per user, cool-downs, churn."""
+    jobs = {job.key: job for job in snapshot.jobs}
+    entries = list(decision.jobs)
+    entries = _limit_users(entries, jobs, snapshot, rules)
+    entries = [_cool_down(entry, memory.resized.get(entry.job), snapshot.at, rules) for entry in entries]
+    entries = _limit_churn(entries, rules)
+    return replace(decision, jobs=tuple(entries))
+
+
+def _limit_users(
+    entries: list[JobDecision], jobs: Mapping[JobKey, Job], snapshot: Snapshot, rules: GuardRules
+) -> list[JobDecision]:
+    if not rules.per_user.thousandths:
+        return entries
+    limited = {name for name, _ in rules.per_user.thousandths}
+    held: dict[str, Resources] = defaultdict(Resources)
+    result = []
+    for entry in entries:
+        job = jobs[entry.job]
+        user = job.owner.user
+        allocation = entry.allocation
+        floor = snapshot.floor_of(entry.job)
+        while not _within(held[user] + job.request.demand_of(allocation), rules.per_user, limited):
+            smaller = _smaller(job, allocation, floor)
+            if smaller is None:
+                break
+            allocation = smaller
+        held[user] += job.request.demand_of(allocation)
+        if allocation != entry.allocation:
+            text = f"jobs of {user} may hold {rules.per_user} together"
+            entry = entry.changed_by(allocation, Reason(Constraint.LIMIT, text))  # noqa: PLW2901
+        result.append(entry)
+    return result
+
+
+def _within(demand: Resources, limit: Resources, limited: set[str]) -> bool:
+    return all(short.resource not in limited for short in demand.shortfalls(limit))
+
+
+def _smaller(job: Job, allocation: Allocation, floor: Allocation) -> Allocation | None:
+    """One step down towards the floor; None where there is no step left."""
+    request = job.request
+    workers = request.largest_allowed(allocation.workers - 1)
+    ps = min(allocation.ps, max(workers, request.min_ps, floor.ps))
+    if workers < max(floor.workers, 1):
+        return NOTHING if floor == NOTHING and allocation != NOTHING else None
+    return Allocation(workers, ps)
+
+
+def _cool_down(entry: JobDecision, last: LastResize | None, at: float, rules: GuardRules) -> JobDecision:
+    if last is None or entry.previous == NOTHING:
+        return entry
+    grows, shrinks = _direction(entry.previous, entry.allocation)
+    recent = max(last.up, last.down)
+    for wanted, seconds, word in ((grows, rules.cooldown_up, "grow"), (shrinks, rules.cooldown_down, "shrink")):
+        if wanted and at - recent < seconds:
+            text = f"was resized {at - recent:.0f} s ago and may {word} again after {seconds:g} s"
+            return entry.changed_by(entry.previous, Reason(Constraint.COOLDOWN, text))
+    return entry
+
+
+def _limit_churn(entries: list[JobDecision], rules: GuardRules) -> list[JobDecision]:
+    if rules.churn <= 0:
+        return entries
+    left = rules.churn
+    result = []
+    for entry in entries:
+        adds = max(entry.allocation.workers - entry.previous.workers, 0) + max(
+            entry.allocation.ps - entry.previous.ps, 0
+        )
+        if adds > left and entry.previous != NOTHING:
+            text = f"this interval's {rules.churn} starts are used up"
+            entry = entry.changed_by(entry.previous, Reason(Constraint.CHURN, text))  # noqa: PLW2901
+        elif adds > left and left < rules.churn:
+            # A job that has nothing yet waits, unless its first bundle alone is more than a whole interval's starts.
+            text = f"this interval's {rules.churn} starts are used up"
+            entry = entry.changed_by(NOTHING, Reason(Constraint.CHURN, text))  # noqa: PLW2901
+        else:
+            left = max(left - adds, 0)
+        result.append(entry)
+    return result
+
+
+def _direction(before: Allocation, after: Allocation) -> tuple[bool, bool]:
+    grows = after.workers > before.workers or after.ps > before.ps
+    shrinks = after.workers < before.workers or after.ps < before.ps
+    return grows, shrinks

@@ -1,0 +1,48 @@
+"""The first stage of the tick: from what the resource manager has and the store knows to a snapshot."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+
+from dl2d.core.cluster import Node, Snapshot, Task, in_submit_order
+from dl2d.core.jobs import Allocation, Job, JobKey, JobState, Launch
+from dl2d.core.resource_manager import RmJobState, RmSnapshot
+from dl2d.core.resources import Resources
+
+_NO_LAUNCH = Launch((), "")
+
+
+def take_snapshot(jobs: Iterable[Job], tasks: Iterable[Task], seen: RmSnapshot, slot: int) -> Snapshot:
+    """Join the manager's answer with the store's jobs and tasks, after they were reconciled.
+
+    Tasks that were asked for but do not hold their room yet are counted as used, so that no room is given twice.
+    Commands and environments are left out: no policy may look at them and they do not belong into recorded slots.
+    """
+    tasks = tuple(tasks)
+    holding = {job.handle for job in seen.jobs if job.state in (RmJobState.RUNNING, RmJobState.ENDING)}
+    promised: dict[str, list[Resources]] = defaultdict(list)
+    for task in tasks:
+        if task.handle not in holding:
+            promised[task.node].append(task.demand)
+    nodes = tuple(_with_promised(node, promised.get(node.name, ())) for node in seen.nodes)
+    present = in_submit_order(
+        [replace(job, launch=_NO_LAUNCH) for job in jobs if job.state in (JobState.READY, JobState.RUNNING)]
+    )
+    return Snapshot(at=seen.at, slot=slot, nodes=nodes, jobs=present, tasks=tasks, floors=tuple(_floors(present)))
+
+
+def _with_promised(node: Node, promised: Iterable[Resources]) -> Node:
+    return replace(node, used=Resources.total((node.used, *promised)))
+
+
+def _floors(jobs: Iterable[Job]) -> Iterable[tuple[JobKey, Allocation]]:
+    """A running job keeps its minimum: its state lives in its servers, so it is never shrunk to nothing."""
+    for job in jobs:
+        if job.state is JobState.RUNNING:
+            request = job.request
+            least = next(
+                count for count in range(request.min_workers, request.max_workers + 1) if request.allows(count)
+            )
+            yield job.key, Allocation(least, request.min_ps)

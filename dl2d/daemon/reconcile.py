@@ -1,0 +1,192 @@
+"""Bring what the store believes into line with what the resource manager has. Pure: reads records, returns changes.
+
+The resource manager is always right about what runs; the store is right about what was meant.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dl2d.core.cluster import Task, TaskState, parse_tag, task_tag
+from dl2d.core.jobs import Job, JobKey, JobState
+from dl2d.core.resource_manager import RmJob, RmJobState, RmSnapshot
+from dl2d.core.store import JobChange, TaskChange
+
+ANCHOR = "anchor"
+
+_JOB_ENDS = {
+    RmJobState.DONE: JobState.FINISHED,
+    RmJobState.FAILED: JobState.FAILED,
+    RmJobState.CANCELLED: JobState.CANCELLED,
+    RmJobState.LOST: JobState.LOST,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait, in seconds, before something is done about it."""
+
+    #: A task that was persisted as asked for, but of which the manager knows nothing, was never started.
+    unseen: float = 15.0
+    #: A task that the manager does not start in this time is given up.
+    start: float = 600.0
+    #: A leaving task that has not ended in this time is stopped through the manager.
+    drain: float = 60.0
+    #: An ended job's anchor and tasks have this long to end by themselves.
+    end: float = 10.0
+    #: This many tasks in a row that end before they join end the job.
+    start_failures: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciliation:
+    """What has to change: in the store, and in the resource manager."""
+
+    jobs: tuple[tuple[JobKey, JobChange], ...] = ()
+    tasks: tuple[TaskChange, ...] = ()
+    #: Handles to be stopped, with the reason.
+    stops: tuple[tuple[str, str], ...] = ()
+    #: Remarks for the log.
+    remarks: tuple[str, ...] = ()
+
+
+def reconcile(
+    jobs: Iterable[Job],
+    tasks: Iterable[Task],
+    ended_jobs: Iterable[Job],
+    seen: RmSnapshot,
+    *,
+    cluster: str,
+    patience: Patience,
+    failures: Mapping[JobKey, tuple[int, str]] | None = None,
+) -> Reconciliation:
+    """Compare.
+
+    Parameters
+    ----------
+    jobs, tasks
+        Those that have not ended, as the store has them; ``tasks`` may belong to jobs that have.
+    ended_jobs
+        The jobs that have ended and still have live tasks, or ended a short while ago.
+    seen
+        The resource manager's answer.
+    cluster
+        Name of this cluster; marks of other clusters are not ours.
+    failures
+        For each job the number of tasks in a row that ended before they joined, and how the last one ended.
+    """
+    tasks = tuple(tasks)
+    by_handle = {job.handle: job for job in seen.jobs}
+    by_tag = _by_tag(seen.jobs)
+    known = {job.key: job for job in (*ended_jobs, *jobs)}
+    changes: list[TaskChange] = []
+    job_changes: list[tuple[JobKey, JobChange]] = []
+    stops: dict[str, str] = {}
+    remarks: list[str] = []
+
+    ending: set[JobKey] = {job.key for job in known.values() if job.state.ended}
+    for job in known.values():
+        anchor = by_handle.get(job.anchor) if job.anchor else by_tag.get(task_tag(job.key, ANCHOR))
+        if job.state.ended:
+            late = job.ended_at is not None and seen.at - job.ended_at > patience.end
+            if anchor is not None and not anchor.state.ended and (late or job.state is JobState.CANCELLED):
+                stops[anchor.handle] = f"job {job.key.id} is {job.state}"
+            continue
+        change = _job_change(job, anchor, seen.at, patience, (failures or {}).get(job.key, (0, "")))
+        if change is not None:
+            job_changes.append((job.key, change))
+            if change.state is not None and change.state.ended:
+                ending.add(job.key)
+
+    for task in tasks:
+        found = (by_handle.get(task.handle) if task.handle else None) or by_tag.get(task.tag)
+        step, stop = _task_change(task, found, seen.at, patience, job_ends=task.job in ending)
+        if step is not None:
+            changes.append(step)
+        if stop and found is not None:
+            stops[found.handle] = stop
+
+    live = {task.tag for task in tasks}
+    for rm_job in seen.jobs:
+        mark = parse_tag(rm_job.tag)
+        if mark is None or rm_job.state.ended or mark[0].cluster != cluster:
+            continue
+        key, name = mark
+        owner = known.get(key)
+        if name == ANCHOR:
+            if owner is None:
+                stops[rm_job.handle] = f"anchor of {key.slug}, which the store does not know"
+        elif rm_job.tag not in live:
+            anchor = by_handle.get(owner.anchor if owner else key.id)
+            if owner is None and anchor is not None and not anchor.state.ended:
+                remarks.append(f"{rm_job.handle} is a task of {key.slug}, which this store does not know; left alone")
+            else:
+                stops[rm_job.handle] = f"{name} of {key.slug} is not wanted"
+    return Reconciliation(tuple(job_changes), tuple(changes), tuple(stops.items()), tuple(remarks))
+
+
+def _by_tag(jobs: Iterable[RmJob]) -> dict[str, RmJob]:
+    """Manager's jobs by our mark; where a mark stands twice, one that has not ended comes first."""
+    found: dict[str, list[RmJob]] = defaultdict(list)
+    for job in jobs:
+        if job.tag:
+            found[job.tag].append(job)
+    return {tag: min(marked, key=lambda job: job.state.ended) for tag, marked in found.items()}
+
+
+def _job_change(
+    job: Job, anchor: RmJob | None, at: float, patience: Patience, failures: tuple[int, str]
+) -> JobChange | None:
+    if anchor is None:
+        # Not started by us yet, or not listed yet: only a job whose anchor was seen can be missed.
+        silent = at - max(job.progress.at, float(job.key.submitted)) > patience.unseen
+        if not job.anchor or not silent:
+            return None
+        return JobChange(state=JobState.LOST, end_reason="the resource manager does not know its anchor any more")
+    if anchor.state.ended:
+        how = anchor.reason or str(anchor.state)
+        return JobChange(state=_JOB_ENDS[anchor.state], end_reason=f"its coordinator ended: {how}")
+    count, last = failures
+    if count >= patience.start_failures:
+        reason = f"{count} tasks in a row ended before they joined; the last: {last}"
+        return JobChange(state=JobState.FAILED, end_reason=reason)
+    return JobChange(anchor=anchor.handle) if not job.anchor else None
+
+
+def _task_change(
+    task: Task, found: RmJob | None, at: float, patience: Patience, *, job_ends: bool
+) -> tuple[TaskChange | None, str]:
+    """The task's next step, and why it has to be stopped (or "")."""
+
+    def to(state: TaskState, note: str | None = None) -> TaskChange:
+        handle = found.handle if found is not None else None
+        return TaskChange(job=task.job, task=task.id, state=state, handle=handle, note=note)
+
+    waited = at - task.since
+    if found is None:
+        if task.handle:
+            # The manager listed it once and does not any more: it has ended and was forgotten.
+            gone = TaskState.FAILED if task.state.wanted and not job_ends else TaskState.RELEASED
+            return to(gone, "the resource manager does not know it any more"), ""
+        if waited <= patience.unseen:
+            return None, ""
+        return to(TaskState.FAILED if task.state.wanted else TaskState.RELEASED, "was never started"), ""
+    if found.state.ended:
+        by_itself = task.state.wanted and not job_ends and found.state is not RmJobState.DONE
+        return to(TaskState.FAILED if by_itself else TaskState.RELEASED, found.reason), ""
+    if task.state.wanted and job_ends:
+        return to(TaskState.DRAINING, "its job has ended"), "its job has ended" if waited > patience.end else ""
+    if not task.state.wanted:
+        if found.state is RmJobState.PENDING:
+            return None, "is not wanted any more"
+        limit = patience.end if job_ends or task.state is TaskState.DRAINED else patience.drain
+        return None, f"did not end in {limit:g} s" if waited > limit else ""
+    if found.state is RmJobState.PENDING:
+        if waited > patience.start:
+            return to(TaskState.DRAINING, f"not started in {patience.start:g} s: {found.reason}"), "not started in time"
+        return (to(task.state, found.reason) if found.reason != task.note or not task.handle else None), ""
+    if task.state is TaskState.ASKED:
+        return to(TaskState.GRANTED, ""), ""
+    return None, ""

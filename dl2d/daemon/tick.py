@@ -1,0 +1,215 @@
+"""The tick: observe, decide, guard, place, apply, record. The daemon and the simulator run this one function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import structlog
+
+from dl2d.core.cluster import Snapshot, Task, TaskState
+from dl2d.core.codec import digest
+from dl2d.core.decision import Decision
+from dl2d.core.jobs import Job, JobKey, JobState
+from dl2d.core.plan import Outcome, Plan
+from dl2d.core.resource_manager import ResourceManager, RmSnapshot
+from dl2d.core.store import Slot, Store, TaskChange
+from dl2d.daemon.apply import apply, start_anchor
+from dl2d.daemon.decide import Deciders, decide, inputs_hash
+from dl2d.daemon.guard import GuardRules, Memory, guard
+from dl2d.daemon.launching import Launcher
+from dl2d.daemon.observe import take_snapshot
+from dl2d.daemon.place import place
+from dl2d.daemon.reconcile import Patience, Reconciliation, reconcile
+
+log = structlog.get_logger()
+
+#: How many of the newest jobs are looked at for ended ones that left something running.
+_RECENT_JOBS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What a tick works with; nothing in it changes from tick to tick."""
+
+    cluster: str
+    manager: ResourceManager
+    store: Store
+    deciders: Deciders
+    launcher: Launcher
+    rules: GuardRules
+    patience: Patience
+    #: Longest time that a decision stands, in seconds.
+    slot_seconds: float
+    seed: int
+    starts_anchors: bool
+    #: Grace between asking a process to end and killing it, in seconds.
+    grace: float
+    #: Seconds on a monotonic clock, to measure how long things take.
+    timer: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carry:
+    """What one tick hands to the next. A daemon that starts with an empty one only decides a little earlier."""
+
+    slot: int = 0
+    #: The decision in force, when it was made, and the state of the cluster that it answered.
+    standing: Decision | None = None
+    decided_at: float = float("-inf")
+    answered: str = ""
+    memory: Memory = field(default_factory=Memory)
+    #: Tasks in a row that ended before they joined, by job, and how the last one ended.
+    failures: tuple[tuple[JobKey, tuple[int, str]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a tick did, for the log and for tests."""
+
+    snapshot: Snapshot
+    decision: Decision
+    plan: Plan
+    outcome: Outcome
+    #: Whether the policy was asked, or the standing decision still held.
+    decided: bool
+    seconds: float
+
+
+def tick(context: Context, carry: Carry) -> tuple[Carry, Report]:
+    """Run one tick.
+
+    The policy is asked once per slot, and earlier when a job becomes ready or ends, a task fails or the nodes change;
+    in between the standing decision is carried on with, as room becomes free. A slot is recorded when it was decided.
+
+    Raises
+    ------
+    ResourceManagerError, StoreError, PolicyError
+        The tick could not be completed. What it had done is persisted; the next tick mends the rest.
+    """
+    begin = context.timer()
+    seen = context.manager.snapshot()
+    jobs, tasks, failures = _mend(context, seen, dict(carry.failures))
+    snapshot = take_snapshot(jobs, tasks, seen, carry.slot + 1)
+    answered = _situation(snapshot, failures)
+    due = snapshot.at - carry.decided_at >= context.slot_seconds or answered != carry.answered
+    standing = carry.standing
+    if standing is None or due:
+        proposed = decide(snapshot, context.deciders, context.seed, context.timer)
+        decision = guard(proposed, snapshot, context.rules, carry.memory)
+        decided = True
+    else:
+        proposed = decision = standing
+        decided = False
+    plan = place(snapshot, decision, context.deciders.placement.scores)
+    outcome = apply(plan, {job.key: job for job in jobs}, context.store, context.manager, context.launcher, seen.at)
+    seconds = context.timer() - begin
+    report = Report(snapshot, decision, plan, outcome, decided, seconds)
+    if not decided:
+        return _carry_on(carry, failures), report
+    context.store.record_slot(
+        Slot(
+            number=snapshot.slot,
+            at=snapshot.at,
+            snapshot=snapshot,
+            proposed=proposed,
+            decision=decision,
+            plan=plan,
+            outcome=outcome,
+            inputs_hash=inputs_hash(snapshot, context.deciders.policy, context.deciders.placement, context.seed),
+            seed=context.seed,
+            seconds=seconds,
+        )
+    )
+    following = Carry(
+        slot=snapshot.slot,
+        standing=decision,
+        decided_at=snapshot.at,
+        answered=answered,
+        memory=carry.memory.after(decision, snapshot.at),
+        failures=tuple(failures.items()),
+    )
+    return following, report
+
+
+def _carry_on(carry: Carry, failures: dict[JobKey, tuple[int, str]]) -> Carry:
+    return Carry(
+        slot=carry.slot,
+        standing=carry.standing,
+        decided_at=carry.decided_at,
+        answered=carry.answered,
+        memory=carry.memory,
+        failures=tuple(failures.items()),
+    )
+
+
+def _situation(snapshot: Snapshot, failures: dict[JobKey, tuple[int, str]]) -> str:
+    """What a decision answers to: another situation asks for another decision before the slot is over."""
+    nodes = [(node.name, node.capacity, node.state) for node in snapshot.nodes]
+    return digest([job.key for job in snapshot.jobs], nodes, sorted(failures.items()))
+
+
+def _mend(
+    context: Context, seen: RmSnapshot, failures: dict[JobKey, tuple[int, str]]
+) -> tuple[tuple[Job, ...], tuple[Task, ...], dict[JobKey, tuple[int, str]]]:
+    """Reconcile store and manager, start anchors, and return what is live now."""
+    store = context.store
+    live_jobs, live_tasks = store.jobs(live=True), store.tasks(live=True)
+    ended = _ended(store, live_jobs, live_tasks)
+    found = reconcile(
+        live_jobs,
+        live_tasks,
+        ended,
+        seen,
+        cluster=context.cluster,
+        patience=context.patience,
+        failures=failures,
+    )
+    _carry_out(context, found, seen.at)
+    failures = _count_failures(live_tasks, found.tasks, failures)
+    jobs = store.jobs(live=True) if found.jobs else live_jobs
+    if context.starts_anchors:
+        for job in jobs:
+            if job.state is JobState.SUBMITTED and not job.anchor:
+                start_anchor(job, store, context.manager, context.launcher, seen.at)
+    tasks = store.tasks(live=True) if found.tasks else live_tasks
+    return jobs, tasks, {key: count for key, count in failures.items() if any(job.key == key for job in jobs)}
+
+
+def _carry_out(context: Context, found: Reconciliation, at: float) -> None:
+    for remark in found.remarks:
+        log.warning("reconcile", remark=remark)
+    for key, change in found.jobs:
+        job = context.store.change_job(key, change, at)
+        if change.state is not None:
+            log.info("job", job=key.id, state=str(job.state), reason=job.end_reason)
+    context.store.change_tasks(found.tasks, at)
+    for handle, reason in found.stops:
+        log.info("stop", handle=handle, reason=reason)
+    if found.stops:
+        context.manager.stop([handle for handle, _ in found.stops], context.grace)
+
+
+def _ended(store: Store, jobs: Iterable[Job], tasks: Iterable[Task]) -> tuple[Job, ...]:
+    """Jobs that have ended but may have left an anchor or tasks running."""
+    live = {job.key for job in jobs}
+    recent = {job.key: job for job in store.jobs(live=False, limit=_RECENT_JOBS) if job.state.ended}
+    for task in tasks:
+        if task.job not in live and task.job not in recent and (job := store.job(task.job)) is not None:
+            recent[job.key] = job
+    return tuple(job for job in recent.values() if job.key not in live)
+
+
+def _count_failures(
+    tasks: Iterable[Task], changes: Iterable[TaskChange], failures: dict[JobKey, tuple[int, str]]
+) -> dict[JobKey, tuple[int, str]]:
+    counted = dict(failures)
+    before = {(task.job, task.id): task for task in tasks}
+    for task in before.values():
+        if task.state is TaskState.CONFIRMED:
+            counted.pop(task.job, None)
+    for change in changes:
+        if change.state is TaskState.FAILED and before[change.job, change.task].state.rank < TaskState.JOINED.rank:
+            count, _ = counted.get(change.job, (0, ""))
+            counted[change.job] = (count + 1, f"{change.task}: {change.note or 'no reason given'}")
+    return counted

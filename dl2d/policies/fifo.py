@@ -1,0 +1,41 @@
+"""FIFO: jobs are served whole, in the order in which they came."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Constraint, Decision, Reason
+from dl2d.core.jobs import Job
+from dl2d.core.packing import Packing
+from dl2d.policies.filling import Filling
+
+
+class Fifo:
+    """Gives each job in submit order bundles up to its maximum, and ends at the first bundle that has no room.
+
+    A job whose tasks are larger than any node is passed over, for no waiting would help it. Running jobs keep their
+    floors, so that nothing that trains is lost to a job that came earlier.
+    """
+
+    name: ClassVar[str] = "fifo"
+    version: ClassVar[str] = "1"
+
+    def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+        """See ``dl2d.core.policy.Policy``."""
+        del rng
+        filling = Filling(snapshot, packing)
+        ahead: Job | None = None
+        for job in snapshot.jobs:
+            if ahead is not None:
+                text = f"waits for {ahead.key.id} ({ahead.request.name}), which came first and has no room to grow"
+                filling.refuse(job, Reason(Constraint.QUEUE, text))
+                continue
+            stopped = None
+            while stopped is None:
+                stopped = filling.grow(job)
+            if stopped.constraint in (Constraint.CAPACITY, Constraint.FRAGMENTED):
+                ahead = job
+        return filling.decision(self.name, self.version)

@@ -1,0 +1,98 @@
+"""Filling a cluster bundle by bundle: what FIFO, DRF and their like share."""
+
+from __future__ import annotations
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
+from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
+from dl2d.core.packing import Blocked, Packing
+
+
+def next_bundle(job: Job, now: Allocation) -> Allocation | None:
+    """What to add to a job that has ``now``: its minimum at first, then one worker and one PS, within its bounds.
+
+    Where the job allows only some worker counts, the step goes to the next of them. None when it has all it may have.
+    """
+    request = job.request
+    if now.workers == 0:
+        first = next(count for count in range(request.min_workers, request.max_workers + 1) if request.allows(count))
+        return Allocation(first, max(request.min_ps - now.ps, 0))
+    workers = next((count for count in range(now.workers + 1, request.max_workers + 1) if request.allows(count)), 0)
+    more_workers = workers - now.workers if workers else 0
+    more_ps = min(max(more_workers, 1), request.max_ps - now.ps)
+    step = Allocation(more_workers, max(more_ps, 0))
+    return None if step == NOTHING else step
+
+
+class Filling:
+    """A cluster being filled from a snapshot: floors first, then the bundles that a policy asks for."""
+
+    def __init__(self, snapshot: Snapshot, packing: Packing) -> None:
+        self._packing = packing
+        self._jobs = snapshot.jobs
+        self._held = snapshot.held()
+        self.allocations: dict[JobKey, Allocation] = dict.fromkeys((job.key for job in snapshot.jobs), NOTHING)
+        self.actions: list[tuple[JobKey, Allocation]] = []
+        self.reasons: dict[JobKey, Reason] = {}
+        floors = dict(snapshot.floors)
+        for job in snapshot.jobs:
+            floor = floors.get(job.key, NOTHING)
+            # A floor belongs to a job that runs: it stands even where the packing cannot repeat it.
+            if floor != NOTHING:
+                packing.add(job, floor)
+                self._give(job, floor)
+
+    def grow(self, job: Job) -> Reason | None:
+        """Give the job its next bundle; returns (and keeps) the reason where it gets none."""
+        step = next_bundle(job, self.allocations[job.key])
+        if step is None:
+            has = self.allocations[job.key]
+            return self._stop(job, Reason(Constraint.SATISFIED, f"has its maximum of {has}"))
+        blocked = self._packing.add(job, step)
+        if blocked is not None:
+            return self._stop(job, _no_room(blocked, step))
+        self._give(job, step)
+        return None
+
+    def refuse(self, job: Job, reason: Reason) -> None:
+        """Keep a reason of the policy's own for a job that gets no more."""
+        self._stop(job, reason)
+
+    def decision(
+        self,
+        policy: str,
+        version: str,
+        *,
+        measure: str = "",
+        alternatives: dict[JobKey, tuple[Alternative, ...]] | None = None,
+    ) -> Decision:
+        """The decision, with the reason at which each job stopped."""
+        return Decision(
+            policy=policy,
+            policy_version=version,
+            measure=measure,
+            jobs=tuple(
+                JobDecision(
+                    job=job.key,
+                    allocation=self.allocations[job.key],
+                    previous=self._held.get(job.key, NOTHING),
+                    reason=self.reasons[job.key],
+                    alternatives=(alternatives or {}).get(job.key, ()),
+                )
+                for job in self._jobs
+            ),
+            actions=tuple(self.actions),
+        )
+
+    def _give(self, job: Job, step: Allocation) -> None:
+        has = self.allocations[job.key]
+        self.allocations[job.key] = Allocation(has.workers + step.workers, has.ps + step.ps)
+        self.actions.append((job.key, step))
+
+    def _stop(self, job: Job, reason: Reason) -> Reason:
+        self.reasons.setdefault(job.key, reason)
+        return reason
+
+
+def _no_room(blocked: Blocked, step: Allocation) -> Reason:
+    return Reason(blocked.constraint, f"next bundle of {step}: {blocked}", blocked.shortfalls)
