@@ -1,0 +1,487 @@
+"""A private Slurm for tests: munged, slurmctld and some slurmd on free loopback ports, in a directory of their own.
+
+All of them, their slurmstepds and the jobs included, are descendants of one *keeper* process (this file, run as a
+script). The keeper is a "child subreaper": whatever daemonizes below it stays its descendant. When its standard input
+closes, because the test stopped the cluster or because the test itself was killed, the keeper kills every descendant,
+removes the accounts that were made and the directory. Nothing is left behind either way.
+
+    with SlurmCluster(nodes=4) as cluster:
+        alice = cluster.add_user("alice")
+        job = cluster.submit_as(alice, "#!/bin/sh\\nsleep 60\\n", "--gres=gpu:1")
+        cluster.wait_until(lambda: cluster.job_state(job) == "RUNNING", "the job runs")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import pwd
+import random
+import re
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+PROGRAMS = (
+    *("munged", "munge", "unmunge", "slurmctld", "slurmd", "useradd", "userdel"),
+    *("sbatch", "squeue", "sinfo", "scancel", "scontrol"),
+)
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def why_not() -> str:
+    """Reason for which no private Slurm can run here, or "" if one can."""
+    missing = [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
+    if missing:
+        return f"not installed: {', '.join(missing)}"
+    if os.geteuid() != 0:
+        return "a private Slurm that runs jobs as several users needs root"
+    if not Path("/proc/self/stat").exists():
+        return "needs Linux"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """An ordinary account of the cluster; its home lies in the cluster's directory."""
+
+    name: str
+    uid: int
+    gid: int
+    home: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A command that ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+class SlurmCluster:
+    """A private Slurm with ``nodes`` nodes n1, n2, ... of equal size; see the module's text.
+
+    Parameters
+    ----------
+    nodes, cpus, memory, gpus
+        Number of nodes; what each has (memory in MiB; GPUs are device files without hardware).
+    extra
+        Further lines for slurm.conf.
+    """
+
+    def __init__(self, *, nodes: int = 4, cpus: int = 8, memory: int = 4000, gpus: int = 2, extra: str = "") -> None:
+        self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
+        self.cpus = cpus
+        self.memory = memory
+        self.gpus = gpus
+        self.extra = extra
+        self.name = "lab"
+        self.partition = "dl2"
+        # Not pytest's tmp_path: ordinary users cannot enter that.
+        self.directory = Path(tempfile.mkdtemp(prefix="dl2-slurm-"))
+        self.directory.chmod(0o755)
+        self.munge_socket = self.directory / "munge" / "sock"
+        self._keeper: _Keeper | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start everything and wait until all nodes are idle."""
+        self._keeper = _Keeper(self.directory)
+        try:
+            self._write_configuration()
+            munge = self.directory / "munge"
+            self._keeper.run(
+                "munged",
+                *("munged", "--foreground", "--force", f"--socket={self.munge_socket}", f"--key-file={munge / 'key'}"),
+                *(f"--pid-file={munge / 'pid'}", f"--log-file={munge / 'log'}", f"--seed-file={munge / 'seed'}"),
+            )
+            self.wait_until(self.munge_socket.exists, "munged listens")
+            self.start_controller()
+            for node in self.nodes:
+                self.start_node(node)
+            self.wait_until(lambda: self.node_states() == ["idle"] * len(self.nodes), "all nodes are idle")
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop whatever runs of it, jobs included, and remove the directory and the accounts. May be repeated."""
+        if self._keeper is not None:
+            self._keeper.finish()
+            self._keeper = None
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def start_controller(self, *, fresh: bool = True) -> None:
+        """Start slurmctld; with ``fresh`` False it recovers its jobs."""
+        arguments = ("-c",) if fresh else ()
+        self._running.run("slurmctld", "slurmctld", "-D", *arguments, "-f", str(self.conf))
+
+    def stop_controller(self) -> None:
+        """End slurmctld and wait for its end; jobs go on."""
+        self._running.end("slurmctld", signal.SIGTERM)
+
+    def start_node(self, node: str) -> None:
+        self._running.run(node, "slurmd", "-D", "-N", node, "-f", str(self.conf))
+
+    def stop_node(self, node: str) -> None:
+        """End the slurmd of one node; its jobs go on, as on a real node."""
+        self._running.end(node, signal.SIGTERM)
+
+    def add_user(self, name: str) -> User:
+        """Make an ordinary account (its real name has a random end, so that test runs don't meet); removed by stop."""
+        account = f"dl2{name}{secrets.token_hex(3)}"
+        home = self.directory / "home" / account
+        home.parent.mkdir(exist_ok=True)
+        self._running.note_user(account)
+        subprocess.run(
+            ["useradd", "--no-log-init", "--home-dir", str(home), "--create-home", "--shell", "/bin/sh", account],
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+        home.chmod(0o755)
+        entry = pwd.getpwnam(account)
+        return User(account, entry.pw_uid, entry.pw_gid, home)
+
+    @property
+    def conf(self) -> Path:
+        return self.directory / "slurm.conf"
+
+    def env(self, user: User | None = None) -> dict[str, str]:
+        """A complete environment for commands that talk to this cluster, of root or of a user."""
+        name, home = (user.name, str(user.home)) if user else ("root", "/root")
+        return {
+            "PATH": PATH,
+            "HOME": home,
+            "USER": name,
+            "LOGNAME": name,
+            "LANG": "C.UTF-8",
+            "SLURM_CONF": str(self.conf),
+            "MUNGE_SOCKET": str(self.munge_socket),
+        }
+
+    def run(
+        self,
+        *argv: str,
+        user: User | None = None,
+        stdin: str = "",
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        check: bool = True,
+    ) -> Ran:
+        """Run a command as root or as a user, with the cluster's environment and ``env`` on top."""
+        done = subprocess.run(
+            argv,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**self.env(user), **(env or {})},
+            cwd=cwd or (user.home if user else self.directory),
+            user=user.uid if user else None,
+            group=user.gid if user else None,
+            extra_groups=os.getgrouplist(user.name, user.gid) if user else None,
+        )
+        if check and done.returncode != 0:
+            raise AssertionError(f"{argv} ended with {done.returncode}: {done.stderr}{self.logs()}")
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    def submit_as(
+        self,
+        user: User,
+        script: str,
+        *options: str,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> str:
+        """Sbatch a script as an ordinary user; the job's id."""
+        said = self.run("sbatch", "--parsable", *options, user=user, stdin=script, env=env, cwd=cwd)
+        return said.stdout.strip().partition(";")[0]
+
+    def job_state(self, job: str) -> str:
+        """State of a job in Slurm's word, "" if it is unknown."""
+        said = self.run("squeue", "-h", "-t", "all", "-o", "%i %T", check=False).stdout
+        return dict(line.split() for line in said.splitlines()).get(job, "")
+
+    def running(self) -> list[str]:
+        """Ids of the jobs that hold or wait for room."""
+        return self.run("squeue", "-h", "-o", "%i").stdout.split()
+
+    def node_states(self) -> list[str]:
+        return self.run("sinfo", "-h", "-N", "-o", "%T", check=False).stdout.split()
+
+    def wait_until(self, true: Callable[[], object], what: str, *, timeout: float = 60, every: float = 0.1) -> None:
+        """Look again and again until ``true()`` holds; on time-out fail with the ends of the logs."""
+        deadline = time.monotonic() + timeout
+        while not true():
+            if time.monotonic() > deadline:
+                jobs = self.run("squeue", "-t", "all", check=False).stdout
+                nodes = self.run("sinfo", "-N", "-l", check=False).stdout
+                raise AssertionError(f"not within {timeout:g} s: {what}\n{jobs}{nodes}{self.logs()}")
+            time.sleep(every)
+
+    def clear(self) -> None:
+        """Cancel every job, put every node back into service and wait until all is quiet: one cluster, many tests."""
+        self.run("scancel", "--state=PENDING", "-u", "root", check=False)
+        if jobs := self.running():
+            self.run("scancel", *jobs, check=False)
+        self.wait_until(lambda: not self.running(), "all jobs are gone")
+        if self.node_states() != ["idle"] * len(self.nodes):
+            self.run("scontrol", "update", f"nodename={','.join(self.nodes)}", "state=resume", check=False)
+        self.wait_until(lambda: self.node_states() == ["idle"] * len(self.nodes), "all nodes are idle")
+
+    def logs(self, lines: int = 30) -> str:
+        """Ends of all the daemons' logs."""
+        parts = []
+        for log in sorted((self.directory / "log").glob("*")):
+            tail = log.read_text(errors="replace").splitlines()[-lines:]
+            parts.append("\n".join((f"--- {log.name}", *tail)))
+        return "\n" + "\n".join(parts)
+
+    @property
+    def _running(self) -> _Keeper:
+        assert self._keeper is not None, "the cluster is not started"
+        return self._keeper
+
+    def _write_configuration(self) -> None:
+        here = self.directory
+        for name in ("state", "spool", "run", "log", "dev", "munge"):
+            (here / name).mkdir()
+        key = here / "munge" / "key"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o400)
+        for number in range(self.gpus):
+            os.mknod(here / "dev" / f"gpu{number}", 0o666 | 0o020000, os.makedev(195, 200 + number))
+        control, *ports = _free_ports(1 + len(self.nodes))
+        gres = f"Gres=gpu:{self.gpus} " if self.gpus else ""
+        node_lines = [
+            f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={self.cpus} "
+            f"RealMemory={self.memory} {gres}State=UNKNOWN"
+            for node, port in zip(self.nodes, ports, strict=True)
+        ]
+        lines = [
+            f"ClusterName={self.name}",
+            "SlurmctldHost=localhost",
+            f"SlurmctldPort={control}",
+            "SlurmUser=root",
+            "AuthType=auth/munge",
+            f"AuthInfo=socket={self.munge_socket}",
+            "CredType=cred/munge",
+            f"StateSaveLocation={here}/state",
+            f"SlurmdSpoolDir={here}/spool/%n",
+            f"SlurmctldPidFile={here}/run/slurmctld.pid",
+            f"SlurmdPidFile={here}/run/%n.pid",
+            f"SlurmctldLogFile={here}/log/slurmctld",
+            f"SlurmdLogFile={here}/log/%n",
+            "ProctrackType=proctrack/linuxproc",
+            "TaskPlugin=task/none",
+            "SelectType=select/cons_tres",
+            "SelectTypeParameters=CR_Core_Memory",
+            "ReturnToService=2",
+            # The scheduler's own floor is a second; with the defaults a start takes three.
+            "SchedulerParameters=sched_interval=1,bf_interval=2",
+            "GresTypes=gpu",
+            "SlurmdParameters=config_overrides",
+            "KillWait=2",
+            "MailProg=/bin/true",
+            self.extra,
+            *node_lines,
+            f"PartitionName={self.partition} Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
+        ]
+        self.conf.write_text("\n".join(lines) + "\n")
+        if self.gpus:
+            devices = f"{here}/dev/gpu[0-{self.gpus - 1}]" if self.gpus > 1 else f"{here}/dev/gpu0"
+            node_list = ",".join(self.nodes)
+            (here / "gres.conf").write_text(f"NodeName={node_list} Name=gpu Count={self.gpus} File={devices}\n")
+        # 22.05 has no "disabled" and its v2 plug-in refuses a machine with both hierarchies.
+        plugin = "disabled" if _slurm_version() >= (23, 11) else "cgroup/v1"
+        (here / "cgroup.conf").write_text(f"CgroupPlugin={plugin}\n")
+
+
+def _slurm_version() -> tuple[int, int]:
+    said = subprocess.run(["slurmd", "-V"], capture_output=True, text=True, timeout=30, check=True).stdout
+    match = re.search(r"(\d+)\.(\d+)", said)
+    assert match, said
+    return int(match[1]), int(match[2])
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, below the range from which outgoing connections take theirs."""
+    with contextlib.ExitStack() as stack:
+        found: list[int] = []
+        while len(found) < count:
+            port = random.randrange(20_000, 32_000)
+            probe = stack.enter_context(socket.socket())
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            found.append(port)
+        return found
+
+
+class _Keeper:
+    """The test's end of the keeper: one JSON line asked, one answered."""
+
+    def __init__(self, directory: Path) -> None:
+        log = (directory / "keeper.log").open("ab")
+        with log:
+            # A session of its own: an interrupt at the terminal ends the test, which then stops the keeper in order.
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(directory)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+                env={"PATH": PATH, "LANG": "C.UTF-8"},
+                cwd="/",
+            )
+
+    def run(self, name: str, *argv: str) -> None:
+        """Start a program under a name."""
+        self._ask({"do": "run", "name": name, "argv": argv})
+
+    def end(self, name: str, number: signal.Signals) -> None:
+        """Signal a program and wait until it has ended."""
+        self._ask({"do": "end", "name": name, "signal": int(number)})
+
+    def note_user(self, account: str) -> None:
+        """Let the keeper remove an account at its end."""
+        self._ask({"do": "user", "name": account})
+
+    def _ask(self, message: Mapping[str, object]) -> None:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(json.dumps(message) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline().strip()
+        if answer != "ok":
+            raise AssertionError(f"keeper: {answer or 'has ended'}")
+
+    def finish(self) -> None:
+        """Close the keeper's input, on which it stops everything, and wait for it."""
+        assert self._process.stdin
+        assert self._process.stdout
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait(60)
+        self._process.stdout.close()
+
+
+class _KeeperProcess:
+    """The keeper's side: starts programs, reaps whatever dies below it, ends everything when its input closes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._pids: dict[str, int] = {}
+        self._ended: set[int] = set()
+        self._accounts: list[str] = []
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+    def serve(self) -> None:
+        try:
+            for line in self._lines():
+                message = json.loads(line)
+                try:
+                    self._do(message)
+                    answer = "ok"
+                except OSError as error:
+                    answer = f"{message}: {error}"
+                sys.stdout.write(answer.replace("\n", " ") + "\n")
+                sys.stdout.flush()
+        finally:
+            self._end_all()
+
+    def _lines(self) -> Iterator[str]:
+        held = b""
+        while True:
+            self._reap()
+            ready, _, _ = select.select([0], [], [], 0.5)
+            if not ready:
+                continue
+            chunk = os.read(0, 65536)
+            if not chunk:
+                return
+            held += chunk
+            while b"\n" in held:
+                line, _, held = held.partition(b"\n")
+                yield line.decode()
+
+    def _do(self, message: Mapping[str, str]) -> None:
+        if message["do"] == "run":
+            argv: Sequence[str] = message["argv"]
+            log = os.open(self._directory / "log" / f"{message['name']}.out", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+            null = os.open("/dev/null", os.O_RDONLY)
+            actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
+            self._pids[message["name"]] = os.posix_spawnp(
+                argv[0], list(argv), os.environ, file_actions=actions, setsid=True
+            )
+            os.close(log)
+            os.close(null)
+        elif message["do"] == "user":
+            self._accounts.append(message["name"])
+        else:
+            pid = self._pids.pop(message["name"])
+            self._reap()
+            if pid not in self._ended:
+                os.kill(pid, int(message["signal"]))
+            deadline = time.monotonic() + 20
+            while pid not in self._ended:
+                if time.monotonic() > deadline:
+                    os.kill(pid, signal.SIGKILL)
+                time.sleep(0.02)
+                self._reap()
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                self._ended.add(pid)
+
+    def _end_all(self) -> None:
+        while children := psutil.Process().children(recursive=True):
+            for child in children:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+            self._reap()
+            time.sleep(0.02)
+        for account in self._accounts:
+            subprocess.run(["userdel", account], check=False, timeout=60, stdout=subprocess.DEVNULL)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends when its input closes, and not before it has cleaned up
+    _KeeperProcess(Path(sys.argv[1])).serve()
