@@ -1,1 +1,3 @@
+"""The resource manager of a single machine: tasks are real processes on nodes that the config declares."""
+
 from __future__ import annotations

@@ -1,0 +1,454 @@
+"""The local resource manager: tasks are processes of this machine, on nodes that exist by declaration."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+import structlog
+
+from dl2d import __version__
+from dl2d.core.cluster import Node, NodeState
+from dl2d.core.errors import AlreadyRunning, ConfigError, Denied, NotFound, Rejected, Unavailable
+from dl2d.core.jobs import JobKey
+from dl2d.core.resource_manager import Anchor, Capabilities, RmJob, RmJobState, RmSnapshot, TaskSpec
+from dl2d.core.resources import Resources
+from dl2d.local import keeper
+from dl2d.local.records import Ending, ProcessId, Record, Records, unavailable
+from dl2d.local.settings import LocalSettings
+
+log = structlog.get_logger(__name__)
+
+#: Seconds that ended tasks stay listed.
+KEEP_ENDED = 600.0
+#: A keeper that could not let its task go within this many seconds of ``submit`` gives up, so that a record without
+#: a keeper is known to be dead after ``START_LIMIT``.
+BEGIN_LIMIT, START_LIMIT = 20.0, 30.0
+#: In the environment of everything a task starts; tells its processes apart once its keeper is gone.
+HANDLE_VARIABLE = "DL2_HANDLE"
+NODE_VARIABLE = "DL2_NODE"
+_TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> LocalManager:
+    """Make the manager from its part of the config (``resource_manager.local``).
+
+    Parameters
+    ----------
+    settings
+        Keys ``cluster``, ``state_dir``, ``nodes``; see docs/local.md.
+    clock
+        Seconds since 1970.
+
+    Raises
+    ------
+    ConfigError
+        A key is unknown or has a bad value.
+    AlreadyRunning
+        Another manager uses the same ``state_dir``.
+    Unavailable
+        The folder cannot be made or written.
+    """
+    return LocalManager(LocalSettings.parse(settings), clock)
+
+
+class LocalManager:
+    """Implements ``dl2d.core.resource_manager.ResourceManager``; what it promises is written there."""
+
+    def __init__(self, settings: LocalSettings, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._boot = keeper.boot_id()
+        self._capacity = {node.name: node.capacity for node in settings.nodes}
+        self._state_dir = settings.state_dir
+        self._output = settings.state_dir / "output"
+        folder = settings.state_dir / "tasks"
+        try:
+            for path in (settings.state_dir, self._output, folder):
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_private(settings.state_dir)
+            self._lock = _lock(settings.state_dir / "lock")
+        except OSError as error:
+            raise unavailable(settings.state_dir, error) from error
+        self._records = Records(folder)
+        try:
+            self._resume_stops()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(name="local", version=__version__, starts_anchors=True, other_users=False)
+
+    def snapshot(self) -> RmSnapshot:
+        now = self._clock()
+        jobs: list[RmJob] = []
+        used: dict[str, list[Resources]] = {}
+        for record in self._records.all():
+            seen = self._look_at(record)
+            if seen.ended is not None and now - seen.ended.at >= KEEP_ENDED:
+                self._records.remove(seen.handle)
+                continue
+            job = self._describe(seen)
+            jobs.append(job)
+            if not job.state.ended:
+                used.setdefault(seen.node, []).append(seen.resources)
+        return RmSnapshot(now, self._nodes(used), tuple(jobs))
+
+    def submit(self, task: TaskSpec) -> str:
+        self._check(task)
+        program = _find_program(task)
+        node = self._choose_node(task)
+        submitted = self._clock()
+        record = Record(
+            handle=uuid.uuid4().hex,
+            tag=task.tag,
+            job=task.job.slug,
+            role=task.role.value,
+            name=task.name,
+            node=node,
+            user=task.owner.user,
+            demand=dict(task.demand.thousandths),
+            submitted=submitted,
+            boot=self._boot,
+            begun=time.monotonic(),
+        )
+        output = self._output / task.job.slug / f"{task.name}.log"
+        environment = {**dict(task.launch.env), NODE_VARIABLE: node, HANDLE_VARIABLE: record.handle}
+        order = {
+            "record_path": str(self._records.path(record.handle)),
+            "stop_path": str(self._records.stop_path(record.handle)),
+            "record": msgspec.to_builtins(record),
+            "begin_before": record.begun + BEGIN_LIMIT,
+            "launch": {
+                "program": program,
+                "argv": list(task.launch.argv),
+                "env": environment,
+                "cwd": task.launch.cwd,
+                "output": str(output),
+            },
+        }
+        try:
+            output.parent.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise unavailable(output.parent, error) from error
+        self._records.put(record)
+        self._start(record, order)
+        log.info("task started", tag=task.tag, node=node, handle=record.handle)
+        return record.handle
+
+    def stop(self, handles: Sequence[str], grace: float) -> None:
+        kill_at = time.monotonic() + max(0.0, grace)
+        for handle in handles:
+            record = self._records.get(handle)
+            if record is None or record.ended is not None or record.boot != self._boot:
+                continue
+            self._records.order_stop(handle, kill_at)
+            # Read again: a keeper that had not signed the record before the order was written sees the order.
+            self._tell_keeper(self._records.get(handle))
+
+    def vouch(self, rm_id: str, proof: str) -> Anchor:
+        del proof
+        raise Denied(
+            f"the local resource manager starts coordinators itself and gives them their credentials; it cannot vouch "
+            f"for {rm_id!r} (submit the job with `dl2d submit`)"
+        )
+
+    def close(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    # What the records say, set against what runs
+
+    def _look_at(self, record: Record) -> Record:
+        """The record with its end, where that can be told now."""
+        if record.ended is not None:
+            self._reap(record.keeper)
+            return record
+        if record.boot != self._boot:
+            return self._end(record, "lost", "the machine was started anew")
+        if record.keeper is None:
+            if time.monotonic() - record.begun < START_LIMIT:
+                return record
+            return self._end(record, "never", "the daemon ended before the task was started")
+        if _runs(record.keeper):
+            return record
+        # The keeper's last act is to write the end, so it may stand there by now.
+        again = self._records.get(record.handle)
+        if again is None or again.ended is not None:
+            return again or record
+        if self._kill_unkept(record.handle):
+            return record
+        return self._end(record, "lost", f"its keeper (process {record.keeper.pid}) vanished")
+
+    def _end(self, record: Record, cause: str, said: str) -> Record:
+        ended = msgspec.structs.replace(record, ended=Ending(self._clock(), None, cause, said))
+        log.warning("task lost", tag=record.tag, handle=record.handle, why=said)
+        try:
+            self._records.put(ended)
+        except Unavailable as error:
+            # The truth does not need the disk: the next look comes to the same end.
+            log.warning("the end of a task cannot be written", tag=record.tag, error=str(error))
+        return ended
+
+    def _kill_unkept(self, handle: str) -> bool:
+        """Kill what a vanished keeper left; whether anything was found. Only what carries the handle is touched."""
+        found = False
+        for process in psutil.process_iter():
+            # Foreign and ended processes have nothing to show.
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.environ().get(HANDLE_VARIABLE) == handle:
+                    found = True
+                    log.warning("killing a process whose keeper vanished", pid=process.pid, handle=handle)
+                    process.kill()  # psutil compares start times first
+        return found
+
+    def _describe(self, record: Record) -> RmJob:
+        state, reason = self._state_of(record)
+        return RmJob(
+            handle=record.handle,
+            state=state,
+            tag=record.tag,
+            user=record.user,
+            node=record.node,
+            reason=reason,
+            submitted=int(record.submitted),
+        )
+
+    def _state_of(self, record: Record) -> tuple[RmJobState, str]:
+        if record.ended is not None:
+            return _verdict(record.ended)
+        if self._records.stop_path(record.handle).exists():
+            return RmJobState.ENDING, "asked to stop"
+        if record.keeper is None or record.leader is None:
+            return RmJobState.PENDING, "its keeper is starting"
+        if not _runs(record.keeper):
+            return RmJobState.ENDING, "its keeper vanished; what it left is being killed"
+        if not _runs(record.leader):
+            return RmJobState.ENDING, "its main process has ended; what that left behind is being stopped"
+        return RmJobState.RUNNING, ""
+
+    def _nodes(self, used: Mapping[str, Sequence[Resources]]) -> tuple[Node, ...]:
+        nodes = [Node(name, capacity, Resources.total(used.get(name, ()))) for name, capacity in self._capacity.items()]
+        for name in sorted(used.keys() - self._capacity.keys()):
+            # Taken out of the config while tasks ran on it: they may finish.
+            held = Resources.total(used[name])
+            nodes.append(Node(name, held, held, NodeState.DRAINING, "not in the config any more"))
+        return tuple(nodes)
+
+    @staticmethod
+    def _reap(process: ProcessId | None) -> None:
+        """Collect an ended keeper where we are its parent, as process 1 of a container is."""
+        if process is not None and os.getpid() == 1 and keeper.start_ticks(process.pid, dead=True) == process.ticks:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process.pid, os.WNOHANG)
+
+    # Starting
+
+    def _check(self, task: TaskSpec) -> None:
+        if task.owner.uid != os.getuid():
+            raise Denied(
+                f"{task.tag}: the local resource manager runs tasks as its own user (uid {os.getuid()}) only, "
+                f"not as {task.owner.user} (uid {task.owner.uid})"
+            )
+        if not _TASK_NAME.fullmatch(task.name):
+            raise Rejected(f"{task.tag}: {task.name!r} cannot be a task's name, for it names its output file")
+        try:
+            JobKey.from_slug(task.job.slug)
+        except ValueError as error:
+            raise Rejected(f"{task.tag}: bad job key", said=str(error)) from None
+        for text in (*task.launch.argv, task.launch.cwd, *(part for pair in task.launch.env for part in pair)):
+            if "\0" in text:
+                raise Rejected(f"{task.tag}: a zero byte stands in the command, folder or environment")
+        for name, _ in task.launch.env:
+            if not name or "=" in name:
+                raise Rejected(f"{task.tag}: {name!r} cannot be the name of an environment variable")
+        if not Path(task.launch.cwd).is_absolute():
+            raise Rejected(f"{task.tag}: working folder {task.launch.cwd!r} is not an absolute path")
+        if not Path(task.launch.cwd).is_dir():
+            raise Rejected(f"{task.tag}: working folder {task.launch.cwd!r} does not exist on this machine")
+
+    def _choose_node(self, task: TaskSpec) -> str:
+        nodes = {node.name: node for node in self.snapshot().nodes}
+        if not task.node:
+            for node in nodes.values():
+                if node.state is NodeState.UP and task.demand.fits_in(node.capacity.minus(node.used)):
+                    return node.name
+            raise Rejected(f"{task.tag}: no node has room for {task.demand}")
+        chosen = nodes.get(task.node)
+        if chosen is None:
+            raise NotFound(f"{task.tag}: there is no node {task.node!r}; the config declares {_some(self._capacity)}")
+        if chosen.state is not NodeState.UP:
+            raise Rejected(f"{task.tag}: node {task.node} takes no tasks ({chosen.remark})")
+        if missing := task.demand.shortfalls(chosen.capacity):
+            raise Rejected(f"{task.tag}: node {task.node} is too small: {_listed(missing)}")
+        if missing := task.demand.shortfalls(chosen.capacity.minus(chosen.used)):
+            raise Rejected(f"{task.tag}: node {task.node} has no room now: {_listed(missing)}")
+        return task.node
+
+    def _start(self, record: Record, order: Mapping[str, object]) -> None:
+        """Start a keeper and hand it the task. Nothing secret goes through its arguments."""
+        handle = record.handle
+        command = [sys.executable, "-I", "-S", keeper.__file__, record.tag]
+        # The interpreter itself may need its libraries; the task's environment is in the order.
+        environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            trouble = os.open(self._state_dir / "keepers.log", flags, 0o600)
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=trouble,
+                    cwd="/",
+                    env=environment,
+                    start_new_session=True,
+                )
+            finally:
+                os.close(trouble)
+        except OSError as error:
+            self._records.remove(handle)
+            raise Unavailable(f"{record.tag}: cannot start a process", said=error.strerror or str(error)) from error
+        with process:
+            try:
+                answer, _ = process.communicate(json.dumps(order).encode(), timeout=START_LIMIT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                # It may yet start; whoever looks at the record finds it, and here it is told to end.
+                self.stop([handle], 0)
+                raise Unavailable(f"{record.tag}: its keeper did not answer within {START_LIMIT:g} s") from None
+        word, _, said = answer.decode(errors="replace").partition("\n")
+        if word == keeper.STARTED:
+            return
+        present = self._records.get(handle)
+        if not word and present is not None and present.keeper is not None and present.ended is None:
+            # It died between letting the task go and saying so: the record is the truth, snapshot() clears it up.
+            raise Unavailable(f"{record.tag}: its keeper vanished")
+        self._records.remove(handle)
+        if word == keeper.REFUSED:
+            raise Rejected(f"{record.tag}: cannot be started", said=said)
+        hint = f"its keeper failed; see {self._state_dir / 'keepers.log'}"
+        raise Unavailable(f"{record.tag}: cannot be started now", said=said or hint)
+
+    # Stopping
+
+    def _resume_stops(self) -> None:
+        """Repeat to keepers what a daemon that was killed may not have got to tell them."""
+        for record in self._records.all():
+            if record.ended is None and record.boot == self._boot and self._records.stop_path(record.handle).exists():
+                self._tell_keeper(record)
+
+    @staticmethod
+    def _tell_keeper(record: Record | None) -> None:
+        """Wake the keeper; it looks for the order itself. It does the killing, so deadlines hold without us."""
+        if record is not None and record.ended is None and record.keeper is not None and _runs(record.keeper):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(record.keeper.pid, signal.SIGTERM)
+
+
+def _runs(process: ProcessId) -> bool:
+    """Whether this very process is alive; another one with its number does not count."""
+    return process.ticks is not None and process.pid > 1 and keeper.start_ticks(process.pid) == process.ticks
+
+
+def _verdict(ended: Ending) -> tuple[RmJobState, str]:
+    """State and words for an end."""
+    if ended.cause == "lost":
+        return RmJobState.LOST, ended.said
+    if ended.cause == "never":
+        return RmJobState.FAILED, f"never started: {ended.said}"
+    if ended.status is None:
+        return RmJobState.LOST, ended.said or "ended without a status"
+    code = os.waitstatus_to_exitcode(ended.status)
+    how = f"exit status {code}" if code >= 0 else f"killed by signal {-code} ({_signal_name(-code)})"
+    if ended.cause == "itself":
+        return (RmJobState.DONE if code == 0 else RmJobState.FAILED), how
+    why = {
+        "stopped": "ended when asked to stop",
+        "killed": "killed, the time to stop was over",
+        "outside": "its keeper was told to end",
+    }
+    return RmJobState.CANCELLED, f"{why.get(ended.cause, ended.cause)}: {how}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "real-time signal"
+
+
+def _find_program(task: TaskSpec) -> str:
+    """Absolute path of the program, looked for as the task itself would. Raises Rejected."""
+    if not task.launch.argv or not task.launch.argv[0]:
+        raise Rejected(f"{task.tag}: the command is empty")
+    name = task.launch.argv[0]
+    if "/" in name:
+        path = os.path.normpath(Path(task.launch.cwd) / name)
+        if not Path(path).is_file():
+            raise Rejected(f"{task.tag}: program {path} does not exist on this machine")
+        if not os.access(path, os.X_OK):
+            raise Rejected(f"{task.tag}: program {path} is not executable")
+        return path
+    folders = dict(task.launch.env).get("PATH", os.defpath)
+    found = shutil.which(name, path=folders)
+    if found is None:
+        raise Rejected(f"{task.tag}: program {name!r} is not in the task's PATH ({folders})")
+    return os.path.normpath(Path(task.launch.cwd) / found)
+
+
+def _check_private(folder: Path) -> None:
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            f"resource_manager.local.state_dir: {folder} must belong to uid {os.getuid()} and be writable by nobody "
+            f"else (it belongs to uid {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o})"
+        )
+
+
+def _lock(path: Path) -> int:
+    """Hold the folder for this process; the kernel lets go of it when the process dies."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise AlreadyRunning(
+            f"local resource manager: {path.parent} is in use by another daemon (process {holder or 'unknown'}); "
+            "stop that one, or give this one its own resource_manager.local.state_dir"
+        ) from None
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _listed(missing: Sequence[object]) -> str:
+    return "; ".join(map(str, missing))
+
+
+def _some(names: Mapping[str, object], most: int = 8) -> str:
+    listed = list(names)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+
+
+__all__ = ["HANDLE_VARIABLE", "KEEP_ENDED", "NODE_VARIABLE", "LocalManager", "create"]

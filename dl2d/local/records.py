@@ -1,0 +1,178 @@
+"""What is kept of each task on disk, and how it is read back."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from dl2d.core.errors import Unavailable
+from dl2d.core.resources import Resources
+from dl2d.local.keeper import write_json
+
+log = structlog.get_logger(__name__)
+#: No record is larger; whatever is was not written by us.
+LARGEST_RECORD = 64 * 1024
+_HANDLE = re.compile(r"[0-9a-f]{32}")
+
+
+class ProcessId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Identity of a process within one boot: its number, and when it started in clock ticks since boot."""
+
+    pid: int
+    ticks: int | None
+
+
+class Ending(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a task ended."""
+
+    #: Seconds since 1970.
+    at: float
+    #: As waitpid(2) gives it; None where nobody could wait for it.
+    status: int | None
+    #: ``itself``; ``stopped`` or ``killed`` after ``stop``; ``outside`` when its keeper was told to end;
+    #: ``never`` when it was not started; ``lost`` when its keeper vanished.
+    cause: str
+    #: More about it, for people.
+    said: str = ""
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A task as its file has it. The manager writes it once, before the start; from then on its keeper does."""
+
+    handle: str
+    tag: str
+    job: str
+    role: str
+    name: str
+    node: str
+    user: str
+    #: Thousandths by name, as ``Resources`` has them.
+    demand: dict[str, int]
+    #: Seconds since 1970.
+    submitted: float
+    #: The machine's boot, and its monotonic clock when the task was submitted.
+    boot: str
+    begun: float
+    keeper: ProcessId | None = None
+    leader: ProcessId | None = None
+    ended: Ending | None = None
+
+    @property
+    def resources(self) -> Resources:
+        """The demand as a vector."""
+        return Resources(tuple(sorted((name, amount) for name, amount in self.demand.items() if amount)))
+
+
+class StopOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The manager's order to end a task; its keeper reads it. ``kill_at`` is on the machine's monotonic clock."""
+
+    kill_at: float
+
+
+class Records:
+    """The folder of the records: ``<handle>.json``, and ``<handle>.stop`` beside those that are to end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        #: Ended tasks never change again, so they are read once.
+        self._ended: dict[str, Record] = {}
+        self._reported: set[str] = set()
+
+    def path(self, handle: str) -> Path:
+        """File of a task."""
+        return self.folder / f"{handle}.json"
+
+    def stop_path(self, handle: str) -> Path:
+        """File of the order to end a task."""
+        return self.folder / f"{handle}.stop"
+
+    def all(self) -> list[Record]:
+        """Every record that can be read, oldest first; one that cannot is reported, once, and left alone."""
+        try:
+            names = [path.stem for path in self.folder.iterdir() if path.suffix == ".json"]
+        except OSError as error:
+            raise unavailable(self.folder, error) from error
+        found = [record for name in names if (record := self.get(name)) is not None]
+        return sorted(found, key=lambda record: (record.submitted, record.begun, record.handle))
+
+    def get(self, handle: str) -> Record | None:
+        """Record of a task, or None where there is none or it cannot be read."""
+        if handle in self._ended:
+            return self._ended[handle]
+        path = self.path(handle)
+        if not _HANDLE.fullmatch(handle):
+            self._report(handle, "the file's name is not one of ours")
+            return None
+        try:
+            with path.open("rb") as file:
+                data = file.read(LARGEST_RECORD + 1)
+            if len(data) > LARGEST_RECORD:
+                self._report(handle, "the file is too large")
+                return None
+            record = msgspec.json.decode(data, type=Record)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise unavailable(path, error) from error
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            self._report(handle, str(error))
+            return None
+        if record.handle != handle:
+            self._report(handle, f"the file holds the record of {record.handle}")
+            return None
+        if any(amount < 0 for amount in record.demand.values()):
+            self._report(handle, "a demand is negative")
+            return None
+        if record.ended is not None:
+            self._ended[handle] = record
+        return record
+
+    def put(self, record: Record) -> None:
+        """Write a record. Raises Unavailable."""
+        self._write(self.path(record.handle), msgspec.to_builtins(record))
+
+    def order_stop(self, handle: str, kill_at: float) -> None:
+        """Write the order to end a task, unless there is an earlier one. Raises Unavailable."""
+        path = self.stop_path(handle)
+        try:
+            present = msgspec.json.decode(path.read_bytes(), type=StopOrder).kill_at
+        except FileNotFoundError:
+            present = None
+        except OSError as error:
+            raise unavailable(path, error) from error
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            log.warning("a stop order cannot be read and is written anew", path=str(path), error=str(error))
+            present = None
+        if present is None or kill_at < present:
+            self._write(path, {"kill_at": kill_at})
+
+    def remove(self, handle: str) -> None:
+        """Forget a task. Raises Unavailable."""
+        for path in (self.stop_path(handle), self.path(handle)):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise unavailable(path, error) from error
+        self._ended.pop(handle, None)
+
+    def _write(self, path: Path, value: Mapping[str, object]) -> None:
+        try:
+            write_json(str(path), value)
+        except OSError as error:
+            raise unavailable(path, error) from error
+
+    def _report(self, handle: str, problem: str) -> None:
+        if handle not in self._reported:
+            self._reported.add(handle)
+            log.warning("a task's record cannot be read and is passed over", path=str(self.path(handle)), error=problem)
+
+
+def unavailable(path: Path, error: OSError) -> Unavailable:
+    """The error for a state folder that cannot be read or written."""
+    hint = "; free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return Unavailable(f"local resource manager: cannot use {path}{hint}", said=error.strerror or str(error))
