@@ -1,1 +1,3 @@
+"""The one configuration file: its schema, and where the files that ship with dl2d lie."""
+
 from __future__ import annotations

@@ -83,6 +83,8 @@ class Capabilities:
     """What a manager can do, where they differ."""
 
     name: str
+    #: Name of the cluster, first part of every job's key: letters, digits, _ and -.
+    cluster: str
     version: str
     #: It starts anchors itself (``dl2d submit``); otherwise users submit them with its own tools.
     starts_anchors: bool

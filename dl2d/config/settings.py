@@ -1,0 +1,215 @@
+"""Settings of the daemon, read from one YAML file. ``etc/dl2d.yaml`` documents every key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from dl2d.core.errors import ConfigError, RequestError
+from dl2d.core.request import MOST_TASKS, RequestRules
+from dl2d.core.resources import Resources, parse_resources
+
+DEFAULT_PATH = Path("/etc/dl2d/dl2d.yaml")
+
+#: Types of model that a site knows without adding any.
+KNOWN_MODELS = (
+    "resnet-50", "vgg-16", "resnext-110", "inception-bn", "seq2seq", "ctc", "dssm", "word-lm", "bert", "gpt-2", "other",
+)  # fmt: skip
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
+
+
+class StoreSettings(_Section):
+    """Where decisions and history are kept."""
+
+    url: str = ""
+    progress_seconds: float = Field(default=10.0, ge=0, le=86_400)
+
+
+class PolicySettings(_Section):
+    """Which policy decides, and which one when it fails."""
+
+    name: str = "drf"
+    fallback: str = "fifo"
+    timeout_seconds: float = Field(default=5.0, gt=0, le=3600)
+
+
+class ScheduleSettings(_Section):
+    """How often dl2d looks, and how long a decision stands."""
+
+    poll_seconds: float = Field(default=15.0, gt=0, le=3600)
+    slot_seconds: float = Field(default=300.0, gt=0, le=86_400)
+    seed: int = Field(default=0, ge=0, lt=2**63)
+
+
+class ApiSettings(_Section):
+    """The job API, to which coordinators and the command line speak."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8910, ge=0, le=65_535)
+    advertise: str = ""
+    heartbeat_seconds: float = Field(default=2.0, gt=0, le=60)
+
+    @field_validator("advertise")
+    @classmethod
+    def _is_url(cls, value: str) -> str:
+        if value and not value.startswith(("http://", "https://")):
+            msg = "must be a URL such as http://head:8910, or empty"
+            raise ValueError(msg)
+        return value.rstrip("/")
+
+
+class JobSettings(_Section):
+    """What jobs may ask for, and how patient dl2d is with them."""
+
+    models: tuple[str, ...] = KNOWN_MODELS
+    max_workers: int = Field(default=16, ge=1, le=MOST_TASKS)
+    max_ps: int = Field(default=16, ge=0, le=MOST_TASKS)
+    start_seconds: float = Field(default=600.0, gt=0)
+    drain_seconds: float = Field(default=60.0, gt=0)
+    end_seconds: float = Field(default=10.0, gt=0)
+    unseen_seconds: float = Field(default=15.0, gt=0)
+    grace_seconds: float = Field(default=10.0, ge=0)
+    start_failures: int = Field(default=3, ge=1, le=1000)
+
+    @property
+    def rules(self) -> RequestRules:
+        """The part that job requests are checked against."""
+        return RequestRules(frozenset(self.models), self.max_workers, self.max_ps)
+
+
+class GuardSettings(_Section):
+    """Limits on what a policy may do."""
+
+    per_user: Resources = Resources()
+    cooldown_up_seconds: float = Field(default=0.0, ge=0)
+    cooldown_down_seconds: float = Field(default=0.0, ge=0)
+    churn: int = Field(default=0, ge=0)
+
+    @field_validator("per_user", mode="before")
+    @classmethod
+    def _read_resources(cls, value: object) -> object:
+        if value is None or isinstance(value, Resources):
+            return value or Resources()
+        try:
+            return parse_resources(value, "per_user")
+        except RequestError as error:
+            raise ValueError(error.problem) from None
+
+
+class ResourceManagerSettings(_Section):
+    """Which resource manager, and what it is told; each plug-in checks its own part."""
+
+    name: str = "local"
+    local: dict[str, Any] = Field(default_factory=dict)
+    slurm: dict[str, Any] = Field(default_factory=dict)
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    @model_validator(mode="after")
+    def _extra_are_sections(self) -> ResourceManagerSettings:
+        for key, value in (self.model_extra or {}).items():
+            if not isinstance(value, dict):
+                msg = f"{key}: unknown key (the settings of another manager would be a section)"
+                raise ValueError(msg)
+        return self
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The settings of the manager in charge."""
+        section = getattr(self, self.name, None) if self.name in ("local", "slurm") else None
+        return dict(section if section is not None else (self.model_extra or {}).get(self.name, {}))
+
+
+class LogSettings(_Section):
+    """How the log looks."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "console", "json"] = "auto"
+
+
+class Settings(BaseSettings):
+    """All settings. A variable ``DL2D_<SECTION>__<KEY>`` in the environment goes before the file."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid", frozen=True, env_prefix="DL2D_", env_nested_delimiter="__", env_file=None
+    )
+
+    state_dir: Path = Path("/var/lib/dl2d")
+    store: StoreSettings = StoreSettings()
+    resource_manager: ResourceManagerSettings = ResourceManagerSettings()
+    policy: PolicySettings = PolicySettings()
+    placement: str = "load_balance"
+    schedule: ScheduleSettings = ScheduleSettings()
+    api: ApiSettings = ApiSettings()
+    jobs: JobSettings = JobSettings()
+    guard: GuardSettings = GuardSettings()
+    log: LogSettings = LogSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment goes before the file, so that a test or a unit drop-in can change one key."""
+        del settings_cls, dotenv_settings, file_secret_settings
+        return env_settings, init_settings
+
+    @property
+    def store_url(self) -> str:
+        """The store's URL: as given, or SQLite in the state folder."""
+        return self.store.url or f"sqlite:///{self.state_dir.absolute() / 'dl2d.sqlite'}"
+
+    @property
+    def secret_path(self) -> Path:
+        """The daemon's key file."""
+        return self.state_dir / "secret"
+
+
+def load_settings(path: Path) -> Settings:
+    """Read and check a configuration file.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, is not YAML, or has unknown keys or bad values; every one is named.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist; `dl2d config` prints a documented sample to start from") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold keys and values, not {type(content).__name__}")
+    try:
+        return Settings(**{str(key): value for key, value in content.items()})
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_explain(error)}") from None
+
+
+def _explain(error: ValidationError) -> str:
+    problems = []
+    for item in error.errors(include_url=False):
+        key = ".".join(str(part) for part in item["loc"]) or "settings"
+        if item["type"] == "extra_forbidden":
+            problems.append(f"{key}: unknown key")
+        else:
+            problems.append(f"{key}: {item['msg'].removeprefix('Value error, ')} (got {item['input']!r})")
+    return "; ".join(problems)

@@ -1,0 +1,95 @@
+"""How jobs come in: submitted to the daemon, or started by the site's resource manager and registering themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dl2d.core.errors import RequestError
+from dl2d.core.jobs import Architecture, Consistency, Job, JobKey, JobRequest, Launch, Owner, Role
+from dl2d.core.request import RequestRules, parse_request, read_directives
+from dl2d.core.resource_manager import Anchor, RmSnapshot
+
+_MOST_ENVIRONMENT = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Checks what a job asks for before anything is kept."""
+
+    rules: RequestRules
+
+    def submitted(
+        self, key: JobKey, request: Mapping[str, object], launch: Launch, owner: Owner, seen: RmSnapshot
+    ) -> Job:
+        """A job from ``dl2d submit``.
+
+        Raises
+        ------
+        RequestError
+            A key of the request is unknown, missing or bad, or no node could ever run one of its tasks.
+        """
+        job = Job(key=key, request=parse_request(request, rules=self.rules), owner=owner, launch=launch)
+        self._check(job, seen)
+        return job
+
+    def registered(self, anchor: Anchor, launch: Launch, seen: RmSnapshot) -> Job:
+        """A job whose anchor the resource manager vouches for; its request is in the batch script.
+
+        Raises
+        ------
+        RequestError
+            As for ``submitted``; names the line of the script.
+        """
+        directives = read_directives(anchor.script)
+        if not directives:
+            raise RequestError("#DL2", "the batch script has no #DL2 lines: dl2d does not know what this job needs")
+        request = parse_request({"name": anchor.name, **directives}, rules=self.rules, where="#DL2 lines")
+        job = Job(key=anchor.key, request=request, owner=anchor.owner, launch=launch, anchor=anchor.key.id)
+        self._check(job, seen)
+        return job
+
+    def _check(self, job: Job, seen: RmSnapshot) -> None:
+        request = job.request
+        if request.architecture is not Architecture.PS:
+            raise RequestError("architecture", "this version trains with architecture=ps only")
+        if request.consistency is not Consistency.SYNC:
+            raise RequestError("consistency", "this version trains with consistency=sync only")
+        check_feasible(request, seen)
+        check_launch(job.launch)
+
+
+def check_feasible(request: JobRequest, seen: RmSnapshot) -> None:
+    """See that the largest node could run a worker, and a PS, if it were empty.
+
+    Raises
+    ------
+    RequestError
+        It could not; names the resource, what is wanted and what the largest node has.
+    """
+    for role in (Role.WORKER, Role.PS):
+        demand = request.demand(role)
+        if not seen.nodes or any(demand.fits_in(node.capacity) for node in seen.nodes):
+            continue
+        nearest = min(seen.nodes, key=lambda node: (len(demand.shortfalls(node.capacity)), node.name))
+        missing = "; ".join(map(str, demand.shortfalls(nearest.capacity)))
+        raise RequestError(role.value, f"no node is large enough for one ({missing} on {nearest.name})")
+
+
+def check_launch(launch: Launch) -> None:
+    """See that a command can be started at all.
+
+    Raises
+    ------
+    RequestError
+        The command is empty, or command and environment are too large or hold NUL bytes.
+    """
+    if not launch.argv or not launch.argv[0]:
+        raise RequestError("command", "is empty")
+    texts = [*launch.argv, launch.cwd, *(part for pair in launch.env for part in pair)]
+    if any("\0" in text for text in texts):
+        raise RequestError("command", "command or environment holds a NUL byte")
+    if sum(len(text.encode(errors="surrogateescape")) for text in texts) > _MOST_ENVIRONMENT:
+        raise RequestError("command", f"command and environment together are larger than {_MOST_ENVIRONMENT} bytes")
+    if not launch.cwd.startswith("/"):
+        raise RequestError("cwd", f"must be an absolute path, got {launch.cwd!r}")

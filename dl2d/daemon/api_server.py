@@ -1,0 +1,51 @@
+"""The job API on a socket, in a thread of its own."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import uvicorn
+from fastapi import FastAPI
+
+from dl2d.core.errors import ConfigError
+
+
+class ApiServer:
+    """Serves an application until ``stop``; the socket is bound at once, so that a taken port is told at the start."""
+
+    def __init__(self, host: str, port: int) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind((host, port))
+        except OSError as error:
+            self._socket.close()
+            raise ConfigError(
+                f"api.host={host} api.port={port}: {error.strerror}; choose another port, or end what uses it"
+            ) from error
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that it is bound to."""
+        host, port = self._socket.getsockname()[:2]
+        return str(host), int(port)
+
+    def start(self, api: FastAPI) -> None:
+        """Begin to serve."""
+        config = uvicorn.Config(api, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, name="job-api", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish running requests and close the socket."""
+        if self._server is not None and self._thread is not None:
+            self._server.should_exit = True
+            self._thread.join(timeout=10)
+        self._socket.close()

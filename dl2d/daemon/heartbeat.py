@@ -1,0 +1,177 @@
+"""What a coordinator tells, and what it is told: one heartbeat turned into changes and an answer. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dl2d.core.cluster import Task, TaskState
+from dl2d.core.jobs import Job, JobState, Progress
+from dl2d.core.store import JobChange, RuntimePlan, TaskChange
+
+_Text = Annotated[str, Field(max_length=4096)]
+_Word = Annotated[str, Field(max_length=128)]
+_Count = Annotated[int, Field(ge=0, le=2**62)]
+_MOST_MEMBERS = 20_000
+
+
+class _Message(BaseModel):
+    # Unknown keys are let through: a newer runtime may say more than this daemon understands.
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Member(_Message):
+    """A task as its coordinator sees it."""
+
+    task: _Word
+    role: Literal["worker", "ps"]
+    state: Literal["joined", "active", "draining", "left"]
+    host: _Word = ""
+    pid: int = 0
+
+
+class Suspension(_Message):
+    """How long workers had to wait with a finished push, milliseconds."""
+
+    p50: float = 0.0
+    max: float = 0.0
+
+
+class PlanReport(_Message):
+    """A membership change that is complete."""
+
+    number: _Count
+    first_version: _Count
+    workers: _Count
+    servers: _Count
+    added: tuple[_Word, ...] = ()
+    removed: tuple[_Word, ...] = ()
+    moved_bytes: _Count = 0
+    prepare_ms: float = 0.0
+    move_ms: float = 0.0
+    suspension_ms: Suspension = Suspension()
+
+
+class Result(_Message):
+    """What came out of the training."""
+
+    digest: _Word
+    versions: _Count = 0
+
+
+class Heartbeat(_Message):
+    """What a coordinator says every few seconds, and at once when something changed."""
+
+    address: _Word
+    incarnation: _Word = ""
+    state: Literal["waiting", "running", "finished", "failed"]
+    reason: _Text | None = None
+    version: _Count = 0
+    total_versions: _Count | None = None
+    epoch: float = 0.0
+    epochs: float | None = None
+    loss: float | None = None
+    steps_per_second: float | None = None
+    samples_per_second: float | None = None
+    members: Annotated[tuple[Member, ...], Field(max_length=_MOST_MEMBERS)] = ()
+    plan: _Count = 0
+    plans: Annotated[tuple[PlanReport, ...], Field(max_length=_MOST_MEMBERS)] = ()
+    result: Result | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reception:
+    """What a heartbeat changes."""
+
+    job: JobChange | None
+    progress: Progress
+    tasks: tuple[TaskChange, ...]
+    plans: tuple[RuntimePlan, ...]
+    #: Members that no task of the job accounts for.
+    strangers: tuple[str, ...]
+
+
+_JOB_STATES = {
+    "waiting": JobState.READY,
+    "running": JobState.RUNNING,
+    "finished": JobState.FINISHED,
+    "failed": JobState.FAILED,
+}
+_TASK_STATES = {"joined": TaskState.JOINED, "active": TaskState.CONFIRMED, "left": TaskState.DRAINED}
+
+
+def receive(job: Job, tasks: tuple[Task, ...], beat: Heartbeat, at: float) -> Reception:
+    """Read a heartbeat of a job that has not ended. ``tasks`` are all tasks of the job, ended ones included."""
+    known = {task.id: task for task in tasks}
+    changes = []
+    strangers = []
+    for member in beat.members:
+        task = known.get(member.task)
+        if task is None:
+            strangers.append(member.task)
+            continue
+        reached = _TASK_STATES.get(member.state)
+        # A task that left without being asked to has ended with its job; the resource manager tells how.
+        asked_to_leave = not task.state.wanted
+        if reached is None or (reached is TaskState.DRAINED and not asked_to_leave):
+            continue
+        if reached.rank > task.state.rank:
+            changes.append(TaskChange(job.key, task.id, reached))
+    state = _JOB_STATES[beat.state]
+    moved = job.state is not state and not (state is JobState.READY and job.state is JobState.RUNNING)
+    change = JobChange(
+        state=state if moved else None,
+        address=beat.address if beat.address != job.address else None,
+        end_reason=(beat.reason or ("did all epochs" if state is JobState.FINISHED else "no reason given"))
+        if state.ended
+        else None,
+        digest=beat.result.digest if beat.result is not None else None,
+    )
+    active = [member for member in beat.members if member.state == "active"]
+    workers = sum(member.role == "worker" for member in active)
+    return Reception(
+        job=change if change != JobChange() else None,
+        progress=Progress(
+            at=at,
+            version=beat.version,
+            total_versions=beat.total_versions,
+            epoch=_finite(beat.epoch) or 0.0,
+            loss=_finite(beat.loss),
+            steps_per_second=_finite(beat.steps_per_second),
+            samples_per_second=_finite(beat.samples_per_second),
+            workers=workers,
+            ps=len(active) - workers,
+        ),
+        tasks=tuple(changes),
+        plans=tuple(_plan(plan, at) for plan in beat.plans),
+        strangers=tuple(strangers),
+    )
+
+
+def targets(tasks: tuple[Task, ...]) -> list[str]:
+    """Ids of the tasks that should be members."""
+    return [task.id for task in tasks if task.state.wanted]
+
+
+def _plan(plan: PlanReport, at: float) -> RuntimePlan:
+    return RuntimePlan(
+        number=plan.number,
+        at=at,
+        first_version=plan.first_version,
+        workers=plan.workers,
+        servers=plan.servers,
+        added=plan.added,
+        removed=plan.removed,
+        moved_bytes=plan.moved_bytes,
+        prepare_ms=plan.prepare_ms,
+        move_ms=plan.move_ms,
+        suspension_p50_ms=plan.suspension_ms.p50,
+        suspension_max_ms=plan.suspension_ms.max,
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,292 @@
+"""The daemon's life: set up, tick at every interval, reload, stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import structlog
+from apscheduler.schedulers.background import BackgroundScheduler
+
+from dl2d.config.settings import Settings
+from dl2d.core.errors import ConfigError, Dl2dError
+from dl2d.core.resource_manager import ResourceManager
+from dl2d.core.store import Store
+from dl2d.daemon.admission import Admission
+from dl2d.daemon.api_server import ApiServer
+from dl2d.daemon.credentials import load_credentials
+from dl2d.daemon.decide import Deciders
+from dl2d.daemon.guard import GuardRules
+from dl2d.daemon.job_api import Services, create_api
+from dl2d.daemon.launching import Launcher
+from dl2d.daemon.plugins import load_manager, load_placement, load_policy
+from dl2d.daemon.reconcile import Patience
+from dl2d.daemon.service_manager import ServiceManager
+from dl2d.daemon.tick import Carry, Context, Report, tick
+
+log = structlog.get_logger()
+
+_TICK = "tick"
+#: Shortest time between two ticks, whatever happens; keeps a burst of events from hammering the manager.
+_FLOOR_SECONDS = 0.5
+#: A tick that takes longer than this many poll intervals (and this many seconds) counts as stuck.
+_STUCK_INTERVALS, _STUCK_SECONDS = 10, 300.0
+#: Settings that are read once: sockets, files and managers are not exchanged under running jobs.
+_FIXED = ("state_dir", "store", "resource_manager", "api")
+
+
+class Daemon(AbstractContextManager["Daemon"]):
+    """A daemon on one store and one resource manager. Use as a context; ``run`` serves until it is told to stop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        *,
+        reread: Callable[[], Settings] | None = None,
+        clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Set up everything that can fail at the start.
+
+        ``store`` is closed by the daemon. ``reread`` gives the settings anew at a reload. ``clock`` gives seconds since
+        1970, ``timer`` seconds on a monotonic clock.
+
+        Raises
+        ------
+        AlreadyRunning, ConfigError, PluginError, StoreError, ResourceManagerError
+            The daemon cannot run; everything opened is closed again.
+        """
+        self._settings = settings
+        self._reread = reread
+        self._clock, self._timer = clock, timer
+        self._stop, self._reload = threading.Event(), threading.Event()
+        self._wakeup = threading.Event()
+        self._again = threading.Event()
+        self._service = ServiceManager()
+        self._carry = Carry()
+        self._last_done = timer()
+        self._status = "starting"
+        self._opened = ExitStack()
+        with ExitStack() as stack:
+            stack.callback(store.close)
+            self._store = store
+            credentials = load_credentials(settings.secret_path, create=True)
+            store.acquire(f"process {os.getpid()} on {socket.gethostname()}")
+            self._server = ApiServer(settings.api.host, settings.api.port)
+            stack.callback(self._server.stop)
+            self._manager: ResourceManager = load_manager(
+                settings.resource_manager.name, manager_settings(settings), clock
+            )
+            stack.callback(self._manager.close)
+            capabilities = self._manager.capabilities()
+            self._starts_anchors = capabilities.starts_anchors
+            self._cluster = capabilities.cluster
+            self._launcher = Launcher(self.url, credentials)
+            self._manager_lock = threading.Lock()
+            self._admission = Admission(settings.jobs.rules)
+            self._context = self._build(settings)
+            self._services = Services(
+                cluster=self._cluster,
+                store=store,
+                manager=self._manager,
+                manager_lock=self._manager_lock,
+                admission=lambda: self._admission,
+                credentials=credentials,
+                clock=clock,
+                heartbeat_seconds=settings.api.heartbeat_seconds,
+                starts_anchors=capabilities.starts_anchors,
+                wake=self.wake,
+            )
+            self._carry = Carry(slot=store.last_slot_number())
+            self._opened = stack.pop_all()
+        log.info("daemon set up", cluster=self._cluster, manager=capabilities.name, version=capabilities.version)
+
+    @property
+    def url(self) -> str:
+        """Where coordinators reach the job API."""
+        if self._settings.api.advertise:
+            return self._settings.api.advertise
+        host, port = self._server.address
+        if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+            host = socket.getfqdn()
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close everything; jobs and their tasks go on."""
+        self._opened.close()
+
+    def stop(self) -> None:
+        """End ``run`` after the tick that is under way."""
+        self._stop.set()
+        self._wakeup.set()
+
+    def reload(self) -> None:
+        """Read the settings again."""
+        self._reload.set()
+        self._wakeup.set()
+
+    def wake(self) -> None:
+        """Ask for a tick soon."""
+        self._again.set()
+        self._wakeup.set()
+
+    def run(self) -> None:
+        """Serve until ``stop``, SIGTERM or SIGINT; SIGHUP reloads. Signals are heard in the main thread only."""
+        handled: list[tuple[int, object]] = []
+        if threading.current_thread() is threading.main_thread():
+            handled = [
+                (number, signal.signal(number, self._hear)) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+            ]
+        scheduler = BackgroundScheduler(
+            executors={"default": {"type": "threadpool", "max_workers": 1}},
+            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
+            timezone="UTC",
+        )
+        try:
+            self._server.start(create_api(self._services))
+            self.tick()
+            scheduler.add_job(self.tick, "interval", seconds=self._settings.schedule.poll_seconds, id=_TICK)
+            scheduler.start()
+            self._service.ready(self._status)
+            log.info("ready", url=self.url, poll_seconds=self._settings.schedule.poll_seconds)
+            self._serve(scheduler)
+        finally:
+            self._service.stopping()
+            if scheduler.running:
+                scheduler.shutdown(wait=True)
+            for number, before in handled:
+                signal.signal(number, before)  # type: ignore[arg-type]
+            log.info("stopped")
+
+    def _serve(self, scheduler: BackgroundScheduler) -> None:
+        pause = (self._service.watchdog_seconds or 60.0) / 3
+        while not self._stop.is_set():
+            self._wakeup.wait(timeout=pause)
+            self._wakeup.clear()
+            if self._reload.is_set():
+                self._reload.clear()
+                self._take_settings(scheduler)
+            if self._again.is_set() and not self._stop.is_set():
+                self._again.clear()
+                self._hurry(scheduler)
+            if not self._stuck():
+                self._service.alive(self._status)
+
+    def _hurry(self, scheduler: BackgroundScheduler) -> None:
+        """Tick soon instead of at the next interval, but not sooner than the floor after the last tick."""
+        delay = max(0.0, self._last_done + _FLOOR_SECONDS - self._timer())
+        if not self._stop.wait(delay):
+            # A tick that is under way cannot be started twice: it notices the wish when it is done.
+            scheduler.modify_job(_TICK, next_run_time=datetime.now(tz=UTC))
+
+    def _stuck(self) -> bool:
+        limit = max(_STUCK_INTERVALS * self._settings.schedule.poll_seconds, _STUCK_SECONDS)
+        return self._timer() - self._last_done > limit
+
+    def tick(self) -> Report | None:
+        """Run one tick; a failure is logged and told in the status, and the next tick mends what it left."""
+        try:
+            with self._manager_lock:
+                self._carry, report = tick(self._context, self._carry)
+        except Dl2dError as error:
+            self._status = f"last tick failed: {error}"
+            log.error("tick failed", error=str(error), kind=type(error).__name__)
+            return None
+        except Exception as error:
+            self._status = f"last tick failed: {error!r}"
+            log.exception("tick failed unexpectedly")
+            return None
+        finally:
+            self._last_done = self._timer()
+        snapshot = report.snapshot
+        self._status = f"slot {snapshot.slot}: {len(snapshot.jobs)} jobs, {len(snapshot.tasks)} tasks"
+        if report.plan.starts or report.plan.stops or report.decided:
+            log.info(
+                "tick",
+                slot=snapshot.slot,
+                decided=report.decided,
+                jobs=len(snapshot.jobs),
+                starts=len(report.outcome.started),
+                stops=len(report.plan.stops),
+                deferred=len(report.plan.deferred),
+                seconds=round(report.seconds, 3),
+            )
+        return report
+
+    def _take_settings(self, scheduler: BackgroundScheduler) -> None:
+        self._service.reloading()
+        try:
+            if self._reread is None:
+                raise ConfigError("the settings did not come from a file")
+            settings = self._reread()
+            changed = [key for key in _FIXED if getattr(settings, key) != getattr(self._settings, key)]
+            if changed:
+                raise ConfigError(f"{', '.join(changed)} can only be changed by a restart; nothing was changed")
+            context = self._build(settings)
+        except Dl2dError as error:
+            log.error("reload refused", error=str(error))
+        else:
+            self._settings, self._context = settings, context
+            self._admission = Admission(settings.jobs.rules)
+            scheduler.reschedule_job(_TICK, trigger="interval", seconds=settings.schedule.poll_seconds)
+            log.info("reloaded", policy=settings.policy.name)
+        self._service.ready(self._status)
+
+    def _build(self, settings: Settings) -> Context:
+        jobs = settings.jobs
+        return Context(
+            cluster=self._cluster,
+            manager=self._manager,
+            store=self._store,
+            deciders=Deciders(
+                policy=load_policy(settings.policy.name),
+                fallback=load_policy(settings.policy.fallback),
+                placement=load_placement(settings.placement),
+                patience=settings.policy.timeout_seconds,
+            ),
+            launcher=self._launcher,
+            rules=GuardRules(
+                per_user=settings.guard.per_user,
+                cooldown_up=settings.guard.cooldown_up_seconds,
+                cooldown_down=settings.guard.cooldown_down_seconds,
+                churn=settings.guard.churn,
+            ),
+            patience=Patience(
+                unseen=jobs.unseen_seconds,
+                start=jobs.start_seconds,
+                drain=jobs.drain_seconds,
+                end=jobs.end_seconds,
+                start_failures=jobs.start_failures,
+            ),
+            slot_seconds=settings.schedule.slot_seconds,
+            seed=settings.schedule.seed,
+            starts_anchors=self._starts_anchors,
+            grace=jobs.grace_seconds,
+            timer=self._timer,
+        )
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if number == signal.SIGHUP:
+            self.reload()
+        else:
+            self.stop()
+
+
+def manager_settings(settings: Settings) -> dict[str, object]:
+    """The chosen manager's part of the settings; one that keeps files gets a folder under the state folder."""
+    section: dict[str, object] = settings.resource_manager.chosen
+    if settings.resource_manager.name == "local":
+        section.setdefault("state_dir", str(Path(settings.state_dir).absolute() / "local"))
+    return section

@@ -1,0 +1,55 @@
+"""Plug-ins by entry point: resource managers, policies, placements. A broken one is reported and passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any, cast
+
+import structlog
+
+from dl2d.core.errors import PluginError
+from dl2d.core.policy import Placement, Policy
+from dl2d.core.resource_manager import ResourceManager
+
+log = structlog.get_logger()
+
+MANAGERS = "dl2d.resource_managers"
+POLICIES = "dl2d.policies"
+PLACEMENTS = "dl2d.placements"
+
+ManagerFactory = Callable[..., ResourceManager]
+
+
+def available(group: str) -> dict[str, Any]:
+    """Everything of a group that can be loaded, by name; what cannot is logged."""
+    found = {}
+    for point in sorted(entry_points(group=group), key=lambda point: point.name):
+        try:
+            found[point.name] = point.load()
+        except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; the others still count
+            log.warning("plug-in cannot be loaded", group=group, name=point.name, error=repr(error))
+    return found
+
+
+def load_policy(name: str) -> Policy:
+    """A policy by name. Raises ``PluginError`` naming those that there are."""
+    return cast("Policy", _pick(POLICIES, name, "policy.name")())
+
+
+def load_placement(name: str) -> Placement:
+    """A placement by name. Raises ``PluginError`` naming those that there are."""
+    return cast("Placement", _pick(PLACEMENTS, name, "placement")())
+
+
+def load_manager(name: str, settings: Mapping[str, object], clock: Callable[[], float]) -> ResourceManager:
+    """A resource manager by name, with its part of the settings. Raises ``PluginError`` or ``ConfigError``."""
+    factory = cast("ManagerFactory", _pick(MANAGERS, name, "resource_manager.name"))
+    return factory(settings, clock=clock)
+
+
+def _pick(group: str, name: str, key: str) -> Callable[..., Any]:
+    found = available(group)
+    if name not in found:
+        raise PluginError(f"{key}: there is no {name!r}; installed are {', '.join(found) or 'none'}")
+    return cast("Callable[..., Any]", found[name])
