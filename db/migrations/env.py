@@ -1,0 +1,19 @@
+"""Alembic's entry: the caller (dl2d.store.schema) hands over a connection inside a transaction."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from dl2d.store.models import Base
+from dl2d.store.schema import VERSION_TABLE
+
+connection = context.config.attributes["connection"]
+context.configure(
+    connection=connection,
+    target_metadata=Base.metadata,
+    version_table=VERSION_TABLE,
+    # SQLite changes a column only by copying its table.
+    render_as_batch=connection.dialect.name == "sqlite",
+)
+with context.begin_transaction():
+    context.run_migrations()

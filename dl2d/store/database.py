@@ -1,0 +1,262 @@
+"""Connections and transactions: where the store is, how it is opened, and what its errors mean for people."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import StaticPool
+
+from dl2d.core.errors import SchemaOutdated, StoreError, StoreUnavailable
+
+# Another process (a backup, an admin's shell, `db upgrade`) may hold the write lock this long before we give up.
+LOCK_SECONDS = 10.0
+_CONNECT_SECONDS = 10
+_POSTGRESQL = "postgresql+psycopg"
+_EXAMPLES = "write sqlite:////var/lib/dl2d/dl2d.sqlite or postgresql://user@host/database"
+_WRITE = "dl2d_write"
+_DURABLE = "dl2d_durable"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a store is."""
+
+    url: URL
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Read a URL.
+
+        Raises
+        ------
+        StoreError
+            It is not the URL of an SQLite file or a PostgreSQL database. The message never repeats a password.
+        """
+        try:
+            url = make_url(text)
+        except (ArgumentError, ValueError):
+            # A text that is not understood may still hold a password: it is not repeated.
+            raise StoreError(f"the store's URL is not one; {_EXAMPLES}") from None
+        if url.drivername in {"sqlite", "sqlite+pysqlite"}:
+            if (url.database or "").startswith("file:") or url.query:
+                raise StoreError(f"the store's URL {cls(url)} has SQLite options; {_EXAMPLES}")
+            return cls(url.set(drivername="sqlite"))
+        if url.drivername in {"postgresql", "postgres", _POSTGRESQL}:
+            return cls(url.set(drivername=_POSTGRESQL))
+        raise StoreError(f"the store's URL names {url.drivername}, which dl2d does not speak; {_EXAMPLES}")
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the store lives in this process alone."""
+        return self.url.drivername == "sqlite" and self.url.database in {None, "", ":memory:"}
+
+    @property
+    def file(self) -> Path | None:
+        """SQLite's file, or None for what is not a file."""
+        if self.url.drivername != "sqlite" or self.in_memory:
+            return None
+        return Path(str(self.url.database))
+
+    @property
+    def is_postgresql(self) -> bool:
+        """Whether the store is a PostgreSQL database."""
+        return self.url.drivername == _POSTGRESQL
+
+    def without_secrets(self, text: str) -> str:
+        """The text with every password of this URL taken out."""
+        secrets = [self.url.password, *(self.url.query.get(key) for key in ("password", "sslpassword"))]
+        for secret in secrets:
+            if secret:
+                text = text.replace(str(secret), "***")
+        return text
+
+    def __str__(self) -> str:
+        return str(self.file) if self.file else self.url.set(password=None, query={}).render_as_string()
+
+
+def open_engine(place: Place) -> Engine:
+    """An engine with our settings; connects to nothing yet.
+
+    In SQLite we begin transactions ourselves, because Python's driver would begin them late and always deferred: a
+    transaction that reads first and writes later then fails at once when another writer came between.
+    """
+    options: dict[str, Any] = {"hide_parameters": True}
+    if place.is_postgresql:
+        asked = {"connect_timeout": _CONNECT_SECONDS, "application_name": "dl2d"}
+        options["connect_args"] = {key: value for key, value in asked.items() if key not in place.url.query}
+        options["pool_pre_ping"] = True
+    else:
+        options["connect_args"] = {"timeout": LOCK_SECONDS, "check_same_thread": False}
+    if place.in_memory:
+        options["poolclass"] = StaticPool
+    else:
+        options |= {"pool_size": 5, "max_overflow": 20, "pool_timeout": 30}
+    engine = create_engine(place.url, **options)
+    if place.is_postgresql:
+        event.listen(engine, "connect", _set_up_postgresql)
+    else:
+        event.listen(engine, "connect", _set_up_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _set_up_postgresql(connection: Any, _record: object) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET lock_timeout = '{int(LOCK_SECONDS * 1000)}ms'")
+    connection.commit()
+
+
+def _set_up_sqlite(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = None
+    connection.execute("PRAGMA foreign_keys = ON")
+    # FULL: a commit is on the disk when the call returns, as the contract says, also through a power cut.
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    options = connection.get_execution_options()
+    durable = options.get(_DURABLE, True)
+    if connection.info.get(_DURABLE, True) != durable:
+        connection.exec_driver_sql(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+        connection.info[_DURABLE] = durable
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get(_WRITE) else "BEGIN")
+
+
+class Fence(Protocol):
+    """Stops a writer whose lease has passed to another daemon."""
+
+    def check(self, connection: Connection) -> None:
+        """Raise ``AlreadyRunning`` if so; called first in each writing transaction."""
+        ...
+
+
+class Database:
+    """Transactions on one store, for any number of threads."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.engine = open_engine(place)
+        self.fence: Fence | None = None
+        self._closed = False
+        # SQLite has one writer at a time. Waiting for a lock of ours is fair and wakes at once; waiting for
+        # SQLite's polls. In memory there is one connection, so readers queue too.
+        self._writers = threading.Lock()
+
+    @contextlib.contextmanager
+    def reading(self, doing: str) -> Iterator[Connection]:
+        """A transaction that only reads. ``doing`` begins the message of an error."""
+        queue = self._writers if self.place.in_memory else contextlib.nullcontext()
+        with queue, translated(self.place, doing), self._open().connect() as connection, connection.begin():
+            yield connection
+
+    @contextlib.contextmanager
+    def writing(self, doing: str, *, durable: bool = True) -> Iterator[Connection]:
+        """A transaction that writes; kept as a whole when the block ends, or not at all if it raises.
+
+        With ``durable=False`` it may be lost by a power cut (not by a crash of this process) soon after.
+        """
+        queue = contextlib.nullcontext() if self.place.is_postgresql else self._writers
+        engine = self._open().execution_options(**{_WRITE: True, _DURABLE: durable})
+        with queue, translated(self.place, doing), engine.connect() as connection, connection.begin():
+            if self.place.is_postgresql and not durable:
+                connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
+            if self.fence is not None:
+                self.fence.check(connection)
+            yield connection
+
+    def close(self) -> None:
+        """Give up all connections; further transactions are refused."""
+        self._closed = True
+        self.engine.dispose()
+
+    def _open(self) -> Engine:
+        if self._closed:
+            raise StoreError(f"the store {self.place} is closed")
+        return self.engine
+
+
+@contextlib.contextmanager
+def translated(place: Place, doing: str) -> Iterator[None]:
+    """Turn every error of SQLAlchemy, a driver or a conversion into one of ours.
+
+    Raises
+    ------
+    StoreUnavailable
+        The database cannot be reached or cannot write now.
+    StoreError
+        Anything else that the database or a driver objected to.
+    """
+    try:
+        yield
+    except (SQLAlchemyError, sqlite3.Error) as error:
+        raise _explained(error, place, doing) from error
+    except (UnicodeError, OverflowError, msgspec.MsgspecError) as error:
+        # Overflow: a number beyond 64 bits. Unicode: half of a surrogate pair inside a record.
+        raise StoreError(f"{doing}: a value cannot be kept in or read from {place}: {error}") from error
+    except OSError as error:
+        raise StoreUnavailable(f"{doing}: {place}: {error.strerror or error}") from error
+
+
+# What is wrong and what to do, by SQLite's primary result code and by PostgreSQL's SQLSTATE (longest prefix wins).
+_NOW_SQLITE = {
+    sqlite3.SQLITE_FULL: "the disk is full; free some space, nothing of this change was kept",
+    sqlite3.SQLITE_BUSY: "another program holds the database's lock; end it (a shell with an open transaction?)",
+    sqlite3.SQLITE_LOCKED: "another connection holds a table's lock; try again",
+    sqlite3.SQLITE_READONLY: "the file or its folder cannot be written; check owner, mode and mount",
+    sqlite3.SQLITE_PERM: "the file may not be opened; check owner and mode",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened; check that its folder exists and may be written",
+    sqlite3.SQLITE_IOERR: "the disk refused to read or write; check whether it is full or failing",
+    sqlite3.SQLITE_NOMEM: "out of memory",
+}
+_FOR_GOOD_SQLITE = {
+    sqlite3.SQLITE_CORRUPT: "the file is damaged; restore the last backup",
+    sqlite3.SQLITE_NOTADB: "the file is not an SQLite database; check the URL",
+}
+_NOW_POSTGRESQL = {
+    "08": "the connection was lost; check that PostgreSQL runs and can be reached",
+    "25006": "the database is read-only (a standby?); connect to the primary",
+    "28": "PostgreSQL refused the login; check user, password and pg_hba.conf",
+    "3D": "there is no such database; create it (createdb)",
+    "40": "the transaction clashed with another; try again",
+    "42501": "the database user may not do this; grant it the tables of dl2d",
+    "53": "PostgreSQL has run out of a resource; see its log",
+    "53100": "the disk of PostgreSQL is full; free some space, nothing of this change was kept",
+    "53300": "PostgreSQL has no connection left; raise max_connections",
+    "55P03": "another program holds a lock; end it (a shell with an open transaction?)",
+    "57": "PostgreSQL stopped the request; it may be shutting down or starting",
+    "58": "PostgreSQL's system failed; see its log",
+}
+
+
+def _explained(error: Exception, place: Place, doing: str) -> StoreError:
+    cause = getattr(error, "orig", None) or error
+    words = place.without_secrets(" ".join(str(cause).split("\n")[0].split()))
+    start = f"{doing}: {place}"
+    code = getattr(cause, "sqlite_errorcode", None)
+    if code is not None:
+        primary = code & 0xFF
+        if primary in _NOW_SQLITE:
+            return StoreUnavailable(f"{start}: {_NOW_SQLITE[primary]} ({words})")
+        if primary in _FOR_GOOD_SQLITE:
+            return StoreError(f"{start}: {_FOR_GOOD_SQLITE[primary]} ({words})")
+    if "no such table" in words or "no such column" in words or getattr(cause, "sqlstate", None) in {"42P01", "42703"}:
+        return SchemaOutdated(f"{start}: a table or column is missing; run `dl2d db upgrade` ({words})")
+    state = getattr(cause, "sqlstate", None) or ""
+    for prefix in sorted(_NOW_POSTGRESQL, key=len, reverse=True):
+        if state.startswith(prefix):
+            return StoreUnavailable(f"{start}: {_NOW_POSTGRESQL[prefix]} ({words})")
+    if type(cause).__name__ in {"OperationalError", "InterfaceError", "TimeoutError", "ConnectionTimeout"} or (
+        isinstance(error, DBAPIError) and error.connection_invalidated
+    ):
+        return StoreUnavailable(f"{start}: the database did not answer; check that it runs and try again ({words})")
+    return StoreError(f"{start}: {words}")

@@ -1,0 +1,163 @@
+"""The lease: one daemon per store. The operating system or PostgreSQL gives the lock back when its holder dies."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import threading
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from dl2d.core.errors import AlreadyRunning, StoreUnavailable
+from dl2d.store.database import Place, translated
+
+_log = structlog.get_logger(__name__)
+_MOST_HOLDER = 1000
+_ADVICE = "stop it first, or give this daemon a store of its own"
+
+
+class Lease(Protocol):
+    """A lock that only one process can hold."""
+
+    def take(self, holder: str) -> None:
+        """Take it or raise ``AlreadyRunning`` naming its holder."""
+        ...
+
+    def check(self) -> None:
+        """Take it again if it was lost without our doing; ``AlreadyRunning`` if another was quicker."""
+        ...
+
+    def release(self) -> None:
+        """Give it back."""
+        ...
+
+
+class NoLease:
+    """A store in memory is this process's own."""
+
+    def take(self, holder: str) -> None:
+        """Nothing to take."""
+
+    def check(self) -> None:
+        """Nothing to lose."""
+
+    def release(self) -> None:
+        """Nothing to release."""
+
+
+class FileLease:
+    """A lock on ``<database>.lock``, which holds the holder's name. The file stays: only the lock on it counts."""
+
+    def __init__(self, place: Place, file: Path) -> None:
+        self._place = place
+        self._path = file.with_name(file.name + ".lock")
+        self._descriptor: int | None = None
+
+    def take(self, holder: str) -> None:
+        """Take the lock and write the holder's name into the file."""
+        if self._descriptor is not None:
+            return
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(self._path, flags, 0o600)
+        except OSError as error:
+            raise StoreUnavailable(f"locking the store: {self._path}: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, holder.encode("utf-8", "replace")[:_MOST_HOLDER], 0)
+        except BlockingIOError:
+            other = os.pread(descriptor, _MOST_HOLDER, 0).decode("utf-8", "replace").strip()
+            os.close(descriptor)
+            raise AlreadyRunning(
+                f"the store {self._place} is held by another daemon ({other or 'it has not given its name'}); {_ADVICE}"
+            ) from None
+        except OSError as error:
+            os.close(descriptor)
+            raise StoreUnavailable(f"locking the store: {self._path}: {error.strerror}") from error
+        self._descriptor = descriptor
+
+    def check(self) -> None:
+        """The kernel takes the lock from nobody alive."""
+
+    def release(self) -> None:
+        """Give the lock back."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class ServerLease:
+    """An advisory lock that belongs to one connection to PostgreSQL, which is used for nothing else.
+
+    The server ends the lock with the connection. If the server restarts, the lock is taken again before the next write.
+    """
+
+    _KEY = int.from_bytes(hashlib.sha256(b"dl2d daemon lease").digest()[:8], "big", signed=True)
+
+    def __init__(self, place: Place, engine: Engine) -> None:
+        self._place = place
+        self._engine = engine
+        self._connection: Connection | None = None
+        self._one = threading.Lock()
+        #: Set when the pool had to make a new connection: the server may have dropped ours too.
+        self._doubtful = threading.Event()
+
+    def doubt(self) -> None:
+        """Look before the next write whether the lock is still ours."""
+        self._doubtful.set()
+
+    def take(self, holder: str) -> None:  # noqa: ARG002 (the holder's row is written by the store)
+        """Take the lock."""
+        with self._one:
+            if self._connection is None:
+                self._connection = self._locked()
+                self._doubtful.clear()
+
+    def check(self) -> None:
+        """Look whether the connection still lives, where there is doubt."""
+        if not self._doubtful.is_set():
+            return
+        with self._one:
+            if not self._doubtful.is_set() or self._connection is None:
+                return
+            try:
+                self._connection.exec_driver_sql("SELECT 1")
+            except SQLAlchemyError as error:
+                _log.warning("store.lease_lost", store=str(self._place), error=type(error).__name__)
+                self._connection.invalidate()
+                self._connection.close()
+                # Left in doubt where this fails, so that the next write tries again.
+                self._connection = self._locked()
+                _log.info("store.lease_taken_again", store=str(self._place))
+            self._doubtful.clear()
+
+    def release(self) -> None:
+        """Give the lock back by ending its connection."""
+        with self._one:
+            if self._connection is not None:
+                # Detached, it is closed for good instead of going back to the pool with the lock on it.
+                self._connection.detach()
+                self._connection.close()
+                self._connection = None
+
+    def _locked(self) -> Connection:
+        with translated(self._place, "taking the lease"):
+            connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            try:
+                held = connection.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": self._KEY}).scalar_one()
+                if held:
+                    return connection
+                named = connection.execute(text("SELECT holder FROM lease WHERE name = 'daemon'")).scalar()
+            except BaseException:
+                connection.close()
+                raise
+            connection.close()
+        raise AlreadyRunning(
+            f"the store {self._place} is held by another daemon ({named or 'it has not given its name'}); {_ADVICE}"
+        )

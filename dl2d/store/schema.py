@@ -1,0 +1,173 @@
+"""The schema's version: which one a database has, which one this code needs, and the way from one to the other.
+
+The migrations are alembic's, in ``db/migrations`` of a source checkout and inside the package in an installation.
+No alembic.ini is read and no logging is configured.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import Connection, text
+
+from dl2d.core.errors import SchemaOutdated, StoreError, StoreUnavailable
+from dl2d.store.database import LOCK_SECONDS, Database, Place, translated
+
+#: Not alembic's usual name, so that the database may be shared with another program that uses alembic.
+VERSION_TABLE = "dl2d_schema_version"
+# Alembic's operations go through one proxy per process, so only one thread may migrate at a time.
+_MIGRATING = threading.Lock()
+# Key of PostgreSQL's advisory lock for migrations: "dl2d" and a 1 in hexadecimal.
+_MIGRATION_LOCK = 0x646C32640001
+
+
+def migrations() -> Path:
+    """Folder of the migrations.
+
+    Raises
+    ------
+    StoreError
+        The installation lacks them.
+    """
+    package = Path(__file__).resolve().parent
+    for folder in (package / "migrations", package.parents[1] / "db" / "migrations"):
+        if (folder / "env.py").is_file():
+            return folder
+    raise StoreError(f"the migrations are missing beside {package}; install dl2d again")
+
+
+def head() -> str:
+    """Revision that this code needs."""
+    found = _scripts().get_current_head()
+    assert found is not None
+    return found
+
+
+def current(url: str) -> str | None:
+    """Revision that the database has; None where it is empty or does not exist yet."""
+    place = Place.parse(url)
+    if place.in_memory or (place.file is not None and not place.file.exists()):
+        return None
+    database = Database(place)
+    try:
+        with database.reading("reading the schema's version") as connection:
+            return revision_of(connection)
+    finally:
+        database.close()
+
+
+def upgrade(url: str) -> None:
+    """Bring the database to ``head()``, creating an SQLite file where there is none; all steps or none are kept.
+
+    Doing it again changes nothing, and two at once do it once. A database in memory makes its schema itself.
+
+    Raises
+    ------
+    SchemaOutdated
+        The database was written by a newer dl2d.
+    StoreUnavailable
+        It cannot be reached or written.
+    """
+    place = Place.parse(url)
+    if place.in_memory:
+        return
+    if place.file is not None:
+        _create_file(place, place.file)
+    database = Database(place)
+    try:
+        with database.writing("upgrading the schema") as connection:
+            if place.is_postgresql:
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+            check_not_newer(revision_of(connection), place)
+            migrate(connection)
+    finally:
+        database.close()
+
+
+def migrate(connection: Connection) -> None:
+    """Run the missing migrations in the connection's transaction."""
+    config = _config()
+    config.attributes["connection"] = connection
+    with _MIGRATING:
+        command.upgrade(config, "head")
+
+
+def check(connection: Connection, place: Place) -> None:
+    """Raise ``SchemaOutdated`` unless the database has exactly the schema that this code needs."""
+    found = revision_of(connection)
+    if found == head():
+        return
+    check_not_newer(found, place)
+    what = "is empty" if found is None else f"has schema {found}, this dl2d needs {head()}"
+    raise SchemaOutdated(f"the store {place} {what}; run `dl2d db upgrade`")
+
+
+def check_not_newer(found: str | None, place: Place) -> None:
+    """Raise ``SchemaOutdated`` where the revision is one that this code does not know."""
+    if found is None:
+        return
+    try:
+        known = _scripts().get_revision(found)
+    except CommandError:
+        known = None
+    if known is None:
+        raise SchemaOutdated(
+            f"the store {place} has schema {found}, which this dl2d (schema {head()}) does not know: a newer dl2d "
+            "wrote it; install that version again, or restore a backup from before"
+        )
+
+
+def revision_of(connection: Connection) -> str | None:
+    """Revision of the database behind a connection; None where it is empty."""
+    return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
+
+
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_config())
+
+
+def _config() -> Config:
+    config = Config()
+    # The parser of the options expands per cent signs.
+    config.set_main_option("script_location", str(migrations()).replace("%", "%%"))
+    return config
+
+
+def _create_file(place: Place, file: Path) -> None:
+    """Make the file, readable by its owner alone (jobs' environments may hold secrets), and set it to WAL.
+
+    With a write-ahead log readers never wait for the writer. The mode is kept in the file, so it is set once.
+    """
+    try:
+        os.close(os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise StoreUnavailable(
+            f"creating {place}: {error.strerror}; check that its folder exists and may be written"
+        ) from error
+    deadline = time.monotonic() + LOCK_SECONDS
+    with translated(place, "setting up the write-ahead log"):
+        connection = sqlite3.connect(file, timeout=LOCK_SECONDS)
+        try:
+            while True:
+                try:
+                    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+                except sqlite3.OperationalError as error:
+                    # The change of mode does not wait for a lock by itself when two upgrades meet.
+                    if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.02)
+                    continue
+                break
+        finally:
+            connection.close()
+    if mode != "wal":
+        raise StoreUnavailable(f"{place}: this file system cannot keep a write-ahead log; put the file on a local disk")
