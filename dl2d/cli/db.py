@@ -1,0 +1,33 @@
+"""``dl2d db``: the database's schema."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from dl2d.cli.options import ConfigOption, JsonOption
+from dl2d.config.settings import DEFAULT_PATH, load_settings
+from dl2d.store import schema
+
+app = typer.Typer(no_args_is_help=True, help="The database's schema.")
+
+
+@app.command()
+def upgrade(config: ConfigOption = DEFAULT_PATH) -> None:
+    """Bring the schema up to date; does nothing where it is."""
+    url = load_settings(config).store_url
+    before = schema.current(url)
+    schema.upgrade(url)
+    after = schema.current(url)
+    typer.echo(f"schema is at {after}" if before == after else f"schema upgraded from {before or 'nothing'} to {after}")
+
+
+@app.command()
+def current(config: ConfigOption = DEFAULT_PATH, as_json: JsonOption = False) -> None:
+    """Print the schema's revision, and the one that this version needs."""
+    now, head = schema.current(load_settings(config).store_url), schema.head()
+    if as_json:
+        typer.echo(json.dumps({"current": now, "head": head}))
+    else:
+        typer.echo(f"{now or 'empty'} (this version needs {head})")
