@@ -1,0 +1,104 @@
+"""Slurm's commands: run them without a shell, with a time limit, and turn their complaints into typed errors."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from dl2d.core.errors import Denied, NotFound, Rejected, ResourceManagerError, Unavailable
+
+log = structlog.get_logger(__name__)
+
+#: What Slurm and munge say when they cannot answer now, whatever was asked.
+_UNAVAILABLE = re.compile(
+    r"unable to contact slurm|connect failure|connection refused|connection timed out|socket timed out"
+    r"|zero bytes were transmitted|temporarily unable|temporarily unavailable|unexpected message received"
+    r"|controller (?:not responding|in standby)|in standby mode|could not establish a configuration source"
+    r"|failed to fetch config|authentication (?:error|credential)|auth.munge|did you start munged|munge_|rate limit"
+    r"|incompatible versions|communication",
+    re.IGNORECASE,
+)
+_DENIED = re.compile(r"only permitted by root|permission denied|invalid user id|not permitted", re.IGNORECASE)
+_NOT_FOUND = re.compile(r"invalid node name|invalid job id", re.IGNORECASE)
+_MOST_SAID = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command that ended left behind."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+class Commands:
+    """Runs commands found on the daemon's PATH with a small environment.
+
+    Parameters
+    ----------
+    environment
+        Complete environment of every command.
+    time_limit
+        Seconds after which a command is killed.
+    """
+
+    def __init__(self, environment: Mapping[str, str], time_limit: float) -> None:
+        self._environment = dict(environment)
+        self._time_limit = time_limit
+
+    def run(self, *argv: str, stdin: str = "", more: Mapping[str, str] | None = None) -> Answer:
+        """Run a command to its end; a bad exit status is the caller's to judge.
+
+        Raises
+        ------
+        Unavailable
+            The command is not installed, or did not end in time.
+        """
+        try:
+            done = subprocess.run(
+                argv,
+                input=stdin.encode("utf-8", "surrogateescape"),
+                capture_output=True,
+                timeout=self._time_limit,
+                check=False,
+                env={**self._environment, **(more or {})},
+                cwd="/",
+                # sbatch hands its own mask on to the job: the user's files, not the daemon's.
+                umask=0o022,
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            path = self._environment.get("PATH", "")
+            raise Unavailable(f"{argv[0]} is not installed (PATH is {path})") from None
+        except PermissionError as error:
+            raise Unavailable(f"{argv[0]} cannot be run", said=str(error)) from None
+        except subprocess.TimeoutExpired as error:
+            said = (error.stderr or b"").decode(errors="replace")
+            raise Unavailable(f"{argv[0]} did not answer within {self._time_limit:g} s", said=_short(said)) from None
+        stderr = done.stderr.decode("utf-8", "replace")
+        if done.returncode == 0 and stderr.strip():
+            log.debug("noise", command=argv[0], said=_short(stderr))
+        return Answer(done.returncode, done.stdout.decode("utf-8", "replace"), stderr)
+
+
+def failure(what: str, answer: Answer) -> ResourceManagerError:
+    """The typed error for a command that ended badly, with the command's own words."""
+    said = _short(answer.stderr) or f"exit status {answer.status}, without a word"
+    kind: type[ResourceManagerError] = Rejected
+    if _UNAVAILABLE.search(said):
+        kind = Unavailable
+    elif _DENIED.search(said):
+        kind = Denied
+    elif _NOT_FOUND.search(said):
+        kind = NotFound
+    return kind(what, said=said)
+
+
+def _short(said: str) -> str:
+    text = "; ".join(line.strip() for line in said.splitlines() if line.strip())
+    return text if len(text) <= _MOST_SAID else text[:_MOST_SAID] + " ..."

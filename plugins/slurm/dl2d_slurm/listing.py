@@ -1,0 +1,209 @@
+"""What is asked of squeue and sinfo, and how their answers are read.
+
+Fields that people write themselves (comments, job names, an admin's reason) may hold any character, line breaks and
+our separator included. They stand last in a record, and a record ends with a random word that is drawn anew for each
+query: nobody can write a comment that looks like a record of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dl2d.core.cluster import Node, NodeState, parse_tag
+from dl2d.core.resource_manager import RmJob, RmJobState
+from dl2d.core.resources import Resources
+from dl2d_slurm.states import job_state, node_state
+
+#: Names are those of ``squeue --Format`` and ``sinfo --Format``; the last one of each is free text.
+JOB_FIELDS = ("JobID", "State", "SubmitTime", "exit_code", "UserName", "NodeList", "Reason", "Comment")
+OWNER_FIELDS = ("JobID", "State", "SubmitTime", "UserID", "GroupID", "UserName", "Account", "Partition", "QOS", "Name")
+NODE_FIELDS = ("NodeList", "StateLong", "CPUsState", "Memory", "AllocMem", "Gres", "GresUsed", "Reason")
+#: Makes both commands print times as seconds since 1970.
+TIMES_AS_SECONDS: Mapping[str, str] = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
+
+_SEPARATOR = "|"
+_ABSENT = frozenset({"", "(null)", "N/A", "n/a", "None", "none"})
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)", re.IGNORECASE)
+_FACTORS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+_PARENTHESES = re.compile(r"\([^()]*\)")
+_RESOURCE = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """Parsed answer of squeue."""
+
+    jobs: tuple[RmJob, ...]
+    #: States that no table has, and records that could not be read.
+    strange: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Parsed answer of sinfo."""
+
+    nodes: tuple[Node, ...]
+    #: Slurm's own spelling of generic resources, by our lower-case names.
+    spelling: Mapping[str, str]
+    strange: tuple[str, ...] = ()
+
+
+def format_option(fields: Sequence[str], word: str) -> str:
+    """The ``--Format`` option for some fields, each record ended by ``word``."""
+    last = len(fields) - 1
+    columns = (f"{field}:{_SEPARATOR}{word if position == last else ''}" for position, field in enumerate(fields))
+    return "--Format=" + ",".join(columns)
+
+
+def records(text: str, fields: Sequence[str], word: str) -> Iterator[dict[str, str] | str]:
+    """Cut an answer into records; text that is none comes as it is."""
+    for piece in text.split(f"{_SEPARATOR}{word}"):
+        record = piece.removeprefix("\n")
+        values = record.split(_SEPARATOR, len(fields) - 1)
+        if len(values) == len(fields):
+            yield {field: value.strip() for field, value in zip(fields, values, strict=True)}
+        elif record.strip():
+            yield record.strip()
+
+
+def parse_jobs(text: str, word: str) -> Jobs:
+    """Read squeue's answer. What cannot be read is left out and reported in ``strange``."""
+    jobs: list[RmJob] = []
+    strange: list[str] = []
+    for record in records(text, JOB_FIELDS, word):
+        if isinstance(record, str) or not record["JobID"].isascii() or not record["JobID"].isdecimal():
+            strange.append(f"squeue: cannot read {str(record)[:200]!r}")
+            continue
+        node = present(record["NodeList"])
+        state, known = job_state(record["State"], placed=bool(node))
+        if not known:
+            strange.append(f"squeue: unknown job state {record['State'][:60]!r}, taken as {state}")
+        comment = present(record["Comment"])
+        jobs.append(
+            RmJob(
+                handle=record["JobID"],
+                state=state,
+                tag=comment if parse_tag(comment) else "",
+                user=record["UserName"],
+                node=node,
+                reason=_reason(record, state),
+                submitted=seconds(record["SubmitTime"]),
+            )
+        )
+    return Jobs(tuple(_without_forged_tags(jobs)), tuple(strange))
+
+
+def _without_forged_tags(jobs: Iterable[RmJob]) -> Iterator[RmJob]:
+    """Anyone may write any comment on his own job: a mark counts only on jobs of the anchor's owner."""
+    jobs = tuple(jobs)
+    users = {job.handle: job.user for job in jobs}
+    for job in jobs:
+        mark = parse_tag(job.tag)
+        forged = mark is not None and users.get(mark[0].id, job.user) != job.user
+        yield replace(job, tag="") if forged else job
+
+
+def _reason(record: Mapping[str, str], state: RmJobState) -> str:
+    reason = present(record["Reason"])
+    if not state.ended:
+        return reason
+    if state is RmJobState.DONE:
+        return ""
+    said = record["State"] if not reason else f"{record['State']} ({reason})"
+    how = _exit(record["exit_code"])
+    return f"{said}, {how}" if how else said
+
+
+def _exit(code: str) -> str:
+    """How a batch script ended, from a wait status (``768``) or ``status:signal``; "" where there is nothing to say."""
+    status, colon, number = code.partition(":")
+    try:
+        if colon:
+            ended, by_signal = int(status), int(number)
+        else:
+            plain = os.waitstatus_to_exitcode(int(status))
+            ended, by_signal = max(plain, 0), max(-plain, 0)
+    except ValueError:
+        return ""
+    if by_signal:
+        return f"signal {by_signal}"
+    return f"exit status {ended}" if ended else ""
+
+
+def parse_nodes(text: str, word: str) -> Nodes:
+    """Read sinfo's answer. A node that is in several partitions is listed several times and counts once."""
+    nodes: dict[str, Node] = {}
+    strange: list[str] = []
+    spelling: dict[str, str] = {}
+    for record in records(text, NODE_FIELDS, word):
+        if isinstance(record, str) or not record["NodeList"]:
+            strange.append(f"sinfo: cannot read {str(record)[:200]!r}")
+            continue
+        name = record["NodeList"]
+        if name in nodes:
+            continue
+        found = node_state(record["StateLong"])
+        if not found.known:
+            strange.append(f"sinfo: unknown node state {record['StateLong'][:60]!r}, nothing is put there")
+        gres = parse_gres(record["Gres"])
+        spelling.update({key.lower(): key for key in gres})
+        cpus = record["CPUsState"].split("/")
+        if len(cpus) != 4 or count(cpus[3]) is None:
+            strange.append(f"sinfo: cannot read the CPUs of {name} from {record['CPUsState'][:60]!r}")
+            continue
+        why = present(record["Reason"])
+        remark = found.remark
+        if why and found.state is not NodeState.UP:
+            remark = f"{remark}: {why}" if remark else why
+        nodes[name] = Node(
+            name=name,
+            capacity=_resources(cpus[3], record["Memory"], gres),
+            used=_resources(cpus[0], record["AllocMem"], parse_gres(record["GresUsed"])),
+            state=found.state,
+            remark=remark,
+        )
+    return Nodes(tuple(nodes.values()), spelling, tuple(strange))
+
+
+def _resources(cpus: str, memory: str, gres: Mapping[str, int]) -> Resources:
+    amounts: dict[str, float] = {"cpu": count(cpus) or 0, "memory": count(memory.rstrip("+")) or 0}
+    for name, amount in gres.items():
+        lower = name.lower()
+        if _RESOURCE.fullmatch(lower) and lower not in ("cpu", "memory"):
+            amounts[lower] = amounts.get(lower, 0) + amount
+    return Resources.of({name: min(amount, 1e12) for name, amount in amounts.items()})
+
+
+def parse_gres(text: str) -> dict[str, int]:
+    """Amounts of generic resources: ``gpu:a100:4(S:0-1),nvme:1`` has ``gpu`` 4, ``gpu:a100`` 4 and ``nvme`` 1."""
+    amounts: dict[str, int] = {}
+    bare = _PARENTHESES.sub("", text.replace(":(null)", "").replace("(null)", ""))
+    for entry in bare.split(","):
+        parts = [part for part in entry.strip().removeprefix("gres:").removeprefix("gres/").split(":") if part]
+        if not parts:
+            continue
+        number = count(parts[-1]) if len(parts) > 1 else None
+        names = parts[:2] if number is None else parts[:-1][:2]
+        amount = 1 if number is None else number
+        for name in dict.fromkeys((names[0], ":".join(names))):
+            amounts[name] = amounts.get(name, 0) + amount
+    return amounts
+
+
+def count(text: str) -> int | None:
+    """A whole number, perhaps with a K, M, G or T behind it; None where the text is none."""
+    match = _COUNT.fullmatch(text.strip()) if text.isascii() else None
+    return round(float(match[1]) * _FACTORS[match[2].upper()]) if match and len(text) < 20 else None
+
+
+def seconds(text: str) -> int:
+    """A time in seconds since 1970, 0 where there is none."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 12 else 0
+
+
+def present(text: str) -> str:
+    """The text, or "" where Slurm writes a word for nothing."""
+    return "" if text in _ABSENT else text

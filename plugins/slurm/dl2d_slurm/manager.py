@@ -1,0 +1,174 @@
+"""The Slurm resource manager: elastic jobs as an anchor batch job of the user plus one batch job per task."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from dl2d.core.errors import Rejected, Unavailable
+from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmSnapshot, TaskSpec
+from dl2d_slurm.commands import Commands, failure
+from dl2d_slurm.listing import JOB_FIELDS, NODE_FIELDS, TIMES_AS_SECONDS, format_option, parse_jobs, parse_nodes
+from dl2d_slurm.pace import TokenBucket
+from dl2d_slurm.settings import SlurmSettings
+from dl2d_slurm.stopping import Stopper
+from dl2d_slurm.submission import options, script
+from dl2d_slurm.vouching import anchor, proven_uid
+
+log = structlog.get_logger(__name__)
+
+_HANDLE = re.compile(r"^([0-9]+)(?:;\S*)?$", re.MULTILINE)
+_CLUSTER_NAME = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
+_MOST_REPORTED = 1000
+_DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> ResourceManager:
+    """Build the manager from ``resource_manager.slurm`` of the config file. Asks nothing of Slurm yet.
+
+    Raises
+    ------
+    ConfigError
+        A setting is unknown or bad; names the key.
+    """
+    return SlurmManager(SlurmSettings.parse(settings), clock=clock)
+
+
+class SlurmManager:
+    """Slurm through its own commands; implements ``dl2d.core.resource_manager.ResourceManager``.
+
+    All that it knows is in Slurm: tasks are found again by the mark in their comment. Only the deadlines of jobs that
+    were asked to end are in memory.
+
+    Parameters
+    ----------
+    settings
+        Checked settings.
+    clock
+        Seconds since 1970.
+    sleep
+        Waits for some seconds, where more is submitted than ``submit_rate_per_second`` allows.
+    environ
+        The daemon's environment, of which commands get PATH and SLURM_CONF.
+    uid
+        User id of the daemon.
+    """
+
+    def __init__(
+        self,
+        settings: SlurmSettings,
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None] = time.sleep,
+        environ: Mapping[str, str] | None = None,
+        uid: int | None = None,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._uid = os.geteuid() if uid is None else uid
+        given = os.environ if environ is None else environ
+        # sbatch hands all of this on to the jobs, so there is no more of it than Slurm's commands need.
+        environment = {"PATH": given.get("PATH", _DEFAULT_PATH)}
+        if conf := settings.slurm_conf or given.get("SLURM_CONF", ""):
+            environment["SLURM_CONF"] = conf
+        self._commands = Commands(environment, settings.command_timeout_seconds)
+        self._stopper = Stopper(self._commands, clock)
+        self._pace = TokenBucket(settings.submit_rate_per_second, clock=clock, sleep=sleep)
+        self._spelling: Mapping[str, str] = {}
+        self._last: RmSnapshot | None = None
+        self._reported: set[str] = set()
+        self._cluster = settings.cluster
+
+    def capabilities(self) -> Capabilities:
+        """Asks ``sinfo --version``, and the controller for its ClusterName where the settings give none."""
+        answer = self._commands.run("sinfo", "--version")
+        if answer.status != 0 or not answer.stdout.split():
+            raise Unavailable("cannot ask Slurm for its version", said=answer.stderr)
+        version = answer.stdout.split()[-1]
+        return Capabilities(
+            name="slurm",
+            cluster=self._cluster_name(),
+            version=version,
+            starts_anchors=False,
+            other_users=self._uid == 0,
+        )
+
+    def snapshot(self) -> RmSnapshot:
+        """One squeue and one sinfo, whatever the number of jobs; before them, one scancel if a grace is over."""
+        if self._stopper.cancel_due():
+            self._last = None
+        now = self._clock()
+        if self._last is not None and 0 <= now - self._last.at < self._settings.poll_floor_seconds:
+            return self._last
+        word = secrets.token_hex(16)
+        # Jobs first: a job that starts between the two queries then counts twice, as waiting and in its node's use,
+        # which does no harm. The other way round it would count as started on a node that still looks free.
+        jobs = parse_jobs(
+            self._ask("squeue", "--noheader", "--all", "--states=all", format_option(JOB_FIELDS, word)), word
+        )
+        chosen = (f"--partition={self._settings.partition}",) if self._settings.partition else ("--all",)
+        nodes = parse_nodes(self._ask("sinfo", "--noheader", "--Node", *chosen, format_option(NODE_FIELDS, word)), word)
+        self._spelling = nodes.spelling
+        self._stopper.forget_all_but({job.handle for job in jobs.jobs if not job.state.ended})
+        for remark in (*jobs.strange, *nodes.strange):
+            self._report_once(remark)
+        self._last = RmSnapshot(now, nodes.nodes, jobs.jobs)
+        return self._last
+
+    def _ask(self, *argv: str) -> str:
+        answer = self._commands.run(*argv, more=TIMES_AS_SECONDS)
+        if answer.status != 0:
+            error = failure(f"{argv[0]} failed", answer)
+            raise error if isinstance(error, Unavailable) else Unavailable(f"{argv[0]} failed", said=error.said)
+        return answer.stdout
+
+    def _report_once(self, remark: str) -> None:
+        if remark not in self._reported and len(self._reported) < _MOST_REPORTED:
+            self._reported.add(remark)
+            log.warning("strange answer from Slurm", remark=remark)
+
+    def submit(self, task: TaskSpec) -> str:
+        """One sbatch. After ``Unavailable`` the job may exist all the same: look for its tag in a snapshot."""
+        as_owner = self._uid == 0 or task.owner.uid != self._uid
+        argv = options(task, self._settings, self._spelling, as_owner=as_owner)
+        text = script(task.launch)
+        self._pace.take()
+        self._last = None
+        answer = self._commands.run("sbatch", *argv, stdin=text)
+        what = f"sbatch of {task.name} of job {task.job.id} for {task.owner.user}"
+        if answer.status != 0:
+            raise failure(what, answer)
+        match = _HANDLE.search(answer.stdout)
+        if match is None:
+            raise Rejected(f"{what}: no job id in its answer", said=(answer.stdout + answer.stderr)[:500])
+        log.info("task submitted", tag=task.tag, node=task.node, handle=match[1])
+        return match[1]
+
+    def stop(self, handles: Sequence[str], grace: float) -> None:
+        """One scancel for those that wait and one for those that run; see ``Stopper``."""
+        self._last = None
+        self._stopper.cancel_due()
+        self._stopper.stop(handles, grace)
+
+    def vouch(self, rm_id: str, proof: str) -> Anchor:
+        """One unmunge, one squeue of this job, one scontrol for the script; the first time one more for the name."""
+        uid = proven_uid(self._commands, rm_id, proof, socket=self._settings.munge_socket)
+        return anchor(self._commands, rm_id, uid, cluster=self._cluster_name())
+
+    def _cluster_name(self) -> str:
+        if not self._cluster:
+            answer = self._commands.run("scontrol", "show", "config")
+            match = _CLUSTER_NAME.search(answer.stdout)
+            if answer.status != 0 or match is None:
+                raise Unavailable("cannot ask Slurm for its ClusterName", said=answer.stderr)
+            # It stands in URLs and file names.
+            self._cluster = re.sub(r"[^A-Za-z0-9_-]", "-", match[1])[:64]
+        return self._cluster
+
+    def close(self) -> None:
+        """Nothing is held open; running tasks go on."""

@@ -1,0 +1,140 @@
+"""What Slurm's states mean for scaling: total tables over Slurm 22.05 to 26.05."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from dl2d.core.cluster import NodeState
+from dl2d.core.resource_manager import RmJobState
+
+#: squeue(1), JOB STATE CODES and JOB STATE FLAGS, extended form.
+JOB_STATES: Mapping[str, RmJobState] = MappingProxyType(
+    {
+        "BOOT_FAIL": RmJobState.LOST,  # its node could not be started
+        "CANCELLED": RmJobState.CANCELLED,
+        "COMPLETED": RmJobState.DONE,
+        "COMPLETING": RmJobState.ENDING,
+        "CONFIGURING": RmJobState.RUNNING,  # holds its room; the node is being readied
+        "DEADLINE": RmJobState.FAILED,
+        "EXPEDITING": RmJobState.PENDING,
+        "FAILED": RmJobState.FAILED,
+        "LAUNCH_FAILED": RmJobState.LOST,  # the node's fault, not the task's
+        "NODE_FAIL": RmJobState.LOST,
+        "OUT_OF_MEMORY": RmJobState.FAILED,
+        "PENDING": RmJobState.PENDING,
+        "POWER_UP_NODE": RmJobState.RUNNING,
+        "PREEMPTED": RmJobState.CANCELLED,
+        "RECONFIG_FAIL": RmJobState.LOST,
+        "REQUEUED": RmJobState.PENDING,
+        "REQUEUE_FED": RmJobState.PENDING,
+        "REQUEUE_HOLD": RmJobState.PENDING,
+        "RESIZING": RmJobState.RUNNING,
+        "RESV_DEL_HOLD": RmJobState.PENDING,
+        "REVOKED": RmJobState.CANCELLED,
+        "RUNNING": RmJobState.RUNNING,
+        "SIGNALING": RmJobState.RUNNING,
+        "SPECIAL_EXIT": RmJobState.PENDING,  # requeued and held
+        "STAGE_OUT": RmJobState.ENDING,
+        "STOPPED": RmJobState.RUNNING,  # keeps its CPUs
+        "SUSPENDED": RmJobState.RUNNING,  # keeps its memory and goes on later
+        "TIMEOUT": RmJobState.FAILED,
+        "UPDATE_DB": RmJobState.ENDING,
+    }
+)
+
+#: sinfo(1), NODE STATE CODES, extended and compact forms. Nothing is put on a node that Slurm's power saving has put
+#: to sleep: waking machines is for an admin to decide.
+NODE_STATES: Mapping[str, NodeState] = MappingProxyType(
+    {
+        **dict.fromkeys(("allocated", "alloc"), NodeState.UP),
+        **dict.fromkeys(("completing", "comp"), NodeState.UP),
+        **dict.fromkeys(("idle",), NodeState.UP),
+        **dict.fromkeys(("mixed", "mix"), NodeState.UP),
+        **dict.fromkeys(("planned", "plnd"), NodeState.UP),
+        **dict.fromkeys(("blocked",), NodeState.DRAINING),  # a neighbour runs a job that wants the whole switch
+        **dict.fromkeys(("drained", "drain"), NodeState.DRAINING),
+        **dict.fromkeys(("draining", "drng"), NodeState.DRAINING),
+        **dict.fromkeys(("fail",), NodeState.DRAINING),
+        **dict.fromkeys(("failing", "failg"), NodeState.DRAINING),
+        **dict.fromkeys(("inval",), NodeState.DRAINING),
+        **dict.fromkeys(("maint",), NodeState.DRAINING),
+        **dict.fromkeys(("perfctrs", "npc"), NodeState.DRAINING),
+        **dict.fromkeys(("power_down", "powr_dn"), NodeState.DRAINING),
+        **dict.fromkeys(("powering_up", "powering_down", "pow_up", "pow_dn"), NodeState.DRAINING),
+        **dict.fromkeys(("power_up",), NodeState.DRAINING),
+        **dict.fromkeys(("reboot_requested", "reboot_req", "boot"), NodeState.DRAINING),
+        **dict.fromkeys(("reserved", "resv"), NodeState.DRAINING),
+        **dict.fromkeys(("unknown", "unk"), NodeState.DRAINING),  # the controller has just started
+        **dict.fromkeys(("down",), NodeState.DOWN),
+        **dict.fromkeys(("error",), NodeState.DOWN),
+        **dict.fromkeys(("future", "futr"), NodeState.DOWN),
+        **dict.fromkeys(("powered_down", "pwrd_dn"), NodeState.DOWN),
+        **dict.fromkeys(("reboot", "reboot_issued"), NodeState.DOWN),
+    }
+)
+
+#: sinfo(1): characters that follow a node's state.
+NODE_MARKS: Mapping[str, tuple[NodeState, str]] = MappingProxyType(
+    {
+        "*": (NodeState.DRAINING, "does not answer"),
+        "~": (NodeState.DOWN, "powered down"),
+        "#": (NodeState.DRAINING, "being powered up"),
+        "!": (NodeState.DRAINING, "to be powered down"),
+        "%": (NodeState.DRAINING, "being powered down"),
+        "$": (NodeState.DRAINING, "in a maintenance reservation"),
+        "@": (NodeState.DRAINING, "to be rebooted"),
+        "^": (NodeState.DOWN, "rebooting"),
+        "-": (NodeState.UP, ""),  # planned for a larger job; Slurm itself decides who comes first
+        "+": (NodeState.UP, ""),  # some of its jobs are completing
+    }
+)
+
+_WORSE = {NodeState.UP: 0, NodeState.DRAINING: 1, NodeState.DOWN: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWord:
+    """A node's state in Slurm's word and what it means."""
+
+    state: NodeState
+    #: Slurm's word and what its marks mean; "" for a node in good order.
+    remark: str
+    #: Whether all of it was in the tables.
+    known: bool
+
+
+def job_state(word: str, *, placed: bool) -> tuple[RmJobState, bool]:
+    """Meaning of a job's state, and whether it is in the table.
+
+    A job in a state that no table has is taken to hold its room if it has nodes (``placed``) and to wait if it has
+    none: so it is neither started twice nor is its room given away.
+    """
+    bare = word.upper().partition(" ")[0].rstrip("+")
+    if bare in JOB_STATES:
+        return JOB_STATES[bare], True
+    return (RmJobState.RUNNING if placed else RmJobState.PENDING), False
+
+
+def node_state(word: str) -> NodeWord:
+    """Meaning of a node's state such as ``mixed``, ``idle~``, ``down*`` or ``idle+drain``.
+
+    The worst of its parts counts. A part that no table has means that nothing new is put there.
+    """
+    bare = word.strip().lower()
+    states = []
+    marks = []
+    known = True
+    while bare and bare[-1] in NODE_MARKS:
+        state, meaning = NODE_MARKS[bare[-1]]
+        states.append(state)
+        if meaning:
+            marks.append(meaning)
+        bare = bare[:-1]
+    for part in bare.split("+"):
+        known = known and part in NODE_STATES
+        states.append(NODE_STATES.get(part, NodeState.DRAINING))
+    state = max(states, key=_WORSE.__getitem__)
+    remark = "" if state is NodeState.UP else ", ".join((bare, *marks))
+    return NodeWord(state, remark, known)

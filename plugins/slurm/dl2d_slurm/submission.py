@@ -1,0 +1,119 @@
+"""A task as a batch job: the options of sbatch and the script."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+
+from dl2d.core.errors import Rejected
+from dl2d.core.jobs import Launch
+from dl2d.core.resource_manager import TaskSpec
+from dl2d.core.resources import Resources
+from dl2d_slurm.settings import SlurmSettings
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+_RETURN = "_dl2_return"
+#: Set by slurmd or the shell for the node and the room that the task really has; the anchor's values would be wrong.
+NODE_VARIABLES = frozenset(
+    {
+        *("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
+        *("ENVIRONMENT", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_"),
+        # Shells refuse to have these set.
+        *("UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "OPTIND"),
+    }
+)
+
+
+def options(task: TaskSpec, settings: SlurmSettings, spelling: Mapping[str, str], *, as_owner: bool) -> list[str]:
+    """Options of sbatch. Values that users chose are always behind a ``=``, so none can become an option.
+
+    Parameters
+    ----------
+    spelling
+        Slurm's own spelling of generic resources, by our lower-case names.
+    as_owner
+        Whether to become the owner (root may); otherwise the job belongs to whoever runs the daemon.
+
+    Raises
+    ------
+    Rejected
+        The demand cannot be told to Slurm.
+    """
+    owner = task.owner
+    name = _UNSAFE.sub("_", f"dl2-{task.job.id}-{task.name}")
+    chosen = [
+        "--parsable",
+        # Without a group of its own a job started by root has root's.
+        *([f"--uid={owner.uid}", f"--gid={owner.gid}"] if as_owner else []),
+        f"--chdir={task.launch.cwd}",
+        # The command's own environment is small and known; any other choice loads the user's login scripts.
+        "--export=ALL",
+        "--propagate=NONE",
+        "--no-requeue",
+        "--nodes=1",
+        "--ntasks=1",
+        *_amounts(task.demand, settings, spelling),
+        f"--comment={task.tag}",
+        f"--job-name={name}",
+        # Relative to --chdir: a % in a folder's name would be taken for a pattern.
+        f"--output={name}.out",
+    ]
+    for option, value in (
+        ("--nodelist", task.node),
+        ("--partition", settings.partition or owner.partition),
+        ("--account", owner.account),
+        ("--qos", owner.qos),
+        ("--time", settings.time_limit),
+    ):
+        if value:
+            chosen.append(f"{option}={value}")
+    return [*chosen, *settings.sbatch_options]
+
+
+def _amounts(demand: Resources, settings: SlurmSettings, spelling: Mapping[str, str]) -> Iterable[str]:
+    amounts = demand.as_dict()
+    yield f"--cpus-per-task={max(1, math.ceil(amounts.pop('cpu', 1)))}"
+    memory = math.ceil(amounts.pop("memory", settings.default_memory_mib))
+    if memory:
+        yield f"--mem={memory}M"
+    gres = []
+    for name, amount in amounts.items():
+        if amount != int(amount):
+            raise Rejected(f"{name}={amount:g}: Slurm gives generic resources in whole numbers only")
+        typed = sum(other for key, other in amounts.items() if key.startswith(f"{name}:"))
+        # gpu and gpu:a100 name the same devices: what is asked for by type is not asked for again.
+        if amount > typed:
+            gres.append(f"{spelling.get(name, name)}:{int(amount - typed)}")
+    if gres:
+        yield f"--gres={','.join(gres)}"
+
+
+def script(launch: Launch) -> str:
+    """The batch script: the environment, then the command in place of the shell, so that signals reach it.
+
+    Names that no shell can set and those of ``NODE_VARIABLES`` and Slurm's own are left out.
+
+    Raises
+    ------
+    Rejected
+        There is no command, or it or the environment holds a zero byte.
+    """
+    if not launch.argv:
+        raise Rejected("the task has no command")
+    if any("\0" in text for pair in launch.env for text in pair) or any("\0" in word for word in launch.argv):
+        raise Rejected("the task's command or environment holds a zero byte")
+    # sbatch stops looking for #SBATCH lines at the first command: none of the user's text comes before it.
+    lines = ["#!/bin/sh", ":", rf"{_RETURN}=$(printf '\r')"]
+    for name, value in launch.env:
+        if _VARIABLE.fullmatch(name) and name not in NODE_VARIABLES and not name.startswith(("SLURM", _RETURN)):
+            lines.append(f"export {name}={_quoted(value)}")
+    lines.append("exec " + " ".join(_quoted(word) for word in launch.argv))
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    # sbatch refuses scripts with carriage returns in them.
+    return shlex.quote(text).replace("\r", f"'\"${_RETURN}\"'")

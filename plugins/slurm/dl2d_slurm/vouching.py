@@ -1,0 +1,115 @@
+"""Who submitted a job: checked with munge and asked of Slurm, once for each job that registers."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
+from dl2d.core.jobs import JobKey, Owner
+from dl2d.core.resource_manager import Anchor
+from dl2d_slurm.commands import Commands, failure
+from dl2d_slurm.listing import OWNER_FIELDS, TIMES_AS_SECONDS, format_option, present, records, seconds
+from dl2d_slurm.states import job_state
+
+_ID = re.compile(r"[0-9]{1,18}")
+_FIELD = re.compile(r"([A-Z_]+):\s*(\S*)")
+#: A credential with our short payload has some 250 characters.
+_LONGEST_PROOF = 4096
+#: munge's exit statuses that say nothing of the credential: SNAFU, no memory, no socket, time-out (munge.h).
+_MUNGE_TROUBLE = frozenset({1, 5, 6, 7})
+_MUNGE_WORDS = {
+    15: "it has expired (are the nodes' clocks in step?)",
+    16: "it is from the future (are the nodes' clocks in step?)",
+    17: "it was used before",
+}
+
+
+def proven_uid(commands: Commands, rm_id: str, proof: str, *, socket: str) -> int:
+    """User id of whoever made ``proof``, a munge credential with the payload ``dl2d:<rm_id>``.
+
+    munged remembers the credentials that it has decoded, so each serves once; and they expire (after five minutes by
+    default).
+
+    Raises
+    ------
+    Denied
+        It is no credential, expired, used before, or made for something else.
+    Unavailable
+        munged does not answer.
+    """
+    if len(proof) > _LONGEST_PROOF or not proof.isascii():
+        raise Denied(f"the proof for job {rm_id} is not a munge credential")
+    chosen = (f"--socket={socket}",) if socket else ()
+    answer = commands.run("unmunge", *chosen, "--numeric", "--keys=STATUS,UID,LENGTH", stdin=proof)
+    if answer.status in _MUNGE_TROUBLE:
+        raise Unavailable("munge cannot check a proof", said=answer.stderr)
+    if answer.status != 0:
+        said = _MUNGE_WORDS.get(answer.status, answer.stderr)
+        raise Denied(f"the proof for job {rm_id} is not a good munge credential", said=said)
+    head, _, payload = answer.stdout.partition("\n\n")
+    fields = dict(_FIELD.findall(head))
+    if fields.get("STATUS") != "0" or not fields.get("UID", "").isdecimal():
+        raise Unavailable("munge cannot check a proof", said=f"unmunge answered {head[:200]!r}")
+    if payload != f"dl2d:{rm_id}":
+        raise Denied(f"the proof was not made for job {rm_id}")
+    return int(fields["UID"])
+
+
+def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
+    """What Slurm knows of a job that user ``uid`` says is his: two queries.
+
+    Raises
+    ------
+    NotFound
+        There is no such job, or it has ended.
+    Denied
+        It is somebody else's.
+    """
+    if not _ID.fullmatch(rm_id):
+        raise NotFound(f"{rm_id[:80]!r} is not the id of a Slurm job")
+    word = secrets.token_hex(16)
+    answer = commands.run(
+        *("squeue", "--noheader", "--all", "--states=all", f"--jobs={rm_id}", format_option(OWNER_FIELDS, word)),
+        more=TIMES_AS_SECONDS,
+    )
+    if answer.status != 0:
+        raise failure(f"Slurm job {rm_id}", answer)
+    listed = (record for record in records(answer.stdout, OWNER_FIELDS, word) if not isinstance(record, str))
+    found = next((record for record in listed if record["JobID"] == rm_id), None)
+    if found is None:
+        raise NotFound(f"Slurm knows no job {rm_id}")
+    if not found["UserID"].isdecimal() or not found["GroupID"].isdecimal():
+        raise Unavailable(f"squeue does not say whose job {rm_id} is", said=str(found)[:300])
+    if int(found["UserID"]) != uid:
+        raise Denied(f"the proof was made by user {uid}, but job {rm_id} belongs to user {found['UserID']}")
+    if job_state(found["State"], placed=True)[0].ended:
+        raise NotFound(f"Slurm job {rm_id} has ended ({found['State']})")
+    submitted = seconds(found["SubmitTime"])
+    if not submitted:
+        raise Unavailable(f"squeue does not say when job {rm_id} was submitted", said=str(found)[:300])
+    return Anchor(
+        key=JobKey(cluster, rm_id, submitted),
+        owner=Owner(
+            user=found["UserName"],
+            uid=uid,
+            gid=int(found["GroupID"]),
+            account=present(found["Account"]),
+            partition=present(found["Partition"]),
+            qos=present(found["QOS"]),
+        ),
+        name=found["Name"],
+        script=_script(commands, rm_id),
+    )
+
+
+def _script(commands: Commands, rm_id: str) -> str:
+    """Text of the batch script. scontrol ends with status 0 even where there is none."""
+    answer = commands.run("scontrol", "write", "batch_script", rm_id, "-")
+    if answer.status == 0 and answer.stdout:
+        # On standard output scontrol adds a line break of its own.
+        return answer.stdout.rstrip("\n") + "\n"
+    error = failure(f"the batch script of Slurm job {rm_id}", answer)
+    if isinstance(error, Rejected):
+        raise NotFound(f"Slurm job {rm_id} has no batch script (start it with sbatch)", said=error.said)
+    raise error
