@@ -1,0 +1,5 @@
+"""pslite: the elastic parameter-server runtime. Jobs grow and shrink while they train, without stopping or restarting."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

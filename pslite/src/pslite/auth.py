@@ -1,0 +1,234 @@
+"""Mutual challenge-response on every connection.
+
+Both sides prove that they know the job's token, without sending it: HMAC-SHA256 over everything either side claims (protocol,
+channel, job, role, task, incarnations, both nonces) and over which side is speaking.  Encryption is not part of it: run jobs
+on a network you trust, as with any parameter server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import msgspec
+
+from pslite.channel import Inbox, frame, receive_one, split_address
+from pslite.errors import AuthenticationError, ConnectError, PeerLost, ProtocolError
+from pslite.messages import (
+    MAX_HANDSHAKE_BYTES,
+    PROTOCOL,
+    Accepted,
+    Challenge,
+    Handshake,
+    Hello,
+    Proof,
+    Refused,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+M = TypeVar("M", Challenge, Accepted)
+
+TOKEN_BYTES = 32
+NONCE_BYTES = 32
+MAX_NAME = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a process is, inside its job."""
+
+    role: Literal["worker", "ps"]
+    task: str
+    incarnation: str
+    token: bytes
+
+    def __repr__(self) -> str:
+        """Leave out the token, so that no log can hold it."""
+        return f"Identity({self.task}, {self.incarnation})"
+
+
+def parse_token(text: str) -> bytes:
+    """Return the token from its hexadecimal form.
+
+    Raises:
+        AuthenticationError: it is not 32 bytes in hexadecimal.
+
+    """
+    try:
+        token = bytes.fromhex(text)
+    except ValueError:
+        token = b""
+    if len(token) != TOKEN_BYTES:
+        msg = f"the job token (DL2_TOKEN) is not {TOKEN_BYTES} bytes in hexadecimal"
+        raise AuthenticationError(msg)
+    return token
+
+
+def _mac(token: bytes, side: bytes, hello: Hello, challenge: Challenge) -> bytes:
+    text = b"pslite " + side + b"\0" + msgspec.msgpack.encode((hello, challenge))
+    return hmac.new(token, text, hashlib.sha256).digest()
+
+
+class Acceptor:
+    """The accepting side's half, for a poll loop: feed it bytes, send what it returns.
+
+    `verdict` may refuse a peer whose token is right (unknown task, say): it returns the reason, or "" to admit.
+    """
+
+    def __init__(
+        self, *, job: str, task: str, incarnation: str, token: bytes, verdict: Callable[[Hello], str] = lambda _: ""
+    ) -> None:
+        self._token = token
+        self._challenge = Challenge(job=job, task=task, incarnation=incarnation, nonce=secrets.token_bytes(NONCE_BYTES))
+        self._inbox: Inbox[Handshake] = Inbox(Handshake, MAX_HANDSHAKE_BYTES)
+        self._verdict = verdict
+        #: the peer, once it has introduced itself; believe it only when `accepted`
+        self.hello: Hello | None = None
+        self.accepted = False
+        #: why the connection is refused, once it is
+        self.refusal = ""
+
+    @property
+    def wanted(self) -> int:
+        """How many bytes may be received now; what follows the handshake belongs to somebody else."""
+        return self._inbox.wanted
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes from the peer, return bytes for it; look at `accepted` and `refusal` afterwards.
+
+        Raises:
+            ProtocolError: this is not our protocol; close the connection.
+
+        """
+        answer = b""
+        for message in self._inbox.feed(data):
+            if isinstance(message, Hello) and self.hello is None:
+                answer += self._greet(message)
+            elif isinstance(message, Proof) and self.hello is not None and not self.accepted:
+                answer += self._judge(self.hello, message)
+            else:
+                msg = f"unexpected {type(message).__name__} in the handshake"
+                raise ProtocolError(msg)
+        return answer
+
+    def _greet(self, hello: Hello) -> bytes:
+        if hello.protocol != PROTOCOL:
+            return self._refuse(f"protocol {hello.protocol} is not spoken here, {PROTOCOL} is")
+        if len(hello.nonce) != NONCE_BYTES or len(hello.task) > MAX_NAME or len(hello.incarnation) > MAX_NAME:
+            msg = "malformed Hello"
+            raise ProtocolError(msg)
+        self.hello = hello
+        return frame(self._challenge)
+
+    def _judge(self, hello: Hello, proof: Proof) -> bytes:
+        if not hmac.compare_digest(proof.mac, _mac(self._token, b"client", hello, self._challenge)):
+            return self._refuse("wrong token")
+        reason = self._verdict(hello)
+        if reason:
+            return self._refuse(reason)
+        self.accepted = True
+        return frame(Accepted(mac=_mac(self._token, b"server", hello, self._challenge)))
+
+    def _refuse(self, reason: str) -> bytes:
+        self.refusal = reason
+        return frame(Refused(reason=reason))
+
+
+def connect(
+    address: str,
+    identity: Identity,
+    channel: Literal["control", "agent", "data"],
+    *,
+    timeout: float,
+    incarnation: str = "",
+) -> tuple[socket.socket, Challenge]:
+    """Connect to `address` and authenticate both ways; returns the socket (blocking) and whom it reaches.
+
+    Args:
+        address: host:port.
+        identity: who we are.
+        channel: what the connection is for.
+        timeout: seconds for everything; a refused TCP connection is tried again until then.
+        incarnation: the incarnation the peer must have, if known.
+
+    Raises:
+        ConnectError: nobody answered in time.
+        AuthenticationError: the peer refused us, or is not who it should be.
+
+    """
+    deadline = time.monotonic() + timeout
+    sock = _open(address, deadline)
+    try:
+        challenge = _introduce(sock, address, identity, channel, deadline)
+        if incarnation and challenge.incarnation != incarnation:
+            msg = f"{challenge.task} at {address} is incarnation {challenge.incarnation}, expected {incarnation}"
+            raise AuthenticationError(msg)
+    except (PeerLost, ProtocolError) as error:
+        sock.close()
+        msg = f"{address} ended the handshake ({error}): is this the right address of a pslite process?"
+        raise AuthenticationError(msg) from error
+    except BaseException:
+        sock.close()
+        raise
+    sock.settimeout(None)
+    return sock, challenge
+
+
+def _open(address: str, deadline: float) -> socket.socket:
+    host, port = split_address(address)
+    pause = 0.05
+    while True:
+        try:
+            sock = socket.create_connection((host, port), timeout=max(0.1, deadline - time.monotonic()))
+        except OSError as error:
+            if time.monotonic() + pause >= deadline:
+                msg = f"cannot connect to {address}: {error}"
+                raise ConnectError(msg) from error
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock
+
+
+def _introduce(
+    sock: socket.socket,
+    address: str,
+    identity: Identity,
+    channel: Literal["control", "agent", "data"],
+    deadline: float,
+) -> Challenge:
+    inbox: Inbox[Handshake] = Inbox(Handshake, MAX_HANDSHAKE_BYTES)
+    hello = Hello(
+        protocol=PROTOCOL,
+        channel=channel,
+        role=identity.role,
+        task=identity.task,
+        incarnation=identity.incarnation,
+        nonce=secrets.token_bytes(NONCE_BYTES),
+    )
+    sock.settimeout(max(0.1, deadline - time.monotonic()))
+    sock.sendall(frame(hello))
+    challenge = _expect(receive_one(sock, inbox, deadline), Challenge, address)
+    sock.sendall(frame(Proof(mac=_mac(identity.token, b"client", hello, challenge))))
+    accepted = _expect(receive_one(sock, inbox, deadline), Accepted, address)
+    if not hmac.compare_digest(accepted.mac, _mac(identity.token, b"server", hello, challenge)):
+        msg = f"{challenge.task} at {address} could not prove that it knows this job's token"
+        raise AuthenticationError(msg)
+    return challenge
+
+
+def _expect(message: Handshake, kind: type[M], address: str) -> M:
+    if isinstance(message, kind):
+        return message
+    if isinstance(message, Refused):
+        hint = "; is DL2_TOKEN the one of this job?" if message.reason == "wrong token" else ""
+        raise AuthenticationError(f"refused by {address}: {message.reason}{hint}")
+    raise AuthenticationError(f"{address} answered {type(message).__name__} in the handshake")

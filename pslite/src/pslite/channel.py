@@ -1,0 +1,174 @@
+"""Length-prefixed messages over a socket, for the control plane and the handshake: sizes are checked before receiving."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+
+from pslite.errors import ConnectError, PeerLost, ProtocolError
+
+if TYPE_CHECKING:
+    from pslite.messages import Message
+
+_LENGTH = struct.Struct("<I")
+_CHUNK = 65536
+
+T = TypeVar("T")
+
+
+def frame(message: Message) -> bytes:
+    """Return a message as bytes on the wire."""
+    body = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Inbox(Generic[T]):
+    """Cuts a byte stream into messages of the types it was made for; never holds more than `limit` bytes of one."""
+
+    def __init__(self, types: Any, limit: int) -> None:  # noqa: ANN401  (a union of structs has no static type)
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(types)
+        self._limit = limit
+        self._data = bytearray()
+
+    @property
+    def wanted(self) -> int:
+        """How many bytes may be received without reaching into what follows the message now coming in."""
+        if len(self._data) < _LENGTH.size:
+            return _LENGTH.size - len(self._data)
+        return self._length() + _LENGTH.size - len(self._data)
+
+    def _length(self) -> int:
+        (length,) = _LENGTH.unpack_from(self._data)
+        if length > self._limit:
+            msg = f"a control message claims {length} bytes, the limit is {self._limit}"
+            raise ProtocolError(msg)
+        return int(length)
+
+    def feed(self, data: bytes) -> list[T]:
+        """Take bytes; return the messages they complete.
+
+        Raises:
+            ProtocolError: a message is too long or is not one of the allowed types.
+
+        """
+        self._data += data
+        found: list[T] = []
+        while len(self._data) >= _LENGTH.size:
+            end = _LENGTH.size + self._length()
+            if len(self._data) < end:
+                break
+            body = bytes(self._data[_LENGTH.size : end])
+            del self._data[:end]
+            try:
+                found.append(self._decoder.decode(body))
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                msg = f"a control message is malformed: {error}"
+                raise ProtocolError(msg) from error
+        return found
+
+
+class Channel(Generic[T]):
+    """A control connection for a poll loop: never blocks."""
+
+    def __init__(self, sock: socket.socket, inbox: Inbox[T]) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self._inbox = inbox
+        self._out = bytearray()
+
+    @property
+    def unsent(self) -> bool:
+        """Whether bytes wait to be sent."""
+        return bool(self._out)
+
+    def send(self, message: Message) -> None:
+        """Queue a message and send what the socket takes now. A broken connection shows when it is read."""
+        self._out += frame(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send queued bytes as far as possible."""
+        while self._out:
+            try:
+                del self._out[: self.sock.send(self._out)]
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                self._out.clear()
+                return
+
+    def receive(self) -> tuple[list[T], bool]:
+        """Return the messages that have arrived, and whether the connection is still open."""
+        found: list[T] = []
+        while True:
+            try:
+                data = self.sock.recv(_CHUNK)
+            except (BlockingIOError, InterruptedError):
+                return found, True
+            except OSError:
+                return found, False
+            if not data:
+                return found, False
+            found += self._inbox.feed(data)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.sock.close()
+
+
+def receive_one(sock: socket.socket, inbox: Inbox[T], deadline: float) -> T:
+    """Receive exactly one message from a blocking socket, not one byte more.
+
+    Raises:
+        ConnectError: the deadline (monotonic seconds) passed.
+        PeerLost: the peer closed the connection.
+
+    """
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            msg = "no answer within the time allowed"
+            raise ConnectError(msg)
+        sock.settimeout(left)
+        try:
+            data = sock.recv(inbox.wanted)
+        except TimeoutError:
+            continue
+        except OSError as error:
+            msg = f"connection lost: {error}"
+            raise PeerLost(msg) from error
+        if not data:
+            msg = "the peer closed the connection"
+            raise PeerLost(msg)
+        messages = inbox.feed(data)
+        if messages:
+            return messages[0]
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Split "host:port" (or "[v6]:port").
+
+    Raises:
+        ValueError: it is not of that form.
+
+    """
+    host, separator, port = text.rpartition(":")
+    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:  # noqa: PLR2004
+        msg = f"{text!r} is not an address of the form host:port"
+        raise ValueError(msg)
+    return host.strip("[]"), int(port)
+
+
+def listen(host: str = "") -> socket.socket:
+    """Open a listening socket on a free port of `host` (all interfaces if empty), IPv4 or IPv6 as the host is."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((host, 0))
+    sock.listen(256)
+    sock.setblocking(False)
+    return sock

@@ -1,0 +1,36 @@
+"""How a script gets its session: from the environment that dl2-run gives it, or alone in one process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from pslite.environment import role_of, task_environment
+from pslite.errors import UsageError
+from pslite.session import Session, SingleSession
+from pslite.spec import JobSpec
+from pslite.worker import Worker
+
+
+def session_for(spec: JobSpec, environ: Mapping[str, str] | None = None) -> Session:
+    """Return the session of this process: a worker of an elastic job, or the whole job if there is none.
+
+    Raises:
+        UsageError: the environment is incomplete, or this process is no worker.
+
+    """
+    environ = os.environ if environ is None else environ
+    role = role_of(environ)
+    if role == "worker":
+        place = task_environment(environ, "worker")
+        quiet = environ.get("DL2_QUIET") == "1"
+
+        def say(text: str) -> None:
+            if not quiet:
+                sys.stderr.write(f"{place.identity.task}: {text}\n")
+
+        return Worker(place.identity, place.coordinator, spec, say=say)
+    if environ.get("DL2_ROLE"):
+        raise UsageError(f"DL2_ROLE is {environ['DL2_ROLE']!r}: a training script runs in workers; start it by dl2-run")
+    return SingleSession(spec)

@@ -1,0 +1,857 @@
+"""The coordinator: one per job. Knows who is there, makes plans, sees them through, and notices failures.
+
+It never touches weights or gradients, and the data plane does not wait for it: a plan takes effect when the owner of block 0
+stamps it into its answers to the workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import statistics
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pslite.auth import Acceptor
+from pslite.blocks import Block, cut
+from pslite.channel import Channel, Inbox, listen
+from pslite.director import Director, MemberReport, PlanReport, Reply, Result, Status, Suspension
+from pslite.errors import JobFailed, ProtocolError
+from pslite.messages import (
+    MAX_CONTROL_BYTES,
+    Abort,
+    AgentExit,
+    Alive,
+    Beat,
+    Begin,
+    Commit,
+    DigestRequest,
+    Digests,
+    Drained,
+    Exit,
+    Failed,
+    Finished,
+    FromMember,
+    Hello,
+    JobEnded,
+    Join,
+    Leave,
+    Message,
+    Moved,
+    Nack,
+    Noted,
+    PlanDone,
+    Prepare,
+    Pushed,
+    Ready,
+    Refused,
+    Resume,
+    Stamped,
+    Welcome,
+)
+from pslite.plan import Member, Plan, make_plan, next_members
+from pslite.session import digest_of
+from pslite.spec import JobSpec, differences
+
+_HANDSHAKE_SECONDS = 10.0
+_MAX_STRANGERS = 64
+#: how long a lost member's dl2-run may take to say how it ended
+_VERDICT_SECONDS = 2.0
+#: how long members may take to read that the job is over
+_GOODBYE_SECONDS = 3.0
+#: the window over which speed is measured
+_SPEED_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Times, in seconds, and the one comparison switch."""
+
+    heartbeat: float = 1.0
+    #: a member that is silent for so long is dead
+    lease: float = 10.0
+    #: how long a plan's members may take to get ready
+    prepare: float = 30.0
+    #: how long announced members are waited for at the start, once one worker and one server are there
+    grace: float = 3.0
+    #: how long announced members are waited for before a resize, once one is there: merges what comes together
+    settle: float = 0.3
+    #: how long the first worker and server may take to come; None: as long as the resource manager needs
+    start: float | None = None
+    #: "stop" is the way of the DL2 paper: workers stand still at the clock until everything has moved
+    handoff: Literal["tagged", "stop"] = "tagged"
+
+
+@dataclass(eq=False)
+class _Member:
+    """A process that has joined."""
+
+    task: str
+    role: Literal["worker", "ps"]
+    incarnation: str
+    host: str
+    pid: int
+    address: str
+    channel: Channel[FromMember]
+    state: Literal["joined", "active", "draining", "left"] = "joined"
+    heard: float = 0.0
+    joined: float = 0.0
+    #: when its connection ended without a word
+    lost: float = 0.0
+    lost_how: str = ""
+    finished: bool = False
+
+    def record(self) -> Member:
+        """Return what a plan says about it."""
+        return Member(task=self.task, incarnation=self.incarnation, host=self.host, pid=self.pid, address=self.address)
+
+    @property
+    def title(self) -> str:
+        """Name it in messages."""
+        return f"{self.task} on {self.host} (pid {self.pid})"
+
+
+@dataclass(eq=False)
+class _Connection:
+    """Any accepted socket: first a stranger, then a member's or an agent's."""
+
+    sock: socket.socket
+    acceptor: Acceptor
+    since: float
+    channel: Channel[FromMember] | None = None
+    hello: Hello | None = None
+    member: _Member | None = None
+
+
+@dataclass(eq=False)
+class _Pending:
+    """A plan on its way."""
+
+    plan: Plan
+    previous: Plan | None
+    began: float
+    phase: Literal["preparing", "committed"] = "preparing"
+    ready: set[str] = field(default_factory=set)
+    prepared_ms: float = 0.0
+    first: int = -1
+    pushed: dict[str, float | None] = field(default_factory=dict)
+    drained: set[str] = field(default_factory=set)
+    moved: dict[str, Moved] = field(default_factory=dict)
+    resumed: bool = False
+
+    def members(self) -> set[str]:
+        """Every task that takes part: the old plan's and the new one's."""
+        return self.plan.tasks() | (self.previous.tasks() if self.previous else set())
+
+    def movers(self) -> set[str]:
+        """The servers that have something to move or to keep."""
+        plans = [p for p in (self.previous, self.plan) if p is not None]
+        return {plan.servers[owner].task for plan in plans for owner in set(plan.owners)}
+
+
+class Coordinator:
+    """Runs one job.
+
+    Args:
+        job: its name.
+        token: the per-job token.
+        director: where targets come from and status goes.
+        settings: times.
+        say: takes lines for the user.
+        host: interface to listen on; all if empty.
+        address_host: name or address under which members reach us.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        token: bytes,
+        director: Director,
+        say: Callable[[str], None],
+        settings: Settings | None = None,
+        host: str = "",
+        address_host: str = "",
+        listener: socket.socket | None = None,
+    ) -> None:
+        self._job = job
+        self._token = token
+        self._director = director
+        self._settings = settings or Settings()
+        self._say = say
+        self._incarnation = uuid.uuid4().hex
+        self._listener = listener or listen(host)
+        self._address = f"{address_host or host or socket.gethostname()}:{self._listener.getsockname()[1]}"
+        self._selector = selectors.DefaultSelector()
+        self._connections: set[_Connection] = set()
+        self._members: dict[str, _Member] = {}
+        self._agents: dict[str, _Connection] = {}
+        self._exits: dict[str, AgentExit] = {}
+        self._wake_out, self._wake_in = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._wake_in.setblocking(False)
+        self._reply: Reply | None = None
+        self._urgent = True
+        self._spec: JobSpec | None = None
+        self._blocks: tuple[Block, ...] = ()
+        self._plan: Plan | None = None
+        self._pending: _Pending | None = None
+        self._plan_number = 0
+        self._reports: list[PlanReport] = []
+        self._state: Literal["waiting", "running", "finished", "failed"] = "waiting"
+        self._reason: str | None = None
+        self._result: Result | None = None
+        self._digests: dict[int, bytes] = {}
+        self._digest_asked = False
+        self._version = 0
+        self._loss: float | None = None
+        self._speed: list[tuple[float, int]] = []
+        self._said_epoch = 0
+        self._began = time.monotonic()
+        self._said_waiting = self._began
+        self._suspensions: list[float] = []
+        self._given_up = 0
+        self._retry_at = 0.0
+        self._held_back: set[str] = set()
+        self._final = False
+
+    @property
+    def address(self) -> str:
+        """host:port for members."""
+        return self._address
+
+    @property
+    def suspensions_ms(self) -> list[float]:
+        """One value for each worker and each plan it went through."""
+        return self._suspensions
+
+    # --- loop -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> Status:
+        """Run the job to its end; the returned status is `finished` or `failed`."""
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._selector.register(self._wake_out, selectors.EVENT_READ, self._wake_out)
+        self._say(f"coordinator of {self._job} listens on {self._address}")
+        try:
+            self._director.start(self._address, self._token, self._wake)
+            while not self._final:
+                for key, _ in self._selector.select(0.1):
+                    if key.data is None:
+                        self._accept()
+                    elif isinstance(key.data, _Connection):
+                        self._read(key.data)
+                    else:
+                        with contextlib.suppress(BlockingIOError):
+                            self._wake_out.recv(256)
+                self._tick()
+        except BaseException as error:
+            # an interrupt, a termination or a defect of ours: nobody may be left waiting for us
+            if self._state not in ("finished", "failed"):
+                self._fail(f"the coordinator ended: {type(error).__name__}: {error}")
+            self._goodbye(0.5)
+            self._director.close(self.status())
+            raise
+        else:
+            self._goodbye(_GOODBYE_SECONDS)
+            status = self.status()
+            self._director.close(status)
+            return status
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        for connection in list(self._connections):
+            self._drop(connection)
+        for closable in (self._listener, self._wake_in, self._wake_out, self._selector):
+            closable.close()
+
+    def _goodbye(self, seconds: float) -> None:
+        """Let members read the last message: wait until their connections have ended, not longer than `seconds`."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and any(c.channel for c in self._connections):
+            for key, _ in self._selector.select(0.05):
+                if isinstance(key.data, _Connection):
+                    self._read(key.data)
+                elif key.data is None:
+                    self._accept()
+            for connection in list(self._connections):
+                if connection.channel is not None:
+                    connection.channel.flush()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._wake_in.send(b"x")
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        for connection in list(self._connections):
+            if connection.channel is None and now - connection.since > _HANDSHAKE_SECONDS:
+                self._drop(connection)
+            elif connection.channel is not None and connection.channel.unsent:
+                connection.channel.flush()
+        if self._state in ("waiting", "running"):
+            self._judge_losses(now)
+        if self._state in ("waiting", "running"):
+            self._check_deadlines(now)
+        if self._state in ("waiting", "running"):
+            self._advance(now)
+        if self._state == "running":
+            self._check_end()
+        urgent, self._urgent = self._urgent, False
+        self._reply = self._director.exchange(self.status(), urgent=urgent) or self._reply
+        if self._reply is not None and self._reply.stop and self._state in ("waiting", "running"):
+            self._fail("cancelled by the scheduler")
+
+    # --- connections ----------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        if sum(c.channel is None for c in self._connections) >= _MAX_STRANGERS:
+            sock.close()
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        acceptor = Acceptor(
+            job=self._job,
+            task="coordinator",
+            incarnation=self._incarnation,
+            token=self._token,
+            verdict=self._verdict,
+        )
+        connection = _Connection(sock, acceptor, time.monotonic())
+        self._connections.add(connection)
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _verdict(self, hello: Hello) -> str:
+        if hello.channel == "data":
+            return "this is the coordinator: it takes no data connections"
+        known = self._members.get(hello.task)
+        if hello.channel == "control" and known is not None:
+            return f"{hello.task} has joined already (pid {known.pid} on {known.host}); task ids are never used twice"
+        return ""
+
+    def _greet(self, connection: _Connection) -> None:
+        acceptor, sock = connection.acceptor, connection.sock
+        try:
+            while not acceptor.accepted and not acceptor.refusal:
+                data = sock.recv(acceptor.wanted)
+                if not data:
+                    self._drop(connection)
+                    return
+                answer = acceptor.feed(data)
+                if answer:
+                    sock.sendall(answer)
+        except BlockingIOError:
+            return
+        except (OSError, ProtocolError) as error:
+            self._say(f"dropped a connection from a stranger: {error}")
+            self._drop(connection)
+            return
+        hello = acceptor.hello
+        if acceptor.refusal or hello is None:
+            self._say(f"refused a connection that claims to be {hello.task if hello else '?'}: {acceptor.refusal}")
+            self._drop(connection)
+            return
+        connection.hello = hello
+        connection.channel = Channel(sock, Inbox(FromMember, MAX_CONTROL_BYTES))
+        if hello.channel == "agent":
+            self._agents[hello.task] = connection
+
+    def _read(self, connection: _Connection) -> None:
+        if connection.channel is None:
+            self._greet(connection)
+            if connection.channel is None:
+                return
+        try:
+            messages, still_open = connection.channel.receive()
+            for message in messages:
+                self._take(connection, message)
+        except ProtocolError as error:
+            task = connection.hello.task if connection.hello else "?"
+            self._say(f"closed the connection of {task}: {error}")
+            self._disconnect(connection, f"broke the protocol: {error}")
+            return
+        if not still_open and connection in self._connections:
+            self._disconnect(connection, "")
+
+    def _disconnect(self, connection: _Connection, how: str) -> None:
+        member = connection.member
+        if connection.hello is not None and self._agents.get(connection.hello.task) is connection:
+            del self._agents[connection.hello.task]
+        self._drop(connection)
+        if member is not None and member.state != "left" and not member.lost:
+            member.lost = time.monotonic()
+            member.lost_how = how
+
+    def _drop(self, connection: _Connection) -> None:
+        if connection in self._connections:
+            self._connections.discard(connection)
+            self._selector.unregister(connection.sock)
+            connection.sock.close()
+
+    def _tell(self, tasks: set[str], message: Message) -> None:
+        for task in tasks:
+            member = self._members.get(task)
+            if member is not None and member.state != "left":
+                member.channel.send(message)
+
+    # --- messages -------------------------------------------------------------------------------------------------
+
+    def _take(self, connection: _Connection, message: FromMember) -> None:
+        hello, channel = connection.hello, connection.channel
+        assert hello is not None
+        assert channel is not None
+        if isinstance(message, AgentExit):
+            self._exits[hello.task] = message
+            channel.send(Noted())
+            self._agent_reported(hello.task, message)
+            return
+        if isinstance(message, Join):
+            if connection.member is not None or hello.channel != "control":
+                raise ProtocolError("Join belongs at the beginning of a control connection")
+            self._join(connection, hello, message)
+            return
+        member = connection.member
+        if member is None:
+            raise ProtocolError(f"{type(message).__name__} before Join")
+        member.heard = time.monotonic()
+        if isinstance(message, Beat):
+            self._beat(member, message)
+        elif isinstance(message, Failed):
+            self._member_failed(member, message.reason)
+        elif isinstance(message, Leave):
+            self._left(member)
+        elif isinstance(message, Finished):
+            member.finished = True
+            self._version = max(self._version, message.version)
+        elif isinstance(message, Digests):
+            self._digests.update(message.blocks)
+        else:
+            self._take_plan_message(member, message)
+
+    def _take_plan_message(self, member: _Member, message: Message) -> None:
+        pending = self._pending
+        number = getattr(message, "plan", 0)
+        if pending is None or number != pending.plan.number:
+            return  # about a plan that was given up meanwhile
+        if isinstance(message, Ready):
+            pending.ready.add(member.task)
+        elif isinstance(message, Nack):
+            self._give_up_plan(f"{member.title} cannot take part: {message.reason}", {member.task})
+        elif isinstance(message, Stamped):
+            if message.first < 0:
+                self._abort(pending, "the job ends before the plan could take effect")
+            else:
+                pending.first = message.first
+        elif isinstance(message, Pushed):
+            pending.pushed[member.task] = message.suspension_ms
+        elif isinstance(message, Drained):
+            pending.drained.add(member.task)
+        elif isinstance(message, Moved):
+            pending.moved[member.task] = message
+
+    def _join(self, connection: _Connection, hello: Hello, message: Join) -> None:
+        assert connection.channel is not None
+        channel = connection.channel
+        reason = self._objection(hello, message)
+        if reason:
+            self._say(f"refused {hello.task}: {reason}")
+            channel.send(Refused(reason=reason))
+            return
+        now = time.monotonic()
+        member = _Member(
+            task=hello.task,
+            role=hello.role,
+            incarnation=hello.incarnation,
+            host=message.host,
+            pid=message.pid,
+            address=message.address,
+            channel=channel,
+            heard=now,
+            joined=now,
+        )
+        self._members[hello.task] = connection.member = member
+        if hello.role == "worker" and self._spec is None:
+            assert message.spec is not None
+            self._spec = message.spec
+            self._blocks = cut(message.spec)
+        channel.send(Welcome(heartbeat_seconds=self._settings.heartbeat, lease_seconds=self._settings.lease))
+        self._say(f"{member.title} has joined")
+        self._urgent = True
+
+    def _objection(self, hello: Hello, message: Join) -> str:
+        if self._state in ("finished", "failed"):
+            return f"the job is {self._state}"
+        if hello.role == "ps":
+            return "" if message.address else "a server must say where it takes data"
+        if message.spec is None:
+            return "a worker must say what it trains"
+        if self._spec is not None and message.spec != self._spec:
+            return "its script describes another job than the first worker's: " + "; ".join(
+                differences(message.spec, self._spec)[:10]
+            )
+        return ""
+
+    def _beat(self, member: _Member, message: Beat) -> None:
+        member.channel.send(Alive())
+        if message.samples:
+            self._loss = message.loss / message.samples
+        if message.version > self._version:
+            self._version = message.version
+            now = time.monotonic()
+            self._speed.append((now, self._version))
+            while self._speed[0][0] < now - _SPEED_SECONDS:
+                self._speed.pop(0)
+            if self._spec is not None:
+                epoch = self._version // self._spec.steps_per_epoch
+                if epoch > self._said_epoch:
+                    self._said_epoch = epoch
+                    loss = "" if self._loss is None else f", loss {self._loss:.4f}"
+                    self._say(f"epoch {epoch} of {self._spec.epochs} done (version {self._version}{loss})")
+
+    def _left(self, member: _Member) -> None:
+        if member.state == "active" and not member.finished and member.role == "worker":
+            self._member_failed(member, "its process left in the middle of the job")
+            return
+        member.state = "left"
+        self._urgent = True
+
+    # --- failures -------------------------------------------------------------------------------------------------
+
+    def _judge_losses(self, now: float) -> None:
+        for member in list(self._members.values()):
+            if member.state == "left":
+                continue
+            if not member.lost and now - member.heard > self._settings.lease:
+                member.lost = now - _VERDICT_SECONDS
+                member.lost_how = f"died or hangs: silent for {self._settings.lease:g} s"
+            if not member.lost:
+                continue
+            told = self._exits.get(member.task)
+            if told is not None:
+                if self._ended_well(member, told):
+                    self._left(member)
+                else:
+                    self._member_failed(member, _how(told))
+            elif now - member.lost >= _VERDICT_SECONDS or (member.task not in self._agents and now - member.lost > 0.2):
+                self._member_failed(
+                    member, member.lost_how or "died: its connection ended, and nobody reported how its process did"
+                )
+
+    @staticmethod
+    def _ended_well(member: _Member, told: AgentExit) -> bool:
+        return told.status == 0 and not told.signal and (member.finished or member.state in ("joined", "draining"))
+
+    def _member_failed(self, member: _Member, how: str) -> None:
+        if member.state == "left" or self._state in ("finished", "failed"):
+            return
+        separator = " " if how.startswith(("died", "broke")) else ": "
+        text = f"{member.title}{separator}{how}"
+        pending = self._pending
+        in_plan = self._plan is not None and member.task in self._plan.tasks()
+        committed = pending is not None and pending.phase == "committed" and member.task in pending.members()
+        if (in_plan and member.state != "left") or committed:
+            self._fail(text)
+            return
+        member.state = "left"
+        self._say(f"{text}; it is in no plan, the job goes on")
+        self._urgent = True
+        if pending is not None and member.task in pending.plan.tasks():
+            self._give_up_plan(text, set())
+        if self._plan is None and member.role == "worker" and not self._joined("worker"):
+            # the only one that knew what to train: nothing can come of this job unless another worker comes
+            self._spec = None
+            self._blocks = ()
+            if self._settings.start is not None:
+                self._fail(text)
+
+    def _agent_reported(self, task: str, message: AgentExit) -> None:
+        if task in self._members:
+            return  # judged when its connection ends, which it does at the same time
+        if message.status or message.signal:
+            text = f"{task} (pid {message.pid}) {_how(message)} before it joined"
+        else:
+            text = f"{task} (pid {message.pid}): its script ended without joining the job (does it use ElasticJob?)"
+        self._say(text)
+        if self._plan is None and not self._joined("worker") and self._state == "waiting":
+            self._fail(text)
+
+    def _fail(self, reason: str) -> None:
+        self._state = "failed"
+        self._reason = reason
+        self._say(f"job failed: {reason}")
+        self._tell(set(self._members), JobEnded(reason=reason))
+        self._final = True
+
+    # --- plans ----------------------------------------------------------------------------------------------------
+
+    def _joined(self, role: str) -> list[str]:
+        found = [m for m in self._members.values() if m.role == role and m.state == "joined" and not m.lost]
+        return [m.task for m in sorted(found, key=lambda m: m.joined)]
+
+    def _check_deadlines(self, now: float) -> None:
+        pending = self._pending
+        if pending is not None and pending.phase == "preparing" and now - pending.began > self._settings.prepare:
+            late = pending.members() - pending.ready
+            old = late & (pending.previous.tasks() if pending.previous else set())
+            names = ", ".join(sorted(late))
+            if old:
+                # a member in good standing that cannot prepare: keep the job as it is, try again later
+                self._abort(pending, f"{names} not ready within {self._settings.prepare:g} s")
+            else:
+                self._give_up_plan(f"{names} not ready within {self._settings.prepare:g} s", late)
+        limit = self._settings.start
+        if self._plan is None and pending is None and limit is not None and now - self._began > limit:
+            roles: tuple[tuple[Literal["worker", "ps"], str], ...] = (("worker", "worker"), ("ps", "server"))
+            missing = [name for role, name in roles if not self._joined(role)]
+            self._fail(f"no {' and no '.join(missing) or 'wanted member'} joined within {limit:g} s")
+        elif self._plan is None and now - self._said_waiting > 60.0:
+            self._said_waiting = now
+            self._say("still waiting for at least one worker and one server")
+
+    def _give_up_plan(self, reason: str, unfit: set[str]) -> None:
+        """Try again without the unfit members; those of the running plan stay as they are."""
+        pending = self._pending
+        assert pending is not None
+        for task in unfit:
+            member = self._members[task]
+            if pending.previous is not None and task in pending.previous.tasks():
+                continue
+            member.channel.send(JobEnded(reason=f"dropped from the job: {reason}"))
+            member.state = "left"
+        self._abort(pending, reason)
+
+    def _abort(self, pending: _Pending, reason: str) -> None:
+        self._say(f"plan {pending.plan.number} is given up: {reason}")
+        self._tell(pending.members(), Abort(plan=pending.plan.number, reason=reason))
+        self._pending = None
+        before = pending.previous.tasks() if pending.previous else set()
+        for task in pending.members():
+            member = self._members[task]
+            if member.state != "left":
+                member.state = "active" if task in before else "joined"
+        self._given_up += 1
+        self._retry_at = time.monotonic() + min(30.0, 0.1 * 2**self._given_up)
+        self._urgent = True
+
+    def _advance(self, now: float) -> None:
+        if self._pending is None:
+            self._consider(now)
+        elif self._pending.phase == "preparing":
+            if self._pending.ready >= self._pending.members():
+                self._commit(self._pending)
+        else:
+            self._follow(self._pending)
+
+    def _consider(self, now: float) -> None:
+        """Start a plan if the members should be other than they are."""
+        if self._spec is None or self._digest_asked or (self._reply is None and self._plan is None):
+            return
+        target = self._reply.members if self._reply is not None else None
+        present = self._plan
+        workers = next_members(
+            [m.task for m in present.workers] if present else [],
+            self._joined("worker"),
+            target,
+            self._spec.shards,
+        )
+        servers = next_members(
+            [m.task for m in present.servers] if present else [],
+            self._joined("ps"),
+            target,
+            len(self._blocks),
+        )
+        if not workers or not servers:
+            return
+        before = present.tasks() if present else set()
+        wanted = {*workers, *servers}
+        self._note_held_back(target, wanted)
+        if wanted == before:
+            return
+        if now < self._retry_at or self._should_wait(now, target, before):
+            return
+        self._plan_number += 1
+        plan = make_plan(
+            self._plan_number,
+            self._blocks,
+            [self._members[task].record() for task in workers],
+            [self._members[task].record() for task in servers],
+            present,
+            stop=self._settings.handoff == "stop",
+        )
+        self._pending = _Pending(plan, present, now)
+        self._say(f"plan {plan.number}: {len(workers)} workers, {len(servers)} servers")
+        self._tell(self._pending.members(), Prepare(plan=plan, previous=present, spec=self._spec))
+
+    def _note_held_back(self, target: frozenset[str] | None, wanted: set[str]) -> None:
+        spare = {t for r in ("worker", "ps") for t in self._joined(r) if (target is None or t in target)} - wanted
+        for task in sorted(spare - self._held_back):
+            self._say(
+                f"{task} waits: the job has {self._spec.shards if self._spec else 0} shards for workers and "
+                f"{len(self._blocks)} blocks for servers, it can use no more of them"
+            )
+        self._held_back = spare
+
+    def _should_wait(self, now: float, target: frozenset[str] | None, before: set[str]) -> bool:
+        """Whether announced members that have not joined yet deserve a moment, so that one plan serves all."""
+        joined = {t for r in ("worker", "ps") for t in self._joined(r)}
+        if target is None:
+            missing = not before
+        else:
+            missing = bool(target - joined - before - {t for t, m in self._members.items() if m.state == "left"})
+        if not missing:
+            return False
+        newest = max((self._members[t].joined for t in joined), default=0.0)
+        if not before:
+            roles = [min(self._members[t].joined for t in self._joined(r)) for r in ("worker", "ps")]
+            return now - max(roles) < self._settings.grace
+        return now - newest < self._settings.settle
+
+    def _commit(self, pending: _Pending) -> None:
+        pending.phase = "committed"
+        pending.prepared_ms = (time.monotonic() - pending.began) * 1e3
+        plan, previous = pending.plan, pending.previous
+        if previous is None:
+            pending.first = 0
+            self._tell({plan.workers[0].task}, Begin(plan=plan.number))
+            self._activate(plan)
+            self._plan = plan
+            self._state = "running"
+            self._urgent = True
+            return
+        for task in previous.tasks() - plan.tasks():
+            self._members[task].state = "draining"
+        self._activate(plan)
+        self._urgent = True
+        self._tell({previous.owner(0).task}, Commit(plan=plan.number))
+
+    def _activate(self, plan: Plan) -> None:
+        for task in plan.tasks():
+            self._members[task].state = "active"
+
+    def _follow(self, pending: _Pending) -> None:
+        """See a committed plan through."""
+        plan, previous = pending.plan, pending.previous
+        all_moved = pending.moved.keys() >= pending.movers()
+        if plan.stop and previous is not None and all_moved and not pending.resumed:
+            pending.resumed = True
+            self._tell(plan.tasks(), Resume(plan=plan.number))
+        leavers = {m.task for m in previous.workers} - plan.tasks() if previous else set()
+        if not all_moved or pending.drained < leavers or not pending.pushed.keys() >= {m.task for m in plan.workers}:
+            return
+        self._plan = plan
+        self._pending = None
+        self._given_up = 0
+        self._report(pending)
+        self._tell(plan.tasks(), PlanDone(plan=plan.number))
+        gone = previous.tasks() - plan.tasks() if previous else set()
+        self._tell(gone, Exit(reason="drained: the job goes on without this task"))
+        for task in gone:
+            self._members[task].finished = True
+        self._urgent = True
+
+    def _report(self, pending: _Pending) -> None:
+        plan, previous = pending.plan, pending.previous
+        before = previous.tasks() if previous else set()
+        waits = [ms for ms in pending.pushed.values() if ms is not None]
+        self._suspensions += waits
+        report = PlanReport(
+            number=plan.number,
+            first_version=pending.first,
+            workers=len(plan.workers),
+            servers=len(plan.servers),
+            added=sorted(plan.tasks() - before),
+            removed=sorted(before - plan.tasks()),
+            moved_bytes=sum(m.sent_bytes for m in pending.moved.values()),
+            prepare_ms=round(pending.prepared_ms, 3),
+            move_ms=round(max((m.move_ms for m in pending.moved.values()), default=0.0), 3),
+            suspension_ms=Suspension(
+                p50=round(statistics.median(waits), 3) if waits else 0.0, max=round(max(waits, default=0.0), 3)
+            ),
+        )
+        self._reports.append(report)
+        self._say(
+            f"plan {report.number} done at version {report.first_version}: {report.workers} workers, "
+            f"{report.servers} servers, moved {report.moved_bytes / 1e6:.1f} MB in {report.move_ms:.0f} ms, "
+            f"suspension {report.suspension_ms.p50:.2f} ms (max {report.suspension_ms.max:.2f})"
+        )
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _check_end(self) -> None:
+        assert self._plan is not None
+        workers = [self._members[m.task] for m in self._plan.workers]
+        if self._pending is not None and self._pending.phase == "committed":
+            # A finished worker that crossed has said so before: nothing said means that nothing was stamped.
+            if self._pending.first >= 0 or self._pending.pushed or self._pending.drained or self._pending.moved:
+                return
+        if not all(w.finished for w in workers):
+            return
+        if self._pending is not None:
+            self._abort(self._pending, "the job has reached its last version")
+        if not self._digest_asked:
+            self._digest_asked = True
+            assert self._spec is not None
+            self._tell({m.task for m in self._plan.servers}, DigestRequest(version=self._spec.total_versions))
+            # no more members are needed: whoever waits may go
+            spare = {t for t, m in self._members.items() if m.state in ("joined", "draining")}
+            self._tell(spare, Exit(reason="the job is finished"))
+        if len(self._digests) < len(self._blocks):
+            return
+        if self._result is None:
+            assert self._spec is not None
+            self._result = Result(digest=digest_of(self._digests), versions=self._version)
+            self._tell({m.task for m in self._plan.servers}, Exit(reason="the job is finished"))
+        # the chief may still be writing its files: the job ends when its workers' processes have
+        if all(w.state == "left" for w in workers):
+            self._say(f"finished: {self._result.versions} versions, digest {self._result.digest}")
+            self._state = "finished"
+            self._final = True
+
+    def status(self) -> Status:
+        """Return the state of the job, for the director."""
+        spec = self._spec
+        rate = None
+        if len(self._speed) > 1 and self._speed[-1][0] > self._speed[0][0]:
+            rate = (self._speed[-1][1] - self._speed[0][1]) / (self._speed[-1][0] - self._speed[0][0])
+        return Status(
+            address=self._address,
+            incarnation=self._incarnation,
+            state=self._state,
+            reason=self._reason,
+            version=self._version,
+            total_versions=spec.total_versions if spec else None,
+            epoch=self._version / spec.steps_per_epoch if spec else 0.0,
+            epochs=float(spec.epochs) if spec else None,
+            loss=self._loss,
+            steps_per_second=rate,
+            samples_per_second=rate * spec.samples / spec.steps_per_epoch if rate is not None and spec else None,
+            members=[
+                MemberReport(task=m.task, role=m.role, state=m.state, host=m.host, pid=m.pid)
+                for m in self._members.values()
+            ],
+            plan=self._plan.number if self._plan else 0,
+            plans=list(self._reports),
+            result=self._result if self._state == "finished" else None,
+        )
+
+
+def _how(told: AgentExit) -> str:
+    if told.signal:
+        return f"died: killed by signal {told.signal}"
+    tail = f": {told.text}" if told.text else ""
+    return f"died: its process ended with status {told.status}{tail}"
+
+
+def raise_for(status: Status) -> None:
+    """Raise JobFailed if the job failed."""
+    if status.state == "failed":
+        raise JobFailed(status.reason or "unknown")

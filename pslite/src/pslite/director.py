@@ -1,0 +1,234 @@
+"""Directors: where a coordinator's target set of members comes from, and where its status goes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from pslite.errors import UsageError
+
+STOP_LIMIT_SECONDS = 30.0
+_MAX_REPLY = 1 << 20
+
+
+class Suspension(msgspec.Struct, frozen=True, kw_only=True):
+    """How long workers that were ready to push were not let to, in milliseconds."""
+
+    p50: float = 0.0
+    max: float = 0.0
+
+
+class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished plan."""
+
+    number: int
+    first_version: int
+    workers: int
+    servers: int
+    added: list[str]
+    removed: list[str]
+    moved_bytes: int
+    prepare_ms: float
+    move_ms: float
+    suspension_ms: Suspension
+
+
+class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of the job."""
+
+    task: str
+    role: Literal["worker", "ps"]
+    state: Literal["joined", "active", "draining", "left"]
+    host: str
+    pid: int
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What a finished job has produced."""
+
+    #: SHA-256 over the SHA-256 of every block's final weights
+    digest: str
+    versions: int
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a job, as it is reported to the daemon."""
+
+    address: str
+    incarnation: str
+    state: Literal["waiting", "running", "finished", "failed"]
+    reason: str | None
+    version: int
+    total_versions: int | None
+    epoch: float
+    epochs: float | None
+    loss: float | None
+    steps_per_second: float | None
+    samples_per_second: float | None
+    members: list[MemberReport]
+    plan: int
+    plans: list[PlanReport]
+    result: Result | None
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What a director wants. `members` None: everybody who joins is welcome."""
+
+    members: frozenset[str] | None = None
+    stop: bool = False
+    heartbeat_seconds: float = 1.0
+
+
+class Director(Protocol):
+    """Tells a coordinator which tasks should be members."""
+
+    def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:
+        """The coordinator listens at `address`. `wake` may be called from any thread to have `exchange` called soon."""
+
+    def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
+        """Take the status, never waiting; return the newest wishes, None if there are none yet.
+
+        `status` holds every plan ever finished and every member that ever left; `urgent` says that something has changed that must be told at once.
+        """
+
+    def close(self, status: Status) -> None:
+        """The job is over; may wait a bounded time until the last status is delivered."""
+
+
+class StaticDirector:
+    """Everybody who joins is a member, for as long as the job lasts."""
+
+    def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:
+        """Nothing to do."""
+
+    def exchange(self, status: Status, *, urgent: bool) -> Reply | None:  # noqa: ARG002
+        """Welcome everybody."""
+        return Reply()
+
+    def close(self, status: Status) -> None:
+        """Nothing to do."""
+
+
+class HttpDirector:
+    """Exchanges heartbeats with the daemon's job API, in a thread of its own.
+
+    A daemon that does not answer, or that answers 401, 403 or 404, changes nothing for the job: it goes on at its present size.
+
+    Args:
+        daemon: base URL of the job API.
+        job: name of the job in its URLs.
+        credential: bearer credential.
+        say: takes lines for the user.
+
+    """
+
+    def __init__(self, daemon: str, job: str, credential: str, *, say: Callable[[str], None]) -> None:
+        if not daemon.startswith(("http://", "https://")):
+            raise UsageError(f"DL2_DAEMON is {daemon!r}: it must be an http:// or https:// URL")
+        self._url = f"{daemon.rstrip('/')}/v1/jobs/{job}/heartbeat"
+        self._headers = {"Authorization": f"Bearer {credential}", "Content-Type": "application/json"}
+        self._say = say
+        self._condition = threading.Condition()
+        self._status: Status | None = None
+        self._urgent = False
+        self._closing = False
+        self._acknowledged_plans = 0
+        self._acknowledged_left: set[str] = set()
+        self._reply: Reply | None = None
+        self._wake: Callable[[], None] = lambda: None
+        self._final_done = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="pslite-heartbeat", daemon=True)
+
+    def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:  # noqa: ARG002
+        """Begin to send heartbeats."""
+        self._wake = wake
+        self._thread.start()
+
+    def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
+        """Leave the status for the next heartbeat; return the newest reply."""
+        with self._condition:
+            self._status = status
+            if urgent:
+                self._urgent = True
+                self._condition.notify()
+            return self._reply
+
+    def close(self, status: Status) -> None:
+        """Deliver the last status, trying for at most 30 seconds."""
+        with self._condition:
+            self._status = status
+            self._closing = True
+            self._condition.notify()
+        if not self._final_done.wait(STOP_LIMIT_SECONDS):
+            self._say("the daemon did not take the final heartbeat within 30 s")
+
+    def _loop(self) -> None:
+        interval, pause = 1.0, 0.0
+        while True:
+            with self._condition:
+                # after a failure wait out the back-off even if there is news; otherwise news goes at once
+                if pause:
+                    self._condition.wait_for(lambda: self._closing, min(pause, 2.0 if self._closing else pause))
+                else:
+                    self._condition.wait_for(lambda: self._urgent or self._closing, interval)
+                status, closing = self._status, self._closing
+                self._urgent = False
+            if status is None:
+                continue
+            reply = self._post(status)
+            if reply is None:
+                pause = min(30.0, max(0.5, 2 * pause))
+                if closing:
+                    pause = min(pause, 2.0)
+                    time.sleep(pause)
+                continue
+            pause, interval = 0.0, min(60.0, max(0.1, reply.heartbeat_seconds))
+            if closing:
+                self._final_done.set()
+                return
+
+    def _post(self, status: Status) -> Reply | None:
+        body = msgspec.to_builtins(status)
+        body["plans"] = body["plans"][self._acknowledged_plans :]
+        body["members"] = [m for m in body["members"] if m["task"] not in self._acknowledged_left]
+        request = urllib.request.Request(  # noqa: S310  (the scheme was checked)
+            self._url, data=json.dumps(body).encode(), headers=self._headers, method="POST"
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310
+                answer = msgspec.json.decode(response.read(_MAX_REPLY), type=_HttpReply)
+        except urllib.error.HTTPError as error:
+            self._say(f"the daemon answered {error.code} to a heartbeat; the job goes on at its present size")
+            error.close()
+            if self._closing and error.code in (401, 403, 404, 409, 410):
+                self._final_done.set()
+            return None
+        except (OSError, msgspec.MsgspecError, ValueError) as error:
+            self._say(f"no heartbeat: {error}; the job goes on at its present size")
+            return None
+        reply = Reply(members=frozenset(answer.members), stop=answer.stop, heartbeat_seconds=answer.heartbeat_seconds)
+        with self._condition:
+            self._acknowledged_plans += len(body["plans"])
+            self._acknowledged_left |= {m["task"] for m in body["members"] if m["state"] == "left"}
+            self._reply = reply
+        self._wake()
+        return reply
+
+
+class _HttpReply(msgspec.Struct):
+    members: list[str]
+    stop: bool = False
+    heartbeat_seconds: float = 1.0
+
+
+def as_json(status: Status) -> dict[str, Any]:
+    """Return a status as plain data."""
+    result: dict[str, Any] = msgspec.to_builtins(status)
+    return result

@@ -1,0 +1,75 @@
+"""What a task learns from its environment."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pslite.auth import Identity, parse_token
+from pslite.channel import split_address
+from pslite.errors import UsageError
+
+_TASK = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+@dataclass(frozen=True)
+class TaskEnvironment:
+    """A worker's or a server's place in its job."""
+
+    identity: Identity
+    coordinator: str
+
+
+def role_of(environ: Mapping[str, str]) -> Literal["worker", "ps", "coordinator", "standalone"]:
+    """Return the role that the environment gives this process.
+
+    Raises:
+        UsageError: DL2_ROLE is none of coordinator, worker, server, ps.
+
+    """
+    text = environ.get("DL2_ROLE", "")
+    if not text:
+        return "coordinator" if environ.get("DL2_DAEMON") else "standalone"
+    if text == "coordinator":
+        return "coordinator"
+    if text == "worker":
+        return "worker"
+    if text in ("ps", "server"):
+        return "ps"
+    raise UsageError(f"DL2_ROLE is {text!r}: it must be coordinator, worker or server")
+
+
+def need(environ: Mapping[str, str], name: str) -> str:
+    """Return a variable that must be set.
+
+    Raises:
+        UsageError: it is not.
+
+    """
+    value = environ.get(name, "")
+    if not value:
+        raise UsageError(f"{name} is not set: this process was not started as a task of a job")
+    return value
+
+
+def task_environment(environ: Mapping[str, str], role: Literal["worker", "ps"]) -> TaskEnvironment:
+    """Read DL2_TASK, DL2_COORDINATOR and DL2_TOKEN; the incarnation is new for each process.
+
+    Raises:
+        UsageError: one is missing or malformed.
+        AuthenticationError: the token is malformed.
+
+    """
+    task = need(environ, "DL2_TASK")
+    if not _TASK.fullmatch(task):
+        raise UsageError(f"DL2_TASK is {task!r}: letters, digits, '.', '_' and '-' only")
+    coordinator = need(environ, "DL2_COORDINATOR")
+    try:
+        split_address(coordinator)
+    except ValueError as error:
+        raise UsageError(f"DL2_COORDINATOR: {error}") from None
+    token = parse_token(need(environ, "DL2_TOKEN"))
+    return TaskEnvironment(Identity(role, task, uuid.uuid4().hex, token), coordinator)

@@ -1,0 +1,35 @@
+"""Errors of pslite. Every one is a `PsliteError`; the message says what was wrong, where, and what to do."""
+
+from __future__ import annotations
+
+
+class PsliteError(Exception):
+    """Root of all errors raised by pslite."""
+
+
+class SpecError(PsliteError, ValueError):
+    """The description of a job (model, optimizer, data, batch, epochs) is not usable."""
+
+
+class UsageError(PsliteError):
+    """The environment or the command line of a task is wrong, or the user's loop breaks a rule of the API."""
+
+
+class AuthenticationError(PsliteError):
+    """The peer refused us, or could not prove that it knows the job's token."""
+
+
+class ProtocolError(PsliteError):
+    """A peer sent bytes that the protocol does not allow."""
+
+
+class ConnectError(PsliteError):
+    """A peer could not be reached within the time allowed."""
+
+
+class PeerLost(PsliteError):  # noqa: N818  (says what happened; the coordinator turns it into JobFailed)
+    """A connection ended although the peer had not left."""
+
+
+class JobFailed(PsliteError):  # noqa: N818  (named for what happened)
+    """The job failed; the text names the task that caused it and how."""

@@ -1,0 +1,93 @@
+"""A worker's memory: bundles shaped like the model, and the sums of gradients over its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pslite.blocks import Block
+from pslite.spec import JobSpec
+from pslite.tree import TreeSum, width
+
+Array = NDArray[Any]
+
+
+class Bundle:
+    """One flat array per segment of the job, and the byte view of each block in them."""
+
+    def __init__(self, spec: JobSpec, blocks: Iterable[Block]) -> None:
+        self.arrays: list[Array] = [np.empty(segment.size, dtype=segment.dtype) for segment in spec.segments]
+        self.clear()
+        self.views = [memoryview(self.arrays[b.segment][b.offset : b.offset + b.size]).cast("B") for b in blocks]
+
+    def clear(self) -> None:
+        """Set everything to zero."""
+        for array in self.arrays:
+            array.fill(0)
+
+    def add(self, other: Bundle) -> None:
+        """Add another bundle to this one."""
+        for mine, theirs in zip(self.arrays, other.arrays, strict=True):
+            np.add(mine, theirs, out=mine)
+
+
+class Contribution:
+    """The sum of gradients below one node of the tree."""
+
+    __slots__ = ("bundle", "node")
+
+    def __init__(self, node: int, bundle: Bundle) -> None:
+        self.node = node
+        self.bundle = bundle
+
+
+class GradientSums:
+    """Adds the gradients of a worker's shards along the fixed tree; bundles are used again from step to step."""
+
+    def __init__(self, spec: JobSpec, blocks: tuple[Block, ...]) -> None:
+        self._spec = spec
+        self._blocks = blocks
+        self._free: list[Bundle] = []
+        self._tree: TreeSum[Bundle] = TreeSum(1, frozenset((1,)))
+        self._leaves = 1
+        self._done: list[Contribution] = []
+
+    def begin(self, leaves: int, nodes: Iterable[int]) -> None:
+        """Start a step: `nodes` are the tree nodes that this worker pushes."""
+        self._leaves = leaves
+        self._tree = TreeSum(leaves, frozenset(nodes))
+        for contribution in self._done:
+            self._free.append(contribution.bundle)
+        self._done.clear()
+
+    def take(self) -> Bundle:
+        """Return a bundle full of zeros."""
+        if not self._free:
+            return Bundle(self._spec, self._blocks)
+        bundle = self._free.pop()
+        bundle.clear()
+        return bundle
+
+    def reserve(self, count: int) -> None:
+        """Make bundles beforehand."""
+        while len(self._free) < count:
+            self._free.append(Bundle(self._spec, self._blocks))
+
+    def add(self, leaf: int, bundle: Bundle) -> None:
+        """Add the gradients of one leaf (a shard, or in fast mode the worker)."""
+        done = self._tree.add(width(self._leaves) + leaf, bundle, self._combine)
+        if done is not None:
+            self._done.append(Contribution(*done))
+
+    def _combine(self, left: Bundle, right: Bundle) -> Bundle:
+        left.add(right)
+        self._free.append(right)
+        return left
+
+    @property
+    def contributions(self) -> list[Contribution]:
+        """What is ready to be pushed."""
+        return self._done

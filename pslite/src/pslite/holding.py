@@ -1,0 +1,89 @@
+"""What a server keeps: blocks with their optimizer state, the sums coming in for them, and the buffers those use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pslite.blocks import Block
+from pslite.optimizers import slots
+from pslite.tree import ROOT, TreeSum
+
+Array = NDArray[Any]
+
+
+class BufferPool:
+    """Gradient buffers by type and size, made once and used again; memory is touched when it is made."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[str, int], list[Array]] = {}
+
+    def take(self, block: Block) -> Array:
+        """Return a buffer of the block's size, with undefined content."""
+        free = self._free.setdefault((block.dtype, block.size), [])
+        return free.pop() if free else np.zeros(block.size, dtype=block.dtype)
+
+    def give(self, buffer: Array) -> None:
+        """Take a buffer back."""
+        self._free.setdefault((buffer.dtype.name, buffer.size), []).append(buffer)
+
+    def reserve(self, blocks: list[Block], copies: int) -> None:
+        """Make `copies` buffers for each block beforehand, so that no step has to."""
+        for block in blocks:
+            for _ in range(copies):
+                buffer = np.empty(block.size, dtype=block.dtype)
+                buffer.fill(0)
+                self.give(buffer)
+
+    def trim(self, blocks: list[Block], copies: int) -> None:
+        """Drop buffers beyond what `blocks` can use with `copies` buffers each."""
+        need: dict[tuple[str, int], int] = {}
+        for block in blocks:
+            key = (block.dtype, block.size)
+            need[key] = need.get(key, 0) + copies
+        for key, free in list(self._free.items()):
+            del free[need.get(key, 0) :]
+
+
+class Holding:
+    """One block on one server.
+
+    ABSENT (`here` False: pushes of the coming step are staged) -> OWNED -> SENDING (after the clock, read only) -> freed on
+    the new owner's acknowledgement.
+    """
+
+    __slots__ = ("block", "first", "here", "plan", "received", "state", "sums", "total", "version")
+
+    def __init__(self, block: Block, plan: int, leaves: int) -> None:
+        self.block = block
+        #: the plan in force at `version`
+        self.plan = plan
+        #: completed updates; -1 until it is known
+        self.version = -1
+        #: the version at which `plan` took effect
+        self.first = 0
+        self.here = False
+        #: row 0 the weights, then the optimizer's slots
+        self.state: Array = np.empty((1 + slots(block.optimizer), block.size), dtype=block.dtype)
+        self.state.fill(0)
+        self.received: set[int] = set()
+        self.sums: TreeSum[Array] = TreeSum(leaves, frozenset((ROOT,)))
+        self.total: Array | None = None
+
+    @property
+    def weights(self) -> memoryview:
+        """The weights, as bytes."""
+        return memoryview(self.state[0]).cast("B")
+
+    @property
+    def whole(self) -> memoryview:
+        """Weights and slots, as bytes."""
+        return memoryview(self.state.reshape(-1)).cast("B")
+
+    def enter(self, plan: int, first: int, leaves: int) -> None:
+        """Let `plan` rule this block from the present version on."""
+        self.plan = plan
+        self.first = first
+        self.sums = TreeSum(leaves, frozenset((ROOT,)))

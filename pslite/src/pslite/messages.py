@@ -1,0 +1,253 @@
+"""The control messages, as validated structs. They travel as length-prefixed msgpack; nothing in them is executed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from pslite.plan import Plan
+from pslite.spec import JobSpec
+
+PROTOCOL = 1
+MAX_HANDSHAKE_BYTES = 4096
+MAX_CONTROL_BYTES = 8 << 20
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all messages; the tag is the class name."""
+
+
+# --- handshake, on every connection -------------------------------------------------------------------------------
+
+
+class Hello(Message):
+    """Client: who I am and what this connection is for."""
+
+    protocol: int
+    channel: Literal["control", "agent", "data"]
+    role: Literal["worker", "ps"]
+    task: str
+    incarnation: str
+    nonce: bytes
+
+
+class Challenge(Message):
+    """Server: who I am; prove that you know the token."""
+
+    job: str
+    task: str
+    incarnation: str
+    nonce: bytes
+
+
+class Proof(Message):
+    """Client: keyed hash over Hello and Challenge."""
+
+    mac: bytes
+
+
+class Accepted(Message):
+    """Server: you are in, and here is my own proof."""
+
+    mac: bytes
+
+
+class Refused(Message):
+    """Server: the connection ends here, for this reason."""
+
+    reason: str
+
+
+Handshake = Hello | Challenge | Proof | Accepted | Refused
+
+
+# --- member -> coordinator ----------------------------------------------------------------------------------------
+
+
+class Join(Message):
+    """I am ready to become a member."""
+
+    host: str
+    pid: int
+    address: str = ""
+    spec: JobSpec | None = None
+
+
+class Beat(Message):
+    """I am alive; workers add their progress since the last beat."""
+
+    version: int = 0
+    loss: float = 0.0
+    samples: int = 0
+
+
+class Ready(Message):
+    """Everything that plan needs is open and allocated."""
+
+    plan: int
+
+
+class Nack(Message):
+    """I cannot take part in that plan."""
+
+    plan: int
+    reason: str
+
+
+class Stamped(Message):
+    """Pacer: that plan takes effect at version `first`; `first` < 0 says that the job ends before it could."""
+
+    plan: int
+    first: int
+
+
+class Pushed(Message):
+    """Worker: I was let to push my first gradients under that plan after waiting so long; None if I have just joined."""
+
+    plan: int
+    suspension_ms: float | None
+
+
+class Drained(Message):
+    """Worker: my last step before that plan is pushed; nothing is left to do for me."""
+
+    plan: int
+
+
+class Moved(Message):
+    """Server: all my blocks are where that plan wants them."""
+
+    plan: int
+    sent_bytes: int
+    move_ms: float
+
+
+class Finished(Message):
+    """Worker: I have the final weights."""
+
+    version: int
+    suspension_ms: list[float]
+
+
+class Digests(Message):
+    """Server: SHA-256 of the weights of each of my blocks."""
+
+    blocks: dict[int, bytes]
+
+
+class Failed(Message):
+    """Member: I cannot go on; the job fails with this reason."""
+
+    reason: str
+
+
+class Leave(Message):
+    """Member: my process ends in good order."""
+
+
+class AgentExit(Message):
+    """dl2-run: the process of my task ended."""
+
+    pid: int
+    status: int
+    signal: int
+    text: str
+
+
+# --- coordinator -> member ----------------------------------------------------------------------------------------
+
+
+class Welcome(Message):
+    """You have joined."""
+
+    heartbeat_seconds: float
+    lease_seconds: float
+
+
+class Alive(Message):
+    """The coordinator is alive."""
+
+
+class Prepare(Message):
+    """Open and allocate what plan needs, then answer Ready or Nack; nothing takes effect yet.
+
+    `previous` is the plan in force: its servers send a joining worker its first weights.
+    """
+
+    plan: Plan
+    previous: Plan | None
+    spec: JobSpec
+
+
+class Abort(Message):
+    """Forget that plan."""
+
+    plan: int
+    reason: str
+
+
+class Begin(Message):
+    """Chief: send the initial weights to the owners under that (first) plan."""
+
+    plan: int
+
+
+class Commit(Message):
+    """Pacer: let that plan take effect as soon as possible."""
+
+    plan: int
+
+
+class Resume(Message):
+    """Workers that stopped at the clock of that plan (comparison setting) go on."""
+
+    plan: int
+
+
+class PlanDone(Message):
+    """Everybody has moved to that plan: forget the one before."""
+
+    plan: int
+
+
+class DigestRequest(Message):
+    """Server: the last version is reached, send the digests of your blocks."""
+
+    version: int
+
+
+class Exit(Message):
+    """You are no longer needed: end with status 0."""
+
+    reason: str
+
+
+class JobEnded(Message):
+    """The job failed: end with status 1 and print the reason."""
+
+    reason: str
+
+
+class Noted(Message):
+    """Agent: your report has arrived."""
+
+
+FromMember = (
+    Join | Beat | Ready | Nack | Stamped | Pushed | Drained | Moved | Finished | Digests | Failed | Leave | AgentExit
+)
+FromCoordinator = (
+    Welcome
+    | Alive
+    | Prepare
+    | Abort
+    | Begin
+    | Commit
+    | Resume
+    | PlanDone
+    | DigestRequest
+    | Exit
+    | JobEnded
+    | Noted
+    | Refused
+)

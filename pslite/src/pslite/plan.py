@@ -1,0 +1,111 @@
+"""Plans: numbered membership and key assignment, and the pure functions that make the next one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pslite.assignment import assign
+from pslite.shards import ranges
+from pslite.tree import cover
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pslite.blocks import Block
+    from pslite.spec import JobSpec
+
+
+class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One process in a plan."""
+
+    task: str
+    incarnation: str
+    host: str
+    pid: int
+    #: host:port on which a server takes data; empty for a worker
+    address: str = ""
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Who computes which shards and who owns which block, from the version on at which the plan takes effect."""
+
+    number: int
+    workers: tuple[Member, ...]
+    servers: tuple[Member, ...]
+    #: for each block the index of its owner in `servers`
+    owners: tuple[int, ...]
+    #: comparison setting: workers stop at the clock until everything has moved, as the DL2 paper does it
+    stop: bool = False
+
+    def owner(self, block: int) -> Member:
+        """Return the server that owns `block`."""
+        return self.servers[self.owners[block]]
+
+    def worker_index(self, task: str) -> int:
+        """Return the place of a worker in the plan, or -1."""
+        return next((i for i, member in enumerate(self.workers) if member.task == task), -1)
+
+    def blocks_of(self, task: str) -> list[int]:
+        """Return the blocks that server `task` owns."""
+        return [b for b, owner in enumerate(self.owners) if self.servers[owner].task == task]
+
+    def tasks(self) -> set[str]:
+        """Return the ids of all members."""
+        return {member.task for member in (*self.workers, *self.servers)}
+
+
+class Reduction(msgspec.Struct, frozen=True):
+    """How the gradients of one plan add up: the leaves of the tree and the nodes that each worker pushes."""
+
+    leaves: int
+    #: per worker its half-open range of logical shards
+    shards: tuple[tuple[int, int], ...]
+    #: per worker the tree nodes it pushes for every block
+    nodes: tuple[tuple[int, ...], ...]
+
+
+def reduction(spec: JobSpec, workers: int) -> Reduction:
+    """Return how `workers` workers share the shards and the tree.
+
+    In `exact` mode the leaves are the logical shards; in `fast` mode each worker is one leaf.
+    """
+    shares = ranges(spec.shards, workers)
+    if spec.mode == "exact":
+        return Reduction(spec.shards, shares, tuple(cover(low, high, spec.shards) for low, high in shares))
+    return Reduction(workers, shares, tuple(cover(i, i + 1, workers) for i in range(workers)))
+
+
+def next_members(
+    present: Sequence[str], joined: Sequence[str], target: frozenset[str] | None, limit: int
+) -> tuple[str, ...]:
+    """Return the members of one role in the next plan, in order.
+
+    Present members stay where they are, newcomers follow in the order in which they joined.  A role is never emptied: with
+    nobody left the present members stay.
+
+    Args:
+        present: tasks in the plan now.
+        joined: tasks that have joined and are in no plan.
+        target: tasks that should be members; None means everybody.
+        limit: the most members the role can use.
+
+    """
+    wanted = [task for task in (*present, *joined) if target is None or task in target]
+    return tuple(wanted[:limit]) or tuple(present)
+
+
+def make_plan(  # noqa: PLR0913  (a plan is made of exactly these)
+    number: int,
+    blocks: Sequence[Block],
+    workers: Sequence[Member],
+    servers: Sequence[Member],
+    previous: Plan | None,
+    *,
+    stop: bool = False,
+) -> Plan:
+    """Make plan `number` for the given members; blocks move only as far as balance needs it."""
+    before = {b: previous.owner(b).task for b in range(len(blocks))} if previous else {}
+    owners = assign([block.nbytes for block in blocks], before, [member.task for member in servers])
+    return Plan(number=number, workers=tuple(workers), servers=tuple(servers), owners=owners, stop=stop)

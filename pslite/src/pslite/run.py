@@ -1,0 +1,249 @@
+"""dl2-run: runs one task of an elastic job, or a whole job on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Literal
+
+import msgspec
+
+from pslite.agent import Agent
+from pslite.auth import TOKEN_BYTES, parse_token
+from pslite.channel import listen
+from pslite.coordinator import Coordinator, Settings
+from pslite.director import HttpDirector
+from pslite.environment import need, role_of, task_environment
+from pslite.errors import PsliteError, UsageError
+from pslite.local import LocalDirector
+
+_REGISTER_SECONDS = 300.0
+_JOB = re.compile(r"[A-Za-z0-9._-]+")
+
+_EPILOG = """\
+environment (set by the scheduler; without it a whole job runs on this machine):
+  DL2_ROLE         coordinator, worker or server
+  DL2_TASK         id of the task, such as worker-3
+  DL2_COORDINATOR  host:port of the coordinator
+  DL2_TOKEN        the job's token, 64 hexadecimal digits
+  DL2_DAEMON, DL2_JOB, DL2_CREDENTIAL   the scheduler's job API (coordinator)
+
+exit status: 0 done or drained, 1 the job failed, 2 used wrongly or refused by the scheduler,
+128+n the command was ended by signal n.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dl2-run",
+        usage="dl2-run [options] [--] COMMAND [ARGUMENT ...]",
+        description="Run COMMAND as a task of an elastic training job. Its role comes from the environment; "
+        "parameter servers and coordinators do not run COMMAND themselves.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--workers", type=int, default=1, help="standalone: workers to start (default 1)")
+    parser.add_argument("--servers", type=int, default=1, help="standalone: parameter servers to start (default 1)")
+    parser.add_argument("--quiet", action="store_true", help="no progress lines on stderr")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the training command")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of dl2-run; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    environ = dict(os.environ)
+    quiet = options.quiet or environ.get("DL2_QUIET") == "1"
+    if quiet:
+        environ["DL2_QUIET"] = "1"
+
+    def say(text: str) -> None:
+        if not quiet:
+            sys.stderr.write(f"dl2-run: {text}\n")
+            sys.stderr.flush()
+
+    try:
+        role = role_of(environ)
+        if role == "ps":
+            return _task(role, [sys.executable, "-m", "pslite.serve"], environ, say)
+        if not command:
+            raise UsageError("no command given: dl2-run [options] python train.py ...")
+        if role == "worker":
+            return _task(role, command, environ, say)
+        if role == "coordinator":
+            return _coordinate(command, environ, say)
+        if options.workers < 1 or options.servers < 1:
+            raise UsageError("--workers and --servers must be at least 1")
+        return _standalone(command, environ, say, options.workers, options.servers)
+    except UsageError as error:
+        sys.stderr.write(f"dl2-run: {error}\n")
+        return 2
+    except PsliteError as error:
+        sys.stderr.write(f"dl2-run: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _task(
+    role: Literal["worker", "ps"], command: Sequence[str], environ: dict[str, str], say: Callable[[str], None]
+) -> int:
+    place = task_environment(environ, role)
+    return Agent(place.identity, place.coordinator, command, environ, say=say).run()
+
+
+class _Terminated(BaseException):
+    """SIGTERM has come."""
+
+
+def _terminate(number: int, _frame: FrameType | None) -> None:
+    raise _Terminated(f"signal {number}")
+
+
+def _run_coordinator(coordinator: Coordinator) -> int:
+    previous = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        status = coordinator.run()
+    except _Terminated:
+        return 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    if status.state == "failed":
+        sys.stderr.write(f"dl2-run: job failed: {status.reason}\n")
+        return 1
+    return 0
+
+
+def _standalone(
+    command: Sequence[str], environ: Mapping[str, str], say: Callable[[str], None], workers: int, servers: int
+) -> int:
+    director = LocalDirector(command, workers=workers, servers=servers, environ=environ)
+    coordinator = Coordinator(
+        job="standalone",
+        token=secrets.token_bytes(TOKEN_BYTES),
+        director=director,
+        say=say,
+        settings=Settings(grace=60.0, start=300.0),
+        host="127.0.0.1",
+    )
+    try:
+        return _run_coordinator(coordinator)
+    finally:
+        director.stop(2.0)
+
+
+# --- coordinator under the scheduler ------------------------------------------------------------------------------
+
+
+class _Registration(msgspec.Struct):
+    job: str
+    credential: str
+    token: str
+    heartbeat_seconds: float = 1.0
+
+
+def _coordinate(command: Sequence[str], environ: Mapping[str, str], say: Callable[[str], None]) -> int:
+    daemon = need(environ, "DL2_DAEMON")
+    host = environ.get("DL2_HOST") or socket.gethostname()
+    with listen() as listener:
+        address = f"{host}:{listener.getsockname()[1]}"
+        if environ.get("DL2_CREDENTIAL"):
+            registration = _Registration(
+                job=need(environ, "DL2_JOB"), credential=environ["DL2_CREDENTIAL"], token=need(environ, "DL2_TOKEN")
+            )
+        else:
+            registration = _register(daemon, command, address, environ, say)
+        if not _JOB.fullmatch(registration.job):
+            raise UsageError(f"the job name {registration.job!r} is malformed")
+        director = HttpDirector(daemon, registration.job, registration.credential, say=say)
+        coordinator = Coordinator(
+            job=registration.job,
+            token=parse_token(registration.token),
+            director=director,
+            say=say,
+            settings=Settings(heartbeat=registration.heartbeat_seconds),
+            address_host=host,
+            listener=listener,
+        )
+        return _run_coordinator(coordinator)
+
+
+def _register(
+    daemon: str, command: Sequence[str], address: str, environ: Mapping[str, str], say: Callable[[str], None]
+) -> _Registration:
+    """Make ourselves known to the daemon, as the anchor that a user's batch job is."""
+    rm_id = need(environ, "SLURM_JOB_ID")
+    kept = {k: v for k, v in environ.items() if not k.startswith(("SLURM_", "DL2_", "BASH_FUNC_"))}
+    deadline = time.monotonic() + _REGISTER_SECONDS
+    pause = 0.5
+    while True:
+        body = {
+            "rm_id": rm_id,
+            "proof": _proof(rm_id, environ),
+            "argv": list(command),
+            "cwd": os.getcwd(),  # noqa: PTH109  (a string is what is wanted)
+            "env": kept,
+            "address": address,
+        }
+        request = urllib.request.Request(  # noqa: S310  (http or https: HttpDirector checks the same URL)
+            f"{daemon.rstrip('/')}/v1/register",
+            data=msgspec.json.encode(body),
+            headers={"Content-Type": "application/json"},
+            method="POST",
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
+                return msgspec.json.decode(response.read(1 << 20), type=_Registration)
+        except urllib.error.HTTPError as error:
+            text = _error_text(error)
+            if error.code != 503:
+                raise UsageError(f"the scheduler refused this job: {text}") from None
+            reason = text
+        except (OSError, msgspec.MsgspecError) as error:
+            reason = str(error)
+        if time.monotonic() + pause > deadline:
+            raise UsageError(f"the scheduler at {daemon} did not take this job within 5 minutes: {reason}")
+        say(f"the scheduler at {daemon} is not available ({reason}); trying again")
+        time.sleep(pause)
+        pause = min(15.0, 2 * pause)
+
+
+def _error_text(error: urllib.error.HTTPError) -> str:
+    with error:
+        data = error.read(65536)
+    try:
+        return str(msgspec.json.decode(data, type=dict[str, object])["error"])
+    except (msgspec.MsgspecError, KeyError):
+        return f"{error.code} {error.reason}"
+
+
+def _proof(rm_id: str, environ: Mapping[str, str]) -> str:
+    """Return a munge credential that proves to the daemon which user we are."""
+    command = ["munge", "-s", f"dl2d:{rm_id}"]
+    if environ.get("MUNGE_SOCKET"):
+        command += ["-S", environ["MUNGE_SOCKET"]]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except FileNotFoundError:
+        raise UsageError("munge is not installed on this node: the scheduler cannot know whose job this is") from None
+    except subprocess.TimeoutExpired:
+        raise UsageError("munge did not answer within 30 s") from None
+    except subprocess.CalledProcessError as error:
+        raise UsageError(f"munge failed: {error.stderr.strip()}") from None
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""`python -m pslite.serve`: the process of one parameter server, as dl2-run starts it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from pslite.environment import task_environment
+from pslite.errors import PsliteError
+from pslite.server import Server
+
+
+def main() -> int:
+    """Serve until the job ends; return the exit status."""
+    quiet = os.environ.get("DL2_QUIET") == "1"
+    try:
+        place = task_environment(os.environ, "ps")
+
+        def say(text: str) -> None:
+            if not quiet:
+                sys.stderr.write(f"{place.identity.task}: {text}\n")
+
+        return Server(place.identity, place.coordinator, host=os.environ.get("DL2_HOST", ""), say=say).run()
+    except PsliteError as error:
+        sys.stderr.write(f"pslite: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,682 @@
+"""The parameter server: owns blocks, sums gradients, applies the optimizer, answers with the new weights.
+
+One thread and one poll loop; nothing in it waits for a peer.  Only making a plan ready (allocating memory and connecting) is
+done by a second thread, so that answers to workers go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import queue
+import selectors
+import socket
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pslite.auth import Acceptor, Identity, connect
+from pslite.blocks import Block, cut
+from pslite.channel import Channel, Inbox, listen
+from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError
+from pslite.holding import Array, BufferPool, Holding
+from pslite.messages import (
+    MAX_CONTROL_BYTES,
+    Abort,
+    Alive,
+    Beat,
+    Commit,
+    DigestRequest,
+    Digests,
+    Exit,
+    Failed,
+    FromCoordinator,
+    Hello,
+    JobEnded,
+    Join,
+    Leave,
+    Moved,
+    Nack,
+    PlanDone,
+    Prepare,
+    Ready,
+    Refused,
+    Stamped,
+    Welcome,
+)
+from pslite.optimizers import Updater
+from pslite.plan import Plan, Reduction, reduction
+from pslite.spec import JobSpec
+from pslite.wire import INIT, PARAM, PUSH, STATE, STATE_ACK, WRONG_OWNER, Header, Link
+
+#: seconds for a stranger to prove that it knows the token
+_HANDSHAKE_SECONDS = 10.0
+#: strangers at a time
+_MAX_STRANGERS = 64
+#: seconds after which a broken data connection to a member fails the job, if the coordinator has not spoken before
+_BROKEN_SECONDS = 3.0
+#: frames of state queued at a time: moving gives way to answering workers
+_STATE_WINDOW = 2
+
+
+@dataclass
+class _Stage:
+    """A plan that this server has made ready for."""
+
+    plan: Plan
+    reduction: Reduction
+    #: tree node -> the worker that pushes it
+    expected: dict[int, str]
+    gained: dict[int, Holding]
+    #: connections to the servers that get blocks from us
+    peers: dict[str, Link] = field(default_factory=dict)
+    moved_bytes: int = 0
+    reported: bool = False
+    began: float = 0.0
+
+
+@dataclass
+class _Stranger:
+    """A connection that has not proved anything yet."""
+
+    sock: socket.socket
+    acceptor: Acceptor
+    since: float
+
+
+class Server:
+    """One parameter server of a job.
+
+    Args:
+        identity: who we are, with the job's token.
+        coordinator: host:port of the coordinator.
+        host: the name or address under which workers reach this server.
+        say: takes lines for the user.
+        join_timeout: seconds to reach the coordinator.
+
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        coordinator: str,
+        *,
+        host: str,
+        say: Callable[[str], None],
+        join_timeout: float = 60.0,
+    ) -> None:
+        self._identity = identity
+        self._say = say
+        self._selector = selectors.DefaultSelector()
+        self._listener = listen()
+        self._coordinator = coordinator
+        sock, challenge = connect(coordinator, identity, "control", timeout=join_timeout)
+        self._job = challenge.job
+        self._control: Channel[FromCoordinator] = Channel(sock, Inbox(FromCoordinator, MAX_CONTROL_BYTES))
+        # the interface that reaches the coordinator reaches the rest of the job, unless the user says otherwise
+        address = f"{host or sock.getsockname()[0]}:{self._listener.getsockname()[1]}"
+        self._control.send(Join(host=socket.gethostname(), pid=os.getpid(), address=address))
+        self._heartbeat = 1.0
+        self._lease = 10.0
+        self._heard = self._beaten = time.monotonic()
+        self._strangers: dict[socket.socket, _Stranger] = {}
+        #: data connections that workers and servers opened to us
+        self._links: dict[str, Link] = {}
+        self._all_links: set[Link] = set()
+        self._writing: set[Link] = set()
+        self._lost: dict[str, tuple[float, str]] = {}
+        self._spec: JobSpec | None = None
+        self._blocks: tuple[Block, ...] = ()
+        self._holdings: dict[int, Holding] = {}
+        self._stages: dict[int, _Stage] = {}
+        self._stamp: tuple[int, int] | None = None
+        self._commit = 0
+        self._current = 0
+        self._version = 0
+        self._updater = Updater()
+        self._pool = BufferPool()
+        self._scratch = bytearray()
+        self._incoming: dict[Link, Array] = {}
+        self._outgoing: deque[Holding] = deque()
+        self._unacknowledged: dict[int, Holding] = {}
+        self._refused = 0
+        self._done: queue.SimpleQueue[tuple[int, _Stage | str]] = queue.SimpleQueue()
+        self._wake_out, self._wake_in = socket.socketpair()
+        self._status: int | None = None
+
+    # --- loop -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Serve until the job ends or we are drained; return the exit status.
+
+        Raises:
+            JobFailed: the job failed or the coordinator is gone.
+
+        """
+        register = self._selector.register
+        self._wake_out.setblocking(False)
+        register(self._listener, selectors.EVENT_READ, self._accept)
+        register(self._control.sock, selectors.EVENT_READ, self._read_control)
+        register(self._wake_out, selectors.EVENT_READ, self._take_prepared)
+        try:
+            while self._status is None:
+                busy = bool(self._outgoing) and self._may_move()
+                for key, mask in self._selector.select(0 if busy else min(0.2, self._heartbeat)):
+                    if isinstance(key.data, Link):
+                        self._serve(key.data, mask)
+                    else:
+                        key.data()
+                self._move()
+                self._watch()
+                self._tick()
+            return self._status
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        self._control.flush()
+        for link in list(self._all_links):
+            link.close()
+        for stage in self._stages.values():
+            for link in stage.peers.values():
+                link.close()
+        for stranger in self._strangers.values():
+            stranger.sock.close()
+        for closable in (self._control, self._listener, self._wake_in, self._wake_out, self._selector):
+            closable.close()
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if now - self._beaten >= self._heartbeat:
+            self._beaten = now
+            self._control.send(Beat(version=self._version))
+        if self._control.unsent:
+            self._control.flush()
+        if now - self._heard > self._lease:
+            raise JobFailed(f"no word from the coordinator at {self._coordinator} for {self._lease:g} s")
+        for sock, stranger in list(self._strangers.items()):
+            if now - stranger.since > _HANDSHAKE_SECONDS:
+                self._drop_stranger(sock)
+        for task, (since, reason) in list(self._lost.items()):
+            if now - since > _BROKEN_SECONDS:
+                del self._lost[task]
+                self._fail(reason)
+
+    def _fail(self, reason: str) -> None:
+        self._control.send(Failed(reason=reason))
+
+    # --- strangers ------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        if len(self._strangers) >= _MAX_STRANGERS:
+            sock.close()
+            return
+        sock.setblocking(False)
+        acceptor = Acceptor(
+            job=self._job,
+            task=self._identity.task,
+            incarnation=self._identity.incarnation,
+            token=self._identity.token,
+            verdict=_data_only,
+        )
+        self._strangers[sock] = _Stranger(sock, acceptor, time.monotonic())
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._greet(sock))
+
+    def _greet(self, sock: socket.socket) -> None:
+        acceptor = self._strangers[sock].acceptor
+        try:
+            # a handshake message is far smaller than a socket buffer, so sendall cannot block
+            while not acceptor.accepted and not acceptor.refusal:
+                data = sock.recv(acceptor.wanted)
+                if not data:
+                    self._drop_stranger(sock)
+                    return
+                answer = acceptor.feed(data)
+                if answer:
+                    sock.sendall(answer)
+        except BlockingIOError:
+            return
+        except (OSError, ProtocolError) as error:
+            self._say(f"dropped a connection from a stranger: {error}")
+            self._drop_stranger(sock)
+            return
+        hello = acceptor.hello
+        if acceptor.refusal or hello is None:
+            self._say(f"refused a connection that claims to be {hello.task if hello else '?'}: {acceptor.refusal}")
+            self._drop_stranger(sock)
+            return
+        del self._strangers[sock]
+        self._selector.unregister(sock)
+        self._adopt(Link(sock, hello.task, hello.incarnation, hello.role), incoming=True)
+
+    def _drop_stranger(self, sock: socket.socket) -> None:
+        if self._strangers.pop(sock, None):
+            self._selector.unregister(sock)
+            sock.close()
+
+    # --- data connections -----------------------------------------------------------------------------------------
+
+    def _adopt(self, link: Link, *, incoming: bool) -> None:
+        if incoming:
+            old = self._links.get(link.task)
+            if old is not None:
+                self._drop(old)
+            self._links[link.task] = link
+        self._all_links.add(link)
+        self._selector.register(link.sock, selectors.EVENT_READ, link)
+
+    def _drop(self, link: Link) -> None:
+        if link in self._all_links:
+            self._all_links.discard(link)
+            self._writing.discard(link)
+            self._selector.unregister(link.sock)
+            link.close()
+            buffer = self._incoming.pop(link, None)
+            if buffer is not None:
+                self._pool.give(buffer)
+            if self._links.get(link.task) is link:
+                del self._links[link.task]
+
+    def _serve(self, link: Link, mask: int) -> None:
+        if not link.open:
+            return
+        try:
+            if mask & selectors.EVENT_READ:
+                link.receive(self)
+            if mask & selectors.EVENT_WRITE:
+                link.flush()
+        except PeerLost as error:
+            self._broken(link, str(error))
+        except ProtocolError as error:
+            self._say(f"closed the connection of {link.task}: {error}")
+            self._broken(link, f"{link.task} broke the protocol: {error}")
+
+    def _broken(self, link: Link, reason: str) -> None:
+        self._drop(link)
+        stage = self._stages.get(self._current)
+        if stage is not None and link.task in stage.plan.tasks():
+            # Its death is the coordinator's to judge, with better words; speak only if nothing comes of that.
+            self._lost[link.task] = (time.monotonic(), f"{self._identity.task}: {reason}")
+
+    def _watch(self) -> None:
+        """Flush what was queued; ask to hear when a full socket can take more."""
+        for link in list(self._all_links):
+            if link.unsent:
+                try:
+                    link.flush()
+                except PeerLost as error:
+                    self._broken(link, str(error))
+                    continue
+            if link.unsent != (link in self._writing):
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0)
+                self._selector.modify(link.sock, events, link)
+                (self._writing.add if link.unsent else self._writing.discard)(link)
+
+    # --- frames (the Receiver interface) --------------------------------------------------------------------------
+
+    def payload(self, link: Link, header: Header) -> memoryview:
+        """Say where the payload of a frame goes."""
+        if header.block >= len(self._blocks):
+            raise ProtocolError(f"block {header.block} does not exist")
+        block = self._blocks[header.block]
+        if header.kind == PUSH:
+            if self._judge(link, header) is None:
+                return memoryview(self._scratch)[: block.nbytes]
+            buffer = self._pool.take(block)
+            self._incoming[link] = buffer
+            return memoryview(buffer).cast("B")
+        if header.kind == STATE_ACK:
+            return memoryview(b"")
+        if header.kind in (INIT, STATE):
+            holding = self._awaited(link, header)
+            return holding.weights if header.kind == INIT else holding.whole
+        raise ProtocolError(f"a frame of kind {header.kind} does not belong here")
+
+    def arrived(self, link: Link, header: Header) -> None:
+        """Take a frame whose payload is complete."""
+        if header.kind == PUSH:
+            self._pushed(link, header)
+        elif header.kind == INIT:
+            holding = self._awaited(link, header)
+            self._enter_gained(holding, header)
+            self._settle(holding)
+            self._answer(holding)
+            self._report_moved()
+        elif header.kind == STATE:
+            holding = self._awaited(link, header)
+            crc = zlib.crc32(holding.whole)
+            if crc != header.crc:
+                self._fail(
+                    f"block {header.block} came damaged from {link.task}: checksum {crc:08x}, not {header.crc:08x}"
+                )
+                return
+            self._enter_gained(holding, header)
+            link.send(Header(STATE_ACK, header.plan, header.block, 0, 0, header.version, header.first))
+            self._settle(holding)
+            self._complete(holding)
+            self._report_moved()
+        elif header.kind == STATE_ACK:
+            if self._unacknowledged.pop(header.block, None) is None:
+                raise ProtocolError(f"an acknowledgement of block {header.block}, which was not sent")
+            self._report_moved()
+
+    def _awaited(self, link: Link, header: Header) -> Holding:
+        stage = self._stages.get(header.plan)
+        holding = stage.gained.get(header.block) if stage else None
+        if stage is None or holding is None or holding.here:
+            raise ProtocolError(f"block {header.block} of plan {header.plan} is not awaited here")
+        if header.kind == INIT and (header.plan != 1 or stage.plan.workers[0].task != link.task):
+            raise ProtocolError(f"{link.task} may not set initial weights")
+        if header.kind == STATE and link.role != "ps":
+            raise ProtocolError(f"{link.task} is a worker, it has no state to hand over")
+        return holding
+
+    def _find(self, header: Header) -> Holding | None:
+        holding = self._holdings.get(header.block)
+        if holding is None:
+            stage = self._stages.get(header.plan)
+            holding = stage.gained.get(header.block) if stage else None
+        return holding
+
+    def _judge(self, link: Link, header: Header) -> Holding | None:
+        """Return the block that a push is for, or None if it must not be applied (late, doubled or misdirected)."""
+        holding = self._find(header)
+        if holding is None:
+            return None
+        if holding.version < 0:
+            holding.version = holding.first = header.first
+        if header.version != holding.version or header.plan != holding.plan or header.node in holding.received:
+            return None
+        if self._stages[holding.plan].expected.get(header.node) != link.task:
+            raise ProtocolError(f"tree node {header.node} is not {link.task}'s to push under plan {header.plan}")
+        return holding
+
+    def _pushed(self, link: Link, header: Header) -> None:
+        buffer = self._incoming.pop(link, None)
+        if buffer is None:
+            self._refused += 1
+            holding = self._find(header)
+            late = holding is not None and header.version < holding.version
+            if holding is None or not (late or header.node in holding.received):
+                self._say(f"refused a push of {link.task}: block {header.block}, step {header.version}")
+                link.send(Header(WRONG_OWNER, header.plan, header.block, header.node, 0, header.version, header.first))
+            return
+        if header.next_plan and self._stamp is None:
+            if header.next_plan not in self._stages:
+                self._pool.give(buffer)
+                raise ProtocolError(f"plan {header.next_plan} is announced but was never prepared")
+            self._stamp = (header.next_plan, header.next_first)
+        holding = self._find(header)
+        assert holding is not None
+        holding.received.add(header.node)
+        done = holding.sums.add(header.node, buffer, self._combine)
+        if done is not None:
+            holding.total = done[1]
+            self._complete(holding)
+
+    def _combine(self, left: Array, right: Array) -> Array:
+        np.add(left, right, out=left)
+        self._pool.give(right)
+        return left
+
+    # --- versions -------------------------------------------------------------------------------------------------
+
+    def _complete(self, holding: Holding) -> None:
+        """Apply a step whose sum is whole, if its state is here."""
+        if holding.total is None or not holding.here:
+            return
+        assert self._spec is not None
+        block, version = holding.block, holding.version
+        samples = self._spec.position(version)[2]
+        self._updater.apply(block.optimizer, holding.state, holding.total, samples, version)
+        self._pool.give(holding.total)
+        holding.total = None
+        holding.received.clear()
+        holding.version += 1
+        self._version = max(self._version, holding.version)
+        if self._stamp is not None and holding.version == self._stamp[1]:
+            self._cross(holding, *self._stamp)
+        self._answer(holding)
+
+    def _answer(self, holding: Holding) -> None:
+        """Send the weights to every worker of the plan now in force for the block, old owner or not."""
+        assert self._spec is not None
+        next_plan = next_first = 0
+        if holding.block.number == 0 and self._commit and holding.plan < self._commit:
+            next_plan, self._commit = self._commit, 0
+            next_first = holding.version + 1
+            if next_first >= self._spec.total_versions:
+                self._control.send(Stamped(plan=next_plan, first=-1))
+                next_plan = next_first = 0
+            else:
+                self._stamp = (next_plan, next_first)
+                self._control.send(Stamped(plan=next_plan, first=next_first))
+        header = Header(
+            PARAM,
+            holding.plan,
+            holding.block.number,
+            0,
+            holding.block.nbytes,
+            holding.version,
+            holding.first,
+            next_plan,
+            next_first,
+        )
+        for worker in self._stages[holding.plan].plan.workers:
+            link = self._links.get(worker.task)
+            if link is not None and link.incarnation == worker.incarnation:
+                link.send(header, holding.weights)
+
+    # --- moving ---------------------------------------------------------------------------------------------------
+
+    def _cross(self, holding: Holding, number: int, first: int) -> None:
+        """A block has reached the clock: from here on the new plan rules it."""
+        stage = self._stages[number]
+        if not stage.began:
+            stage.began = time.monotonic()
+        holding.enter(number, first, stage.reduction.leaves)
+        if stage.plan.owner(holding.block.number).task != self._identity.task:
+            del self._holdings[holding.block.number]
+            self._outgoing.append(holding)
+            self._unacknowledged[holding.block.number] = holding
+        self._report_moved()
+
+    def _may_move(self) -> bool:
+        """Whether state may leave: every block has crossed, and every answer to workers is on its way."""
+        stage = self._stages[self._stamp[0]] if self._stamp else None
+        if stage is None or any(h.plan != stage.plan.number for h in self._holdings.values()):
+            return False
+        return not any(link.unsent for link in self._links.values())
+
+    def _move(self) -> None:
+        if not self._outgoing or not self._may_move():
+            return
+        assert self._stamp is not None
+        stage = self._stages[self._stamp[0]]
+        for _ in range(_STATE_WINDOW):
+            if not self._outgoing:
+                return
+            holding = self._outgoing[0]
+            owner = stage.plan.owner(holding.block.number).task
+            link = stage.peers.get(owner)
+            if link is None or not link.open:
+                self._outgoing.clear()
+                self._lost[owner] = (time.monotonic(), f"{self._identity.task}: no connection to {owner}")
+                return
+            if link.unsent:
+                return
+            self._outgoing.popleft()
+            whole = holding.whole
+            header = Header(
+                STATE,
+                holding.plan,
+                holding.block.number,
+                0,
+                whole.nbytes,
+                holding.version,
+                holding.first,
+                crc=zlib.crc32(whole),
+            )
+            link.send(header, whole)
+            stage.moved_bytes += whole.nbytes
+
+    def _enter_gained(self, holding: Holding, header: Header) -> None:
+        if holding.version not in (-1, header.version):
+            self._fail(
+                f"block {header.block} came at version {header.version}, but workers push step {holding.version}"
+            )
+        holding.version = header.version
+        holding.first = header.first
+        holding.here = True
+        self._version = max(self._version, holding.version)
+
+    def _settle(self, holding: Holding) -> None:
+        """A gained block is ours from now on."""
+        stage = self._stages[holding.plan]
+        if not stage.began:
+            stage.began = time.monotonic()
+        self._holdings[holding.block.number] = holding
+        del stage.gained[holding.block.number]
+
+    def _report_moved(self) -> None:
+        """Tell the coordinator once every block is where the newest plan wants it."""
+        number = max((n for n, stage in self._stages.items() if stage.began), default=0)
+        if not number:
+            return
+        stage = self._stages[number]
+        if stage.reported or stage.gained or self._unacknowledged:
+            return
+        if any(holding.plan != number for holding in self._holdings.values()):
+            return
+        stage.reported = True
+        self._stamp = None
+        self._control.send(
+            Moved(plan=number, sent_bytes=stage.moved_bytes, move_ms=(time.monotonic() - stage.began) * 1e3)
+        )
+
+    # --- control --------------------------------------------------------------------------------------------------
+
+    def _read_control(self) -> None:
+        messages, still_open = self._control.receive()
+        self._heard = time.monotonic()
+        for message in messages:
+            self._obey(message)
+        if not still_open and self._status is None:
+            raise JobFailed(f"the coordinator at {self._coordinator} is gone")
+
+    def _obey(self, message: FromCoordinator) -> None:
+        if isinstance(message, Welcome):
+            self._heartbeat = message.heartbeat_seconds
+            self._lease = message.lease_seconds
+        elif isinstance(message, Prepare):
+            self._prepare(message)
+        elif isinstance(message, Abort):
+            self._forget(message.plan)
+        elif isinstance(message, Commit):
+            self._commit = message.plan
+        elif isinstance(message, PlanDone):
+            self._plan_done(message.plan)
+        elif isinstance(message, DigestRequest):
+            self._control.send(
+                Digests(blocks={n: hashlib.sha256(h.weights).digest() for n, h in self._holdings.items()})
+            )
+        elif isinstance(message, Exit):
+            self._say(message.reason)
+            self._control.send(Leave())
+            self._status = 0
+        elif isinstance(message, JobEnded):
+            raise JobFailed(message.reason)
+        elif isinstance(message, Refused):
+            raise JobFailed(f"the coordinator refused {self._identity.task}: {message.reason}")
+        elif not isinstance(message, Alive):
+            raise ProtocolError(f"unexpected {type(message).__name__} from the coordinator")
+
+    def _prepare(self, message: Prepare) -> None:
+        if self._spec is None:
+            self._spec = message.spec
+            self._blocks = cut(message.spec)
+            self._scratch = bytearray(max(block.nbytes for block in self._blocks))
+        elif message.spec != self._spec:
+            self._control.send(Nack(plan=message.plan.number, reason="the job's description has changed"))
+            return
+        held = set(self._holdings)
+        thread = threading.Thread(
+            target=self._make_ready, args=(message.plan, self._spec, held), name="prepare", daemon=True
+        )
+        thread.start()
+
+    def _make_ready(self, plan: Plan, spec: JobSpec, held: set[int]) -> None:
+        """Second thread: allocate and touch what comes, connect to where the rest goes."""
+        result: _Stage | str
+        links: dict[str, Link] = {}
+        try:
+            how = reduction(spec, len(plan.workers))
+            expected = {node: plan.workers[i].task for i, nodes in enumerate(how.nodes) for node in nodes}
+            mine = set(plan.blocks_of(self._identity.task))
+            gained = {b: Holding(self._blocks[b], plan.number, how.leaves) for b in sorted(mine - held)}
+            self._pool.reserve([self._blocks[b] for b in gained], len(plan.workers))
+            targets = {plan.owner(b).task: plan.owner(b) for b in held - mine}
+            for task, member in targets.items():
+                sock, _ = connect(member.address, self._identity, "data", timeout=15.0, incarnation=member.incarnation)
+                links[task] = Link(sock, task, member.incarnation, "ps")
+            result = _Stage(plan, how, expected, gained, links)
+        except (PsliteError, MemoryError, ValueError) as error:
+            for link in links.values():
+                link.close()
+            result = f"{type(error).__name__}: {error}"
+        self._done.put((plan.number, result))
+        with contextlib.suppress(OSError):
+            self._wake_in.send(b"x")
+
+    def _take_prepared(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_out.recv(256)
+        while not self._done.empty():
+            number, result = self._done.get()
+            if isinstance(result, str):
+                self._control.send(Nack(plan=number, reason=result))
+                continue
+            self._stages[number] = result
+            for link in result.peers.values():
+                self._adopt(link, incoming=False)
+            self._current = self._current or number
+            self._control.send(Ready(plan=number))
+
+    def _forget(self, number: int) -> None:
+        stage = self._stages.pop(number, None)
+        if stage is not None:
+            for link in stage.peers.values():
+                self._drop(link)
+        if self._commit == number:
+            self._commit = 0
+        if self._current == number:
+            self._current = 0
+
+    def _plan_done(self, number: int) -> None:
+        for old in [n for n in self._stages if n < number]:
+            self._forget(old)
+        self._current = number
+        stage = self._stages[number]
+        for link in stage.peers.values():
+            self._drop(link)
+        stage.peers.clear()
+        members = stage.plan.tasks()
+        for task in [task for task in self._links if task not in members]:
+            self._drop(self._links[task])
+        self._lost.clear()
+        copies = max(len(stage.plan.workers), len(stage.expected))
+        self._pool.trim([h.block for h in self._holdings.values()], copies)
+
+
+def _data_only(hello: Hello) -> str:
+    return "" if hello.channel == "data" else "this is a parameter server: it takes data connections only"

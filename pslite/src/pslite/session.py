@@ -1,0 +1,134 @@
+"""A worker's view of a job: its weights, its share of the next step, and the exchange that ends a step.
+
+Two kinds: `pslite.worker.Worker` inside an elastic job, and `SingleSession`, the whole job in one process without any
+network, which gives the same bits as `exact` mode does at any size (or as `fast` mode with one worker).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from pslite.blocks import Block, cut
+from pslite.gradients import Array, Bundle, Contribution
+from pslite.optimizers import Updater, slots
+from pslite.plan import reduction
+from pslite.spec import JobSpec
+
+
+class Drained(SystemExit):
+    """This worker has left the job in good order: the process ends with status 0 and runs nothing after the loop."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class Share:
+    """What this worker does in a step: its logical shards, and the tree nodes it pushes."""
+
+    __slots__ = ("high", "index", "leaves", "low", "nodes")
+
+    def __init__(self, spec: JobSpec, workers: int, index: int) -> None:
+        how = reduction(spec, workers)
+        self.index = index
+        self.leaves = how.leaves
+        self.low, self.high = how.shards[index]
+        self.nodes = how.nodes[index]
+
+
+class Session(Protocol):
+    """What the adapters (PyTorch, plain numpy) program against."""
+
+    spec: JobSpec
+    blocks: tuple[Block, ...]
+    #: filled by the adapter with initial weights before `start`; holds the weights of `version` afterwards
+    weights: Bundle
+    #: completed updates
+    version: int
+    share: Share
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker is the first of the plan in force."""
+
+    def start(self) -> None:
+        """Become a member; returns when `weights`, `version` and `share` are valid."""
+
+    def exchange(self, contributions: Sequence[Contribution], loss: float, samples: int) -> None:
+        """Push this step's gradient sums and wait for the next version; raises Drained if we leave the job here."""
+
+    def finish(self) -> None:
+        """Say that the last version is reached."""
+
+
+class SingleSession:
+    """The whole job in this process."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.spec = spec
+        self.blocks = cut(spec)
+        self.weights = Bundle(spec, self.blocks)
+        self.version = 0
+        self.share = Share(spec, 1, 0)
+        self._updater = Updater()
+        self._states: list[Array] = []
+
+    @property
+    def is_chief(self) -> bool:
+        """Always: there is no other worker."""
+        return True
+
+    def start(self) -> None:
+        """Take the initial weights."""
+        for block in self.blocks:
+            state = np.zeros((1 + slots(block.optimizer), block.size), dtype=block.dtype)
+            state[0] = self._slice(self.weights, block)
+            self._states.append(state)
+
+    def exchange(self, contributions: Sequence[Contribution], loss: float, samples: int) -> None:  # noqa: ARG002
+        """Apply one step."""
+        (contribution,) = contributions
+        count = self.spec.position(self.version)[2]
+        for block, state in zip(self.blocks, self._states, strict=True):
+            gradient = self._slice(contribution.bundle, block)
+            self._updater.apply(block.optimizer, state, gradient, count, self.version)
+            self._slice(self.weights, block)[:] = state[0]
+        self.version += 1
+
+    def finish(self) -> None:
+        """Nothing is left to do."""
+
+    def digest(self) -> str:
+        """Return the digest of the weights, as a coordinator would report it."""
+        return digest_of(
+            {b.number: hashlib.sha256(s[0]).digest() for b, s in zip(self.blocks, self._states, strict=True)}
+        )
+
+    @staticmethod
+    def _slice(bundle: Bundle, block: Block) -> Array:
+        return bundle.arrays[block.segment][block.offset : block.offset + block.size]
+
+
+def digest_of(blocks: dict[int, bytes]) -> str:
+    """Return the digest of a whole model, from the SHA-256 of each block's weights, taken in block order."""
+    return hashlib.sha256(b"".join(blocks[number] for number in sorted(blocks))).hexdigest()
+
+
+class Stopwatch:
+    """Waiting times in milliseconds, on the monotonic clock."""
+
+    def __init__(self) -> None:
+        self.total_ms = 0.0
+        self._since = 0.0
+
+    def start(self) -> None:
+        """Begin to wait."""
+        self._since = time.monotonic()
+
+    def stop(self) -> None:
+        """End to wait."""
+        self.total_ms += (time.monotonic() - self._since) * 1e3

@@ -1,0 +1,192 @@
+"""The description of a job: what is trained, with which optimizer, on how many samples.
+
+It is plain validated data: the first worker sends it, every other worker must have an equal one, and servers build
+their optimizer from it.  No code travels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from pslite.errors import SpecError
+
+MAX_EPOCHS = 1_000_000
+MAX_SAMPLES = 2**40
+MAX_BYTES = 2**40
+MAX_SHARDS = 4096
+MAX_BLOCK_BYTES = 1 << 20
+MIN_BLOCK_BYTES = 1 << 10
+#: small models are cut finer than MAX_BLOCK_BYTES so that several servers can share them
+AIM_BLOCKS = 32
+
+ITEM_BYTES = {"float32": 4, "float64": 8}
+
+
+def _check(ok: bool, message: str) -> None:  # noqa: FBT001  (a condition and its message, nothing to name)
+    if not ok:
+        raise SpecError(message)
+
+
+def _number(name: str, value: float, low: float, high: float, *, open_high: bool = False) -> None:
+    inside = math.isfinite(value) and low <= value and (value < high if open_high else value <= high)
+    _check(inside, f"{name} is {value!r}: it must be a number from {low:g} to {'below ' if open_high else ''}{high:g}")
+
+
+class SGD(msgspec.Struct, frozen=True, tag="sgd", forbid_unknown_fields=True, kw_only=True):
+    """Stochastic gradient descent with momentum and weight decay, as torch.optim.SGD computes it (no dampening)."""
+
+    lr: float
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _number("SGD lr", self.lr, 0.0, 1e6)
+        _number("SGD momentum", self.momentum, 0.0, 1.0, open_high=True)
+        _number("SGD weight_decay", self.weight_decay, 0.0, 1e6)
+        _check(not self.nesterov or self.momentum > 0, "SGD nesterov=True needs a momentum above 0")
+
+
+class Adam(msgspec.Struct, frozen=True, tag="adam", forbid_unknown_fields=True, kw_only=True):
+    """Adam (Kingma and Ba 2015) as torch.optim.Adam computes it; `decoupled=True` gives AdamW's weight decay."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+
+    def __post_init__(self) -> None:
+        _number("Adam lr", self.lr, 0.0, 1e6)
+        _check(len(self.betas) == 2, f"Adam betas is {self.betas!r}: it must be two numbers")  # noqa: PLR2004
+        for index, beta in enumerate(self.betas):
+            _number(f"Adam betas[{index}]", beta, 0.0, 1.0, open_high=True)
+        _number("Adam eps", self.eps, 0.0, 1.0)
+        _number("Adam weight_decay", self.weight_decay, 0.0, 1e6)
+
+
+class Mean(msgspec.Struct, frozen=True, tag="mean", forbid_unknown_fields=True):
+    """Not a descent: the value moves by the mean change over all samples. For buffers such as BatchNorm's."""
+
+
+Optimizer = SGD | Adam | Mean
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tensor inside a segment: its name and its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tensors of one type and one optimizer, laid end to end in one flat array."""
+
+    dtype: Literal["float32", "float64"]
+    optimizer: Optimizer
+    parts: tuple[Part, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return sum(part.size for part in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one copy of the segment."""
+        return self.size * ITEM_BYTES[self.dtype]
+
+
+class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All that fixes the result of a job, apart from its initial weights and the user's code.
+
+    Raises:
+        SpecError: a value is out of range; the message names it.
+
+    """
+
+    segments: tuple[Segment, ...]
+    #: samples in the data set
+    samples: int
+    #: samples in one update, over all workers; the last update of an epoch takes what is left
+    batch: int
+    epochs: int
+    seed: int
+    mode: Literal["exact", "fast"]
+    #: logical shards of the batch
+    shards: int
+    #: largest block, in bytes
+    block_bytes: int
+
+    def __post_init__(self) -> None:
+        _number("epochs", self.epochs, 1, MAX_EPOCHS)
+        _number("the number of samples in the data set", self.samples, 1, MAX_SAMPLES)
+        _number("batch_size", self.batch, 1, MAX_SAMPLES)
+        _check(
+            self.batch <= self.samples,
+            f"batch_size is {self.batch}, more than the {self.samples} samples of the data set",
+        )
+        _number("seed", self.seed, -(2**63), 2**63 - 1)
+        _number("shards", self.shards, 1, min(self.batch, MAX_SHARDS))
+        _number("block_bytes", self.block_bytes, 8, MAX_BLOCK_BYTES)
+        _check(bool(self.segments), "the model has no trainable parameters")
+        for segment in self.segments:
+            for part in segment.parts:
+                _check(all(n > 0 for n in part.shape), f"{part.name} has shape {part.shape}: it holds no element")
+            _check(bool(segment.parts), "a segment without tensors")
+        _number("the model's size in bytes", sum(segment.nbytes for segment in self.segments), 1, MAX_BYTES)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Updates in one epoch."""
+        return -(-self.samples // self.batch)
+
+    @property
+    def total_versions(self) -> int:
+        """Updates in the whole job."""
+        return self.steps_per_epoch * self.epochs
+
+    def position(self, version: int) -> tuple[int, int, int]:
+        """Return (epoch, first position in the epoch's order, number of samples) of step `version`."""
+        epoch, step = divmod(version, self.steps_per_epoch)
+        first = step * self.batch
+        return epoch, first, min(self.batch, self.samples - first)
+
+
+def block_bytes_for(total_bytes: int) -> int:
+    """Return the block size for a model of `total_bytes`: 1 MiB, or smaller so that it has some tens of blocks."""
+    aim = total_bytes // AIM_BLOCKS
+    return max(MIN_BLOCK_BYTES, min(MAX_BLOCK_BYTES, aim - aim % 64))
+
+
+def differences(ours: JobSpec, theirs: JobSpec) -> list[str]:
+    """Return one line for each thing in which two job descriptions differ, naming it and both values."""
+    found = [
+        f"{name}: {getattr(ours, name)!r} here, {getattr(theirs, name)!r} there"
+        for name in JobSpec.__struct_fields__
+        if name != "segments" and getattr(ours, name) != getattr(theirs, name)
+    ]
+    if ours.segments == theirs.segments:
+        return found
+    mine, others = _tensors(ours), _tensors(theirs)
+    for name in sorted(mine.keys() | others.keys()):
+        a, b = mine.get(name), others.get(name)
+        if a != b:
+            found.append(f"tensor {name}: {a or 'absent'} here, {b or 'absent'} there")
+    return found or ["the order of the model's tensors"]
+
+
+def _tensors(spec: JobSpec) -> dict[str, str]:
+    return {
+        part.name: f"{list(part.shape)} {segment.dtype} {segment.optimizer}"
+        for segment in spec.segments
+        for part in segment.parts
+    }

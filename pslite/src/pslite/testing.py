@@ -1,0 +1,130 @@
+"""For tests, benchmarks and demonstrations: a whole elastic job on this machine, as real processes, in one call."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pslite.auth import TOKEN_BYTES
+from pslite.coordinator import Coordinator, Settings
+from pslite.director import PlanReport, Reply, Status
+from pslite.local import LocalDirector, Resize
+
+__all__ = ["LocalResult", "Resize", "pace", "run_local"]
+
+_PACE = "PSLITE_PACE_FILE"
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """How a local job went."""
+
+    state: str
+    reason: str | None
+    digest: str | None
+    versions: int
+    plans: tuple[PlanReport, ...]
+    #: one value for each worker and each plan it went through
+    suspensions_ms: tuple[float, ...]
+    #: exit status of dl2-run for each task
+    exit_codes: dict[str, int | None]
+    #: what the coordinator said
+    log: tuple[str, ...] = field(default=(), repr=False)
+
+
+class _Limited(LocalDirector):
+    """A local director that gives up after a time limit."""
+
+    deadline = float("inf")
+    hook: Callable[[Status, LocalDirector], None] | None = None
+
+    def exchange(self, status: Status, *, urgent: bool) -> Reply:
+        reply = super().exchange(status, urgent=urgent)
+        if self.hook is not None:
+            self.hook(status, self)
+        return Reply(members=reply.members, stop=time.monotonic() > self.deadline)
+
+
+def run_local(
+    command: Sequence[str],
+    *,
+    workers: int = 1,
+    servers: int = 1,
+    schedule: Sequence[Resize] = (),
+    timeout: float = 120.0,
+    environ: Mapping[str, str] | None = None,
+    settings: Settings | None = None,
+    on_status: Callable[[Status, LocalDirector], None] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> LocalResult:
+    """Run a job on this machine and resize it by a schedule.
+
+    Args:
+        command: the user's command, such as [sys.executable, "train.py"].
+        workers: how many at the start.
+        servers: how many at the start.
+        schedule: changes of size.
+        timeout: seconds after which the job is cancelled (the result is then `failed`).
+        environ: environment of the tasks; this process's if None.
+        settings: times of the coordinator.
+        on_status: called about ten times a second with the status and the director (whose `processes` can be killed, say).
+        say: takes the coordinator's lines as they come.
+
+    """
+    log: list[str] = []
+
+    def note(text: str) -> None:
+        log.append(text)
+        if say is not None:
+            say(text)
+
+    with tempfile.TemporaryDirectory(prefix="pslite-") as folder:
+        gate = Path(folder, "schedule-is-running")
+        gate.touch()
+        director = _Limited(
+            command,
+            workers=workers,
+            servers=servers,
+            schedule=schedule,
+            environ={**(os.environ if environ is None else environ), _PACE: str(gate)},
+            on_schedule_done=lambda: gate.unlink(missing_ok=True),
+        )
+        director.deadline = time.monotonic() + timeout
+        director.hook = on_status
+        coordinator = Coordinator(
+            job="local",
+            token=secrets.token_bytes(TOKEN_BYTES),
+            director=director,
+            say=note,
+            settings=settings or Settings(grace=60.0, start=60.0),
+            host="127.0.0.1",
+        )
+        try:
+            status = coordinator.run()
+        finally:
+            director.stop(0.0)
+    return LocalResult(
+        state=status.state,
+        reason=status.reason,
+        digest=status.result.digest if status.result else None,
+        versions=status.version,
+        plans=tuple(status.plans),
+        suspensions_ms=tuple(coordinator.suspensions_ms),
+        exit_codes=director.exit_codes(),
+        log=tuple(log),
+    )
+
+
+def pace(version: int, total: int) -> None:
+    """Call it in the loop of a test's worker: slows a job down while its schedule of resizes is not complete.
+
+    The pause grows towards the last version, so that a slow machine does not finish the job before the schedule.
+    """
+    path = os.environ.get(_PACE)
+    if path and Path(path).exists():
+        time.sleep(min(1.0, 0.01 * total / max(1, total - version)))

@@ -1,0 +1,195 @@
+"""The data plane: frames of one block each, over non-blocking sockets, into and out of memory that exists already.
+
+A frame is a fixed header and a payload whose length must be the one that the job's description gives for that block; it is
+checked before a byte of payload is received.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from pslite.errors import PeerLost, ProtocolError
+
+#: worker -> server: gradient sum of one tree node for one block, of step `version`
+PUSH = 1
+#: server -> worker: weights of one block at `version`
+PARAM = 2
+#: old owner -> new owner: weights and optimizer slots of one block at `version`, with a checksum
+STATE = 3
+#: new owner -> old owner: the state is here and whole
+STATE_ACK = 4
+#: chief -> server: initial weights of one block
+INIT = 5
+#: server -> worker: a push was refused, not applied
+WRONG_OWNER = 6
+
+_MAGIC = 0x31534C50  # "PLS1"
+_HEADER = struct.Struct("<IHHIIIIIIqqq")
+HEADER_BYTES = _HEADER.size
+_GATHER = 32
+#: bytes received from one peer before the others get their turn
+_BUDGET = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a frame is. `first` is the version at which `plan` took effect; `next_*` is the stamp of the coming plan, or 0."""
+
+    kind: int
+    plan: int
+    block: int
+    node: int
+    length: int
+    version: int
+    first: int
+    next_plan: int = 0
+    next_first: int = 0
+    crc: int = 0
+
+    def pack(self) -> bytes:
+        """Return the header as bytes on the wire."""
+        return _HEADER.pack(
+            _MAGIC,
+            self.kind,
+            0,
+            self.plan,
+            self.block,
+            self.node,
+            self.length,
+            self.crc,
+            self.next_plan,
+            self.version,
+            self.first,
+            self.next_first,
+        )
+
+
+def unpack(data: bytearray) -> Header:
+    """Return the header in `data`.
+
+    Raises:
+        ProtocolError: it is not one.
+
+    """
+    magic, kind, _, plan, block, node, length, crc, next_plan, version, first, next_first = _HEADER.unpack_from(data)
+    if magic != _MAGIC or not PUSH <= kind <= WRONG_OWNER:
+        raise ProtocolError("a data frame does not begin with a valid header")
+    return Header(kind, plan, block, node, length, version, first, next_plan, next_first, crc)
+
+
+class Receiver(Protocol):
+    """Who takes frames: says where a payload goes, then hears that it is there."""
+
+    def payload(self, link: Link, header: Header) -> memoryview:
+        """Return the memory for the payload (as long as it must be); raise ProtocolError to refuse the peer."""
+
+    def arrived(self, link: Link, header: Header) -> None:
+        """The payload is complete."""
+
+
+class Link:
+    """One authenticated data connection."""
+
+    def __init__(self, sock: socket.socket, task: str, incarnation: str, role: str) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock = sock
+        self.task = task
+        self.incarnation = incarnation
+        self.role = role
+        self.open = True
+        self._out: deque[memoryview] = deque()
+        self._header = bytearray(HEADER_BYTES)
+        self._got = 0
+        self._frame: Header | None = None
+        self._payload = memoryview(b"")
+
+    @property
+    def unsent(self) -> bool:
+        """Whether bytes wait to be sent."""
+        return bool(self._out)
+
+    def send(self, header: Header, payload: memoryview | None = None) -> None:
+        """Queue a frame; the payload is not copied and must stay as it is until it is sent."""
+        self._out.append(memoryview(header.pack()))
+        if payload is not None and payload.nbytes:
+            self._out.append(payload)
+
+    def flush(self) -> bool:
+        """Send what the socket takes; return whether nothing is left.
+
+        Raises:
+            PeerLost: the connection broke.
+
+        """
+        out = self._out
+        while out:
+            views = [out[i] for i in range(min(len(out), _GATHER))]
+            try:
+                sent = self.sock.sendmsg(views)
+            except (BlockingIOError, InterruptedError):
+                return False
+            except OSError as error:
+                raise PeerLost(f"connection to {self.task} broke: {error.strerror}") from error
+            while sent:
+                size = out[0].nbytes
+                if sent >= size:
+                    out.popleft()
+                    sent -= size
+                else:
+                    out[0] = out[0][sent:]
+                    sent = 0
+        return True
+
+    def receive(self, receiver: Receiver) -> None:
+        """Receive frames until the socket is empty or the peer has had its turn.
+
+        Raises:
+            PeerLost: the connection ended.
+            ProtocolError: the peer sent what it must not.
+
+        """
+        budget = _BUDGET
+        while budget > 0:
+            if self._frame is None:
+                target = memoryview(self._header)[self._got :]
+            else:
+                target = self._payload[self._got :]
+            try:
+                got = self.sock.recv_into(target)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                raise PeerLost(f"connection to {self.task} broke: {error.strerror}") from error
+            if not got:
+                raise PeerLost(f"{self.task} closed its connection")
+            self._got += got
+            budget -= got
+            if got == target.nbytes:
+                self._advance(receiver)
+
+    def _advance(self, receiver: Receiver) -> None:
+        if self._frame is None:
+            header = unpack(self._header)
+            payload = receiver.payload(self, header)
+            if payload.nbytes != header.length:
+                raise ProtocolError(f"{self.task} announced {header.length} bytes, {payload.nbytes} are right")
+            self._got = 0
+            if header.length:
+                self._frame, self._payload = header, payload
+            else:
+                receiver.arrived(self, header)
+        else:
+            header, self._frame, self._payload, self._got = self._frame, None, memoryview(b""), 0
+            receiver.arrived(self, header)
+
+    def close(self) -> None:
+        """Close the socket."""
+        if self.open:
+            self.open = False
+            self._out.clear()
+            self.sock.close()

@@ -1,0 +1,533 @@
+"""The worker's side of an elastic job.
+
+The user's thread computes and exchanges; a second thread keeps the control connection, answers heartbeats while the first
+one computes, and opens what a coming plan needs.  Taking a new plan into use is then a matter of looking it up.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import queue
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from pslite.auth import Identity, connect
+from pslite.blocks import cut
+from pslite.channel import Channel, Inbox
+from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, UsageError
+from pslite.gradients import Bundle, Contribution
+from pslite.messages import (
+    MAX_CONTROL_BYTES,
+    Abort,
+    Alive,
+    Beat,
+    Begin,
+    Drained as DrainedMessage,
+    Exit,
+    Failed,
+    Finished,
+    FromCoordinator,
+    JobEnded,
+    Join,
+    Leave,
+    Message,
+    Nack,
+    PlanDone,
+    Prepare,
+    Pushed,
+    Ready,
+    Refused,
+    Resume,
+    Welcome,
+)
+from pslite.plan import Plan
+from pslite.session import Drained, Share, Stopwatch
+from pslite.spec import JobSpec
+from pslite.wire import INIT, PARAM, PUSH, WRONG_OWNER, Header, Link
+
+#: the least time between two progress reports of a fast loop
+_PROGRESS_SECONDS = 0.1
+#: how long the user's thread may take to notice that the job has failed before the process is ended
+_FAIL_GRACE_SECONDS = 5.0
+#: how long a broken data connection waits for the coordinator's verdict
+_VERDICT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A plan that this worker has made ready for."""
+
+    plan: Plan
+    previous: Plan | None
+    links: dict[str, Link]
+
+
+class Worker:
+    """One worker of an elastic job; see `pslite.session.Session`.
+
+    Args:
+        identity: who we are, with the job's token.
+        coordinator: host:port of the coordinator.
+        spec: the job as this worker's script describes it; must equal the other workers'.
+        say: takes lines for the user.
+        join_timeout: seconds to reach the coordinator.
+
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        coordinator: str,
+        spec: JobSpec,
+        *,
+        say: Callable[[str], None],
+        join_timeout: float = 60.0,
+    ) -> None:
+        self.spec = spec
+        self.blocks = cut(spec)
+        self.weights = Bundle(spec, self.blocks)
+        self.version = 0
+        self.share = Share(spec, 1, 0)
+        self._identity = identity
+        self._coordinator = coordinator
+        self._say = say
+        self._join_timeout = join_timeout
+        # the user's thread
+        self._links: dict[str, Link] = {}
+        self._selector = selectors.DefaultSelector()
+        self._writing: set[Link] = set()
+        self._plan: Plan | None = None
+        self._source: Plan | None = None
+        self._first = 0
+        self._stages: dict[int, _Stage] = {}
+        self._stamp: tuple[int, int] | None = None
+        self._missing: set[int] = set()
+        self._awaited = -1
+        self._watch_gate = Stopwatch()
+        self._suspensions: list[float] = []
+        self._report_first_push = False
+        self._was_member = False
+        self._leaving = False
+        # shared with the control thread
+        self._lock = threading.Lock()
+        self._staged: queue.SimpleQueue[_Stage | int] = queue.SimpleQueue()
+        self._begin = 0
+        self._resumed = 0
+        self._done_plan = 0
+        self._failure = ""
+        self._exit = False
+        self._over = False
+        self._raised = False
+        self._loss = 0.0
+        self._loss_samples = 0
+        self._said_progress = 0.0
+        self._wake_out, self._wake_in = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._wake_in.setblocking(False)
+        self._selector.register(self._wake_out, selectors.EVENT_READ, None)
+        self._channel: Channel[FromCoordinator] | None = None
+        self._thread: threading.Thread | None = None
+        self._excepthook = sys.excepthook
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker is the first of the plan in force."""
+        return self._plan is not None and self._plan.workers[0].task == self._identity.task
+
+    # --- joining and leaving --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Join the job; returns when the first weights are here.
+
+        Raises:
+            AuthenticationError: the coordinator refused us.
+            JobFailed: the job failed meanwhile.
+            Drained: we are not needed.
+
+        """
+        sock, _ = connect(self._coordinator, self._identity, "control", timeout=self._join_timeout)
+        self._channel = Channel(sock, Inbox(FromCoordinator, MAX_CONTROL_BYTES))
+        atexit.register(self._at_exit)
+        self._excepthook = sys.excepthook
+        sys.excepthook = self._uncaught
+        self._send(Join(host=socket.gethostname(), pid=os.getpid(), spec=self.spec))
+        self._thread = threading.Thread(target=self._control_loop, name="pslite-control", daemon=True)
+        self._thread.start()
+        self._missing = set(range(len(self.blocks)))
+        self._pump(self._first_weights_here)
+        stage = self._stages[self._plan.number] if self._plan else None
+        assert stage is not None
+        self._enter(stage, self._awaited)
+
+    def _first_weights_here(self) -> bool:
+        if self._begin:
+            self._take_staged()
+            stage = self._stages[self._begin]
+            self._begin = 0
+            for number, view in enumerate(self.weights.views):
+                link = self._links[stage.plan.owner(number).task]
+                link.send(Header(INIT, stage.plan.number, number, 0, view.nbytes, 0, 0), view)
+        return not self._missing
+
+    def _at_exit(self) -> None:
+        if self._over or self._channel is None:
+            return
+        if not self._raised and self._plan is not None and self.version < self.spec.total_versions:
+            self._send(
+                Failed(
+                    reason=f"its script ended at version {self.version} of {self.spec.total_versions}, "
+                    "before the loop over the job was complete"
+                )
+            )
+        self._over = True
+        self._send(Leave())
+        with self._lock:
+            self._channel.sock.settimeout(1.0)
+            self._channel.flush()
+            self._channel.close()
+
+    def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Tell the coordinator what the user's script raised, then let Python print it as usual."""
+        if not isinstance(error, JobFailed) and not self._over:
+            self._send(Failed(reason=f"its script raised {kind.__name__}: {str(error)[:2000]}"))
+        self._raised = True
+        self._excepthook(kind, error, trace)
+
+    def finish(self) -> None:
+        """Say that the last version is reached; the control thread lives on until the script ends."""
+        self._report_progress(force=True)
+        self._send(Finished(version=self.version, suspension_ms=self._suspensions))
+
+    # --- a step ---------------------------------------------------------------------------------------------------
+
+    def exchange(self, contributions: Sequence[Contribution], loss: float, samples: int) -> None:
+        """Push this step's gradient sums and wait for the next version.
+
+        Args:
+            contributions: one for each node of `share.nodes`.
+            loss: sum of the losses of this worker's samples.
+            samples: their number.
+
+        Raises:
+            Drained: this was our last step.
+            JobFailed: the job failed.
+
+        """
+        plan = self._plan
+        assert plan is not None
+        if {c.node for c in contributions} != set(self.share.nodes):
+            raise UsageError(f"step {self.version} needs the tree nodes {self.share.nodes}")
+        self._watch_gate.start()
+        self._take_staged()
+        self._watch_gate.stop()
+        if self._report_first_push:
+            self._report_first_push = False
+            waited = self._watch_gate.total_ms if self._was_member else None
+            if waited is not None:
+                self._suspensions.append(waited)
+            self._send(Pushed(plan=plan.number, suspension_ms=waited))
+        self._watch_gate.total_ms = 0.0
+        self._push(plan, contributions)
+        with self._lock:
+            self._loss += loss
+            self._loss_samples += samples
+        self._take_staged()
+        if self._stamp is not None and self._stamp[1] == self.version + 1:
+            stage = self._stages[self._stamp[0]]
+            if stage.plan.worker_index(self._identity.task) < 0:
+                self._leave(stage.plan.number)
+        self._missing = set(range(len(self.blocks)))
+        self._awaited = self.version + 1
+        self._pump(lambda: not self._missing)
+        self.version += 1
+        self._report_progress()
+        if self._stamp is not None and self._stamp[1] == self.version:
+            stage = self._stages[self._stamp[0]]
+            self._stamp = None
+            self._enter(stage, self.version)
+
+    def _push(self, plan: Plan, contributions: Sequence[Contribution]) -> None:
+        next_plan, next_first = self._stamp or (0, 0)
+        for block in self.blocks:
+            link = self._links[plan.owner(block.number).task]
+            for contribution in contributions:
+                header = Header(
+                    PUSH,
+                    plan.number,
+                    block.number,
+                    contribution.node,
+                    block.nbytes,
+                    self.version,
+                    self._first,
+                    next_plan,
+                    next_first,
+                )
+                link.send(header, contribution.bundle.views[block.number])
+
+    def _enter(self, stage: _Stage, version: int) -> None:
+        """Take a plan into use: it rules from `version` on."""
+        self._was_member = self._plan is not stage.plan
+        self._plan = self._source = stage.plan
+        self._first = self.version = version
+        self.share = Share(self.spec, len(stage.plan.workers), stage.plan.worker_index(self._identity.task))
+        self._report_first_push = True
+        if stage.plan.stop and self._was_member:
+            # The way of the DL2 paper, for comparison: stand still at the clock until everything has moved.
+            self._watch_gate.start()
+            self._pump(lambda: self._resumed >= stage.plan.number)
+            self._watch_gate.stop()
+
+    def _leave(self, plan: int) -> None:
+        self._pump(lambda: not any(link.unsent for link in self._links.values()))
+        self._leaving = True
+        self._report_progress(force=True)
+        self._send(DrainedMessage(plan=plan))
+        self._pump(lambda: False)
+
+    # --- the data plane -------------------------------------------------------------------------------------------
+
+    def _pump(self, done: Callable[[], bool]) -> None:
+        """Move bytes in both directions until `done`."""
+        while True:
+            self._check()
+            for link in list(self._links.values()):
+                self._flush(link)
+            if done():
+                return
+            for key, mask in self._selector.select(1.0):
+                if key.data is None:
+                    with contextlib.suppress(BlockingIOError):
+                        self._wake_out.recv(256)
+                    continue
+                link = key.data
+                if mask & selectors.EVENT_READ and link.open:
+                    try:
+                        link.receive(self)
+                    except PeerLost as error:
+                        self._lost(link, str(error))
+
+    def _flush(self, link: Link) -> None:
+        if link.unsent:
+            try:
+                link.flush()
+            except PeerLost as error:
+                self._lost(link, str(error))
+                return
+        if link.unsent != (link in self._writing):
+            self._selector.modify(link.sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0), link)
+            (self._writing.add if link.unsent else self._writing.discard)(link)
+
+    def _lost(self, link: Link, reason: str) -> None:
+        """A server's connection ended: fine if it has left, otherwise the coordinator knows (or will soon) why."""
+        self._unlink(link)
+        if self._leaving or self._plan is None or link.task not in self._plan.tasks():
+            return
+        deadline = time.monotonic() + _VERDICT_SECONDS
+        while time.monotonic() < deadline:
+            self._check()
+            self._selector.select(0.1)
+            with contextlib.suppress(BlockingIOError):
+                self._wake_out.recv(256)
+        raise PeerLost(f"{reason}, and the coordinator does not say why")
+
+    def _unlink(self, link: Link) -> None:
+        if self._links.get(link.task) is link:
+            del self._links[link.task]
+        self._writing.discard(link)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(link.sock)
+        link.close()
+
+    def _check(self) -> None:
+        """Look at what the control thread has heard."""
+        if self._failure:
+            self._over = True
+            raise JobFailed(self._failure)
+        if self._exit:
+            self._send(Leave())
+            self._over = True
+            raise Drained
+        self._take_staged()
+
+    def _take_staged(self) -> None:
+        while not self._staged.empty():
+            item = self._staged.get()
+            if isinstance(item, int):
+                # its connections stay: the plan that is tried next probably needs them
+                self._stages.pop(item, None)
+                continue
+            self._stages[item.plan.number] = item
+            for link in item.links.values():
+                old = self._links.get(link.task)
+                if old is not None:
+                    self._unlink(old)
+                self._links[link.task] = link
+                self._selector.register(link.sock, selectors.EVENT_READ, link)
+        done = self._done_plan
+        if done and self._plan is not None and self._plan.number == done:
+            self._done_plan = 0
+            for number in [n for n in self._stages if n < done]:
+                del self._stages[number]
+            self._close_unused()
+
+    def _close_unused(self) -> None:
+        """Close connections to servers that are in no plan any more."""
+        wanted = {member.task for stage in self._stages.values() for member in stage.plan.servers}
+        for task in [task for task in self._links if task not in wanted]:
+            self._unlink(self._links[task])
+
+    def payload(self, link: Link, header: Header) -> memoryview:
+        """Say where the payload of a frame goes: straight into the weights."""
+        if header.kind == WRONG_OWNER:
+            return memoryview(b"")
+        if header.kind != PARAM or header.block >= len(self.blocks):
+            raise ProtocolError(f"{link.task} sent a frame that does not belong here")
+        if self._plan is None:
+            stage = self._stages.get(header.plan)
+            if stage is None:
+                raise ProtocolError(f"{link.task} speaks of plan {header.plan}, which was not prepared")
+            self._plan = stage.plan
+            self._source = stage.previous or stage.plan
+            self._awaited = header.first
+        assert self._source is not None
+        if (
+            header.version != self._awaited
+            or header.block not in self._missing
+            or self._source.owner(header.block).task != link.task
+        ):
+            raise ProtocolError(
+                f"{link.task} sent block {header.block} at version {header.version}, awaited is {self._awaited}"
+            )
+        return self.weights.views[header.block]
+
+    def arrived(self, link: Link, header: Header) -> None:
+        """Take a frame whose payload is complete."""
+        if header.kind == WRONG_OWNER:
+            raise ProtocolError(
+                f"{link.task} refused block {header.block} of step {header.version} under plan {header.plan}: "
+                "it does not own it"
+            )
+        self._missing.discard(header.block)
+        if header.next_plan:
+            self._stamp = (header.next_plan, header.next_first)
+
+    # --- the control thread ---------------------------------------------------------------------------------------
+
+    def _send(self, message: Message) -> None:
+        with self._lock:
+            if self._channel is not None and self._channel.sock.fileno() >= 0:
+                self._channel.send(message)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._wake_in.send(b"x")
+
+    def _report_progress(self, *, force: bool = False) -> None:
+        now = time.monotonic()
+        if force or now - self._said_progress >= _PROGRESS_SECONDS:
+            self._said_progress = now
+            with self._lock:
+                loss, samples, self._loss, self._loss_samples = self._loss, self._loss_samples, 0.0, 0
+            self._send(Beat(version=self.version, loss=loss, samples=samples))
+
+    def _control_loop(self) -> None:
+        channel = self._channel
+        assert channel is not None
+        heartbeat, lease = 1.0, 10.0
+        heard = beaten = time.monotonic()
+        with selectors.DefaultSelector() as selector:
+            selector.register(channel.sock, selectors.EVENT_READ)
+            while not self._over:
+                ready = selector.select(min(0.2, heartbeat))
+                now = time.monotonic()
+                if ready:
+                    heard = now
+                    try:
+                        messages, still_open = channel.receive()
+                        for message in messages:
+                            if isinstance(message, Welcome):
+                                heartbeat, lease = message.heartbeat_seconds, message.lease_seconds
+                            else:
+                                self._obey(message)
+                    except ProtocolError as error:
+                        self._job_failed(str(error))
+                        return
+                    if not still_open:
+                        if not self._over and not self._exit:
+                            self._job_failed(f"the coordinator at {self._coordinator} is gone")
+                        return
+                if now - heard > lease:
+                    self._job_failed(f"no word from the coordinator at {self._coordinator} for {lease:g} s")
+                    return
+                if now - beaten >= heartbeat:
+                    beaten = now
+                    self._report_progress(force=True)
+                with self._lock:
+                    if channel.unsent:
+                        channel.flush()
+
+    def _obey(self, message: FromCoordinator) -> None:
+        if isinstance(message, Prepare):
+            threading.Thread(target=self._make_ready, args=(message,), name="pslite-prepare", daemon=True).start()
+        elif isinstance(message, Abort):
+            self._staged.put(message.plan)
+        elif isinstance(message, Begin):
+            self._begin = message.plan
+        elif isinstance(message, Resume):
+            self._resumed = message.plan
+        elif isinstance(message, PlanDone):
+            self._done_plan = message.plan
+        elif isinstance(message, Exit):
+            self._say(message.reason)
+            self._exit = True
+        elif isinstance(message, JobEnded):
+            self._job_failed(message.reason)
+        elif isinstance(message, Refused):
+            self._job_failed(f"the coordinator refused {self._identity.task}: {message.reason}")
+        elif not isinstance(message, Alive):
+            raise ProtocolError(f"unexpected {type(message).__name__} from the coordinator")
+        self._wake()
+
+    def _job_failed(self, reason: str) -> None:
+        self._failure = reason
+        self._wake()
+        deadline = time.monotonic() + _FAIL_GRACE_SECONDS
+        while time.monotonic() < deadline:
+            if self._over:
+                return
+            time.sleep(0.05)
+        # The user's thread is busy in a long step or in code of its own: nothing it does can matter any more.
+        sys.stderr.write(f"pslite: {reason}\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+    def _make_ready(self, message: Prepare) -> None:
+        """Open the connections that a plan needs; runs beside the computation."""
+        links: dict[str, Link] = {}
+        plan, previous = message.plan, message.previous
+        try:
+            if message.spec != self.spec:
+                raise UsageError("the job's description has changed")
+            servers = {m.task: m for p in (plan, previous) if p is not None for m in p.servers}
+            for task, member in servers.items():
+                present = self._links.get(task)
+                if present is not None and present.incarnation == member.incarnation:
+                    continue
+                sock, _ = connect(member.address, self._identity, "data", timeout=15.0, incarnation=member.incarnation)
+                links[task] = Link(sock, task, member.incarnation, "ps")
+        except (PsliteError, ValueError) as error:
+            for link in links.values():
+                link.close()
+            self._send(Nack(plan=plan.number, reason=f"{type(error).__name__}: {error}"))
+            return
+        self._staged.put(_Stage(plan, previous, links))
+        self._wake()
+        self._send(Ready(plan=plan.number))
