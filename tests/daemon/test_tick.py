@@ -1,0 +1,463 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from daemon.world import World, nodes
+from dl2d.core.cluster import NodeState, Snapshot, TaskState
+from dl2d.core.decision import Constraint, Decision
+from dl2d.core.errors import Rejected, Unavailable
+from dl2d.core.jobs import NOTHING, Allocation, JobState, Role
+from dl2d.core.packing import Packing
+from dl2d.core.plan import Start
+from dl2d.core.resource_manager import RmJobState
+from dl2d.core.resources import Resources
+from dl2d.core.store import JobChange
+from dl2d.daemon.decide import decide, inputs_hash
+from dl2d.daemon.guard import GuardRules
+from dl2d.daemon.reconcile import Patience
+from dl2d.placement.load_balance import LoadBalance
+from dl2d.policies.drf import Drf
+from dl2d.policies.fifo import Fifo
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def build() -> Iterator:
+    worlds = []
+
+    def make(**options: object) -> World:
+        worlds.append(World(**options))  # type: ignore[arg-type]
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.close()
+
+
+def reason(report, key):
+    return next(entry for entry in report.decision.jobs if entry.job == key)
+
+
+def test_a_job_gets_its_anchor_then_its_bundles_then_trains(world: World) -> None:
+    job = world.submit()
+    world.tick()
+    anchor = world.manager.submitted[0]
+    assert (anchor.role, anchor.demand, anchor.launch.argv) == (
+        Role.COORDINATOR,
+        Resources(),
+        ("dl2-run", "python", "train.py"),
+    )
+    environment = dict(anchor.launch.env)
+    assert environment["DL2_ROLE"] == "coordinator"
+    assert environment["DL2_CREDENTIAL"] != environment["DL2_TOKEN"]
+    assert environment["PATH"] == "/usr/bin"
+    assert world.store.job(job).state is JobState.SUBMITTED  # type: ignore[union-attr]
+
+    world.beat(job)
+    report = world.tick()
+    assert reason(report, job).allocation == (4, 4)
+    assert reason(report, job).reason.constraint is Constraint.SATISFIED
+    assert len(report.plan.starts) == 8
+    tasks = [task for task in world.manager.submitted if task.role is not Role.COORDINATOR]
+    assert {dict(task.launch.env)["DL2_TASK"] for task in tasks} == {f"{r}-{n}" for r in ("worker", "ps") for n in range(4)}
+
+    world.settle()
+    assert world.has(job) == (4, 4)
+    assert world.store.job(job).state is JobState.RUNNING  # type: ignore[union-attr]
+
+
+def test_a_second_job_shrinks_the_first_and_gives_the_room_back_when_it_ends(world: World) -> None:
+    first = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    assert world.has(first) == (8, 8)
+    second = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    assert (world.has(first), world.has(second)) == ((4, 4), (4, 4))
+    world.beat(second, state="finished", result={"digest": "abc"})
+    world.settle(20)
+    assert world.has(first) == (8, 8)
+    ended = world.store.job(second)
+    assert ended is not None
+    assert (ended.state, ended.digest) == (JobState.FINISHED, "abc")
+    assert world.store.tasks(live=True, job=second) == ()
+
+
+def test_room_is_given_only_when_the_manager_says_that_it_is_free(world: World) -> None:
+    first = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    second = world.submit()
+    world.tick()
+    world.coordinator.beat(second, world.now)
+    report = world.tick()
+    assert len(report.plan.stops) == 8
+    assert [start for start in report.plan.starts if start.job == second] == []
+    waiting = [item for item in report.plan.deferred if item.job == second]
+    assert waiting
+    assert waiting[0].shortfalls[0].resource == "gpu"
+    world.coordinator.beat(first, world.now)
+    report = world.tick()
+    assert len([start for start in report.plan.starts if start.job == second]) == 8
+    assert not report.decided  # carrying on with the standing decision, not a new one
+
+
+def test_every_resize_keeps_all_its_states_with_their_times(world: World) -> None:
+    job = world.submit(max_workers=1, max_ps=1)
+    world.tick()
+    world.beat()
+    world.tick()
+    world.tick()
+    world.settle()
+    world.beat(job, state="finished")
+    world.settle(15)
+    by_direction = {(resize.task, resize.direction): resize for resize in world.store.resizes(job)}
+    grown = [event.state for event in by_direction["worker-0", "grow"].events]
+    assert grown == [TaskState.ASKED, TaskState.GRANTED, TaskState.CONFIRMED]
+    shrunk = [event.state for event in by_direction["worker-0", "shrink"].events]
+    assert shrunk[0] is TaskState.DRAINING
+    assert shrunk[-1] is TaskState.RELEASED
+    times = [event.at for resize in by_direction.values() for event in resize.events]
+    assert min(times) > 1_000_000
+
+
+def test_a_recorded_slot_is_recomputed_bit_for_bit(world: World) -> None:
+    world.submit(max_workers=3)
+    world.submit(worker=Resources.of(cpu=4), max_workers=5)
+    world.settle()
+    for number in range(1, world.store.last_slot_number() + 1):
+        slot = world.store.slot(number)
+        assert slot is not None
+        deciders = world.context().deciders
+        assert decide(slot.snapshot, deciders, slot.seed, lambda: 0.0) == slot.proposed
+        assert inputs_hash(slot.snapshot, deciders.policy, deciders.placement, slot.seed) == slot.inputs_hash
+        assert b"train.py" not in repr(slot).encode()  # commands and environments are not recorded
+
+
+@pytest.mark.parametrize(
+    ("jobs", "policy", "want"),
+    [
+        pytest.param([{}, {}], Fifo(), [(4, 4), (4, 4)], id="fifo: both fit"),
+        pytest.param(
+            [{"max_workers": 6, "max_ps": 6}, {}], Fifo(), [(6, 6), (2, 2)], id="fifo: the second takes what is left"
+        ),
+        pytest.param(
+            [{"max_workers": 12}, {}, {"worker": Resources.of(cpu=1), "ps": Resources.of(cpu=1)}],
+            Fifo(),
+            [(8, 4), NOTHING, NOTHING],
+            id="fifo: nothing overtakes",
+        ),
+        pytest.param(
+            [{"worker": Resources.of(gpu=3)}, {}], Fifo(), [NOTHING, (4, 4)], id="fifo: an impossible job blocks nobody"
+        ),
+        pytest.param([{"max_workers": 9, "max_ps": 9}] * 3, Drf(), [(3, 3), (3, 3), (2, 2)], id="drf: least share first"),
+        pytest.param(
+            # Ghodsi et al., section 4.1: 9 cpu and 18 GB; tasks of <1 cpu, 4 GB> and <3 cpu, 1 GB> end as 3 and 2.
+            [
+                {"worker": Resources.of(cpu=1, memory=4), "ps": Resources(), "max_workers": 99, "min_ps": 0, "max_ps": 0},
+                {"worker": Resources.of(cpu=3, memory=1), "ps": Resources(), "max_workers": 99, "min_ps": 0, "max_ps": 0},
+            ],
+            Drf(),
+            [(3, 0), (2, 0)],
+            id="drf: the paper's example",
+        ),
+        pytest.param([{"allowed_workers": (1, 2, 4), "max_workers": 7}], Drf(), [(4, 4)], id="only allowed sizes"),
+        pytest.param([{"min_workers": 3, "max_workers": 9, "max_ps": 9}] * 3, Drf(), [(4, 2), (4, 2), NOTHING], id="whole minimum"),
+        pytest.param([{"max_workers": 2, "max_ps": 4}], Drf(), [(2, 4)], id="more servers than workers"),
+    ],
+)
+def test_policies_on_a_fresh_cluster(build, jobs, policy, want) -> None:
+    memory = any("memory" in dict(job.get("worker", Resources()).thousandths) for job in jobs)
+    world = build(cluster_nodes=nodes(1, cpu=9, memory=18) if memory else nodes(4), policy=policy)
+    keys = [world.submit(**job) for job in jobs]
+    world.tick()
+    world.beat()
+    report = world.tick()
+    assert [report.decision.allocations()[key] for key in keys] == want
+
+
+@pytest.mark.parametrize(
+    ("change", "constraint", "words"),
+    [
+        ({"worker": Resources.of(gpu=3)}, Constraint.INFEASIBLE, "gpu: wanted 3, had 2"),
+        ({"max_workers": 99, "max_ps": 1}, Constraint.CAPACITY, "gpu: wanted 1, had 0"),
+        ({"worker": Resources.of(cpu=6), "ps": Resources.of(cpu=5), "max_workers": 99}, Constraint.FRAGMENTED, "cpu: wanted"),
+        ({"max_workers": 1, "max_ps": 1}, Constraint.SATISFIED, "1w+1ps"),
+    ],
+)
+def test_a_reason_names_the_binding_constraint_with_amounts(world: World, change, constraint, words) -> None:
+    job = world.submit(**change)
+    world.tick()
+    world.beat()
+    entry = reason(world.tick(), job)
+    assert entry.reason.constraint is constraint
+    assert words in entry.reason.text
+
+
+def test_a_task_that_dies_is_recorded_and_asks_for_a_new_decision(world: World) -> None:
+    job = world.submit()
+    world.tick()
+    world.beat()
+    world.tick()
+    handle = world.manager.handle_of(f"dl2:{job.slug}:worker-0")
+    world.manager.end(handle, RmJobState.FAILED, "exit status 3")
+    report = world.tick()
+    failed = [task for task in world.store.tasks(live=False, job=job) if task.state is TaskState.FAILED]
+    assert [(task.id, task.note) for task in failed] == [("worker-0", "exit status 3")]
+    assert report.decided
+    assert [start.role for start in report.plan.starts] == [Role.WORKER]
+    assert f"dl2:{job.slug}:worker-4" in {task.tag for task in world.manager.submitted}  # ids are never used again
+
+
+def test_tasks_that_keep_dying_before_they_join_end_the_job(build) -> None:
+    world = build(patience=Patience(start_failures=3))
+    job = world.submit(max_workers=1, max_ps=1)
+    world.tick()
+    world.beat()
+    for _ in range(6):
+        world.tick()
+        for rm_job in world.manager.live():
+            if ":worker-" in rm_job.tag:
+                world.manager.end(rm_job.handle, RmJobState.FAILED, "exit status 1: no module named x")
+    ended = world.store.job(job)
+    assert ended is not None
+    assert ended.state is JobState.FAILED
+    assert "no module named x" in ended.end_reason
+    world.settle(15)
+    assert world.manager.live() == ()
+
+
+def test_an_anchor_that_ends_takes_its_tasks_along(world: World) -> None:
+    job = world.submit()
+    world.settle()
+    world.manager.end(world.manager.handle_of(f"dl2:{job.slug}:anchor"), RmJobState.FAILED, "signal 9")
+    for _ in range(20):
+        world.tick(1.0)
+    ended = world.store.job(job)
+    assert ended is not None
+    assert (ended.state, ended.end_reason) == (JobState.FAILED, "its coordinator ended: signal 9")
+    assert world.manager.live() == ()
+
+
+def test_a_refused_start_is_a_failure_and_the_rest_goes_on(world: World) -> None:
+    job = world.submit()
+    world.tick()
+    world.beat()
+    world.manager.refuse = Rejected("sbatch", said="Invalid account")
+    report = world.tick()
+    assert {failure.error for failure in report.outcome.failures} == {"sbatch: Invalid account"}
+    assert all(task.state is TaskState.FAILED for task in world.store.tasks(live=False, job=job))
+
+
+def test_a_manager_that_does_not_answer_is_not_asked_again_in_the_same_tick(world: World) -> None:
+    world.submit()
+    world.tick()
+    world.beat()
+    world.manager.refuse = Unavailable("sbatch", said="timed out")
+    report = world.tick()
+    assert len(report.outcome.failures) == 1
+
+
+def test_a_lost_answer_is_found_again_by_its_mark(world: World) -> None:
+    """The daemon dies between sbatch and writing down what it answered."""
+    job = world.submit(max_workers=1, max_ps=1)
+    world.tick()
+    world.beat()
+    world.tick()
+    before = world.store.tasks(live=True, job=job)
+    # As if only the asking had been persisted: same marks in the manager, no handles in the store.
+    fresh = World(url="sqlite://")
+    try:
+        fresh.now, fresh.manager = world.now, world.manager
+        known = world.store.job(job)
+        assert known is not None
+        fresh.store.add_job(replace(known, anchor=""))
+        fresh.store.change_job(job, _ready(), fresh.now)
+        fresh.store.ask_tasks([_start(task) for task in before], fresh.now)
+        count = len(world.manager.submitted)
+        fresh.tick(1.0)
+        assert len(world.manager.submitted) == count  # nothing doubled
+        assert [task.handle for task in fresh.store.tasks(live=True, job=job)] == [task.handle for task in before]
+    finally:
+        fresh.close()
+
+
+def test_a_start_that_never_reached_the_manager_is_given_up(world: World) -> None:
+    job = world.submit(max_workers=1, max_ps=1)
+    world.tick()
+    world.beat()
+    world.manager.refuse = Unavailable("timed out")
+    world.tick()
+    world.manager.refuse = None
+    world.tick(20.0)
+    notes = {task.note for task in world.store.tasks(live=False, job=job) if task.state is TaskState.FAILED}
+    assert "was never started" in notes
+    world.settle()
+    assert world.has(job) == (1, 1)
+
+
+def test_orphans_of_dead_anchors_are_reaped_and_strangers_with_living_ones_left_alone(world: World) -> None:
+    other = World()
+    try:
+        other.manager, other.coordinator._manager = world.manager, world.manager
+        job = other.submit(max_workers=1, max_ps=1)
+        other.settle()
+        world.tick()
+        assert {rm_job.tag for rm_job in world.manager.live()} == set()  # their anchor is ours to end: nobody knows it
+        assert job is not None
+    finally:
+        other.close()
+
+
+def test_a_drained_node_gets_nothing_new_and_keeps_what_it_has(world: World) -> None:
+    job = world.submit(max_workers=8, max_ps=1)
+    world.settle()
+    used = {task.node for task in world.store.tasks(live=True, job=job)}
+    assert used == {"n1", "n2", "n3", "n4"}
+    world.manager.set_node(replace(nodes(4)[0], state=NodeState.DRAINING))
+    later = world.submit(worker=Resources.of(cpu=1), ps=Resources.of(cpu=1))
+    world.settle()
+    assert "n1" not in {task.node for task in world.store.tasks(live=True, job=later)}
+
+
+class Broken:
+    name = "broken"
+    version = "1"
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+        if self.how == "raises":
+            raise ZeroDivisionError("NaN in the weights")
+        decision = Drf().decide(snapshot, packing, rng)
+        if self.how == "forgets a job":
+            return replace(decision, jobs=decision.jobs[1:])
+        return replace(
+            decision, jobs=tuple(entry.changed_by(Allocation(99, 99), entry.reason) for entry in decision.jobs)
+        )
+
+
+@pytest.mark.parametrize("how", ["raises", "forgets a job", "gives too much"])
+def test_a_policy_that_fails_is_replaced_by_the_fallback_which_says_so(build, how) -> None:
+    world = build(policy=Broken(how))
+    job = world.submit()
+    world.tick()
+    world.beat()
+    report = world.tick()
+    assert report.decision.policy == "fifo"
+    entry = reason(report, job)
+    assert entry.allocation == (4, 4)
+    assert entry.guarded[0].constraint is Constraint.FALLBACK
+    assert "broken" in entry.guarded[0].text
+
+
+@pytest.mark.parametrize(
+    ("rules", "want", "constraint"),
+    [
+        (GuardRules(per_user=Resources.of(gpu=5)), [(4, 4), (1, 1)], Constraint.LIMIT),
+        (GuardRules(per_user=Resources.of(gpu=4)), [(4, 4), NOTHING], Constraint.LIMIT),
+        (GuardRules(churn=8), [(4, 4), NOTHING], Constraint.CHURN),
+    ],
+)
+def test_the_guard_changes_a_decision_and_says_why(build, rules, want, constraint) -> None:
+    world = build(rules=rules)
+    keys = [world.submit(), world.submit()]
+    world.tick()
+    world.beat()
+    report = world.tick()
+    assert [report.decision.allocations()[key] for key in keys] == want
+    assert reason(report, keys[1]).guarded[0].constraint is constraint
+
+
+def test_cool_down_holds_a_job_at_its_size(build) -> None:
+    world = build(rules=GuardRules(cooldown_down=60.0))
+    first = world.submit(max_workers=8, max_ps=8)
+    world.settle()
+    world.submit(max_workers=8, max_ps=8)
+    world.tick(1.0)
+    world.beat()
+    entry = reason(world.tick(1.0), first)
+    assert entry.allocation == (8, 8)
+    assert entry.guarded[0].constraint is Constraint.COOLDOWN
+    world.slot_seconds = 10.0
+    world.now += 60.0
+    world.settle()
+    assert world.has(first) == (4, 4)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3),  # slot of arrival
+            st.integers(1, 4),  # cpu of a worker
+            st.integers(0, 2),  # gpu of a worker
+            st.integers(1, 6),  # most workers
+            st.integers(2, 12),  # ticks of training
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.sampled_from([Drf(), Fifo()]),
+)
+def test_capacity_is_never_exceeded_and_every_job_that_can_run_ends(arrivals, policy) -> None:
+    world = World(cluster_nodes=nodes(3), policy=policy)
+    try:
+        keys, left = {}, {}
+        for round_number in range(120):
+            for number, (slot, cpu, gpu, most, length) in enumerate(arrivals):
+                if slot == round_number:
+                    keys[number] = world.submit(worker=Resources.of(cpu=cpu, gpu=gpu), max_workers=most, max_ps=most)
+                    left[keys[number]] = length
+            world.tick(1.0)
+            for node in world.manager.snapshot().nodes:
+                assert node.used.fits_in(node.capacity), node
+            for job in world.store.jobs(live=True):
+                if world.has(job.key).workers:
+                    left[job.key] -= 1
+                world.beat(job.key, state="finished" if left[job.key] <= 0 else "")
+        assert all(world.store.job(key).state is JobState.FINISHED for key in keys.values())  # type: ignore[union-attr]
+        assert world.manager.live() == () or world.settle(20) or world.manager.live() == ()
+    finally:
+        world.close()
+
+
+def test_load_balance_takes_the_least_used_node_and_the_first_of_equals() -> None:
+    capacity = np.array([[8000, 2000], [8000, 2000], [16000, 2000]])
+    used = np.array([[4000, 0], [2000, 0], [4000, 0]])
+    assert LoadBalance().scores(used, capacity, np.array([1000, 0])).argmin() == 1
+    assert LoadBalance().scores(np.zeros((3, 2), dtype=np.int64), capacity, np.array([1, 0])).argmin() == 0
+
+
+def test_packing_takes_up_incumbents_where_they_are() -> None:
+    world = World()
+    try:
+        job = world.submit(max_workers=2, max_ps=1)
+        world.settle()
+        tasks = world.store.tasks(live=True, job=job)
+        report = world.tick(400.0)
+        assert report.decided
+        assert report.plan.starts == report.plan.stops == ()
+        assert world.store.tasks(live=True, job=job)[0].node == tasks[0].node
+    finally:
+        world.close()
+
+
+def _ready():
+    return JobChange(state=JobState.READY)
+
+
+def _start(task):
+    return Start(task.job, task.role, task.node, task.demand)
+

@@ -1,0 +1,111 @@
+"""A cluster in memory with virtual time, on which whole ticks are run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from dl2d.core.cluster import Node, TaskState
+from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Launch, Owner, Role
+from dl2d.core.policy import Policy
+from dl2d.core.resources import Resources
+from dl2d.daemon.credentials import Credentials
+from dl2d.daemon.decide import Deciders
+from dl2d.daemon.guard import GuardRules
+from dl2d.daemon.launching import Launcher
+from dl2d.daemon.reconcile import Patience
+from dl2d.daemon.tick import Carry, Context, Report, tick
+from dl2d.placement.load_balance import LoadBalance
+from dl2d.policies.drf import Drf
+from dl2d.policies.fifo import Fifo
+from dl2d.store import schema
+from dl2d.store.sql import SqlStore
+from dl2d.testing import MemoryManager, PromptCoordinator
+
+OWNER = Owner("ann", 1000, 1000)
+LAUNCH = Launch(("python", "train.py"), "/home/ann", (("PATH", "/usr/bin"), ("DL2_ROLE", "stale")))
+
+
+def nodes(count: int = 4, **resources: float) -> list[Node]:
+    return [Node(f"n{number}", Resources.of(resources or {"cpu": 8, "gpu": 2})) for number in range(1, count + 1)]
+
+
+def request(**changes: object) -> JobRequest:
+    base = JobRequest(
+        name="job",
+        model="resnet-50",
+        epochs=10,
+        samples_per_epoch=1000,
+        steps_per_epoch=None,
+        batch=32,
+        worker=Resources.of(cpu=2, gpu=1),
+        ps=Resources.of(cpu=1),
+        max_workers=4,
+        max_ps=4,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+@dataclass
+class World:
+    """Everything a tick needs, and hands to make things happen between ticks."""
+
+    cluster_nodes: list[Node] = field(default_factory=nodes)
+    policy: Policy = field(default_factory=Drf)
+    rules: GuardRules = field(default_factory=GuardRules)
+    patience: Patience = field(default_factory=Patience)
+    slot_seconds: float = 300.0
+    url: str = "sqlite://"
+
+    def __post_init__(self) -> None:
+        self.now = 1_000_000.0
+        self.manager = MemoryManager(self.cluster_nodes, lambda: self.now)
+        if self.url != "sqlite://":
+            schema.upgrade(self.url)
+        self.store = SqlStore(self.url, progress_seconds=0)
+        self.coordinator = PromptCoordinator(self.store, self.manager)
+        self.carry = Carry()
+        self.number = 0
+
+    def close(self) -> None:
+        self.store.close()
+
+    def submit(self, **changes: object) -> JobKey:
+        self.number += 1
+        key = JobKey("test", str(self.number), int(self.now))
+        self.store.add_job(Job(key=key, request=request(**changes), owner=OWNER, launch=LAUNCH))
+        return key
+
+    def tick(self, seconds: float = 10.0) -> Report:
+        self.now += seconds
+        self.carry, report = tick(self.context(), self.carry)
+        return report
+
+    def context(self) -> Context:
+        return Context(
+            cluster="test",
+            manager=self.manager,
+            store=self.store,
+            deciders=Deciders(self.policy, Fifo(), LoadBalance()),
+            launcher=Launcher("http://127.0.0.1:1", Credentials(b"k" * 32)),
+            rules=self.rules,
+            patience=self.patience,
+            slot_seconds=self.slot_seconds,
+            seed=7,
+            starts_anchors=True,
+            grace=1.0,
+            timer=lambda: 0.0,
+        )
+
+    def beat(self, *keys: JobKey, **said: object) -> None:
+        for key in keys or [job.key for job in self.store.jobs(live=True)]:
+            self.coordinator.beat(key, self.now, **said)  # type: ignore[arg-type]
+
+    def settle(self, ticks: int = 6) -> None:
+        """Ticks and heartbeats in turn, until what was decided is what runs."""
+        for _ in range(ticks):
+            self.tick(1.0)
+            self.beat()
+
+    def has(self, key: JobKey, *, state: TaskState = TaskState.CONFIRMED) -> Allocation:
+        tasks = [task for task in self.store.tasks(live=True, job=key) if task.state is state]
+        return Allocation(*(sum(task.role is role for task in tasks) for role in (Role.WORKER, Role.PS)))
