@@ -81,7 +81,10 @@ class Place:
         return text
 
     def __str__(self) -> str:
-        return str(self.file) if self.file else self.url.set(password=None, query={}).render_as_string()
+        plain = "postgresql" if self.is_postgresql else self.url.drivername
+        return (
+            str(self.file) if self.file else self.url.set(drivername=plain, password=None, query={}).render_as_string()
+        )
 
 
 def open_engine(place: Place) -> Engine:

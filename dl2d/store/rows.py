@@ -257,7 +257,20 @@ def to_runtime_plan(row: Row[Any]) -> RuntimePlan:
 
 
 def of_slot(slot: Slot) -> Values:
-    """A slot's columns."""
+    """A slot's columns.
+
+    Raises
+    ------
+    StoreError
+        A score is not a finite number: JSON has none of those, so the slot could not be read back.
+    """
+    for decided in (*slot.proposed.jobs, *slot.decision.jobs):
+        for alternative in decided.alternatives:
+            if not math.isfinite(alternative.score):
+                raise StoreError(
+                    f"recording slot {slot.number}: policy {slot.decision.policy} gave job {decided.job.slug} an "
+                    f"alternative {alternative.allocation} with score {alternative.score}, which is not a finite number"
+                )
     return {
         "number": slot.number,
         "at": slot.at,

@@ -1,0 +1,347 @@
+"""What every store must do, on each database."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from store.samples import PS, WORKER, a_job, a_slot, starts
+
+from dl2d.core.cluster import Task, TaskState
+from dl2d.core.decision import Alternative
+from dl2d.core.errors import DuplicateJob, StoreError
+from dl2d.core.jobs import Allocation, JobKey, JobState, Launch, Progress, Role
+from dl2d.core.plan import Start
+from dl2d.core.store import JobChange, ResizeEvent, RuntimePlan, TaskChange
+from dl2d.store.sql import SqlStore
+
+
+class TestJobs:
+    def test_a_job_comes_back_as_it_was_given(self, store):
+        progress = Progress(
+            at=5.5, version=3, total_versions=9, epoch=0.25, loss=1e-300, steps_per_second=2.5, workers=2, ps=1
+        )
+        job = a_job(progress=progress, state=JobState.READY, anchor="77", address="h:1", started_at=4.25, digest="ff")
+        store.add_job(job)
+        assert store.job(job.key) == job
+        assert store.jobs(live=True) == (job,)
+
+    def test_texts_of_all_kinds_come_back(self, store):
+        job = a_job(name="Prüfung “α” 🚂 100%")
+        job = replace(job, launch=Launch(("sh", "-c", "a\nb\0c 'd' \"e\" {f} %(g)s :h"), "/tmp/Ä b", ()))
+        store.add_job(job)
+        assert store.job(job.key) == job
+        assert store.find_jobs("Prüfung “α” 🚂 100%") == (job,)
+
+    def test_the_same_job_twice_is_refused_and_the_first_kept(self, store):
+        first = a_job()
+        store.add_job(first)
+        with pytest.raises(DuplicateJob, match=r"main\.1\.1700000000 is known already"):
+            store.add_job(a_job(name="other"))
+        assert store.jobs(live=False) == (first,)
+
+    def test_an_id_used_again_is_another_job(self, store):
+        old, new = a_job(submitted=100), a_job(submitted=200)
+        store.add_job(old)
+        store.add_job(new)
+        assert store.find_jobs("1") == (new, old)
+        assert store.find_jobs(old.key.slug) == (old,)
+        assert store.find_jobs("digits-1") == (new, old)
+        assert store.find_jobs("nothing") == ()
+        assert store.find_jobs("' OR 1=1 --\0") == ()
+
+    @pytest.mark.parametrize("key", [JobKey("a.b", "1", 1), JobKey("a", "", 1), JobKey("a", "1", -1)])
+    def test_a_key_that_is_no_slug_is_refused(self, store, key):
+        with pytest.raises(StoreError, match="no job key"):
+            store.add_job(a_job(key=key))
+
+    def test_jobs_stand_in_submit_order_and_then_by_number(self, store):
+        for number, submitted in [(10, 5), ("b", 5), (9, 5), (100, 4), (1, 6)]:
+            store.add_job(a_job(number, submitted=submitted))
+        assert [job.key.id for job in store.jobs(live=True)] == ["100", "9", "10", "b", "1"]
+
+    def test_limit_takes_the_newest(self, store):
+        for number in range(8, 13):
+            store.add_job(a_job(number, submitted=7))
+        assert [job.key.id for job in store.jobs(live=False, limit=3)] == ["10", "11", "12"]
+
+    def test_an_unknown_job(self, store):
+        key = JobKey("main", "404", 1)
+        assert store.job(key) is None
+        assert store.series(key) == store.runtime_plans(key) == store.decisions(key) == store.resizes(key) == ()
+        for write in (
+            lambda: store.change_job(key, JobChange(anchor="1"), 1.0),
+            lambda: store.report_progress(key, Progress(at=1.0)),
+            lambda: store.ask_tasks([Start(key, Role.WORKER, "n1", WORKER)], 1.0),
+            lambda: store.change_tasks([TaskChange(key, "worker-0", TaskState.GRANTED)], 1.0),
+            lambda: store.add_runtime_plans(
+                key, [RuntimePlan(number=1, at=1.0, first_version=0, workers=1, servers=1)]
+            ),
+        ):
+            with pytest.raises(StoreError, match=r"no job main\.404\.1"):
+                write()
+
+    def test_a_life(self, store):
+        store.add_job(job := a_job())
+        assert store.change_job(job.key, JobChange(anchor="55"), 10.0) == replace(job, anchor="55")
+        ready = store.change_job(job.key, JobChange(state=JobState.READY, address="h:5"), 11.0)
+        assert (ready.state, ready.address, ready.started_at) == (JobState.READY, "h:5", None)
+        assert store.change_job(job.key, JobChange(state=JobState.RUNNING), 12.0).started_at == 12.0
+        again = store.change_job(job.key, JobChange(state=JobState.READY), 13.0)
+        assert (again.state, again.started_at) == (JobState.RUNNING, 12.0)
+        assert store.change_job(job.key, JobChange(state=JobState.RUNNING), 14.0).started_at == 12.0
+        done = store.change_job(job.key, JobChange(state=JobState.FINISHED, end_reason="all epochs", digest="aa"), 15.0)
+        assert (done.state, done.ended_at, done.end_reason, done.digest) == (
+            JobState.FINISHED,
+            15.0,
+            "all epochs",
+            "aa",
+        )
+        late = store.change_job(job.key, JobChange(state=JobState.FAILED, end_reason="no", digest="bb"), 16.0)
+        assert late == done
+        assert store.job(job.key) == done
+        assert store.jobs(live=True) == ()
+        assert store.jobs(live=False) == (done,)
+
+    def test_ids_are_never_given_twice(self, store):
+        assert [store.next_job_id("a"), store.next_job_id("b"), store.next_job_id("a")] == ["1", "1", "2"]
+
+
+class TestProgress:
+    def test_the_series_is_thinned_and_ends_with_the_last_report(self, store):
+        store.add_job(job := a_job())
+        reports = [Progress(at=100.0 + second, version=second, epoch=second / 7, loss=1 / 3) for second in range(26)]
+        for report in reports:
+            store.report_progress(job.key, report)
+        assert store.job(job.key).progress == reports[-1]
+        assert [point.at for point in store.series(job.key)] == [100.0, 110.0, 120.0]
+        store.change_job(job.key, JobChange(state=JobState.FINISHED), 130.0)
+        assert store.series(job.key) == (reports[0], reports[10], reports[20], reports[25])
+
+    @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+    def test_a_loss_that_is_not_a_number_is_none(self, store, loss):
+        store.add_job(job := a_job())
+        store.report_progress(job.key, Progress(at=1.0, loss=loss, samples_per_second=loss))
+        assert store.job(job.key).progress == Progress(at=1.0)
+        assert store.series(job.key) == (Progress(at=1.0),)
+
+    def test_a_clock_that_is_set_back_does_no_harm(self, store):
+        store.add_job(job := a_job())
+        for at in (100.0, 50.0, 100.0, 111.0):
+            store.report_progress(job.key, Progress(at=at))
+        assert [point.at for point in store.series(job.key)] == [100.0, 111.0]
+
+    def test_a_number_too_large_for_a_column_is_refused_as_ours(self, store):
+        store.add_job(job := a_job())
+        with pytest.raises(StoreError):
+            store.report_progress(job.key, Progress(at=1.0, version=2**70))
+        assert store.job(job.key).progress == Progress()
+
+
+class TestTasks:
+    def test_tasks_are_numbered_on_and_never_again(self, store):
+        store.add_job(job := a_job())
+        store.add_job(other := a_job(2))
+        first = store.ask_tasks(starts(job, workers=2, ps=1), 10.0)
+        assert [task.id for task in first] == ["worker-0", "worker-1", "ps-0"]
+        assert first[0] == Task(
+            job=job.key, id="worker-0", role=Role.WORKER, node="n1", demand=WORKER, asked_at=10.0, since=10.0
+        )
+        store.change_tasks([TaskChange(job.key, "worker-1", TaskState.RELEASED)], 11.0)
+        mixed = store.ask_tasks([*starts(job), *starts(other), *starts(job, ps=1)], 12.0)
+        assert [(task.job.id, task.id) for task in mixed] == [
+            ("1", "worker-2"),
+            ("2", "worker-0"),
+            ("1", "worker-3"),
+            ("1", "ps-1"),
+        ]
+
+    def test_tasks_stand_by_job_role_and_number(self, store):
+        store.add_job(late := a_job(1, submitted=9))
+        store.add_job(early := a_job(2, submitted=8))
+        store.ask_tasks(starts(late, ps=1), 1.0)
+        store.ask_tasks(starts(early, workers=11, ps=1), 1.0)
+        store.change_tasks([TaskChange(early.key, "worker-3", TaskState.FAILED, note="oom")], 2.0)
+        expected = [(early.key, f"worker-{number}") for number in range(11)]
+        expected += [(early.key, "ps-0"), (late.key, "worker-0"), (late.key, "ps-0")]
+        assert [(task.job, task.id) for task in store.tasks(live=False)] == expected
+        expected.remove((early.key, "worker-3"))
+        assert [(task.job, task.id) for task in store.tasks(live=True)] == expected
+        assert [task.id for task in store.tasks(live=True, job=late.key)] == ["worker-0", "ps-0"]
+
+    def test_nothing_to_ask_or_change(self, store):
+        assert store.ask_tasks([], 1.0) == store.change_tasks([], 1.0) == ()
+
+    def test_an_unknown_task_spoils_the_whole_batch(self, store):
+        store.add_job(job := a_job())
+        before = store.ask_tasks(starts(job), 1.0)
+        with pytest.raises(StoreError, match="no task worker-7"):
+            store.change_tasks([TaskChange(job.key, name, TaskState.GRANTED) for name in ("worker-0", "worker-7")], 2.0)
+        assert store.tasks(live=True) == before
+
+    def test_a_later_word_changes_no_state_but_handle_and_note(self, store):
+        store.add_job(job := a_job())
+        store.ask_tasks(starts(job), 1.0)
+        change = TaskChange(job.key, "worker-0", TaskState.JOINED)
+        assert [task.state for task in store.change_tasks([change], 2.0)] == [TaskState.JOINED]
+        late = TaskChange(job.key, "worker-0", TaskState.GRANTED, handle="4711", note="on n1\0")
+        assert store.change_tasks([late], 3.0) == ()
+        (task,) = store.tasks(live=True)
+        assert (task.state, task.since, task.handle, task.note) == (TaskState.JOINED, 2.0, "4711", "on n1\ufffd")
+
+    def test_the_first_end_stays(self, store):
+        store.add_job(job := a_job())
+        store.ask_tasks(starts(job), 1.0)
+        store.change_tasks([TaskChange(job.key, "worker-0", TaskState.FAILED)], 2.0)
+        assert store.change_tasks([TaskChange(job.key, "worker-0", TaskState.RELEASED)], 3.0) == ()
+        assert store.tasks(live=False)[0].state is TaskState.FAILED
+
+
+class TestResizes:
+    def test_growing_and_shrinking_with_every_state(self, store):
+        store.add_job(job := a_job())
+        store.ask_tasks(starts(job), 1.0)
+        path = list(TaskState)[1:-1]
+        for second, state in enumerate(path, start=2):
+            store.change_tasks([TaskChange(job.key, "worker-0", state, note=state.value.upper())], float(second))
+        shrink, grow = store.resizes(job.key)
+        assert (grow.direction, grow.task, grow.role, grow.node) == ("grow", "worker-0", Role.WORKER, "n1")
+        assert [(event.state.value, event.at) for event in grow.events] == [
+            ("asked", 1.0),
+            ("granted", 2.0),
+            ("joined", 3.0),
+            ("confirmed", 4.0),
+        ]
+        assert shrink.direction == "shrink"
+        assert shrink.events == (
+            ResizeEvent(TaskState.DRAINING, 5.0, "DRAINING"),
+            ResizeEvent(TaskState.DRAINED, 6.0, "DRAINED"),
+            ResizeEvent(TaskState.RELEASED, 7.0, "RELEASED"),
+        )
+
+    @pytest.mark.parametrize(
+        ("path", "grown", "shrunk"),
+        [
+            ("failed", "asked failed", ""),
+            ("joined failed", "asked joined failed", ""),
+            ("confirmed failed", "asked confirmed", "failed"),
+            ("granted draining failed", "asked granted", "draining failed"),
+            ("released", "asked", "released"),
+            ("draining confirmed released", "asked", "draining released"),
+        ],
+    )
+    def test_where_an_end_belongs(self, store, path, grown, shrunk):
+        store.add_job(job := a_job())
+        store.ask_tasks(starts(job), 1.0)
+        # All in one batch: a batch may move a task more than once.
+        store.change_tasks([TaskChange(job.key, "worker-0", TaskState(state)) for state in path.split()], 2.0)
+        found = {resize.direction: " ".join(event.state for event in resize.events) for resize in store.resizes()}
+        assert found == ({"grow": grown, "shrink": shrunk} if shrunk else {"grow": grown})
+
+    def test_newest_first_and_limited(self, store):
+        store.add_job(job := a_job())
+        store.add_job(other := a_job(2))
+        store.ask_tasks(starts(job, workers=2), 1.0)
+        store.ask_tasks(starts(other), 2.0)
+        assert [(resize.job.id, resize.task) for resize in store.resizes(limit=2)] == [
+            ("2", "worker-0"),
+            ("1", "worker-1"),
+        ]
+        assert [resize.task for resize in store.resizes(job.key)] == ["worker-1", "worker-0"]
+
+    def test_runtime_plans_are_kept_once(self, store):
+        store.add_job(job := a_job())
+        plans = [
+            RuntimePlan(
+                number=number,
+                at=5.0,
+                first_version=number * 10,
+                workers=2,
+                servers=1,
+                added=("worker-1",),
+                moved_bytes=2**40,
+                prepare_ms=1.5,
+                suspension_max_ms=0.1,
+            )
+            for number in (2, 1)
+        ]
+        store.add_runtime_plans(job.key, plans)
+        store.add_runtime_plans(job.key, [replace(plans[0], workers=9), replace(plans[0], number=3)])
+        store.add_runtime_plans(job.key, [])
+        assert store.runtime_plans(job.key) == (plans[1], plans[0], replace(plans[0], number=3))
+
+
+class TestSlots:
+    @pytest.mark.parametrize("guarded", [True, False])
+    def test_a_slot_comes_back_equal(self, store, guarded):
+        jobs = (a_job(), a_job(2))
+        for job in jobs:
+            store.add_job(job)
+        tasks = store.ask_tasks(starts(jobs[0], workers=2, ps=1), 5.0)
+        slot = a_slot(7, jobs, tasks, guarded=guarded)
+        store.record_slot(slot)
+        assert store.slot(7) == slot
+        assert store.slot(8) is None
+        assert store.last_slot_number() == 7
+        (entry,) = store.decisions(jobs[1].key)
+        assert entry.decided == slot.decision.jobs[1]
+        assert (entry.slot, entry.at, entry.policy, entry.measure) == (7, slot.at, "drf", "dominant share")
+
+    def test_a_slot_without_jobs(self, store):
+        assert store.last_slot_number() == 0
+        store.record_slot(slot := a_slot(1, ()))
+        assert store.slot(1) == slot
+
+    def test_summaries_newest_first(self, store):
+        store.add_job(job := a_job())
+        tasks = store.ask_tasks(starts(job, workers=2), 5.0)
+        for number in (1, 2, 3):
+            store.record_slot(a_slot(number, (job,), tasks, guarded=number == 2))
+        found = store.slots(limit=2)
+        assert [summary.number for summary in found] == [3, 2]
+        newest = found[0]
+        assert (newest.changed, newest.started, newest.draining, newest.failures) == (1, 2, 1, 1)
+        assert (newest.policy, newest.policy_version, newest.seconds) == ("drf", "1", 0.125)
+        assert found[1].changed == 0
+        assert [entry.slot for entry in store.decisions(job.key, limit=2)] == [3, 2]
+
+    def test_a_number_can_be_recorded_once(self, store):
+        store.add_job(job := a_job())
+        store.record_slot(first := a_slot(1, (job,)))
+        with pytest.raises(StoreError, match="recording slot 1"):
+            store.record_slot(a_slot(1, (job,), guarded=True))
+        assert store.slot(1) == first
+
+    def test_an_unknown_job_spoils_the_slot(self, store):
+        with pytest.raises(StoreError, match="no job"):
+            store.record_slot(a_slot(1, (a_job(),)))
+        assert store.last_slot_number() == 0
+
+    @pytest.mark.parametrize("score", [math.nan, math.inf])
+    def test_a_score_that_could_not_be_read_back_is_refused(self, store, score):
+        store.add_job(job := a_job())
+        slot = a_slot(1, (job,))
+        bad = replace(slot.proposed.jobs[0], alternatives=(Alternative(Allocation(1, 1), score),))
+        with pytest.raises(StoreError, match=r"drf .*main\.1\.1700000000 .*finite"):
+            store.record_slot(replace(slot, proposed=replace(slot.proposed, jobs=(bad,))))
+
+    def test_text_that_is_not_unicode_is_refused_as_ours(self, store):
+        store.add_job(job := a_job())
+        slot = a_slot(1, (job,))
+        with pytest.raises(StoreError, match="recording slot 1"):
+            store.record_slot(replace(slot, inputs_hash="\udc80"))
+
+
+def test_a_closed_store_says_so(store: SqlStore):
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.jobs(live=True)
+
+
+def test_the_demand_of_a_task_is_exact(store):
+    store.add_job(job := a_job())
+    demand = PS * 3 + WORKER
+    store.ask_tasks([Start(job.key, Role.PS, "n1", demand)], 1.0)
+    assert store.tasks(live=True)[0].demand == demand
