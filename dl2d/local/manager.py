@@ -38,6 +38,8 @@ KEEP_ENDED = 600.0
 #: A keeper that could not let its task go within this many seconds of ``submit`` gives up, so that a record without
 #: a keeper is known to be dead after ``START_LIMIT``.
 BEGIN_LIMIT, START_LIMIT = 20.0, 30.0
+#: Seconds to wait for the lock of a daemon that is dead already.
+LOCK_PATIENCE = 5.0
 #: In the environment of everything a task starts; tells its processes apart once its keeper is gone.
 HANDLE_VARIABLE = "DL2_HANDLE"
 NODE_VARIABLE = "DL2_NODE"
@@ -71,6 +73,7 @@ class LocalManager:
 
     def __init__(self, settings: LocalSettings, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self._cluster = settings.cluster
         self._boot = keeper.boot_id()
         self._capacity = {node.name: node.capacity for node in settings.nodes}
         self._state_dir = settings.state_dir
@@ -91,7 +94,9 @@ class LocalManager:
             raise
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(name="local", version=__version__, starts_anchors=True, other_users=False)
+        return Capabilities(
+            name="local", cluster=self._cluster, version=__version__, starts_anchors=True, other_users=False
+        )
 
     def snapshot(self) -> RmSnapshot:
         now = self._clock()
@@ -157,8 +162,12 @@ class LocalManager:
             if record is None or record.ended is not None or record.boot != self._boot:
                 continue
             self._records.order_stop(handle, kill_at)
-            # Read again: a keeper that had not signed the record before the order was written sees the order.
-            self._tell_keeper(self._records.get(handle))
+            # Read again: a keeper that had not signed the record by now will see the order before it lets the task go.
+            again = self._records.get(handle)
+            if again is not None and again.ended is None and again.keeper is None:
+                self._end(again, "never", "it was stopped before it began")
+            else:
+                self._tell_keeper(again)
 
     def vouch(self, rm_id: str, proof: str) -> Anchor:
         del proof
@@ -197,7 +206,7 @@ class LocalManager:
 
     def _end(self, record: Record, cause: str, said: str) -> Record:
         ended = msgspec.structs.replace(record, ended=Ending(self._clock(), None, cause, said))
-        log.warning("task lost", tag=record.tag, handle=record.handle, why=said)
+        log.warning("task ended without its keeper", tag=record.tag, handle=record.handle, why=said)
         try:
             self._records.put(ended)
         except Unavailable as error:
@@ -424,15 +433,22 @@ def _check_private(folder: Path) -> None:
 def _lock(path: Path) -> int:
     """Hold the folder for this process; the kernel lets go of it when the process dies."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-        os.close(descriptor)
-        raise AlreadyRunning(
-            f"local resource manager: {path.parent} is in use by another daemon (process {holder or 'unknown'}); "
-            "stop that one, or give this one its own resource_manager.local.state_dir"
-        ) from None
+    give_up = time.monotonic() + LOCK_PATIENCE
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            # Killed while it started a process, a daemon's lock lives on in its fork until that runs the new program.
+            fading = holder.isdecimal() and keeper.start_ticks(int(holder)) is None and time.monotonic() < give_up
+            if not fading:
+                os.close(descriptor)
+                raise AlreadyRunning(
+                    f"local resource manager: {path.parent} is in use by another daemon (process "
+                    f"{holder or 'unknown'}); stop that one, or give this one its own resource_manager.local.state_dir"
+                ) from None
+            time.sleep(0.02)
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

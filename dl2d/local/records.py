@@ -97,17 +97,21 @@ class Records:
             names = [path.stem for path in self.folder.iterdir() if path.suffix == ".json"]
         except OSError as error:
             raise unavailable(self.folder, error) from error
-        found = [record for name in names if (record := self.get(name)) is not None]
+        found: list[Record] = []
+        for name in names:
+            if not _HANDLE.fullmatch(name):
+                self._report(name, "the file's name is not one of ours")
+            elif (record := self.get(name)) is not None:
+                found.append(record)
         return sorted(found, key=lambda record: (record.submitted, record.begun, record.handle))
 
     def get(self, handle: str) -> Record | None:
         """Record of a task, or None where there is none or it cannot be read."""
         if handle in self._ended:
             return self._ended[handle]
-        path = self.path(handle)
         if not _HANDLE.fullmatch(handle):
-            self._report(handle, "the file's name is not one of ours")
             return None
+        path = self.path(handle)
         try:
             with path.open("rb") as file:
                 data = file.read(LARGEST_RECORD + 1)

@@ -1,0 +1,501 @@
+"""What the local manager does beyond the contract that all managers share."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from rm_harness import MARK, LocalHarness
+from structlog.testing import capture_logs
+
+from dl2d.core.cluster import NodeState
+from dl2d.core.errors import AlreadyRunning, ConfigError, Denied, Rejected, Unavailable
+from dl2d.core.jobs import JobKey, Launch
+from dl2d.core.resource_manager import RmJobState, TaskSpec
+from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.local import keeper
+from dl2d.local.manager import create
+
+FOREVER = "echo $$ >started; while :; do sleep 0.1; done"
+
+
+def record_path(local: LocalHarness, handle: str) -> Path:
+    return local.state_dir / "tasks" / f"{handle}.json"
+
+
+def fake_record(local: LocalHarness, **changed: object) -> str:
+    """Write a record of a running task of our own making, and return its handle."""
+    handle = os.urandom(16).hex()
+    record = {
+        "handle": handle, "tag": f"dl2:{local.job.slug}:worker-77", "job": local.job.slug, "role": "worker",
+        "name": "worker-77", "node": "node-1", "user": local.owner.user, "demand": {"cpu": 2000},
+        "submitted": time.time(), "boot": keeper.boot_id(), "begun": time.monotonic(),
+        "keeper": None, "leader": None, "ended": None, **changed,
+    }  # fmt: skip
+    record_path(local, handle).write_text(json.dumps(record))
+    return handle
+
+
+@pytest.fixture
+def bystander() -> subprocess.Popen[bytes]:
+    """A process that is none of the manager's business and must live."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    try:
+        assert process.poll() is None, "the manager ended a process that it did not start"
+    finally:
+        process.kill()
+        process.wait()
+
+
+# Who is who
+
+
+@pytest.mark.parametrize("grace", [0, 0.2])
+def test_a_process_that_got_the_number_of_a_keeper_is_left_alone(
+    local: LocalHarness, bystander: subprocess.Popen[bytes], grace: float
+) -> None:
+    ticks = keeper.start_ticks(bystander.pid)
+    assert ticks is not None
+    other = {"pid": bystander.pid, "ticks": ticks - 1}
+    handle = fake_record(local, keeper=other, leader=other)
+    local.manager.stop([handle], grace)
+    job = local.job_of(handle)
+    assert job.state is RmJobState.LOST
+    assert str(bystander.pid) in job.reason
+    assert local.node().used == NO_RESOURCES
+    local.manager.stop([handle], grace)
+
+
+def test_records_of_an_earlier_boot_are_lost_and_nobody_is_signalled(
+    local: LocalHarness, bystander: subprocess.Popen[bytes]
+) -> None:
+    same = {"pid": bystander.pid, "ticks": keeper.start_ticks(bystander.pid)}
+    handle = fake_record(local, boot="another", keeper=same, leader=same)
+    local.manager.stop([handle], 0)
+    job = local.job_of(handle)
+    assert (job.state, job.reason) == (RmJobState.LOST, "the machine was started anew")
+
+
+def test_a_keeper_that_was_killed_takes_its_task_along(local: LocalHarness, bystander: subprocess.Popen[bytes]) -> None:
+    handle = local.manager.submit(local.spec(f"setsid sh -c 'sleep 600 & wait' & {FOREVER}"))
+    local.wait_for_file("started")
+    local.wait_until(lambda: len(local.processes()) >= 4, "all processes of the task")
+    (keeping,) = local.keepers()
+    keeping.kill()
+    job = local.wait_for_end(handle)
+    assert job.state is RmJobState.LOST
+    assert f"keeper (process {keeping.pid}) vanished" in job.reason
+    assert local.processes() == []
+
+
+def test_a_keeper_told_to_end_ends_its_task_in_order(local: LocalHarness) -> None:
+    handle = local.manager.submit(local.spec(f"trap 'echo saved >saved; exit 0' TERM; {FOREVER}"))
+    local.wait_for_file("started")
+    local.keepers()[0].terminate()
+    job = local.wait_for_end(handle)
+    assert (job.state, job.reason) == (RmJobState.CANCELLED, "its keeper was told to end: exit status 0")
+    assert local.wait_for_file("saved") == "saved\n"
+
+
+def test_a_record_without_a_keeper_is_pending_and_then_never_started(local: LocalHarness) -> None:
+    young, old = fake_record(local), fake_record(local, begun=time.monotonic() - 31)
+    assert local.job_of(young).state is RmJobState.PENDING
+    assert local.node().used.get("cpu") == 2
+    job = local.job_of(old)
+    assert job.state is RmJobState.FAILED
+    assert "never started" in job.reason
+    record_path(local, young).unlink()
+
+
+# Records
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"{", b"\xff\xfe", b"[]", b'{"handle": 3}', b" " * 100_000, "other handle", "negative", "unknown field"],
+    ids=str,
+)
+def test_a_damaged_record_is_reported_and_kept_and_spoils_nothing(local: LocalHarness, damage: bytes | str) -> None:
+    good = local.manager.submit(local.spec("exit 0"))
+    local.wait_for_end(good)
+    changed: dict[str, object] = {}
+    if damage == "negative":
+        changed = {"demand": {"cpu": -2000}}
+    elif damage == "unknown field":
+        changed = {"more": 1}
+    bad = fake_record(local, **changed)
+    path = record_path(local, bad)
+    if damage == "other handle":
+        path.write_bytes(record_path(local, good).read_bytes())
+    elif isinstance(damage, bytes):
+        path.write_bytes(damage)
+    with capture_logs() as logs:
+        local.restart()
+        for _ in range(3):
+            assert [job.handle for job in local.manager.snapshot().jobs] == [good]
+        local.manager.stop([bad], 0)
+    reports = [entry for entry in logs if entry.get("path") == str(path)]
+    assert [entry["log_level"] for entry in reports] == ["warning"]
+    assert path.exists()
+    assert local.node().used == NO_RESOURCES
+
+
+def test_a_handle_cannot_name_a_file_elsewhere(local: LocalHarness) -> None:
+    outside = local.state_dir / "outside.json"
+    outside.write_text("{}")
+    local.manager.stop(["../outside", "", "/", "x" * 5000], 0)
+    assert sorted(path.name for path in local.state_dir.iterdir()) == ["lock", "output", "outside.json", "tasks"]
+    assert list((local.state_dir / "tasks").iterdir()) == []
+
+
+def test_ended_tasks_are_listed_for_ten_minutes_and_then_forgotten(local: LocalHarness) -> None:
+    handle = local.manager.submit(local.spec("sleep 600"))
+    local.manager.stop([handle], 0)
+    local.wait_for_end(handle)
+    local.ahead = 590
+    assert local.job_of(handle).state is RmJobState.CANCELLED
+    local.ahead = 610
+    assert local.manager.snapshot().jobs == ()
+    assert list((local.state_dir / "tasks").iterdir()) == []
+
+
+def test_a_task_outlives_any_age_while_it_runs(local: LocalHarness) -> None:
+    handle = local.manager.submit(local.spec(FOREVER))
+    local.ahead = 10_000_000
+    assert local.wait_for(handle, RmJobState.RUNNING)
+
+
+def test_a_task_on_a_node_that_left_the_config_is_still_counted(local: LocalHarness, tmp_path: Path) -> None:
+    handle = local.manager.submit(local.spec(FOREVER, node="node-2"))
+    local.manager.close()
+    fewer = {"state_dir": str(local.state_dir), "nodes": [{"name": "node-1", "resources": {"cpu": 8}}]}
+    local.manager = create(fewer, clock=time.time)
+    node = local.node("node-2")
+    assert node.state is NodeState.DRAINING
+    assert node.used == node.capacity == Resources.of(cpu=1)
+    with pytest.raises(Rejected, match="node-2 takes no tasks"):
+        local.manager.submit(local.spec("exit 0", node="node-2", demand=NO_RESOURCES))
+    local.manager.stop([handle], 0)
+    local.wait_for_end(handle)
+    assert [node.name for node in local.manager.snapshot().nodes] == ["node-1"]
+
+
+# Starting
+
+
+def test_a_task_leads_its_own_session_and_has_only_standard_files_open(local: LocalHarness) -> None:
+    report = (
+        "import os, json; fds = sorted(int(n) for n in os.listdir('/proc/self/fd'))[:4]\n"
+        "print(json.dumps([os.getpid() == os.getsid(0) == os.getpgid(0), [n for n in fds if n < 3],\n"
+        "  os.readlink('/proc/self/fd/0'), [l for l in open('/proc/self/status') if l[:6] in ('SigBlk', 'SigIgn')],\n"
+        "  os.environ['DL2_NODE'], len(fds)]))"
+    )
+    task = local.spec("")
+    task = dataclasses.replace(task, launch=Launch(("/usr/bin/env", sys.executable, "-I", "-S", "-c", report), "/"))
+    handle = local.manager.submit(task)
+    assert local.wait_for_end(handle).state is RmJobState.DONE
+    output = local.state_dir / "output" / local.job.slug / f"{task.name}.log"
+    leads, standard, stdin, masks, node, count = json.loads(output.read_text())
+    assert leads
+    assert standard == [0, 1, 2]
+    assert count == 4  # the fourth is the folder being listed
+    assert stdin == "/dev/null"
+    assert node == "node-1"
+    blocked, ignored = (int(line.split()[1], 16) for line in sorted(masks))
+    assert blocked == 0
+    assert ignored & ~(1 << 12 | 1 << 24) == 0  # Python itself ignores SIGPIPE and SIGXFSZ
+
+
+def test_output_goes_to_a_private_file_and_is_added_to(local: LocalHarness) -> None:
+    task = local.spec("echo out; echo err >&2")
+    for _ in range(2):
+        local.wait_for_end(local.manager.submit(task))
+    output = local.state_dir / "output" / local.job.slug / f"{task.name}.log"
+    assert output.read_text() == "out\nerr\nout\nerr\n"
+    assert stat.S_IMODE(output.stat().st_mode) == 0o600
+    for path in (output.parent, output.parent.parent, local.state_dir):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_secrets_of_the_environment_are_in_no_file_and_no_argument(local: LocalHarness) -> None:
+    secret = os.urandom(16).hex()
+    local.manager.submit(local.spec(FOREVER, env={"DL2_TOKEN": secret}))
+    local.wait_for_file("started")
+    for process in (*local.processes(), *local.keepers()):
+        assert secret not in " ".join(process.cmdline())
+    for path in local.state_dir.rglob("*"):
+        assert not path.is_file() or secret not in path.read_text()
+    assert secret not in str(local.keepers()[0].environ())
+
+
+def change(task: TaskSpec, **launch: object) -> TaskSpec:
+    return dataclasses.replace(task, launch=dataclasses.replace(task.launch, **launch))
+
+
+@pytest.mark.parametrize(
+    ("launch", "message"),
+    [
+        ({"argv": ()}, "the command is empty"),
+        ({"argv": ("",)}, "the command is empty"),
+        ({"argv": ("no-such-program",)}, r"program 'no-such-program' is not in the task's PATH \(/usr/bin:/bin\)"),
+        ({"argv": ("./missing",)}, r"program .*/work/missing does not exist"),
+        ({"argv": ("/",)}, "program / does not exist"),
+        ({"argv": ("/etc/passwd",)}, "program /etc/passwd is not executable"),
+        ({"argv": ("sh", "-c", "a\0b")}, "zero byte"),
+        ({"cwd": "/no/such/folder"}, "working folder '/no/such/folder' does not exist"),
+        ({"cwd": "relative"}, "'relative' is not an absolute path"),
+        ({"env": (("A=B", "c"),)}, "'A=B' cannot be the name"),
+        ({"env": (("", "c"),)}, "'' cannot be the name"),
+    ],
+)
+def test_what_cannot_be_started_is_refused(local: LocalHarness, launch: dict[str, object], message: str) -> None:
+    with pytest.raises(Rejected, match=message):
+        local.manager.submit(change(local.spec("exit 0"), **launch))
+    assert local.manager.snapshot().jobs == ()
+    assert list((local.state_dir / "tasks").iterdir()) == []
+
+
+def test_a_program_that_the_kernel_refuses_is_refused(local: LocalHarness) -> None:
+    program = local.cwd / "broken"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    with pytest.raises(Rejected, match="No such file or directory"):
+        local.manager.submit(change(local.spec(""), argv=("./broken",)))
+    program.write_text("neither script nor program\n")
+    with pytest.raises(Rejected, match="Exec format error"):
+        local.manager.submit(change(local.spec(""), argv=("./broken",)))
+    assert local.manager.snapshot().jobs == ()
+
+
+def test_a_program_is_found_beside_its_folder_and_keeps_its_name(local: LocalHarness) -> None:
+    program = local.cwd / "mine"
+    program.write_text("#!/bin/sh\necho $0 >name\n")
+    program.chmod(0o755)
+    local.manager.submit(change(local.spec(""), argv=("./mine",)))
+    assert local.wait_for_file("name").endswith("mine\n")
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "-x y"])
+def test_a_name_that_would_leave_the_output_folder_is_refused(local: LocalHarness, name: str) -> None:
+    with pytest.raises(Rejected, match="cannot be a task's name"):
+        local.manager.submit(dataclasses.replace(local.spec("exit 0"), name=name))
+    with pytest.raises(Rejected, match="bad job key"):
+        local.manager.submit(dataclasses.replace(local.spec("exit 0"), job=JobKey("../..", "1", 5)))
+
+
+def test_tasks_of_another_user_are_denied(local: LocalHarness) -> None:
+    other = dataclasses.replace(local.owner, user="other", uid=os.getuid() + 1)
+    with pytest.raises(Denied, match="as its own user"):
+        local.manager.submit(dataclasses.replace(local.spec("exit 0"), owner=other))
+
+
+def test_a_full_node_refuses_and_says_what_is_missing(local: LocalHarness) -> None:
+    local.manager.submit(local.spec(FOREVER, demand=Resources.of(cpu=6, gpu=2)))
+    with pytest.raises(Rejected, match=r"no room now: cpu: wanted 3, had 2; gpu: wanted 0\.5, had 0"):
+        local.manager.submit(local.spec("exit 0", demand=Resources.of(cpu=3, gpu=0.5)))
+    with pytest.raises(Rejected, match=r"too small: memory: wanted 1, had 0"):
+        local.manager.submit(local.spec("exit 0", demand=Resources.of(memory=1)))
+
+
+def test_without_a_node_the_first_with_room_is_taken(local: LocalHarness) -> None:
+    demand = Resources.of(cpu=5)
+    handles = [local.manager.submit(local.spec(FOREVER, demand=demand, node="")) for _ in range(2)]
+    assert [local.job_of(handle).node for handle in handles] == ["node-1", "node-2"]
+    with pytest.raises(Rejected, match="no node has room for cpu=5"):
+        local.manager.submit(local.spec(FOREVER, demand=demand, node=""))
+
+
+def test_a_state_folder_that_cannot_be_written_starts_nothing(local: LocalHarness) -> None:
+    tasks = local.state_dir / "tasks"
+    tasks.rename(local.state_dir / "away")
+    try:
+        with pytest.raises(Unavailable, match="tasks"):
+            local.manager.submit(local.spec("touch ran"))
+        with pytest.raises(Unavailable, match="tasks"):
+            local.manager.snapshot()
+    finally:
+        (local.state_dir / "away").rename(tasks)
+    assert local.manager.snapshot().jobs == ()
+    assert not (local.cwd / "ran").exists()
+
+
+# The folder
+
+
+def test_a_second_manager_on_the_folder_is_refused(local: LocalHarness) -> None:
+    with pytest.raises(AlreadyRunning, match=rf"process {os.getpid()}.*state_dir"):
+        local.open()
+    local.manager.close()
+    local.manager.close()  # twice is once
+    local.manager = local.open()
+
+
+def test_running_tasks_do_not_hold_the_folder(local: LocalHarness) -> None:
+    local.manager.submit(local.spec(FOREVER))
+    local.wait_for_file("started")
+    local.restart()
+    assert len(local.manager.snapshot().jobs) == 1
+
+
+def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(ConfigError, match=r"resource_manager\.local\.state_dir: .*mode 0777"):
+        create({"state_dir": str(folder)}, clock=time.time)
+
+
+# A daemon that dies
+
+DAEMON = """
+import json, sys, time
+from dl2d.core.jobs import JobKey, Launch, Owner, Role
+from dl2d.core.resource_manager import TaskSpec
+from dl2d.core.resources import Resources
+from dl2d.local.manager import create
+
+given = json.loads(sys.stdin.readline())
+manager = create(given["settings"], clock=time.time)
+job = JobKey(*given["job"])
+for name, script in given["tasks"]:
+    manager.submit(TaskSpec(
+        tag=f"dl2:{job.slug}:{name}", job=job, role=Role.WORKER, name=name, demand=Resources.of(cpu=2), node="node-1",
+        owner=Owner(*given["owner"]), launch=Launch(("sh", "-c", script), given["cwd"], tuple(given["env"].items())),
+    ))
+stopped = [job.handle for job in manager.snapshot().jobs if job.tag.endswith("deaf")]
+manager.stop(stopped, 1.0)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_everything_is_found_again_after_kill_9_of_the_daemon(local: LocalHarness, tmp_path: Path) -> None:
+    local.manager.close()
+    given = {
+        "settings": local.settings(),
+        "job": list(local.job),
+        "owner": [local.owner.user, local.owner.uid, local.owner.gid],
+        "cwd": str(local.cwd),
+        "env": {MARK: local.mark, "PATH": "/usr/bin:/bin"},
+        "tasks": [
+            ("runs", "echo $$ >started; while :; do sleep 0.1; done"),
+            ("ends", "while [ ! -e go ]; do sleep 0.05; done; exit 7"),
+            ("deaf", "trap '' TERM; while :; do sleep 0.1; done"),
+        ],
+    }
+    with subprocess.Popen([sys.executable, "-c", DAEMON], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
+        assert daemon.stdin is not None
+        assert daemon.stdout is not None
+        try:
+            daemon.stdin.write(json.dumps(given).encode() + b"\n")
+            daemon.stdin.flush()
+            assert b"ready\n" in iter(daemon.stdout.readline, b"")  # after lines of its log
+            with pytest.raises(AlreadyRunning, match=str(daemon.pid)):
+                local.open()
+        finally:
+            daemon.kill()
+    local.wait_for_file("started")
+    (local.cwd / "go").touch()
+    # Nobody is there now; the end of one task and the deadline of another come all the same.
+    deadline = time.monotonic() + local.patience
+    while len(local.keepers()) > 1:
+        assert time.monotonic() < deadline
+    local.manager = local.open()
+    jobs = {job.tag.rpartition(":")[2]: job for job in local.manager.snapshot().jobs}
+    assert jobs["runs"].state is RmJobState.RUNNING
+    assert (jobs["ends"].state, jobs["ends"].reason) == (RmJobState.FAILED, "exit status 7")
+    assert jobs["deaf"].state is RmJobState.CANCELLED
+    assert "killed" in jobs["deaf"].reason
+    assert local.node().used == Resources.of(cpu=2)
+
+
+def test_a_daemon_killed_at_any_moment_of_a_start_loses_and_doubles_nothing(local: LocalHarness) -> None:
+    """Whatever runs is in a record, and whatever is in a record either runs or comes to an end."""
+    local.manager.close()
+    given = {
+        "settings": local.settings(),
+        "job": list(local.job),
+        "owner": [local.owner.user, local.owner.uid, local.owner.gid],
+        "cwd": str(local.cwd),
+        "env": {MARK: local.mark, "PATH": "/usr/bin:/bin"},
+        "tasks": [(f"t-{number}", f"echo >>ran-{number}; exec sleep 600") for number in range(4)],
+    }
+    records = local.state_dir / "tasks"
+    for wanted in range(1, 4):  # killed as soon as its first, second, third record shows
+        with subprocess.Popen([sys.executable, "-c", DAEMON], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
+            assert daemon.stdin is not None
+            try:
+                before = len(list(records.glob("*.json")))
+                daemon.stdin.write(json.dumps(given).encode() + b"\n")
+                daemon.stdin.flush()
+                deadline = time.monotonic() + local.patience
+                while len(list(records.glob("*.json"))) < before + wanted:
+                    assert time.monotonic() < deadline
+            finally:
+                daemon.kill()
+        local.manager = local.open()
+        local.wait_until(lambda: settled(local), "an answer for each record")
+        running = [job for job in local.manager.snapshot().jobs if job.state is RmJobState.RUNNING]
+        assert len(local.keepers()) == len(running)
+        assert len({process.pid for process in local.processes() if process.ppid() in pids(local)}) == len(running)
+        local.manager.stop([job.handle for job in running], 0)
+        for job in running:
+            local.wait_for_end(job.handle)
+        local.wait_until_quiet()
+        for path in records.glob("*.json"):
+            # What was never started has no keeper: past its time it is an end too, without waiting for it here.
+            record = json.loads(path.read_text())
+            if record["ended"] is None:
+                assert record["keeper"] is None
+                path.unlink()
+        local.manager.close()
+    local.manager = local.open()
+
+
+def settled(local: LocalHarness) -> bool:
+    """Whether no keeper is still on its way to let its task go."""
+    pending = {job.tag for job in local.manager.snapshot().jobs if job.state is RmJobState.PENDING}
+    return not pending & {process.cmdline()[-1] for process in local.keepers()}
+
+
+def pids(local: LocalHarness) -> set[int]:
+    return {process.pid for process in local.keepers()}
+
+
+# The keeper
+
+
+def test_a_keeper_is_light() -> None:
+    """It stays beside every task: nothing but a handful of the standard library's modules may be loaded."""
+    code = (
+        "import sys; exec(open(sys.argv[1]).read(), {'__name__': 'keeper'}); print([m for m in ('dl2d', 'psutil', "
+        "'torch', 'numpy', 'msgspec', 'structlog', 'pathlib', 'subprocess', 'typing') if m in sys.modules])"
+    )
+    command = [sys.executable, "-I", "-S", "-c", code, keeper.__file__]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_start_ticks_tell_processes_apart() -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        try:
+            ticks = keeper.start_ticks(child.pid)
+            boot = psutil.boot_time()
+            assert ticks is not None
+            assert abs(boot + ticks / os.sysconf("SC_CLK_TCK") - psutil.Process(child.pid).create_time()) < 1
+            assert child.pid in keeper.descendants(os.getpid())
+        finally:
+            child.kill()
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert keeper.start_ticks(child.pid) is None
+        assert keeper.start_ticks(child.pid, dead=True) == ticks
+    assert keeper.start_ticks(child.pid, dead=True) is None
