@@ -125,6 +125,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     shards: int
     #: largest block, in bytes
     block_bytes: int
+    #: digest of what every worker must have alike although it is not trained (frozen parameters); "" if there is none
+    fixed: str = ""
 
     def __post_init__(self) -> None:
         _number("epochs", self.epochs, 1, MAX_EPOCHS)
@@ -137,6 +139,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _number("seed", self.seed, -(2**63), 2**63 - 1)
         _number("shards", self.shards, 1, min(self.batch, MAX_SHARDS))
         _number("block_bytes", self.block_bytes, 8, MAX_BLOCK_BYTES)
+        _check(len(self.fixed) <= 64, "fixed is not a digest")  # noqa: PLR2004
         _check(bool(self.segments), "the model has no trainable parameters")
         for segment in self.segments:
             for part in segment.parts:

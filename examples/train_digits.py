@@ -1,0 +1,105 @@
+"""Recognise handwritten digits (scikit-learn's, 1,797 images of 8 x 8): an elastic training job.
+
+python examples/train_digits.py                              in this process
+dl2-run --workers 2 --servers 1 python examples/train_digits.py    as an elastic job on this machine
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from pslite.torch import SGD, Adam, ElasticJob
+
+
+def build(name: str) -> nn.Module:
+    """Return a model for input of shape (n, 1, 8, 8)."""
+    if name == "small":
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    if name == "medium":
+        return nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(64, 256),
+            nn.ReLU(),
+            nn.Dropout(0.1),
+            nn.Linear(256, 256),
+            nn.ReLU(),
+            nn.Linear(256, 10),
+        )
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.1),
+        nn.Linear(512, 10),
+    )
+
+
+def main() -> None:
+    """Train, test and save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=["small", "medium", "cnn"], default="small")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=None, help="default: 0.05, with adam 0.001")
+    parser.add_argument("--optimizer", choices=["sgd", "momentum", "adam"], default="momentum")
+    parser.add_argument("--mode", choices=["exact", "fast"], default="exact")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--step-seconds", type=float, default=0.0, help="wait so long in every batch, for demonstrations"
+    )
+    parser.add_argument("--out", type=Path, default=None, help="write the trained model here")
+    options = parser.parse_args()
+
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+    labels = torch.tensor(digits.target)
+    train = TensorDataset(images[:1500], labels[:1500])
+
+    torch.manual_seed(options.seed)
+    model = build(options.model)
+    rules = {
+        "sgd": SGD(lr=options.lr or 0.05),
+        "momentum": SGD(lr=options.lr or 0.05, momentum=0.9),
+        "adam": Adam(lr=options.lr or 0.001),
+    }
+    job = ElasticJob(
+        model,
+        optimizer=rules[options.optimizer],
+        dataset=train,
+        batch_size=options.batch,
+        epochs=options.epochs,
+        seed=options.seed,
+        mode=options.mode,
+    )
+    for inputs, targets in job:
+        loss = functional.cross_entropy(model(inputs), targets)
+        job.backward(loss)
+        if options.step_seconds:
+            time.sleep(options.step_seconds)
+
+    if job.is_chief:
+        model.eval()
+        with torch.no_grad():
+            right = int((model(images[1500:]).argmax(1) == labels[1500:]).sum())
+        print(f"{right} of {len(images) - 1500} test images recognised after {job.version} updates")
+        if job.digest:
+            print(f"digest {job.digest}")
+        if options.out:
+            torch.save(model.state_dict(), options.out)
+
+
+if __name__ == "__main__":
+    main()

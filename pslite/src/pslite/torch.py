@@ -1,0 +1,374 @@
+"""PyTorch adapter: an ordinary training loop becomes an elastic job.
+
+    job = ElasticJob(model, optimizer=SGD(lr=0.1, momentum=0.9), dataset=train, batch_size=64, epochs=10, seed=1)
+    for inputs, targets in job:
+        loss = F.cross_entropy(model(inputs), targets)   # mean over the samples given
+        job.backward(loss)
+    if job.is_chief:
+        torch.save(model.state_dict(), "model.pt")
+
+The same script runs as a worker under dl2-run and, without it, alone in one process with the same result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from pslite.connect import session_for
+from pslite.errors import SpecError, UsageError
+from pslite.gradients import Bundle, GradientSums
+from pslite.sampler import permutation, stream
+from pslite.session import Session, SingleSession
+from pslite.shards import DEFAULT_SHARDS, sample_slice
+from pslite.spec import SGD, Adam, JobSpec, Mean, Part, Segment, block_bytes_for
+
+__all__ = ["SGD", "Adam", "ElasticJob", "Group"]
+
+_DTYPES: dict[torch.dtype, Literal["float32", "float64"]] = {torch.float32: "float32", torch.float64: "float64"}
+_BUFFER_DTYPES = {
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters with an optimizer of their own, such as biases without weight decay."""
+
+    parameters: Sequence[torch.nn.Parameter]
+    optimizer: SGD | Adam
+
+
+class ElasticJob:
+    """An elastic training job, seen from the user's script; iterate over it once.
+
+    Parameters live in one flat array per kind, into which the network writes; each `p.grad` is a view of a flat gradient array
+    from which it sends.  Buffers (BatchNorm's running statistics, say) move by the mean change over all samples of the batch.
+
+    Args:
+        model: its parameters must be float32 or float64 and on one device.
+        optimizer: runs on the servers.
+        dataset: map-style, with `len`; item i must be the same in every worker.
+        batch_size: samples in one update, over all workers, whatever their number.
+        epochs: how often each sample is used.
+        seed: of the order of samples and of every random number drawn in the loop.
+        mode: "exact" gives the same weights, bit for bit, at any size; "fast" does one forward and backward pass per worker.
+        shards: logical parts of a batch, the most workers that can be used; 16 unless given.
+        groups: parameters with another optimizer.
+        collate: makes a batch of a list of items.
+        threads: torch's intra-op threads; 1 in exact mode unless given, since more can change the last bits.
+
+    Raises:
+        SpecError: a value is not usable; the message names it.
+
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        model: torch.nn.Module,
+        *,
+        optimizer: SGD | Adam,
+        dataset: Any,
+        batch_size: int,
+        epochs: int,
+        seed: int = 0,
+        mode: Literal["exact", "fast"] = "exact",
+        shards: int | None = None,
+        groups: Iterable[Group] = (),
+        collate: Callable[[list[Any]], Any] = default_collate,
+        threads: int | None = None,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("epochs", epochs), ("seed", seed)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise SpecError(f"{name} is {value!r}: it must be a whole number")
+        if mode not in ("exact", "fast"):
+            raise SpecError(f"mode is {mode!r}: it must be 'exact' or 'fast'")
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise SpecError(f"the data set ({type(dataset).__name__}) must have a length and take an index")
+        self._model = model
+        self._dataset = dataset
+        self._collate = collate
+        self._layout = _Layout(model, optimizer, tuple(groups))
+        segments = self._layout.segments
+        self.spec = JobSpec(
+            segments=segments,
+            samples=len(dataset),
+            batch=batch_size,
+            epochs=epochs,
+            seed=seed,
+            mode=mode,
+            shards=max(1, min(DEFAULT_SHARDS, batch_size)) if shards is None else shards,
+            block_bytes=block_bytes_for(sum(segment.nbytes for segment in segments)),
+            fixed=self._layout.fixed,
+        )
+        self._session: Session = session_for(self.spec)
+        self._layout.adopt(self._session.weights)
+        self._sums = GradientSums(self.spec, self._session.blocks)
+        self._bundle: Bundle | None = None
+        self._samples = 0
+        self._loss = 0.0
+        self._started = False
+        self._order: tuple[int, np.ndarray[Any, np.dtype[np.int64]]] | None = None
+        threads = threads or (1 if mode == "exact" else None)
+        if threads:
+            torch.set_num_threads(threads)
+
+    @property
+    def version(self) -> int:
+        """Completed updates."""
+        return self._session.version
+
+    @property
+    def total_versions(self) -> int:
+        """Updates in the whole job."""
+        return self.spec.total_versions
+
+    @property
+    def epoch(self) -> int:
+        """The present epoch, from 0."""
+        return min(self.version // self.spec.steps_per_epoch, self.spec.epochs - 1)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the worker that should write files; valid from the loop on."""
+        return self._session.is_chief
+
+    @property
+    def digest(self) -> str | None:
+        """Digest of the weights when the job runs in one process; otherwise the coordinator reports it."""
+        return self._session.digest() if isinstance(self._session, SingleSession) else None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches that this worker computes, until the job is done or this worker leaves it."""
+        if self._started:
+            raise UsageError("a job can be iterated over once only")
+        self._started = True
+        session = self._session
+        session.start()
+        self._layout.load(session.weights)
+        while session.version < self.spec.total_versions:
+            yield from self._step(session)
+        session.finish()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Compute the gradients of `loss`, the mean over the samples of the batch just given, and record it.
+
+        Raises:
+            UsageError: called twice for a batch, or outside the loop, or `loss` is not one number.
+
+        """
+        if self._bundle is None:
+            raise UsageError("job.backward(loss) must be called once for each batch, inside the loop over the job")
+        if loss.numel() != 1:
+            raise UsageError(f"the loss has shape {tuple(loss.shape)}: it must be one number, the mean over the batch")
+        self._layout.point_gradients(self._bundle)
+        (loss * self._samples).backward()  # type: ignore[no-untyped-call]
+        self._layout.collect_gradients(self._bundle)
+        self._loss += float(loss.detach()) * self._samples
+        self._bundle = None
+
+    # --- a step ---------------------------------------------------------------------------------------------------
+
+    def _step(self, session: Session) -> Iterator[Any]:
+        spec, share, version = self.spec, session.share, session.version
+        epoch, first, count = spec.position(version)
+        if self._order is None or self._order[0] != epoch:
+            self._order = (epoch, permutation(spec.seed, epoch, spec.samples))
+        batch = self._order[1][first : first + count]
+        self._sums.begin(share.leaves, share.nodes)
+        self._loss, samples = 0.0, 0
+        if spec.mode == "exact":
+            parts = [(shard, shard, shard + 1) for shard in range(share.low, share.high)]
+        else:
+            parts = [(share.index, share.low, share.high)]
+        for leaf, low, high in parts:
+            start, stop = sample_slice(low, high, spec.shards, count)
+            bundle = self._sums.take()
+            if stop > start:
+                samples += stop - start
+                _seed(stream(spec.seed, version, leaf))
+                self._layout.load_buffers(session.weights)
+                batch_part = self._fetch(batch[start:stop])
+                self._bundle, self._samples = bundle, stop - start
+                yield batch_part
+                if self._bundle is not None:
+                    raise UsageError("the loop's body did not call job.backward(loss) for a batch")
+                self._layout.collect_buffers(session.weights, bundle, stop - start)
+            self._sums.add(leaf, bundle)
+        session.exchange(self._sums.contributions, self._loss, samples)
+        self._layout.load(session.weights)
+
+    def _fetch(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
+        if isinstance(self._dataset, torch.utils.data.TensorDataset):
+            return list(self._dataset[torch.from_numpy(indices)])
+        several = getattr(self._dataset, "__getitems__", None)
+        places = indices.tolist()
+        return self._collate(several(places) if several else [self._dataset[place] for place in places])
+
+
+def _seed(value: int) -> None:
+    """Seed every generator that a user's data set or model is likely to draw from."""
+    torch.manual_seed(value)
+    random.seed(value)
+    np.random.seed(value & 0xFFFFFFFF)  # noqa: NPY002  (the user's code may use the global generator)
+
+
+class _Layout:
+    """How a model's tensors lie in the flat arrays of the job."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: SGD | Adam, groups: tuple[Group, ...]) -> None:
+        self._model = model
+        chosen = {id(p): group.optimizer for group in groups for p in group.parameters}
+        kinds: dict[tuple[str, SGD | Adam], list[tuple[str, torch.nn.Parameter]]] = {}
+        frozen = hashlib.sha256()
+        any_frozen = False
+        for name, parameter in model.named_parameters():
+            rule = chosen.pop(id(parameter), optimizer)
+            if not parameter.requires_grad:
+                any_frozen = True
+                frozen.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
+                frozen.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+                continue
+            if parameter.dtype not in _DTYPES:
+                raise SpecError(f"parameter {name} is {parameter.dtype}: float32 and float64 can be trained")
+            kinds.setdefault((_DTYPES[parameter.dtype], rule), []).append((name, parameter))
+        if chosen:
+            raise SpecError(f"{len(chosen)} parameters of the groups are not parameters of the model")
+        if not kinds:
+            raise SpecError("the model has no trainable parameters")
+        self.fixed = frozen.hexdigest() if any_frozen else ""
+        self._parameters = [[parameter for _, parameter in members] for members in kinds.values()]
+        devices = {parameter.device for members in self._parameters for parameter in members}
+        if len(devices) > 1:
+            raise SpecError(f"the parameters are on several devices ({', '.join(sorted(map(str, devices)))}): use one")
+        self._device = devices.pop()
+        segments = [
+            Segment(
+                dtype="float32" if dtype == "float32" else "float64",
+                optimizer=rule,
+                parts=tuple(Part(name, tuple(parameter.shape)) for name, parameter in members),
+            )
+            for (dtype, rule), members in kinds.items()
+        ]
+        self._buffers = [name for name, buffer in model.named_buffers() if buffer.numel()]
+        if self._buffers:
+            segments.append(
+                Segment(dtype="float64", optimizer=Mean(), parts=tuple(self._buffer_part(n) for n in self._buffers))
+            )
+        self.segments = tuple(segments)
+        self._values: list[torch.Tensor] = []
+        self._staging: list[torch.Tensor] = []
+        self._gradients: dict[int, list[list[torch.Tensor]]] = {}
+
+    def _buffer_part(self, name: str) -> Part:
+        buffer = self._model.get_buffer(name)
+        if buffer.dtype not in _BUFFER_DTYPES:
+            raise SpecError(f"buffer {name} is {buffer.dtype}: it cannot be averaged over workers")
+        return Part(name, tuple(buffer.shape))
+
+    @property
+    def _staged(self) -> bool:
+        """Whether the model lives on another device, so that arrays must be copied there and back."""
+        return self._device.type != "cpu"
+
+    def adopt(self, weights: Bundle) -> None:
+        """Move the parameters into the flat arrays; from here on they are views of them."""
+        for parameters, array in zip(self._parameters, weights.arrays, strict=False):
+            host = torch.from_numpy(array)
+            flat = torch.empty_like(host, device=self._device) if self._staged else host
+            for parameter, view in zip(parameters, _views(flat, parameters), strict=True):
+                view.copy_(parameter.detach())
+                parameter.data = view
+                parameter.grad = None
+            if self._staged:
+                host.copy_(flat)
+                self._staging.append(torch.zeros_like(flat))
+            self._values.append(flat)
+        if self._buffers:
+            flat_buffers = torch.from_numpy(weights.arrays[-1])
+            for view, buffer in self._buffer_views(flat_buffers):
+                view.copy_(buffer)
+
+    def load(self, weights: Bundle) -> None:
+        """Bring new weights and buffers into the model."""
+        if self._staged:
+            for flat, array in zip(self._values, weights.arrays, strict=False):
+                flat.copy_(torch.from_numpy(array))
+        self.load_buffers(weights)
+
+    def load_buffers(self, weights: Bundle) -> None:
+        """Set the model's buffers to the version's values."""
+        if not self._buffers:
+            return
+        with torch.no_grad():
+            for view, buffer in self._buffer_views(torch.from_numpy(weights.arrays[-1])):
+                if buffer.dtype == torch.bool:
+                    buffer.copy_(view > 0.5)  # noqa: PLR2004
+                else:
+                    buffer.copy_(view if buffer.dtype.is_floating_point else view.round())
+
+    def collect_buffers(self, weights: Bundle, bundle: Bundle, samples: int) -> None:
+        """Put the change of the buffers, times the number of samples that made it, where the gradients go."""
+        if not self._buffers:
+            return
+        changes = self._buffer_views(torch.from_numpy(bundle.arrays[-1]))
+        before = self._buffer_views(torch.from_numpy(weights.arrays[-1]))
+        for (change, buffer), (old, _) in zip(changes, before, strict=True):
+            # what the forward pass started from is the value rounded to the buffer's own type
+            if buffer.dtype == torch.bool:
+                start = (old > 0.5).double()  # noqa: PLR2004
+            elif buffer.dtype.is_floating_point:
+                start = old.to(buffer.dtype).double()
+            else:
+                start = old.round()
+            now = buffer.detach().double().cpu()
+            # an unchanged infinity (a mask, say) has not changed; inf - inf would not say so
+            change.copy_(torch.where(now == start, 0.0, now - start).mul_(samples))
+
+    def _buffer_views(self, flat: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        # looked up by name each time: modules may put a new tensor in a buffer's place
+        buffers = [self._model.get_buffer(name) for name in self._buffers]
+        return list(zip(_views(flat, buffers), buffers, strict=True))
+
+    def point_gradients(self, bundle: Bundle) -> None:
+        """Let backward accumulate into the bundle."""
+        views = self._gradients.get(0 if self._staged else id(bundle))
+        if views is None:
+            flats = self._staging if self._staged else [torch.from_numpy(array) for array in bundle.arrays]
+            views = [_views(flat, parameters) for flat, parameters in zip(flats, self._parameters, strict=False)]
+            self._gradients[0 if self._staged else id(bundle)] = views
+        for flat in self._staging:
+            flat.zero_()
+        for parameters, grads in zip(self._parameters, views, strict=True):
+            for parameter, grad in zip(parameters, grads, strict=True):
+                parameter.grad = grad
+
+    def collect_gradients(self, bundle: Bundle) -> None:
+        """Copy gradients from another device, if that is where they are."""
+        for flat, array in zip(self._staging, bundle.arrays, strict=False):
+            torch.from_numpy(array).copy_(flat)
+
+
+def _views(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return consecutive pieces of a flat tensor in the shapes of the given ones."""
+    found, offset = [], 0
+    for tensor in like:
+        found.append(flat[offset : offset + tensor.numel()].view(tensor.shape))
+        offset += tensor.numel()
+    return found
