@@ -124,27 +124,43 @@ class ServerLease:
         if not self._doubtful.is_set():
             return
         with self._one:
-            if not self._doubtful.is_set() or self._connection is None:
+            if not self._doubtful.is_set():
                 return
-            try:
-                self._connection.exec_driver_sql("SELECT 1")
-            except SQLAlchemyError as error:
-                _log.warning("store.lease_lost", store=str(self._place), error=type(error).__name__)
-                self._connection.invalidate()
-                self._connection.close()
-                # Left in doubt where this fails, so that the next write tries again.
-                self._connection = self._locked()
-                _log.info("store.lease_taken_again", store=str(self._place))
+            # Cleared before looking: what happens from here on raises a new doubt.
             self._doubtful.clear()
+            try:
+                if self._connection is not None and self._alive(self._connection):
+                    return
+                self._discard()
+                self._connection = self._locked()
+            except BaseException:
+                self._doubtful.set()
+                raise
+            _log.info("store.lease_taken_again", store=str(self._place))
 
     def release(self) -> None:
         """Give the lock back by ending its connection."""
         with self._one:
-            if self._connection is not None:
-                # Detached, it is closed for good instead of going back to the pool with the lock on it.
-                self._connection.detach()
-                self._connection.close()
-                self._connection = None
+            self._discard()
+
+    def _alive(self, connection: Connection) -> bool:
+        try:
+            connection.exec_driver_sql("SELECT 1")
+        except SQLAlchemyError as error:
+            _log.warning("store.lease_lost", store=str(self._place), error=type(error).__name__)
+            return False
+        return True
+
+    def _discard(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        try:
+            # Ended for good: in the pool it would keep the lock.
+            connection.invalidate()
+            connection.close()
+        except SQLAlchemyError as error:
+            _log.warning("store.lease_close_failed", store=str(self._place), error=type(error).__name__)
 
     def _locked(self) -> Connection:
         with translated(self._place, "taking the lease"):

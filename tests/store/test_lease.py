@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+from sqlalchemy import text
+from store.samples import a_job
+
+from dl2d.core.errors import AlreadyRunning, StoreUnavailable
+from dl2d.store import schema
+from dl2d.store.sql import SqlStore
+
+_HOLD = """
+import sys
+from dl2d.store.sql import SqlStore
+store = SqlStore(sys.argv[1])
+store.acquire(sys.argv[2])
+print("held", flush=True)
+sys.stdin.read()
+"""
+_SECONDS = 20
+
+
+@contextmanager
+def _holder(url: str, name: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the lease."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLD, url, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def _acquired_in_time(store: SqlStore, holder: str) -> None:
+    """A server may notice a moment later that a holder's connection is gone."""
+    deadline = time.monotonic() + _SECONDS
+    while True:
+        try:
+            return store.acquire(holder)
+        except AlreadyRunning:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+def test_one_daemon_at_a_time(kept_url):
+    with closing(SqlStore(kept_url)) as first, closing(SqlStore(kept_url)) as second:
+        first.acquire("head1, pid 41")
+        first.acquire("head1, pid 41")
+        with pytest.raises(AlreadyRunning, match="held by another daemon \\(head1, pid 41\\); stop it first"):
+            second.acquire("head2, pid 42")
+        first.add_job(a_job())
+        first.close()
+        second.acquire("head2, pid 42")
+        second.add_job(a_job(2))
+        assert len(second.jobs(live=True)) == 2
+
+
+def test_the_holder_of_a_killed_daemon_is_forgotten(kept_url):
+    with closing(SqlStore(kept_url)) as store, _holder(kept_url, "head1, pid 4711") as process:
+        with pytest.raises(AlreadyRunning, match="head1, pid 4711"):
+            store.acquire("me")
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait(_SECONDS) == -signal.SIGKILL
+        _acquired_in_time(store, "me")
+        store.add_job(a_job())
+
+
+def test_a_lease_in_memory_guards_nothing():
+    with closing(SqlStore("sqlite://")) as one, closing(SqlStore("sqlite://")) as two:
+        one.acquire("a")
+        two.acquire("b")
+
+
+def test_the_holder_stands_in_the_table(kept_url):
+    for term, holder in enumerate(("first", "second"), start=1):
+        with closing(SqlStore(kept_url)) as store:
+            store.acquire(holder)
+            with store._database.reading("test") as connection:
+                assert connection.execute(text("SELECT holder, term FROM lease")).all() == [(holder, term)]
+
+
+def test_the_lock_file_cannot_be_made(tmp_path):
+    url = f"sqlite:///{tmp_path}/dl2d.sqlite"
+    schema.upgrade(url)
+    (tmp_path / "elsewhere").touch()
+    (tmp_path / "dl2d.sqlite.lock").symlink_to(tmp_path / "elsewhere")
+    with closing(SqlStore(url)) as store, pytest.raises(StoreUnavailable, match=r"dl2d\.sqlite\.lock"):
+        store.acquire("me")
+
+
+@pytest.mark.postgres
+def test_a_daemon_that_lost_its_lease_can_write_no_more(postgres_url):
+    """The server ends the holder's lock connection (a failover, a firewall): the next daemon fences the first out."""
+    schema.upgrade(postgres_url)
+    with closing(SqlStore(postgres_url)) as first, closing(SqlStore(postgres_url)) as second:
+        first.acquire("first")
+        first.add_job(a_job())
+        with second._database.engine.begin() as connection:
+            ended = text("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'")
+            assert connection.execute(ended).all() == [(True,)]
+        _acquired_in_time(second, "second")
+        for _ in range(2):
+            with pytest.raises(AlreadyRunning, match=r"another daemon \(second\)"):
+                first.add_job(a_job(2))
+        second.add_job(a_job(3))
+        assert [job.key.id for job in first.jobs(live=True)] == ["1", "3"]

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import logging
+import stat
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import inspect, text
+from store.samples import a_job, a_slot, starts
+
+from dl2d.core.cluster import TaskState
+from dl2d.core.errors import SchemaOutdated
+from dl2d.core.store import TaskChange
+from dl2d.store import schema
+from dl2d.store.database import Database, Place
+from dl2d.store.models import Base
+from dl2d.store.sql import SqlStore
+
+
+@pytest.fixture
+def opened(empty_url: str):
+    database = Database(Place.parse(empty_url))
+    yield database
+    database.close()
+
+
+def test_from_empty_to_head_and_again(empty_url):
+    assert schema.current(empty_url) is None
+    schema.upgrade(empty_url)
+    assert schema.current(empty_url) == schema.head()
+    with closing(SqlStore(empty_url)) as store:
+        store.add_job(job := a_job())
+    schema.upgrade(empty_url)
+    with closing(SqlStore(empty_url)) as store:
+        assert store.jobs(live=True) == (job,)
+
+
+def test_migrations_and_models_agree(empty_url, opened):
+    schema.upgrade(empty_url)
+    with opened.engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection,
+            opts={"compare_type": True, "compare_server_default": True, "version_table": schema.VERSION_TABLE},
+        )
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_down_to_nothing_and_up_again(empty_url, opened):
+    schema.upgrade(empty_url)
+    with opened.writing("going down") as connection:
+        config = schema._config()
+        config.attributes["connection"] = connection
+        command.downgrade(config, "base")
+    with opened.engine.connect() as connection:
+        assert inspect(connection).get_table_names() == [schema.VERSION_TABLE]
+        assert inspect(connection).get_view_names() == []
+    schema.upgrade(empty_url)
+    SqlStore(empty_url).close()
+
+
+def test_a_store_that_was_never_set_up(empty_url):
+    with pytest.raises(SchemaOutdated, match="dl2d db upgrade"):
+        SqlStore(empty_url)
+    assert schema.current(empty_url) is None
+
+
+def test_an_empty_file(tmp_path):
+    (tmp_path / "x.sqlite").touch()
+    with pytest.raises(SchemaOutdated, match="is empty; run `dl2d db upgrade`"):
+        SqlStore(f"sqlite:///{tmp_path}/x.sqlite")
+
+
+def test_opening_makes_no_file(tmp_path):
+    with pytest.raises(SchemaOutdated, match="no store at"):
+        SqlStore(f"sqlite:///{tmp_path}/x.sqlite")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_schema_from_the_future_is_refused(empty_url, opened):
+    schema.upgrade(empty_url)
+    with opened.writing("travelling") as connection:
+        connection.execute(text(f"UPDATE {schema.VERSION_TABLE} SET version_num = '9999'"))
+    for work in (SqlStore, schema.upgrade):
+        with pytest.raises(SchemaOutdated, match=r"9999, which this dl2d .* a newer dl2d wrote it"):
+            work(empty_url)
+    assert schema.current(empty_url) == "9999"
+
+
+def test_three_upgrades_at_once(empty_url):
+    script = "import sys; from dl2d.store import schema; sys.stdin.read(); schema.upgrade(sys.argv[1])"
+    processes = [
+        subprocess.Popen([sys.executable, "-c", script, empty_url], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    try:
+        for process in processes:
+            process.stdin.close()
+        said = [process.stderr.read().decode() for process in processes]
+        assert [process.wait(60) for process in processes] == [0, 0, 0], said
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stderr.close()
+    SqlStore(empty_url).close()
+
+
+def test_logging_is_left_alone(empty_url):
+    ours = logging.getLogger("dl2d.test_schema")
+    root = logging.getLogger()
+    before = (list(root.handlers), root.level, ours.disabled)
+    schema.upgrade(empty_url)
+    assert (list(root.handlers), root.level, ours.disabled) == before
+
+
+def test_the_file_is_for_its_owner_alone(tmp_path):
+    schema.upgrade(f"sqlite:///{tmp_path}/x.sqlite")
+    with closing(SqlStore(f"sqlite:///{tmp_path}/x.sqlite")) as store:
+        store.add_job(a_job())
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert set(modes) >= {"x.sqlite", "x.sqlite-wal"}
+    assert set(modes.values()) == {0o600}
+
+
+def test_odd_folder_names(tmp_path):
+    folder = tmp_path / "100% odd ü"
+    folder.mkdir()
+    schema.upgrade(f"sqlite:///{folder}/x.sqlite")
+    SqlStore(f"sqlite:///{folder}/x.sqlite").close()
+
+
+def test_views_for_people(kept_url):
+    """The queries that the documentation shows."""
+    with closing(SqlStore(kept_url)) as store:
+        store.add_job(job := a_job(12))
+        store.ask_tasks(starts(job), 10.0)
+        store.change_tasks([TaskChange(job.key, "worker-0", TaskState.CONFIRMED)], 13.5)
+        store.record_slot(slot := a_slot(3, (job,)))
+        with store._database.reading("test") as connection:
+            why = connection.execute(
+                text(
+                    "SELECT slot, at, previous_workers, workers, bound_by, reason "
+                    "FROM decision_history WHERE job_id = '12'"
+                )
+            ).all()
+            assert why == [(3, slot.at, 1, 2, "capacity", "no gpu left for a third worker of digits-12")]
+            took = text("SELECT avg(confirmed_at - asked_at) FROM resize_history WHERE direction = 'grow'")
+            assert connection.execute(took).scalar_one() == 3.5
