@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -33,9 +34,9 @@ def main() -> int:
     parser.add_argument("--step-seconds", type=float, default=0.0)
     options = parser.parse_args()
     optimizer = {
-        "sgd": SGD(lr=0.05, weight_decay=0.01),
-        "momentum": SGD(lr=0.02, momentum=0.9),
-        "nesterov": SGD(lr=0.02, momentum=0.9, nesterov=True),
+        "sgd": SGD(lr=0.001, weight_decay=0.01),
+        "momentum": SGD(lr=0.0002, momentum=0.9),
+        "nesterov": SGD(lr=0.0002, momentum=0.9, nesterov=True),
         "adam": Adam(lr=0.01),
     }[options.optimizer]
     features = options.features
@@ -93,7 +94,8 @@ def main() -> int:
             sums.add(leaf, bundle)
         session.exchange(sums.contributions, loss, mine)
         if options.log:
-            with open(f"{options.log}.{os.environ.get('DL2_TASK', 'single')}", "a", encoding="utf-8") as file:
+            path = Path(f"{options.log}.{os.environ.get('DL2_TASK', 'single')}")
+            with path.open("a", encoding="utf-8") as file:
                 file.write("\n".join(lines) + "\n")
             lines.clear()
     session.finish()

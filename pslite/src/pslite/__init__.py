@@ -1,4 +1,4 @@
-"""pslite: the elastic parameter-server runtime. Jobs grow and shrink while they train, without stopping or restarting."""
+"""pslite: the elastic parameter-server runtime. Jobs grow and shrink while they train, without a stop."""
 
 from __future__ import annotations
 

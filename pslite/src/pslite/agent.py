@@ -21,12 +21,18 @@ _REPORT_SECONDS = 2.0
 class Agent:
     """Runs a command as the process of a task.
 
-    Args:
-        identity: the task's.
-        coordinator: host:port of the coordinator.
-        command: what to run, without a shell.
-        environ: its environment.
-        say: takes lines for the user.
+    Parameters
+    ----------
+    identity
+        the task's.
+    coordinator
+        host:port of the coordinator.
+    command
+        what to run, without a shell.
+    environ
+        its environment.
+    say
+        takes lines for the user.
 
     """
 

@@ -12,16 +12,22 @@ def assign(sizes: Sequence[int], previous: Mapping[int, str], servers: Sequence[
     """Give every block an owner.
 
     Only two kinds of block move: those whose owner is not among `servers`, and, from each server that holds more than
-    the average, the ones that best fit its excess.  They go, largest first, to the server that is furthest below the average.
-    Afterwards no two servers differ by more than twice the largest block, and with blocks of one size by more than one block.
+    the average, the ones that best fit its excess.  They go, largest first, to the server that is furthest below the
+    average. Afterwards no two servers differ by more than twice the largest block, and with blocks of one size by more
+    than one block.
 
-    Args:
-        sizes: bytes of each block.
-        previous: block -> name of its present owner (empty for a new job).
-        servers: names of the servers of the new plan, in order, at least one.
+    Parameters
+    ----------
+    sizes
+        bytes of each block.
+    previous
+        block -> name of its present owner (empty for a new job).
+    servers
+        names of the servers of the new plan, in order, at least one.
 
-    Returns:
-        For each block the index of its owner in `servers`.
+    Returns
+    -------
+    For each block the index of its owner in `servers`.
 
     """
     if not servers:

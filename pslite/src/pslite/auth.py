@@ -1,8 +1,8 @@
 """Mutual challenge-response on every connection.
 
-Both sides prove that they know the job's token, without sending it: HMAC-SHA256 over everything either side claims (protocol,
-channel, job, role, task, incarnations, both nonces) and over which side is speaking.  Encryption is not part of it: run jobs
-on a network you trust, as with any parameter server.
+Both sides prove that they know the job's token, without sending it: HMAC-SHA256 over everything either side claims
+(protocol, channel, job, role, task, incarnations, both nonces) and over which side is speaking.  Encryption is not
+part of it: run jobs on a network you trust, as with any parameter server.
 """
 
 from __future__ import annotations
@@ -57,8 +57,10 @@ class Identity:
 def parse_token(text: str) -> bytes:
     """Return the token from its hexadecimal form.
 
-    Raises:
-        AuthenticationError: it is not 32 bytes in hexadecimal.
+    Raises
+    ------
+    AuthenticationError
+        it is not 32 bytes in hexadecimal.
 
     """
     try:
@@ -103,8 +105,10 @@ class Acceptor:
     def feed(self, data: bytes) -> bytes:
         """Take bytes from the peer, return bytes for it; look at `accepted` and `refusal` afterwards.
 
-        Raises:
-            ProtocolError: this is not our protocol; close the connection.
+        Raises
+        ------
+        ProtocolError
+            this is not our protocol; close the connection.
 
         """
         answer = b""
@@ -151,16 +155,25 @@ def connect(
 ) -> tuple[socket.socket, Challenge]:
     """Connect to `address` and authenticate both ways; returns the socket (blocking) and whom it reaches.
 
-    Args:
-        address: host:port.
-        identity: who we are.
-        channel: what the connection is for.
-        timeout: seconds for everything; a refused TCP connection is tried again until then.
-        incarnation: the incarnation the peer must have, if known.
+    Parameters
+    ----------
+    address
+        host:port.
+    identity
+        who we are.
+    channel
+        what the connection is for.
+    timeout
+        seconds for everything; a refused TCP connection is tried again until then.
+    incarnation
+        the incarnation the peer must have, if known.
 
-    Raises:
-        ConnectError: nobody answered in time.
-        AuthenticationError: the peer refused us, or is not who it should be.
+    Raises
+    ------
+    ConnectError
+        nobody answered in time.
+    AuthenticationError
+        the peer refused us, or is not who it should be.
 
     """
     deadline = time.monotonic() + timeout

@@ -1,4 +1,4 @@
-"""Length-prefixed messages over a socket, for the control plane and the handshake: sizes are checked before receiving."""
+"""Length-prefixed messages over a socket, for control and handshake: sizes are checked before receiving."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def frame(message: Message) -> bytes:
 class Inbox(Generic[T]):
     """Cuts a byte stream into messages of the types it was made for; never holds more than `limit` bytes of one."""
 
-    def __init__(self, types: Any, limit: int) -> None:  # noqa: ANN401  (a union of structs has no static type)
+    def __init__(self, types: Any, limit: int) -> None:
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(types)
         self._limit = limit
         self._data = bytearray()
@@ -51,8 +51,10 @@ class Inbox(Generic[T]):
     def feed(self, data: bytes) -> list[T]:
         """Take bytes; return the messages they complete.
 
-        Raises:
-            ProtocolError: a message is too long or is not one of the allowed types.
+        Raises
+        ------
+        ProtocolError
+            a message is too long or is not one of the allowed types.
 
         """
         self._data += data
@@ -123,9 +125,12 @@ class Channel(Generic[T]):
 def receive_one(sock: socket.socket, inbox: Inbox[T], deadline: float) -> T:
     """Receive exactly one message from a blocking socket, not one byte more.
 
-    Raises:
-        ConnectError: the deadline (monotonic seconds) passed.
-        PeerLost: the peer closed the connection.
+    Raises
+    ------
+    ConnectError
+        the deadline (monotonic seconds) passed.
+    PeerLost
+        the peer closed the connection.
 
     """
     while True:
@@ -152,12 +157,14 @@ def receive_one(sock: socket.socket, inbox: Inbox[T], deadline: float) -> T:
 def split_address(text: str) -> tuple[str, int]:
     """Split "host:port" (or "[v6]:port").
 
-    Raises:
-        ValueError: it is not of that form.
+    Raises
+    ------
+    ValueError
+        it is not of that form.
 
     """
     host, separator, port = text.rpartition(":")
-    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:  # noqa: PLR2004
+    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
         msg = f"{text!r} is not an address of the form host:port"
         raise ValueError(msg)
     return host.strip("[]"), int(port)

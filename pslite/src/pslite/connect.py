@@ -16,8 +16,10 @@ from pslite.worker import Worker
 def session_for(spec: JobSpec, environ: Mapping[str, str] | None = None) -> Session:
     """Return the session of this process: a worker of an elastic job, or the whole job if there is none.
 
-    Raises:
-        UsageError: the environment is incomplete, or this process is no worker.
+    Raises
+    ------
+    UsageError
+        the environment is incomplete, or this process is no worker.
 
     """
     environ = os.environ if environ is None else environ

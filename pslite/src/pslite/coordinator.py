@@ -1,7 +1,7 @@
 """The coordinator: one per job. Knows who is there, makes plans, sees them through, and notices failures.
 
-It never touches weights or gradients, and the data plane does not wait for it: a plan takes effect when the owner of block 0
-stamps it into its answers to the workers.
+It never touches weights or gradients, and the data plane does not wait for it: a plan takes effect when the owner of
+block 0 stamps it into its answers to the workers.
 """
 
 from __future__ import annotations
@@ -147,6 +147,10 @@ class _Pending:
         """Every task that takes part: the old plan's and the new one's."""
         return self.plan.tasks() | (self.previous.tasks() if self.previous else set())
 
+    def stamped(self) -> bool:
+        """Whether the plan takes effect for certain; a finished worker that crossed into it has said so before."""
+        return self.first >= 0 or bool(self.pushed or self.drained or self.moved)
+
     def movers(self) -> set[str]:
         """The servers that have something to move or to keep."""
         plans = [p for p in (self.previous, self.plan) if p is not None]
@@ -156,14 +160,22 @@ class _Pending:
 class Coordinator:
     """Runs one job.
 
-    Args:
-        job: its name.
-        token: the per-job token.
-        director: where targets come from and status goes.
-        settings: times.
-        say: takes lines for the user.
-        host: interface to listen on; all if empty.
-        address_host: name or address under which members reach us.
+    Parameters
+    ----------
+    job
+        its name.
+    token
+        the per-job token.
+    director
+        where targets come from and status goes.
+    settings
+        times.
+    say
+        takes lines for the user.
+    host
+        interface to listen on; all if empty.
+    address_host
+        name or address under which members reach us.
 
     """
 
@@ -558,7 +570,7 @@ class Coordinator:
         pending = self._pending
         in_plan = self._plan is not None and member.task in self._plan.tasks()
         committed = pending is not None and pending.phase == "committed" and member.task in pending.members()
-        if (in_plan and member.state != "left") or committed:
+        if in_plan or committed:
             self._fail(text)
             return
         member.state = "left"
@@ -789,14 +801,13 @@ class Coordinator:
     def _check_end(self) -> None:
         assert self._plan is not None
         workers = [self._members[m.task] for m in self._plan.workers]
-        if self._pending is not None and self._pending.phase == "committed":
-            # A finished worker that crossed has said so before: nothing said means that nothing was stamped.
-            if self._pending.first >= 0 or self._pending.pushed or self._pending.drained or self._pending.moved:
-                return
+        pending = self._pending
+        if pending is not None and pending.phase == "committed" and pending.stamped():
+            return
         if not all(w.finished for w in workers):
             return
-        if self._pending is not None:
-            self._abort(self._pending, "the job has reached its last version")
+        if pending is not None:
+            self._abort(pending, "the job has reached its last version")
         if not self._digest_asked:
             self._digest_asked = True
             assert self._spec is not None

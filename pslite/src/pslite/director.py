@@ -95,7 +95,8 @@ class Director(Protocol):
     def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
         """Take the status, never waiting; return the newest wishes, None if there are none yet.
 
-        `status` holds every plan ever finished and every member that ever left; `urgent` says that something has changed that must be told at once.
+        `status` holds every plan ever finished and every member that ever left; `urgent` says that something has
+        changed that must be told at once.
         """
 
     def close(self, status: Status) -> None:
@@ -119,13 +120,19 @@ class StaticDirector:
 class HttpDirector:
     """Exchanges heartbeats with the daemon's job API, in a thread of its own.
 
-    A daemon that does not answer, or that answers 401, 403 or 404, changes nothing for the job: it goes on at its present size.
+    A daemon that does not answer, or that answers 401, 403 or 404, changes nothing for the job: it goes on at its
+    present size.
 
-    Args:
-        daemon: base URL of the job API.
-        job: name of the job in its URLs.
-        credential: bearer credential.
-        say: takes lines for the user.
+    Parameters
+    ----------
+    daemon
+        base URL of the job API.
+    job
+        name of the job in its URLs.
+    credential
+        bearer credential.
+    say
+        takes lines for the user.
 
     """
 

@@ -26,8 +26,10 @@ class TaskEnvironment:
 def role_of(environ: Mapping[str, str]) -> Literal["worker", "ps", "coordinator", "standalone"]:
     """Return the role that the environment gives this process.
 
-    Raises:
-        UsageError: DL2_ROLE is none of coordinator, worker, server, ps.
+    Raises
+    ------
+    UsageError
+        DL2_ROLE is none of coordinator, worker, server, ps.
 
     """
     text = environ.get("DL2_ROLE", "")
@@ -45,8 +47,10 @@ def role_of(environ: Mapping[str, str]) -> Literal["worker", "ps", "coordinator"
 def need(environ: Mapping[str, str], name: str) -> str:
     """Return a variable that must be set.
 
-    Raises:
-        UsageError: it is not.
+    Raises
+    ------
+    UsageError
+        it is not.
 
     """
     value = environ.get(name, "")
@@ -58,9 +62,12 @@ def need(environ: Mapping[str, str], name: str) -> str:
 def task_environment(environ: Mapping[str, str], role: Literal["worker", "ps"]) -> TaskEnvironment:
     """Read DL2_TASK, DL2_COORDINATOR and DL2_TOKEN; the incarnation is new for each process.
 
-    Raises:
-        UsageError: one is missing or malformed.
-        AuthenticationError: the token is malformed.
+    Raises
+    ------
+    UsageError
+        one is missing or malformed.
+    AuthenticationError
+        the token is malformed.
 
     """
     task = need(environ, "DL2_TASK")

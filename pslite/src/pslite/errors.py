@@ -27,9 +27,9 @@ class ConnectError(PsliteError):
     """A peer could not be reached within the time allowed."""
 
 
-class PeerLost(PsliteError):  # noqa: N818  (says what happened; the coordinator turns it into JobFailed)
+class PeerLost(PsliteError):
     """A connection ended although the peer had not left."""
 
 
-class JobFailed(PsliteError):  # noqa: N818  (named for what happened)
+class JobFailed(PsliteError):
     """The job failed; the text names the task that caused it and how."""

@@ -21,7 +21,7 @@ class Bundle:
     def __init__(self, spec: JobSpec, blocks: Iterable[Block]) -> None:
         self.arrays: list[Array] = [np.empty(segment.size, dtype=segment.dtype) for segment in spec.segments]
         self.clear()
-        self.views = [memoryview(self.arrays[b.segment][b.offset : b.offset + b.size]).cast("B") for b in blocks]
+        self.views = [self.arrays[b.segment][b.offset : b.offset + b.size].data.cast("B") for b in blocks]
 
     def clear(self) -> None:
         """Set everything to zero."""

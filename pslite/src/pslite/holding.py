@@ -50,8 +50,8 @@ class BufferPool:
 class Holding:
     """One block on one server.
 
-    ABSENT (`here` False: pushes of the coming step are staged) -> OWNED -> SENDING (after the clock, read only) -> freed on
-    the new owner's acknowledgement.
+    ABSENT (`here` False: pushes of the coming step are staged) -> OWNED -> SENDING (after the clock, read only) ->
+    freed on the new owner's acknowledgement.
     """
 
     __slots__ = ("block", "first", "here", "plan", "received", "state", "sums", "total", "version")
@@ -75,12 +75,13 @@ class Holding:
     @property
     def weights(self) -> memoryview:
         """The weights, as bytes."""
-        return memoryview(self.state[0]).cast("B")
+        weights: memoryview = self.state[0].data.cast("B")
+        return weights
 
     @property
     def whole(self) -> memoryview:
         """Weights and slots, as bytes."""
-        return memoryview(self.state.reshape(-1)).cast("B")
+        return self.state.reshape(-1).data.cast("B")
 
     def enter(self, plan: int, first: int, leaves: int) -> None:
         """Let `plan` rule this block from the present version on."""

@@ -34,14 +34,22 @@ class Resize:
 class LocalDirector:
     """Starts workers and servers of a job as processes of this machine.
 
-    Args:
-        command: the user's command.
-        workers: how many at the start.
-        servers: how many at the start.
-        schedule: changes, in the order of their versions.
-        environ: environment of the tasks.
-        on_status: called with every status, for displays.
-        on_schedule_done: called once when the last change is complete.
+    Parameters
+    ----------
+    command
+        the user's command.
+    workers
+        how many at the start.
+    servers
+        how many at the start.
+    schedule
+        changes, in the order of their versions.
+    environ
+        environment of the tasks.
+    on_status
+        called with every status, for displays.
+    on_schedule_done
+        called once when the last change is complete.
 
     """
 
@@ -120,7 +128,7 @@ class LocalDirector:
         reported = status.plans[-1] if status.plans else None
         return (
             active == set(self._targets["worker"] + self._targets["ps"])
-            and not any(m.state in ("draining",) for m in status.members)
+            and not any(m.state == "draining" for m in status.members)
             and reported is not None
             and (reported.workers, reported.servers) == (self._counts["worker"], self._counts["ps"])
         )

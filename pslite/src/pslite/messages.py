@@ -21,7 +21,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True,
 # --- handshake, on every connection -------------------------------------------------------------------------------
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     """Client: who I am and what this connection is for."""
 
     protocol: int
@@ -32,7 +32,7 @@ class Hello(Message):
     nonce: bytes
 
 
-class Challenge(Message):
+class Challenge(Message, frozen=True):
     """Server: who I am; prove that you know the token."""
 
     job: str
@@ -41,19 +41,19 @@ class Challenge(Message):
     nonce: bytes
 
 
-class Proof(Message):
+class Proof(Message, frozen=True):
     """Client: keyed hash over Hello and Challenge."""
 
     mac: bytes
 
 
-class Accepted(Message):
+class Accepted(Message, frozen=True):
     """Server: you are in, and here is my own proof."""
 
     mac: bytes
 
 
-class Refused(Message):
+class Refused(Message, frozen=True):
     """Server: the connection ends here, for this reason."""
 
     reason: str
@@ -65,7 +65,7 @@ Handshake = Hello | Challenge | Proof | Accepted | Refused
 # --- member -> coordinator ----------------------------------------------------------------------------------------
 
 
-class Join(Message):
+class Join(Message, frozen=True):
     """I am ready to become a member."""
 
     host: str
@@ -74,7 +74,7 @@ class Join(Message):
     spec: JobSpec | None = None
 
 
-class Beat(Message):
+class Beat(Message, frozen=True):
     """I am alive; workers add their progress since the last beat."""
 
     version: int = 0
@@ -82,40 +82,40 @@ class Beat(Message):
     samples: int = 0
 
 
-class Ready(Message):
+class Ready(Message, frozen=True):
     """Everything that plan needs is open and allocated."""
 
     plan: int
 
 
-class Nack(Message):
+class Nack(Message, frozen=True):
     """I cannot take part in that plan."""
 
     plan: int
     reason: str
 
 
-class Stamped(Message):
+class Stamped(Message, frozen=True):
     """Pacer: that plan takes effect at version `first`; `first` < 0 says that the job ends before it could."""
 
     plan: int
     first: int
 
 
-class Pushed(Message):
-    """Worker: I was let to push my first gradients under that plan after waiting so long; None if I have just joined."""
+class Pushed(Message, frozen=True):
+    """Worker: I was let to push under that plan after waiting so long; None if I have just joined."""
 
     plan: int
     suspension_ms: float | None
 
 
-class Drained(Message):
+class Drained(Message, frozen=True):
     """Worker: my last step before that plan is pushed; nothing is left to do for me."""
 
     plan: int
 
 
-class Moved(Message):
+class Moved(Message, frozen=True):
     """Server: all my blocks are where that plan wants them."""
 
     plan: int
@@ -123,30 +123,30 @@ class Moved(Message):
     move_ms: float
 
 
-class Finished(Message):
+class Finished(Message, frozen=True):
     """Worker: I have the final weights."""
 
     version: int
     suspension_ms: list[float]
 
 
-class Digests(Message):
+class Digests(Message, frozen=True):
     """Server: SHA-256 of the weights of each of my blocks."""
 
     blocks: dict[int, bytes]
 
 
-class Failed(Message):
+class Failed(Message, frozen=True):
     """Member: I cannot go on; the job fails with this reason."""
 
     reason: str
 
 
-class Leave(Message):
+class Leave(Message, frozen=True):
     """Member: my process ends in good order."""
 
 
-class AgentExit(Message):
+class AgentExit(Message, frozen=True):
     """dl2-run: the process of my task ended."""
 
     pid: int
@@ -158,18 +158,18 @@ class AgentExit(Message):
 # --- coordinator -> member ----------------------------------------------------------------------------------------
 
 
-class Welcome(Message):
+class Welcome(Message, frozen=True):
     """You have joined."""
 
     heartbeat_seconds: float
     lease_seconds: float
 
 
-class Alive(Message):
+class Alive(Message, frozen=True):
     """The coordinator is alive."""
 
 
-class Prepare(Message):
+class Prepare(Message, frozen=True):
     """Open and allocate what plan needs, then answer Ready or Nack; nothing takes effect yet.
 
     `previous` is the plan in force: its servers send a joining worker its first weights.
@@ -180,56 +180,56 @@ class Prepare(Message):
     spec: JobSpec
 
 
-class Abort(Message):
+class Abort(Message, frozen=True):
     """Forget that plan."""
 
     plan: int
     reason: str
 
 
-class Begin(Message):
+class Begin(Message, frozen=True):
     """Chief: send the initial weights to the owners under that (first) plan."""
 
     plan: int
 
 
-class Commit(Message):
+class Commit(Message, frozen=True):
     """Pacer: let that plan take effect as soon as possible."""
 
     plan: int
 
 
-class Resume(Message):
+class Resume(Message, frozen=True):
     """Workers that stopped at the clock of that plan (comparison setting) go on."""
 
     plan: int
 
 
-class PlanDone(Message):
+class PlanDone(Message, frozen=True):
     """Everybody has moved to that plan: forget the one before."""
 
     plan: int
 
 
-class DigestRequest(Message):
+class DigestRequest(Message, frozen=True):
     """Server: the last version is reached, send the digests of your blocks."""
 
     version: int
 
 
-class Exit(Message):
+class Exit(Message, frozen=True):
     """You are no longer needed: end with status 0."""
 
     reason: str
 
 
-class JobEnded(Message):
+class JobEnded(Message, frozen=True):
     """The job failed: end with status 1 and print the reason."""
 
     reason: str
 
 
-class Noted(Message):
+class Noted(Message, frozen=True):
     """Agent: your report has arrived."""
 
 

@@ -82,21 +82,26 @@ def next_members(
 ) -> tuple[str, ...]:
     """Return the members of one role in the next plan, in order.
 
-    Present members stay where they are, newcomers follow in the order in which they joined.  A role is never emptied: with
-    nobody left the present members stay.
+    Present members stay where they are, newcomers follow in the order in which they joined.  A role is never emptied:
+    with nobody left the present members stay.
 
-    Args:
-        present: tasks in the plan now.
-        joined: tasks that have joined and are in no plan.
-        target: tasks that should be members; None means everybody.
-        limit: the most members the role can use.
+    Parameters
+    ----------
+    present
+        tasks in the plan now.
+    joined
+        tasks that have joined and are in no plan.
+    target
+        tasks that should be members; None means everybody.
+    limit
+        the most members the role can use.
 
     """
     wanted = [task for task in (*present, *joined) if target is None or task in target]
     return tuple(wanted[:limit]) or tuple(present)
 
 
-def make_plan(  # noqa: PLR0913  (a plan is made of exactly these)
+def make_plan(
     number: int,
     blocks: Sequence[Block],
     workers: Sequence[Member],

@@ -1,7 +1,8 @@
 """The order of samples in an epoch: a permutation that depends on (seed, epoch, number of samples) and nothing else.
 
-It is made from integer arithmetic only (splitmix64, Steele, Lea and Flood 2014, and a stable sort), not from a library's
-random generator, so that it never changes with a version of numpy or torch, and every worker can compute it for itself.
+It is made from integer arithmetic only (splitmix64, Steele, Lea and Flood 2014, and a stable sort), not from a
+library's random generator, so that it never changes with a version of numpy or torch, and every worker can compute it
+for itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The parameter server: owns blocks, sums gradients, applies the optimizer, answers with the new weights.
 
-One thread and one poll loop; nothing in it waits for a peer.  Only making a plan ready (allocating memory and connecting) is
-done by a second thread, so that answers to workers go on meanwhile.
+One thread and one poll loop; nothing in it waits for a peer.  Only making a plan ready (allocating memory and
+connecting) is done by a second thread, so that answers to workers go on meanwhile.
 """
 
 from __future__ import annotations
@@ -93,12 +93,18 @@ class _Stranger:
 class Server:
     """One parameter server of a job.
 
-    Args:
-        identity: who we are, with the job's token.
-        coordinator: host:port of the coordinator.
-        host: the name or address under which workers reach this server.
-        say: takes lines for the user.
-        join_timeout: seconds to reach the coordinator.
+    Parameters
+    ----------
+    identity
+        who we are, with the job's token.
+    coordinator
+        host:port of the coordinator.
+    host
+        the name or address under which workers reach this server.
+    say
+        takes lines for the user.
+    join_timeout
+        seconds to reach the coordinator.
 
     """
 
@@ -155,8 +161,10 @@ class Server:
     def run(self) -> int:
         """Serve until the job ends or we are drained; return the exit status.
 
-        Raises:
-            JobFailed: the job failed or the coordinator is gone.
+        Raises
+        ------
+        JobFailed
+            the job failed or the coordinator is gone.
 
         """
         register = self._selector.register
@@ -334,7 +342,7 @@ class Server:
                 return memoryview(self._scratch)[: block.nbytes]
             buffer = self._pool.take(block)
             self._incoming[link] = buffer
-            return memoryview(buffer).cast("B")
+            return buffer.data.cast("B")
         if header.kind == STATE_ACK:
             return memoryview(b"")
         if header.kind in (INIT, STATE):

@@ -61,7 +61,7 @@ class Adam(msgspec.Struct, frozen=True, tag="adam", forbid_unknown_fields=True, 
 
     def __post_init__(self) -> None:
         _number("Adam lr", self.lr, 0.0, 1e6)
-        _check(len(self.betas) == 2, f"Adam betas is {self.betas!r}: it must be two numbers")  # noqa: PLR2004
+        _check(len(self.betas) == 2, f"Adam betas is {self.betas!r}: it must be two numbers")
         for index, beta in enumerate(self.betas):
             _number(f"Adam betas[{index}]", beta, 0.0, 1.0, open_high=True)
         _number("Adam eps", self.eps, 0.0, 1.0)
@@ -108,8 +108,10 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All that fixes the result of a job, apart from its initial weights and the user's code.
 
-    Raises:
-        SpecError: a value is out of range; the message names it.
+    Raises
+    ------
+    SpecError
+        a value is out of range; the message names it.
 
     """
 
@@ -139,7 +141,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _number("seed", self.seed, -(2**63), 2**63 - 1)
         _number("shards", self.shards, 1, min(self.batch, MAX_SHARDS))
         _number("block_bytes", self.block_bytes, 8, MAX_BLOCK_BYTES)
-        _check(len(self.fixed) <= 64, "fixed is not a digest")  # noqa: PLR2004
+        _check(len(self.fixed) <= 64, "fixed is not a digest")
         _check(bool(self.segments), "the model has no trainable parameters")
         for segment in self.segments:
             for part in segment.parts:

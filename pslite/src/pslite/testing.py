@@ -64,16 +64,26 @@ def run_local(
 ) -> LocalResult:
     """Run a job on this machine and resize it by a schedule.
 
-    Args:
-        command: the user's command, such as [sys.executable, "train.py"].
-        workers: how many at the start.
-        servers: how many at the start.
-        schedule: changes of size.
-        timeout: seconds after which the job is cancelled (the result is then `failed`).
-        environ: environment of the tasks; this process's if None.
-        settings: times of the coordinator.
-        on_status: called about ten times a second with the status and the director (whose `processes` can be killed, say).
-        say: takes the coordinator's lines as they come.
+    Parameters
+    ----------
+    command
+        the user's command, such as [sys.executable, "train.py"].
+    workers
+        how many at the start.
+    servers
+        how many at the start.
+    schedule
+        changes of size.
+    timeout
+        seconds after which the job is cancelled (the result is then `failed`).
+    environ
+        environment of the tasks; this process's if None.
+    settings
+        times of the coordinator.
+    on_status
+        called about ten times a second with the status and the director (whose `processes` can be killed, say).
+    say
+        takes the coordinator's lines as they come.
 
     """
     log: list[str] = []

@@ -58,28 +58,43 @@ class Group:
 class ElasticJob:
     """An elastic training job, seen from the user's script; iterate over it once.
 
-    Parameters live in one flat array per kind, into which the network writes; each `p.grad` is a view of a flat gradient array
-    from which it sends.  Buffers (BatchNorm's running statistics, say) move by the mean change over all samples of the batch.
+    Parameters live in one flat array per kind, into which the network writes; each `p.grad` is a view of a flat
+    gradient array from which it sends.  Buffers (BatchNorm's running statistics, say) move by the mean change over all
+    samples of the batch.
 
-    Args:
-        model: its parameters must be float32 or float64 and on one device.
-        optimizer: runs on the servers.
-        dataset: map-style, with `len`; item i must be the same in every worker.
-        batch_size: samples in one update, over all workers, whatever their number.
-        epochs: how often each sample is used.
-        seed: of the order of samples and of every random number drawn in the loop.
-        mode: "exact" gives the same weights, bit for bit, at any size; "fast" does one forward and backward pass per worker.
-        shards: logical parts of a batch, the most workers that can be used; 16 unless given.
-        groups: parameters with another optimizer.
-        collate: makes a batch of a list of items.
-        threads: torch's intra-op threads; 1 in exact mode unless given, since more can change the last bits.
+    Parameters
+    ----------
+    model
+        its parameters must be float32 or float64 and on one device.
+    optimizer
+        runs on the servers.
+    dataset
+        map-style, with `len`; item i must be the same in every worker.
+    batch_size
+        samples in one update, over all workers, whatever their number.
+    epochs
+        how often each sample is used.
+    seed
+        of the order of samples and of every random number drawn in the loop.
+    mode
+        "exact" gives the same weights, bit for bit, at any size; "fast" does one forward and backward pass per worker.
+    shards
+        logical parts of a batch, the most workers that can be used; 16 unless given.
+    groups
+        parameters with another optimizer.
+    collate
+        makes a batch of a list of items.
+    threads
+        torch's intra-op threads; 1 in exact mode unless given, since more can change the last bits.
 
-    Raises:
-        SpecError: a value is not usable; the message names it.
+    Raises
+    ------
+    SpecError
+        a value is not usable; the message names it.
 
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         model: torch.nn.Module,
         *,
@@ -94,7 +109,8 @@ class ElasticJob:
         collate: Callable[[list[Any]], Any] = default_collate,
         threads: int | None = None,
     ) -> None:
-        for name, value in (("batch_size", batch_size), ("epochs", epochs), ("seed", seed)):
+        whole: list[tuple[str, Any]] = [("batch_size", batch_size), ("epochs", epochs), ("seed", seed)]
+        for name, value in whole:
             if isinstance(value, bool) or not isinstance(value, int):
                 raise SpecError(f"{name} is {value!r}: it must be a whole number")
         if mode not in ("exact", "fast"):
@@ -120,6 +136,7 @@ class ElasticJob:
         self._session: Session = session_for(self.spec)
         self._layout.adopt(self._session.weights)
         self._sums = GradientSums(self.spec, self._session.blocks)
+        #: where the gradients of the batch just given go; None once they are there
         self._bundle: Bundle | None = None
         self._samples = 0
         self._loss = 0.0
@@ -169,8 +186,10 @@ class ElasticJob:
     def backward(self, loss: torch.Tensor) -> None:
         """Compute the gradients of `loss`, the mean over the samples of the batch just given, and record it.
 
-        Raises:
-            UsageError: called twice for a batch, or outside the loop, or `loss` is not one number.
+        Raises
+        ------
+        UsageError
+            called twice for a batch, or outside the loop, or `loss` is not one number.
 
         """
         if self._bundle is None:
@@ -182,6 +201,9 @@ class ElasticJob:
         self._layout.collect_gradients(self._bundle)
         self._loss += float(loss.detach()) * self._samples
         self._bundle = None
+
+    def _waits_for_backward(self) -> bool:
+        return self._bundle is not None
 
     # --- a step ---------------------------------------------------------------------------------------------------
 
@@ -207,7 +229,7 @@ class ElasticJob:
                 batch_part = self._fetch(batch[start:stop])
                 self._bundle, self._samples = bundle, stop - start
                 yield batch_part
-                if self._bundle is not None:
+                if self._waits_for_backward():
                     raise UsageError("the loop's body did not call job.backward(loss) for a batch")
                 self._layout.collect_buffers(session.weights, bundle, stop - start)
             self._sums.add(leaf, bundle)
@@ -243,7 +265,7 @@ class _Layout:
             if not parameter.requires_grad:
                 any_frozen = True
                 frozen.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
-                frozen.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+                frozen.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
                 continue
             if parameter.dtype not in _DTYPES:
                 raise SpecError(f"parameter {name} is {parameter.dtype}: float32 and float64 can be trained")
@@ -319,7 +341,7 @@ class _Layout:
         with torch.no_grad():
             for view, buffer in self._buffer_views(torch.from_numpy(weights.arrays[-1])):
                 if buffer.dtype == torch.bool:
-                    buffer.copy_(view > 0.5)  # noqa: PLR2004
+                    buffer.copy_(view > 0.5)
                 else:
                     buffer.copy_(view if buffer.dtype.is_floating_point else view.round())
 
@@ -332,7 +354,7 @@ class _Layout:
         for (change, buffer), (old, _) in zip(changes, before, strict=True):
             # what the forward pass started from is the value rounded to the buffer's own type
             if buffer.dtype == torch.bool:
-                start = (old > 0.5).double()  # noqa: PLR2004
+                start = (old > 0.5).double()
             elif buffer.dtype.is_floating_point:
                 start = old.to(buffer.dtype).double()
             else:

@@ -1,7 +1,7 @@
 """The data plane: frames of one block each, over non-blocking sockets, into and out of memory that exists already.
 
-A frame is a fixed header and a payload whose length must be the one that the job's description gives for that block; it is
-checked before a byte of payload is received.
+A frame is a fixed header and a payload whose length must be the one that the job's description gives for that block;
+it is checked before a byte of payload is received.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BUDGET = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a frame is. `first` is the version at which `plan` took effect; `next_*` is the stamp of the coming plan, or 0."""
+    """What a frame is. `plan` took effect at version `first`; `next_*` is the stamp of the coming plan, or 0."""
 
     kind: int
     plan: int
@@ -71,8 +71,10 @@ class Header:
 def unpack(data: bytearray) -> Header:
     """Return the header in `data`.
 
-    Raises:
-        ProtocolError: it is not one.
+    Raises
+    ------
+    ProtocolError
+        it is not one.
 
     """
     magic, kind, _, plan, block, node, length, crc, next_plan, version, first, next_first = _HEADER.unpack_from(data)
@@ -122,8 +124,10 @@ class Link:
     def flush(self) -> bool:
         """Send what the socket takes; return whether nothing is left.
 
-        Raises:
-            PeerLost: the connection broke.
+        Raises
+        ------
+        PeerLost
+            the connection broke.
 
         """
         out = self._out
@@ -148,17 +152,17 @@ class Link:
     def receive(self, receiver: Receiver) -> None:
         """Receive frames until the socket is empty or the peer has had its turn.
 
-        Raises:
-            PeerLost: the connection ended.
-            ProtocolError: the peer sent what it must not.
+        Raises
+        ------
+        PeerLost
+            the connection ended.
+        ProtocolError
+            the peer sent what it must not.
 
         """
         budget = _BUDGET
         while budget > 0:
-            if self._frame is None:
-                target = memoryview(self._header)[self._got :]
-            else:
-                target = self._payload[self._got :]
+            target = (memoryview(self._header) if self._frame is None else self._payload)[self._got :]
             try:
                 got = self.sock.recv_into(target)
             except (BlockingIOError, InterruptedError):

@@ -1,7 +1,7 @@
 """The worker's side of an elastic job.
 
-The user's thread computes and exchanges; a second thread keeps the control connection, answers heartbeats while the first
-one computes, and opens what a coming plan needs.  Taking a new plan into use is then a matter of looking it up.
+The user's thread computes and exchanges; a second thread keeps the control connection, answers heartbeats while the
+first one computes, and opens what a coming plan needs.  Taking a new plan into use is then a matter of looking it up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from pslite.messages import (
     Alive,
     Beat,
     Begin,
-    Drained as DrainedMessage,
     Exit,
     Failed,
     Finished,
@@ -47,6 +46,9 @@ from pslite.messages import (
     Refused,
     Resume,
     Welcome,
+)
+from pslite.messages import (
+    Drained as DrainedMessage,
 )
 from pslite.plan import Plan
 from pslite.session import Drained, Share, Stopwatch
@@ -73,12 +75,18 @@ class _Stage:
 class Worker:
     """One worker of an elastic job; see `pslite.session.Session`.
 
-    Args:
-        identity: who we are, with the job's token.
-        coordinator: host:port of the coordinator.
-        spec: the job as this worker's script describes it; must equal the other workers'.
-        say: takes lines for the user.
-        join_timeout: seconds to reach the coordinator.
+    Parameters
+    ----------
+    identity
+        who we are, with the job's token.
+    coordinator
+        host:port of the coordinator.
+    spec
+        the job as this worker's script describes it; must equal the other workers'.
+    say
+        takes lines for the user.
+    join_timeout
+        seconds to reach the coordinator.
 
     """
 
@@ -147,10 +155,14 @@ class Worker:
     def start(self) -> None:
         """Join the job; returns when the first weights are here.
 
-        Raises:
-            AuthenticationError: the coordinator refused us.
-            JobFailed: the job failed meanwhile.
-            Drained: we are not needed.
+        Raises
+        ------
+        AuthenticationError
+            the coordinator refused us.
+        JobFailed
+            the job failed meanwhile.
+        Drained
+            we are not needed.
 
         """
         sock, _ = connect(self._coordinator, self._identity, "control", timeout=self._join_timeout)
@@ -211,14 +223,21 @@ class Worker:
     def exchange(self, contributions: Sequence[Contribution], loss: float, samples: int) -> None:
         """Push this step's gradient sums and wait for the next version.
 
-        Args:
-            contributions: one for each node of `share.nodes`.
-            loss: sum of the losses of this worker's samples.
-            samples: their number.
+        Parameters
+        ----------
+        contributions
+            one for each node of `share.nodes`.
+        loss
+            sum of the losses of this worker's samples.
+        samples
+            their number.
 
-        Raises:
-            Drained: this was our last step.
-            JobFailed: the job failed.
+        Raises
+        ------
+        Drained
+            this was our last step.
+        JobFailed
+            the job failed.
 
         """
         plan = self._plan
