@@ -1,27 +1,61 @@
-"""Options that several commands share."""
+"""Options that several commands share, and what they open."""
 
 from __future__ import annotations
 
-import os
+import contextlib
+import difflib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
+from dl2d.config.settings import DEFAULT_PATH, Settings
+from dl2d.core.errors import RequestError
+from dl2d.core.jobs import Job
+from dl2d.core.store import Store
+from dl2d.store.sql import SqlStore
 
 ConfigOption = Annotated[
     Path,
     typer.Option("--config", "-c", help="Configuration file.", envvar="DL2D_CONFIG", show_default=str(DEFAULT_PATH)),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, name or cluster.id.submitted of a job.")]
+
+_MOST_COMPARED = 200
 
 
-def settings_from(config: Path) -> Settings:
-    """Settings of a configuration file; raises ``ConfigError``."""
-    return load_settings(config)
+@contextlib.contextmanager
+def reading(settings: Settings) -> Iterator[Store]:
+    """The store, opened to be read beside a running daemon: no lease is taken and no schema changed."""
+    store = SqlStore(settings.store_url)
+    try:
+        yield store
+    finally:
+        store.close()
 
 
-def default_config() -> Path:
-    """Where the configuration lies unless a command is told otherwise."""
-    return Path(os.environ.get("DL2D_CONFIG", DEFAULT_PATH))
+def find_job(store: Store, text: str) -> Job:
+    """The one job that a user means: by slug, by id or by name; of several, the only one that has not ended.
+
+    Raises
+    ------
+    RequestError
+        There is none, or there are several; says which ones come near.
+    """
+    found = store.find_jobs(text)
+    for job in found:
+        if job.key.slug == text:
+            return job
+    living = [job for job in found if not job.state.ended]
+    if len(found) == 1 or len(living) == 1:
+        return (living or list(found))[0]
+    if not found:
+        recent = store.jobs(live=False, limit=_MOST_COMPARED)
+        names = {name for job in recent for name in (job.request.name, job.key.id)}
+        near = difflib.get_close_matches(text, sorted(names), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise RequestError("JOB", f"there is no job {text!r}{hint} (`dl2d status --all` lists those of the last day)")
+    several = ", ".join(f"{job.key.slug} ({job.request.name}, {job.state})" for job in found[:8])
+    raise RequestError("JOB", f"{text!r} may mean any of {len(found)} jobs; say which: {several}")

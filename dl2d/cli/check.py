@@ -1,0 +1,206 @@
+"""``dl2d check``: whether the configuration and job files are good, without disturbing a running daemon."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated
+
+import httpx2
+import typer
+
+from dl2d.cli.daemon_client import daemon_url
+from dl2d.cli.job_file import JobFile, is_batch_script, read_batch_script
+from dl2d.cli.options import ConfigOption, JsonOption
+from dl2d.cli.output import print_json
+from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
+from dl2d.core.cluster import Node
+from dl2d.core.errors import Dl2dError
+from dl2d.core.request import RequestRules
+from dl2d.core.resource_manager import RmSnapshot
+from dl2d.daemon.admission import check_feasible
+from dl2d.daemon.credentials import load_credentials
+from dl2d.daemon.loop import manager_settings
+from dl2d.daemon.plugins import MANAGERS, PLACEMENTS, POLICIES
+from dl2d.local.settings import LocalSettings
+from dl2d.store import schema
+from dl2d_slurm.settings import SlurmSettings
+
+_ANSWER_SECONDS = 3.0
+#: Nodes that are named in full.
+_MOST_NODES = 8
+_SLURM_COMMANDS = ("sbatch", "squeue", "sinfo", "scontrol", "scancel", "munge", "unmunge")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    item: str
+    good: bool
+    text: str
+
+
+def check(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FILE...]", help="Job files (YAML) or batch scripts with #DL2 lines."),
+    ] = None,
+    as_json: JsonOption = False,
+    config: ConfigOption = DEFAULT_PATH,
+) -> None:
+    """Check the configuration, what it names, and job files; exit 2 if anything is wrong."""
+    findings = list(_findings(config, files or []))
+    if as_json:
+        print_json(
+            {
+                "good": all(finding.good for finding in findings),
+                "findings": [{"item": each.item, "good": each.good, "text": each.text} for each in findings],
+            }
+        )
+    else:
+        width = max(len(finding.item) for finding in findings)
+        for finding in findings:
+            word = typer.style("ok   ", fg="green") if finding.good else typer.style("WRONG", fg="red", bold=True)
+            typer.echo(f"{word}  {finding.item:{width}}  {finding.text}")
+    if not all(finding.good for finding in findings):
+        raise typer.Exit(2)
+
+
+def _findings(config: Path, files: list[Path]) -> Iterator[Finding]:
+    yield from _plugins()
+    settings = None
+    try:
+        settings = load_settings(config)
+    except Dl2dError as error:
+        yield Finding("configuration", False, str(error))
+    else:
+        yield Finding("configuration", True, f"{config}")
+        yield from _of_settings(settings)
+    rules = settings.jobs.rules if settings else RequestRules()
+    nodes = _nodes(settings) if settings else ()
+    for file in files:
+        yield _job_file(file, rules, nodes)
+
+
+def _plugins() -> Iterator[Finding]:
+    for group in (MANAGERS, POLICIES, PLACEMENTS):
+        found = sorted(entry_points(group=group), key=lambda point: point.name)
+        broken = False
+        for point in found:
+            try:
+                point.load()
+            except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; which one is what we are asked
+                broken = True
+                text = f"{point.name} ({point.value}) cannot be loaded: {error!r}; mend or uninstall it"
+                yield Finding(group, False, text)
+        if not found:
+            yield Finding(group, False, "none are installed; install dl2d again")
+        elif not broken:
+            yield Finding(group, True, ", ".join(point.name for point in found))
+
+
+def _of_settings(settings: Settings) -> Iterator[Finding]:
+    for key, group, name in (
+        ("policy.name", POLICIES, settings.policy.name),
+        ("policy.fallback", POLICIES, settings.policy.fallback),
+        ("placement", PLACEMENTS, settings.placement),
+        ("resource_manager.name", MANAGERS, settings.resource_manager.name),
+    ):
+        installed = sorted(entry_points(group=group).names)
+        good = name in installed
+        yield Finding(key, good, name if good else f"there is no {name!r}; installed are {', '.join(installed)}")
+    yield from _manager(settings)
+    yield _store(settings)
+    yield _secret(settings)
+    yield _daemon(settings)
+
+
+def _manager(settings: Settings) -> Iterator[Finding]:
+    name = settings.resource_manager.name
+    item = f"resource_manager.{name}"
+    try:
+        match name:
+            case "local":
+                nodes = LocalSettings.parse(manager_settings(settings)).nodes
+                some = "; ".join(f"{node.name} {node.capacity}" for node in nodes[:_MOST_NODES])
+                more = " ..." if len(nodes) > _MOST_NODES else ""
+                yield Finding(item, True, f"{len(nodes)} nodes: {some}{more}")
+            case "slurm":
+                SlurmSettings.parse(manager_settings(settings))
+                yield Finding(item, True, "its settings are good")
+                missing = [command for command in _SLURM_COMMANDS if shutil.which(command) is None]
+                text = f"not in PATH: {', '.join(missing)}; install them where the daemon runs"
+                yield Finding("slurm commands", not missing, text if missing else "all found")
+            case _:
+                yield Finding(item, True, "is checked by its plug-in when the daemon starts")
+    except Dl2dError as error:
+        yield Finding(item, False, str(error))
+
+
+def _store(settings: Settings) -> Finding:
+    try:
+        now, head = schema.current(settings.store_url), schema.head()
+    except Dl2dError as error:
+        return Finding("store", False, str(error))
+    if now == head:
+        return Finding("store", True, f"schema {now}")
+    if now is None and not settings.store.url:
+        text = f"{settings.state_dir}/dl2d.sqlite does not exist yet; the first `dl2d run` makes it"
+        return Finding("store", True, text)
+    said = "is empty" if now is None else f"has schema {now}"
+    return Finding("store", False, f"{said}, this version needs {head}; run `dl2d db upgrade`")
+
+
+def _secret(settings: Settings) -> Finding:
+    path = settings.secret_path
+    try:
+        if not path.exists():
+            return Finding("secret", True, f"{path} does not exist yet; the first `dl2d run` makes it")
+        load_credentials(path, create=False)
+    except OSError as error:
+        return Finding("secret", False, f"{path}: {error.strerror}: run this as the daemon's account")
+    except Dl2dError as error:
+        return Finding("secret", False, str(error))
+    return Finding("secret", True, f"{path}, readable by its owner alone")
+
+
+def _daemon(settings: Settings) -> Finding:
+    try:
+        url = daemon_url(settings)
+    except Dl2dError as error:
+        return Finding("daemon", True, str(error))
+    try:
+        answer = httpx2.get(f"{url}/v1/health", timeout=_ANSWER_SECONDS, trust_env=False)
+        content = answer.json()
+        return Finding("daemon", True, f"version {content['version']} runs at {url}, slot {content['slot']}")
+    except httpx2.ConnectError:
+        return Finding("daemon", True, f"none runs at {url}")
+    except httpx2.TransportError as error:
+        return Finding("daemon", False, f"{url} does not answer properly: {error or type(error).__name__}")
+    except (ValueError, KeyError, TypeError):
+        text = f"another program listens at {url}; choose another api.port, or end that program"
+        return Finding("daemon", False, text)
+
+
+def _nodes(settings: Settings) -> tuple[Node, ...]:
+    """Nodes that the configuration declares; none where only the resource manager knows them."""
+    if settings.resource_manager.name != "local":
+        return ()
+    try:
+        return tuple(Node(each.name, each.capacity) for each in LocalSettings.parse(manager_settings(settings)).nodes)
+    except Dl2dError:
+        return ()
+
+
+def _job_file(path: Path, rules: RequestRules, nodes: tuple[Node, ...]) -> Finding:
+    try:
+        request = read_batch_script(path, rules) if is_batch_script(path) else JobFile.read(path).checked(rules)
+        check_feasible(request, RmSnapshot(0.0, nodes, ()))
+    except Dl2dError as error:
+        return Finding(str(path), False, str(error).removeprefix(f"{path}: "))
+    bounds = f"{request.min_workers} to {request.max_workers} workers, {request.min_ps} to {request.max_ps} PSs"
+    return Finding(str(path), True, f"{request.name}: {request.model}, {request.epochs:g} epochs, {bounds}")

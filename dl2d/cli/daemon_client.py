@@ -1,0 +1,107 @@
+"""The daemon's job API, seen from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import httpx2
+
+from dl2d.config.settings import Settings
+from dl2d.core.errors import ConfigError, Denied, Dl2dError, NotFound, RequestError, Unavailable
+from dl2d.daemon.credentials import load_credentials
+
+_SECONDS = 30.0
+
+
+class DaemonClient:
+    """Submits and cancels. Use as a context.
+
+    Raises
+    ------
+    ConfigError
+        The settings do not say where the daemon listens, or its key cannot be read by this account.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.url = daemon_url(settings)
+        credential = load_credentials(settings.secret_path, create=False).for_submission()
+        self._secret = settings.secret_path
+        # The environment's proxies are for the outside world; the daemon is here.
+        self._client = httpx2.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {credential}"},
+            timeout=_SECONDS,
+            trust_env=False,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def submit(
+        self, request: Mapping[str, object], argv: tuple[str, ...], cwd: str, env: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Hand in a job; returns ``job`` (slug), ``id`` and ``name``.
+
+        Raises
+        ------
+        RequestError
+            The request is malformed, or the job is known already.
+        Unavailable, Denied, Dl2dError
+            The daemon does not answer, does not know us, or failed.
+        """
+        return self._call("POST", "/v1/jobs", {"request": request, "argv": argv, "cwd": cwd, "env": env})
+
+    def cancel(self, slug: str) -> dict[str, Any]:
+        """End a job; returns ``job``, ``id`` and ``state``. Raises as ``submit``, and ``NotFound``."""
+        return self._call("DELETE", f"/v1/jobs/{slug}")
+
+    def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        try:
+            answer = self._client.request(method, path, json=body) if body else self._client.request(method, path)
+        except httpx2.TransportError as error:
+            raise Unavailable(
+                f"the daemon does not answer at {self.url} ({str(error) or type(error).__name__}); "
+                "is it running? see `systemctl status dl2d`"
+            ) from error
+        try:
+            content = answer.json()
+        except ValueError:
+            content = None
+        if not isinstance(content, dict):
+            raise Dl2dError(f"what listens at {self.url} is not dl2d (status {answer.status_code}); see api.port")
+        if answer.is_success:
+            return content
+        text = str(content.get("error", f"status {answer.status_code}"))
+        match answer.status_code:
+            case 403:
+                raise Denied(f"the daemon refused us: {text} (the key in {self._secret} is not the running daemon's)")
+            case 404:
+                raise NotFound(text)
+            case 409 | 422:
+                raise RequestError("job", text)
+            case 503:
+                raise Unavailable(text)
+            case _:
+                raise Dl2dError(f"the daemon failed: {text}")
+
+
+def daemon_url(settings: Settings) -> str:
+    """Where the daemon of these settings is reached from this machine.
+
+    Raises
+    ------
+    ConfigError
+        It chooses its port itself.
+    """
+    api = settings.api
+    if api.port == 0:
+        raise ConfigError("api.port: 0 lets the daemon choose a port that nobody else knows; give it a number")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(api.host, api.host)  # noqa: S104 - compared, not bound
+    return f"http://[{host}]:{api.port}" if ":" in host else f"http://{host}:{api.port}"

@@ -1,0 +1,141 @@
+"""``dl2d history``: slots, resizes with every step, and the plans of the runtime inside jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from dl2d.cli.job_lines import allocation_json
+from dl2d.cli.options import ConfigOption, JsonOption, find_job, reading
+from dl2d.cli.output import moment, print_json, print_tables, table
+from dl2d.config.settings import DEFAULT_PATH, load_settings
+from dl2d.core.codec import as_plain
+from dl2d.core.jobs import Job, JobKey
+from dl2d.core.store import DecisionEntry, Resize, RuntimePlan, SlotSummary, Store
+
+_MOST = 100_000
+
+
+def history(
+    job: Annotated[str | None, typer.Option("--job", "-j", metavar="JOB", help="Only what concerns this job.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=_MOST, help="Newest slots and resizes.")] = 20,
+    as_json: JsonOption = False,
+    config: ConfigOption = DEFAULT_PATH,
+) -> None:
+    """Show what was decided and done, oldest first: slots, resizes and their steps, plans and their suspension."""
+    with reading(load_settings(config)) as store:
+        if job is not None:
+            _of_job(store, find_job(store, job), limit, as_json=as_json)
+            return
+        slots = store.slots(limit=limit)[::-1]
+        resizes = store.resizes(limit=limit)[::-1]
+        plans = _plans(store, {resize.job for resize in resizes}, limit)
+    if as_json:
+        print_json({"slots": [as_plain(slot) for slot in slots], **_resizes_json(resizes, plans)})
+    elif not slots:
+        typer.echo("nothing was decided yet")
+    else:
+        print_tables(_slots_table(slots), *_resize_tables(resizes, plans))
+
+
+def _of_job(store: Store, job: Job, limit: int, *, as_json: bool) -> None:
+    changed = [
+        entry for entry in store.decisions(job.key, limit=_MOST) if entry.decided.previous != entry.decided.allocation
+    ][:limit][::-1]
+    resizes = store.resizes(job.key, limit=limit)[::-1]
+    plans = [(job.key, plan) for plan in store.runtime_plans(job.key)][-limit:]
+    if as_json:
+        print_json({"job": job.key.slug, "decisions": [_change_json(entry) for entry in changed],
+                    **_resizes_json(resizes, plans)})  # fmt: skip
+        return
+    if not changed and not resizes:
+        typer.echo(f"job {job.key.id} was not resized yet")
+        return
+    rows = [
+        (str(entry.slot), moment(entry.at), f"{entry.policy} {entry.policy_version}", str(entry.decided.previous),
+         str(entry.decided.allocation), (entry.decided.guarded or (entry.decided.reason,))[-1].text)
+        for entry in changed
+    ]  # fmt: skip
+    print_tables(
+        table((">SLOT", "TIME", "POLICY", "BEFORE", "AFTER", "BECAUSE"), rows, title="changes"),
+        *_resize_tables(resizes, plans),
+    )
+
+
+def _plans(store: Store, jobs: set[JobKey], limit: int) -> list[tuple[JobKey, RuntimePlan]]:
+    found = [(key, plan) for key in sorted(jobs) for plan in store.runtime_plans(key)]
+    return sorted(found, key=lambda item: (item[1].at, item[0], item[1].number))[-limit:]
+
+
+def _slots_table(slots: Sequence[SlotSummary]) -> Table:
+    return table(
+        (">SLOT", "TIME", "POLICY", ">CHANGED", ">STARTED", ">DRAINED", ">FAILURES", ">SECONDS", "INPUTS"),
+        (
+            (str(slot.number), moment(slot.at), f"{slot.policy} {slot.policy_version}", str(slot.changed),
+             str(slot.started), str(slot.draining), str(slot.failures), f"{slot.seconds:.3f}", slot.inputs_hash[:12])
+            for slot in slots
+        ),
+        title="slots",
+    )  # fmt: skip
+
+
+def _resize_tables(resizes: Sequence[Resize], plans: Sequence[tuple[JobKey, RuntimePlan]]) -> list[Table]:
+    parts = []
+    if resizes:
+        rows = [(resize.job.id, resize.task, resize.direction, resize.node, _steps(resize)) for resize in resizes]
+        parts.append(table(("JOB", "TASK", "RESIZE", "NODE", "STEPS"), rows, title="resizes"))
+    if plans:
+        parts.append(
+            table(
+                ("JOB", ">PLAN", "TIME", ">FROM VERSION", ">WORKERS", ">PS", "JOINED", "LEFT", ">MOVED MB",
+                 ">PREPARED ms", ">MOVED ms", ">SUSPENDED p50 ms", ">max ms"),
+                (
+                    (key.id, str(plan.number), moment(plan.at), str(plan.first_version), str(plan.workers),
+                     str(plan.servers), ", ".join(plan.added) or "-", ", ".join(plan.removed) or "-",
+                     f"{plan.moved_bytes / 1e6:.2f}", f"{plan.prepare_ms:.1f}", f"{plan.move_ms:.1f}",
+                     f"{plan.suspension_p50_ms:.1f}", f"{plan.suspension_max_ms:.1f}")
+                    for key, plan in plans
+                ),
+                title="plans of the runtime",
+            )
+        )  # fmt: skip
+    return parts
+
+
+def _steps(resize: Resize) -> str:
+    """``asked 10:12:05, granted +0.2 s, joined +4.1 s``, with notes."""
+    begin = resize.events[0].at
+    said = [f"{resize.events[0].state} {moment(begin).partition(' ')[2]}"]
+    said += [f"{event.state} +{event.at - begin:.1f} s" for event in resize.events[1:]]
+    note = next((event.note for event in reversed(resize.events) if event.note), "")
+    return ", ".join(said) + (f" ({note})" if note else "")
+
+
+def _change_json(entry: DecisionEntry) -> dict[str, object]:
+    reason = (entry.decided.guarded or (entry.decided.reason,))[-1]
+    return {
+        "slot": entry.slot,
+        "at": entry.at,
+        "policy": entry.policy,
+        "policy_version": entry.policy_version,
+        "inputs_hash": entry.inputs_hash,
+        "previous": allocation_json(entry.decided.previous),
+        "allocation": allocation_json(entry.decided.allocation),
+        "constraint": str(reason.constraint),
+        "why": reason.text,
+    }
+
+
+def _resizes_json(resizes: Sequence[Resize], plans: Sequence[tuple[JobKey, RuntimePlan]]) -> dict[str, object]:
+    return {
+        "resizes": [
+            {"job": resize.job.slug, "task": resize.task, "role": str(resize.role), "node": resize.node,
+             "direction": resize.direction,
+             "events": [{"state": str(event.state), "at": event.at, "note": event.note} for event in resize.events]}
+            for resize in resizes
+        ],
+        "plans": [{"job": key.slug, **as_plain(plan)} for key, plan in plans],
+    }  # fmt: skip

@@ -1,0 +1,187 @@
+"""Job files: YAML for ``dl2d submit``, and the same job as a batch script for sites where sbatch takes it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from dl2d.core.errors import RequestError
+from dl2d.core.jobs import JobRequest
+from dl2d.core.request import RequestRules, parse_request, read_directives
+
+#: A job file is a page of text; anything larger was named by mistake.
+_MOST_BYTES = 1024 * 1024
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OWN_KEYS = ("command", "cwd", "env")
+
+
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """What a job file says: the request as its user wrote it, and the command."""
+
+    #: Where it came from, for messages.
+    where: str
+    request: Mapping[str, object]
+    argv: tuple[str, ...]
+    #: Working folder as given; None for the one that the command line runs in.
+    cwd: str | None
+    env: Mapping[str, str]
+
+    @classmethod
+    def read(cls, path: Path, overrides: Mapping[str, object] | None = None) -> JobFile:
+        """Read a YAML job file; ``overrides`` go before what stands in it.
+
+        Raises
+        ------
+        RequestError
+            It cannot be read, is not YAML, or ``command``, ``cwd`` or ``env`` are not what they should be. The other
+            keys are checked by ``checked``.
+        """
+        where = str(path)
+        content = _load(_read(path), where)
+        content |= dict(overrides or {})
+        return cls(
+            where=where,
+            request={key: value for key, value in content.items() if key not in _OWN_KEYS},
+            argv=_command(content.get("command"), where),
+            cwd=_cwd(content.get("cwd"), where),
+            env=_environment(content.get("env"), where),
+        )
+
+    def checked(self, rules: RequestRules) -> JobRequest:
+        """The request after the check that the daemon makes, too. Raises ``RequestError``."""
+        return parse_request(self.request, rules=rules, where=self.where)
+
+    def as_batch_script(self, cwd: Path) -> str:
+        """The job as a script for sbatch: ``#DL2`` lines, the environment, and the command run by ``dl2-run``.
+
+        Raises
+        ------
+        RequestError
+            A value cannot stand in a ``#DL2`` line.
+        """
+        lines = ["#!/bin/bash"]
+        name = self.request.get("name") or self.request.get("model")
+        if name:
+            lines.append(f"#SBATCH --job-name={re.sub(r'[^A-Za-z0-9_.-]', '_', str(name))}")
+        for key, value in self.request.items():
+            if value is not None:
+                lines.append(f"#DL2 {key}={_directive(key, value, self.where)}")
+        lines += ["", f"cd -- {shlex.quote(str(cwd / self.cwd if self.cwd else cwd))} || exit"]
+        lines += [f"export {key}={shlex.quote(value)}" for key, value in self.env.items()]
+        runner = () if Path(self.argv[0]).name == "dl2-run" else ("dl2-run",)
+        lines.append("exec " + shlex.join((*runner, *self.argv)))
+        script = "\n".join(lines) + "\n"
+        read_directives(script, where=self.where)
+        return script
+
+
+def read_batch_script(path: Path, rules: RequestRules) -> JobRequest:
+    """The request in a batch script's ``#DL2`` lines, checked. Raises ``RequestError``, naming the line or key."""
+    directives = read_directives(_read(path), where=str(path))
+    if not directives:
+        raise RequestError("#DL2", "the batch script has no #DL2 lines: dl2d does not know what this job needs",
+                           where=str(path))  # fmt: skip
+    return parse_request(directives, rules=rules, where=str(path))
+
+
+def is_batch_script(path: Path) -> bool:
+    """Whether a file is a script and not YAML: it begins with ``#!``."""
+    return _read(path).startswith("#!")
+
+
+def parse_override(text: str) -> tuple[str, object]:
+    """``key=value`` of ``--set``; the value is read as YAML, so that ``worker={cpu: 2}`` works.
+
+    Raises
+    ------
+    RequestError
+        The text is not ``key=value``.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise RequestError("--set", f"{text!r} is not key=value")
+    try:
+        return key.strip().replace("-", "_"), yaml.safe_load(value)
+    except yaml.YAMLError:
+        return key.strip().replace("-", "_"), value
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise RequestError("FILE", f"is larger than {_MOST_BYTES} bytes; is this a job file?", where=str(path))
+        return data.decode()
+    except OSError as error:
+        raise RequestError("FILE", f"cannot be read: {error.strerror}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise RequestError("FILE", f"is not text: {error}", where=str(path)) from error
+
+
+def _load(text: str, where: str) -> dict[str, object]:
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        problem = " ".join(str(error).split())
+        raise RequestError("FILE", f"is not YAML: {problem}", where=where) from None
+    if not isinstance(content, dict):
+        raise RequestError("FILE", f"must hold keys and values, not {type(content).__name__}", where=where)
+    return {str(key): value for key, value in content.items()}
+
+
+def _command(value: object, where: str) -> tuple[str, ...]:
+    if value is None or value in ("", []):
+        raise RequestError("command", "missing (write e.g. command: python train.py)", where=where)
+    if isinstance(value, str):
+        try:
+            return tuple(shlex.split(value))
+        except ValueError as error:
+            raise RequestError("command", f"{error}, in {value!r}", where=where) from None
+    if isinstance(value, list) and all(isinstance(word, str | int | float) for word in value):
+        return tuple(str(word) for word in value)
+    raise RequestError("command", f"expected text or a list of words, got {value!r}", where=where)
+
+
+def _cwd(value: object, where: str) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise RequestError("cwd", f"expected a folder, got {value!r}", where=where)
+    return value
+
+
+def _environment(value: object, where: str) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise RequestError("env", f"expected names and values, got {value!r}", where=where)
+    given = {}
+    for name, content in value.items():
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            raise RequestError(f"env.{name}", "is not the name of an environment variable", where=where)
+        if name.startswith("DL2_"):
+            raise RequestError(f"env.{name}", "names that begin with DL2_ are set by dl2d", where=where)
+        if not isinstance(content, str | int | float) or isinstance(content, bool):
+            raise RequestError(f"env.{name}", f"expected text (quote it in YAML), got {content!r}", where=where)
+        given[name] = str(content)
+    return given
+
+
+def _directive(key: str, value: object, where: str) -> str:
+    """A value as it stands in a ``#DL2`` line."""
+    if isinstance(value, dict):
+        text = ",".join(f"{name}:{amount}" for name, amount in value.items())
+    elif isinstance(value, list):
+        text = ",".join(map(str, value))
+    else:
+        text = str(value)
+    if any(sign in text for sign in "\"'\r\n\0"):
+        raise RequestError(key, f"{text!r} has quotes or line ends, which a #DL2 line cannot hold", where=where)
+    return f'"{text}"' if re.search(r"\s", text) else text

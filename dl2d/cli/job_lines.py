@@ -1,0 +1,77 @@
+"""One line per job: where it stands, what was decided for it last, and what keeps it from more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dl2d.core.decision import JobDecision
+from dl2d.core.jobs import Allocation, Job, JobState
+from dl2d.core.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class JobLine:
+    """A job with its newest decision."""
+
+    job: Job
+    #: None before the first decision and after the end.
+    decided: JobDecision | None
+
+    @property
+    def why(self) -> str:
+        """In short what it waits for, or why it ended."""
+        job = self.job
+        if job.state.ended:
+            return job.end_reason
+        if job.state is JobState.SUBMITTED:
+            return "its coordinator has not called yet"
+        if self.decided is None:
+            return "no decision yet"
+        return (self.decided.guarded[-1] if self.decided.guarded else self.decided.reason).text
+
+    def as_json(self) -> dict[str, object]:
+        """For ``--json``."""
+        job, progress, decided = self.job, self.job.progress, self.decided
+        reason = None if decided is None else (decided.guarded[-1] if decided.guarded else decided.reason)
+        return {
+            "job": job.key.slug,
+            "id": job.key.id,
+            "name": job.request.name,
+            "user": job.owner.user,
+            "model": job.request.model,
+            "state": str(job.state),
+            "allocation": allocation_json(Allocation(progress.workers, progress.ps)),
+            "decided": None if decided is None else allocation_json(decided.allocation),
+            "epoch": progress.epoch,
+            "epochs": job.request.epochs,
+            "version": progress.version,
+            "total_versions": progress.total_versions,
+            "steps_per_second": progress.steps_per_second,
+            "samples_per_second": progress.samples_per_second,
+            "loss": progress.loss,
+            "reported_at": progress.at or None,
+            "submitted_at": job.key.submitted,
+            "started_at": job.started_at,
+            "ended_at": job.ended_at,
+            "constraint": None if reason is None else str(reason.constraint),
+            "why": self.why,
+            "digest": job.digest or None,
+        }
+
+
+def job_lines(store: Store, *, ended_since: float | None = None) -> tuple[JobLine, ...]:
+    """Lines of all jobs that have not ended, in submit order; with ``ended_since`` also of those that ended after it.
+
+    Three queries, whatever the number of jobs.
+    """
+    jobs = store.jobs(live=ended_since is None)
+    if ended_since is not None:
+        jobs = tuple(job for job in jobs if not job.state.ended or (job.ended_at or 0.0) >= ended_since)
+    last = store.slot(store.last_slot_number())
+    decided = {} if last is None else {entry.job: entry for entry in last.decision.jobs}
+    return tuple(JobLine(job, None if job.state.ended else decided.get(job.key)) for job in jobs)
+
+
+def allocation_json(allocation: Allocation) -> dict[str, int]:
+    """An allocation for ``--json``."""
+    return {"workers": allocation.workers, "ps": allocation.ps}

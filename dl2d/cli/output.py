@@ -1,0 +1,78 @@
+"""How commands print: tables and sentences for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+#: Width of tables that do not go to a terminal: wide enough that nothing has to be cut or wrapped.
+_FILE_WIDTH = 400
+
+
+def console() -> Console:
+    """A console on standard output; knows by itself whether that is a terminal."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
+
+
+def on_terminal() -> bool:
+    """Whether somebody is watching: only then are there colours, live tables and progress bars."""
+    return sys.stdout.isatty()
+
+
+def print_json(value: object) -> None:
+    """Print one JSON value. NaN never stands in it: a reader's parser would refuse the whole."""
+    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def print_tables(*parts: RenderableType) -> None:
+    """Print tables or texts; trailing blanks are left out where no terminal is."""
+    out = console()
+    if out.is_terminal:
+        out.print(*parts, sep="\n")
+        return
+    with out.capture() as captured:
+        out.print(*parts, sep="\n")
+    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title: str = "") -> Table:
+    """A plain table; headings that begin with ``>`` stand over columns of numbers."""
+    made = Table(box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
+    for heading in headings:
+        right = heading.startswith(">")
+        made.add_column(heading.removeprefix(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
+    for row in rows:
+        # Text from users is shown as it is: what looks like rich's mark-up must not be taken for it.
+        made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return made
+
+
+def moment(at: float | None) -> str:
+    """A time for people, in the local zone; ``-`` for none."""
+    if not at:
+        return "-"
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def duration(seconds: float) -> str:
+    """A length of time for people: ``42 s``, ``7 min 5 s``, ``3 h 20 min``, ``2 d 4 h``."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    for size, unit, smaller, smaller_unit in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
+    raise AssertionError
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A measured value to some significant digits; ``-`` for none."""
+    return "-" if value is None else f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"

@@ -1,0 +1,121 @@
+"""``dl2d submit`` and ``dl2d cancel``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dl2d.cli.daemon_client import DaemonClient
+from dl2d.cli.follow import follow
+from dl2d.cli.job_file import JobFile, parse_override
+from dl2d.cli.options import ConfigOption, JobArgument, JsonOption, find_job, reading
+from dl2d.cli.output import print_json
+from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
+from dl2d.core.errors import ConfigError, RequestError, ResourceManagerError
+from dl2d.core.jobs import JobKey, JobState
+
+RUNNER = "dl2-run"
+
+
+def submit(
+    file: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="Job file: request keys, command, cwd, env.")],
+    sbatch_options: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- SBATCH_OPTIONS...]", help="On Slurm: more options for sbatch.")
+    ] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Use this instead of the file's value.")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the job until it ends; exit 1 if it fails.")] = False,
+    as_json: JsonOption = False,
+    config: ConfigOption = DEFAULT_PATH,
+) -> None:
+    """Submit a job: to the daemon itself, or with sbatch where the cluster is Slurm's."""
+    settings = load_settings(config)
+    job = JobFile.read(file, dict(map(parse_override, sets or ())))
+    job.checked(settings.jobs.rules)
+    if settings.resource_manager.name == "slurm":
+        _to_slurm(job, settings, sbatch_options or [], wait=wait, as_json=as_json)
+        return
+    if sbatch_options:
+        raise RequestError("SBATCH_OPTIONS", f"resource_manager.name is {settings.resource_manager.name}, not slurm")
+    cwd = Path.cwd() / (job.cwd or "")
+    if not cwd.is_dir():
+        raise RequestError("cwd", f"{cwd} is not a folder", where=job.where)
+    with DaemonClient(settings) as daemon:
+        answer = daemon.submit(job.request, job.argv, str(cwd), job_environment(os.environ, job.env))
+    if not as_json:
+        typer.echo(f"submitted job {answer['id']} ({answer['name']}); `dl2d status {answer['id']}` shows how it does")
+    if not wait:
+        if as_json:
+            print_json(answer)
+        return
+    with reading(settings) as store:
+        ended = follow(store, JobKey.from_slug(answer["job"]), quiet=as_json)
+    if as_json:
+        print_json({**answer, "state": str(ended.state), "end_reason": ended.end_reason, "digest": ended.digest})
+    else:
+        typer.echo(f"job {ended.key.id} {ended.state}: {ended.end_reason}")
+    if ended.state is not JobState.FINISHED:
+        raise typer.Exit(1)
+
+
+def cancel(job: JobArgument, as_json: JsonOption = False, config: ConfigOption = DEFAULT_PATH) -> None:
+    """End a job and everything that runs for it."""
+    settings = load_settings(config)
+    with reading(settings) as store:
+        chosen = find_job(store, job)
+    if chosen.state.ended:
+        raise RequestError("JOB", f"job {chosen.key.id} has ended already ({chosen.state}: {chosen.end_reason})")
+    with DaemonClient(settings) as daemon:
+        answer = daemon.cancel(chosen.key.slug)
+    if as_json:
+        print_json(answer)
+    else:
+        typer.echo(f"job {answer['id']} ({chosen.request.name}) is cancelled")
+
+
+def job_environment(caller: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
+    """Environment of a job's processes: the caller's without dl2d's own variables, then the job file's.
+
+    The folder of this dl2d's programs is put last into PATH where ``dl2-run`` would not be found otherwise.
+    """
+    kept = {name: value for name, value in caller.items() if not name.startswith("DL2_")}
+    kept.update(more)
+    path = kept.get("PATH", os.defpath)
+    if shutil.which(RUNNER, path=path) is None:
+        folders = dict.fromkeys((sysconfig.get_path("scripts"), str(Path(sys.executable).parent)))
+        kept["PATH"] = os.pathsep.join((path, *folders))
+    return kept
+
+
+def _to_slurm(job: JobFile, settings: Settings, options: list[str], *, wait: bool, as_json: bool) -> None:
+    """Submit as the calling user, through sbatch: accounts, limits and plug-ins of the site hold as for any job."""
+    environment = job_environment(os.environ, {})
+    configured = settings.resource_manager.slurm.get("slurm_conf")
+    if configured:
+        environment.setdefault("SLURM_CONF", str(configured))
+    program = shutil.which("sbatch", path=environment.get("PATH"))
+    if program is None:
+        raise ConfigError("sbatch is not in PATH: submit from a machine where Slurm's commands are installed")
+    command = [program, "--parsable", *(["--wait"] if wait else []), *options]
+    script = job.as_batch_script(Path.cwd())
+    done = subprocess.run(command, input=script, capture_output=True, text=True, env=environment, check=False)
+    number = done.stdout.strip().partition(";")[0]
+    if not number:
+        raise ResourceManagerError("sbatch did not take the job", said=done.stderr or f"exit status {done.returncode}")
+    if done.stderr.strip():
+        typer.echo(done.stderr.strip(), err=True)
+    if as_json:
+        print_json({"id": number, "status": done.returncode if wait else None})
+    else:
+        typer.echo(f"submitted batch job {number}" + (f", which ended with {done.returncode}" if wait else ""))
+    if done.returncode:
+        raise typer.Exit(1)

@@ -1,0 +1,207 @@
+"""``dl2d why JOB``: the last decisions on a job, with everything that led to them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
+
+from dl2d.cli.job_lines import JobLine, allocation_json
+from dl2d.cli.options import ConfigOption, JobArgument, JsonOption, find_job, reading
+from dl2d.cli.output import duration, moment, print_json
+from dl2d.cli.recompute import Recomputed, recompute
+from dl2d.config.settings import DEFAULT_PATH, load_settings
+from dl2d.core.cluster import Task
+from dl2d.core.codec import as_plain
+from dl2d.core.decision import Reason
+from dl2d.core.errors import RequestError
+from dl2d.core.jobs import Job
+from dl2d.core.plan import Deferred, Failure
+from dl2d.core.store import DecisionEntry, Slot, Store
+
+_MOST = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A decision on a job, and what could not be carried out of it at once."""
+
+    entry: DecisionEntry
+    deferred: tuple[Deferred, ...]
+    failures: tuple[Failure, ...]
+    recomputed: Recomputed | None = None
+
+
+def why(
+    job: JobArgument,
+    slot: Annotated[int | None, typer.Option("--slot", min=1, help="The decision in this slot.")] = None,
+    every: Annotated[bool, typer.Option("--all", "-a", help="All decisions on the job, oldest first.")] = False,
+    again: Annotated[
+        bool, typer.Option("--recompute", help="Decide again from the recorded inputs; exit 1 if the answer differs.")
+    ] = False,
+    as_json: JsonOption = False,
+    config: ConfigOption = DEFAULT_PATH,
+) -> None:
+    """Say why a job has what it has: decision, binding constraint, alternatives, guard, what it still waits for."""
+    if slot is not None and every:
+        raise RequestError("--slot", "names one decision; leave --all out")
+    with reading(load_settings(config)) as store:
+        chosen = find_job(store, job)
+        answers = _answers(store, chosen, slot, every=every)
+        if again:
+            answers = [replace(answer, recomputed=_recomputed(store, answer)) for answer in answers]
+        tasks = store.tasks(live=True, job=chosen.key)
+        if as_json:
+            print_json(_as_json(chosen, tasks, answers))
+        else:
+            typer.echo("\n".join(_text(chosen, tasks, answers, time.time())))
+    if any(answer.recomputed is not None and not answer.recomputed.same for answer in answers):
+        raise typer.Exit(1)
+
+
+def _answers(store: Store, job: Job, number: int | None, *, every: bool) -> list[Answer]:
+    if number is not None:
+        slot = store.slot(number)
+        if slot is None:
+            raise RequestError("--slot", f"there is no slot {number}; the newest is {store.last_slot_number()}")
+        for entry in slot.decision.jobs:
+            if entry.job == job.key:
+                decision = slot.decision
+                found = DecisionEntry(
+                    slot.number, slot.at, decision.policy, decision.policy_version, slot.inputs_hash,
+                    decision.measure, entry,
+                )  # fmt: skip
+                return [_answer(slot, found)]
+        raise RequestError("--slot", f"job {job.key.id} was not decided on in slot {number}")
+    entries = store.decisions(job.key, limit=_MOST if every else 1)
+    return [_answer(store.slot(entry.slot), entry) for entry in reversed(entries)]
+
+
+def _answer(slot: Slot | None, entry: DecisionEntry) -> Answer:
+    if slot is None:
+        return Answer(entry, (), ())
+    key = entry.decided.job
+    return Answer(
+        entry,
+        tuple(item for item in slot.plan.deferred if item.job == key),
+        tuple(item for item in slot.outcome.failures if item.job == key),
+    )
+
+
+def _recomputed(store: Store, answer: Answer) -> Recomputed:
+    slot = store.slot(answer.entry.slot)
+    assert slot is not None
+    return recompute(slot)
+
+
+def _text(job: Job, tasks: Sequence[Task], answers: Sequence[Answer], now: float) -> list[str]:
+    progress = job.progress
+    lines = [f"job {job.key.id} ({job.request.name}) of {job.owner.user}: {job.state}"]
+    if job.state.ended:
+        lines.append(f"  ended        {moment(job.ended_at)}: {job.end_reason or 'no reason given'}")
+    else:
+        lines.append(f"  trains with  {progress.workers}w+{progress.ps}ps, epoch {progress.epoch:.2f}")
+    if not answers:
+        lines.append(f"  no decision  {JobLine(job, None).why}")
+    for answer in answers:
+        lines += ["", *_decision_text(answer)]
+    if tasks:
+        lines += ["", "tasks"]
+        width = max(len(task.id) for task in tasks)
+        lines += [
+            f"  {task.id:{width}}  {task.state} for {duration(now - task.since)} on {task.node}"
+            + (f" ({task.note})" if task.note else "")
+            for task in tasks
+        ]
+    return lines
+
+
+def _decision_text(answer: Answer) -> list[str]:
+    entry, decided = answer.entry, answer.entry.decided
+    before, after = decided.previous, decided.allocation
+    change = f"{before} -> {after}" if before != after else f"{after}, as before"
+    lines = [
+        f"slot {entry.slot} at {moment(entry.at)}",
+        f"  policy       {entry.policy} version {entry.policy_version}, inputs {entry.inputs_hash}",
+        f"  allocation   {change}",
+        *_reason_text("constraint", decided.reason),
+    ]
+    if decided.alternatives:
+        options = [
+            f"{option.allocation} {option.score:.4g}" + (" (chosen)" if option.allocation == after else "")
+            for option in decided.alternatives
+        ]
+        lines.append(f"  alternatives by {entry.measure or 'score'}: {', '.join(options)}")
+    if decided.guarded:
+        for reason in decided.guarded:
+            lines += _reason_text("guard", reason)
+    else:
+        lines.append("  guard        changed nothing")
+    for item in answer.deferred:
+        missing = "; ".join(map(str, item.shortfalls)) or "no node takes tasks"
+        lines.append(f"  deferred     {item.count} {item.role}: {missing} on {item.nearest or 'every node'}")
+    lines += [f"  failed       {failure.what}: {failure.error}" for failure in answer.failures]
+    if answer.recomputed is not None:
+        lines.append(f"  recomputed   {answer.recomputed.text}")
+    return lines
+
+
+def _reason_text(heading: str, reason: Reason) -> list[str]:
+    lines = [f"  {heading:<12} {reason.constraint}: {reason.text}"]
+    lines += [f"  {'':<12} {shortfall}" for shortfall in reason.shortfalls]
+    return lines
+
+
+def _as_json(job: Job, tasks: Sequence[Task], answers: Sequence[Answer]) -> dict[str, object]:
+    return {
+        **JobLine(job, answers[-1].entry.decided if answers and not job.state.ended else None).as_json(),
+        "decisions": [_decision_json(answer) for answer in answers],
+        "tasks": [
+            {"task": task.id, "state": str(task.state), "node": task.node, "since": task.since, "note": task.note}
+            for task in tasks
+        ],
+    }
+
+
+def _decision_json(answer: Answer) -> dict[str, object]:
+    entry, decided = answer.entry, answer.entry.decided
+    shown: dict[str, object] = {
+        "slot": entry.slot,
+        "at": entry.at,
+        "policy": entry.policy,
+        "policy_version": entry.policy_version,
+        "inputs_hash": entry.inputs_hash,
+        "previous": allocation_json(decided.previous),
+        "allocation": allocation_json(decided.allocation),
+        "reason": _reason_json(decided.reason),
+        "measure": entry.measure,
+        "alternatives": [
+            {"allocation": allocation_json(option.allocation), "score": option.score}
+            for option in decided.alternatives
+        ],
+        "guarded": [_reason_json(reason) for reason in decided.guarded],
+        "deferred": [
+            {"role": str(item.role), "count": item.count, "nearest": item.nearest,
+             "shortfalls": [_shortfall_json(part) for part in item.shortfalls]}
+            for item in answer.deferred
+        ],
+        "failures": [{"what": failure.what, "error": failure.error} for failure in answer.failures],
+    }  # fmt: skip
+    if answer.recomputed is not None:
+        shown["recomputed"] = {"same": answer.recomputed.same, "text": answer.recomputed.text}
+    return shown
+
+
+def _reason_json(reason: Reason) -> dict[str, object]:
+    return {
+        "constraint": str(reason.constraint),
+        "text": reason.text,
+        "shortfalls": [_shortfall_json(part) for part in reason.shortfalls],
+    }
+
+
+def _shortfall_json(part: object) -> object:
+    return as_plain(part)
