@@ -21,6 +21,7 @@ from dl2d.core.resources import Resources, parse_resources
 E = TypeVar("E", bound=enum.StrEnum)
 MOST_EPOCHS = 1e6
 MOST_TASKS = 10_000
+_LONGEST_SHOWN = 100
 _DIRECTIVE = re.compile(r"#DL2(?:\s+(.*))?", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+ /:-]{0,127}")
 
@@ -99,6 +100,7 @@ def parse_request(given: Mapping[str, object], *, rules: RequestRules, where: st
     top_workers = min(max_workers or rules.max_workers, rules.max_workers)
     top_ps = min(rules.max_ps if max_ps is None else max_ps, rules.max_ps) if has_ps else 0
     worker = fields.resources("worker", None)
+    ps = fields.resources("ps", Resources.of(cpu=1))
     request = JobRequest(
         name=fields.text("name", default=model),
         model=model,
@@ -107,7 +109,7 @@ def parse_request(given: Mapping[str, object], *, rules: RequestRules, where: st
         steps_per_epoch=steps,
         batch=batch,
         worker=worker,
-        ps=fields.resources("ps", Resources.of(cpu=1)) if has_ps else Resources(),
+        ps=ps if has_ps else Resources(),
         min_workers=min_workers,
         max_workers=top_workers,
         min_ps=min_ps if has_ps else 0,
@@ -158,6 +160,7 @@ def read_directives(script: str, *, where: str = "script") -> dict[str, object]:
     return found
 
 
+_QUOTED = re.compile(r"""\"([^"]*)"|'([^']*)'""")
 _PAIR = re.compile(r"""\s*((?:[^\s"']|"[^"]*"|'[^']*')+)""")
 
 
@@ -169,7 +172,7 @@ def _split(text: str, where: str) -> list[str]:
         match = _PAIR.match(text, position)
         if match is None:
             raise RequestError("#DL2", f"a quote is not closed in {text!r}", where=where)
-        pairs.append(re.sub(r"""["']""", "", match[1]))
+        pairs.append(_QUOTED.sub(r"\1\2", match[1]))
         position = match.end()
     return pairs
 
@@ -199,9 +202,13 @@ class _Fields:
 
     def text(self, key: str, default: object = _REQUIRED) -> str:
         value = self._take(key, default)
-        if not isinstance(value, str | int | float) or not _NAME.fullmatch(str(value)):
-            raise self._bad(key, f"expected a name of up to 128 plain characters, got {value!r}")
-        return str(value)
+        try:
+            text = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+        except ValueError:  # a whole number of thousands of digits
+            text = ""
+        if not _NAME.fullmatch(text):
+            raise self._bad(key, f"expected a name of up to 128 plain characters, got {_shown(value)}")
+        return text
 
     def number(self, key: str, *, above: float, most: float) -> float:
         return self._number(key, self._take(key, _REQUIRED), above, most)
@@ -213,10 +220,10 @@ class _Fields:
     def _number(self, key: str, value: object, above: float, most: float) -> float:
         try:
             number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not above < number <= most:
-            raise self._bad(key, f"must be a number above {above:g} and at most {most:g}, got {value!r}")
+            raise self._bad(key, f"must be a number above {above:g} and at most {most:g}, got {_shown(value)}")
         return number
 
     def whole(self, key: str, *, least: int, most: int, default: int | None) -> int | None:
@@ -228,7 +235,7 @@ class _Fields:
         except ValueError:
             number = None
         if number is None or not least <= number <= most:
-            raise self._bad(key, f"must be a whole number from {least} to {most}, got {value!r}")
+            raise self._bad(key, f"must be a whole number from {least} to {most}, got {_shown(value)}")
         return number
 
     def choice(self, key: str, kind: type[E], default: E) -> E:
@@ -236,7 +243,7 @@ class _Fields:
         try:
             return kind(str(value))
         except ValueError:
-            raise self._bad(key, f"must be one of {', '.join(kind)}, got {value!r}") from None
+            raise self._bad(key, f"must be one of {', '.join(kind)}, got {_shown(value)}") from None
 
     def resources(self, key: str, default: Resources | None) -> Resources:
         value = self._take(key, _REQUIRED if default is None else default)
@@ -262,7 +269,7 @@ class _Fields:
             except ValueError:
                 count = 0
             if not 1 <= count <= MOST_TASKS:
-                raise self._bad(key, f"expected worker counts such as 1,2,4 or powers-of-two, got {part!r}")
+                raise self._bad(key, f"expected worker counts such as 1,2,4 or powers-of-two, got {_shown(part)}")
             counts.append(count)
         return tuple(sorted(set(counts)))
 
@@ -270,6 +277,15 @@ class _Fields:
         for key in self._given:
             if key not in self._known:
                 raise self._bad(key, f"unknown key{_did_you_mean(key, self._known)}")
+
+
+def _shown(value: object) -> str:
+    """The value as a message shows it, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of thousands of digits
+        return f"a huge {type(value).__name__}"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def _did_you_mean(word: str, known: Collection[str]) -> str:

@@ -46,7 +46,8 @@ class Resources:
         Raises
         ------
         ValueError
-            A name is not a resource name, or an amount is negative, not finite or absurdly large.
+            A name is not a resource name, or an amount is negative, not finite, absurdly large, or so small that it
+            would be lost.
         """
         scaled: dict[str, int] = {}
         for name, amount in {**(amounts or {}), **more}.items():
@@ -57,6 +58,9 @@ class Resources:
                 msg = f"{name}: an amount must be a finite number between 0 and {_LARGEST:g}, not {amount!r}"
                 raise ValueError(msg)
             scaled[name] = round(amount * _SCALE)
+            if amount and not scaled[name]:
+                msg = f"{name}: {amount!r} is too small; amounts are counted in thousandths"
+                raise ValueError(msg)
         return cls._exact(scaled)
 
     @classmethod
@@ -166,7 +170,7 @@ def _amount(name: str, amount: object, key: str) -> float:
     if isinstance(amount, bool):
         raise RequestError(f"{key}.{name}", f"expected a number, got {amount!r}")
     if isinstance(amount, int | float):
-        return float(amount)
+        return float(min(max(amount, -2 * _LARGEST), 2 * _LARGEST))  # a whole number may be too large for a float
     text = str(amount).strip()
     if name == "memory" and (match := _MEMORY.fullmatch(text)):
         return float(match[1]) * _MEBIBYTES[match[2].upper()]
