@@ -29,7 +29,8 @@ class PostgresServer:
     It listens on a socket in its own folder only, so no port is taken and nobody else can reach it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, fsync: bool = False) -> None:
+        self._fsync = "on" if fsync else "off"
         self._programs = _programs()
         self._user = _user()
         # Sockets' paths may have 107 bytes, which pytest's folders can exceed.
@@ -50,9 +51,13 @@ class PostgresServer:
 
     def resume(self) -> None:
         """Start the server again after ``pause``."""
-        options = (
-            f"-c listen_addresses='' -c unix_socket_directories='{self._folder}' -c fsync=off -c max_connections=60"
-        )
+        settings = {
+            "listen_addresses": "''",
+            "unix_socket_directories": f"'{self._folder}'",
+            "fsync": self._fsync,
+            "max_connections": 60,
+        }
+        options = " ".join(f"-c {name}={value}" for name, value in settings.items())
         self._run("pg_ctl", "-D", self._data, "-l", self._folder / "log", "-w", "-t", _SECONDS, "-o", options, "start")
 
     def pause(self) -> None:

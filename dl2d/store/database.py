@@ -67,6 +67,19 @@ class Place:
             return None
         return Path(str(self.url.database))
 
+    def is_missing(self) -> bool:
+        """Whether the store is a file that does not exist, which SQLite would make on opening.
+
+        Raises
+        ------
+        StoreUnavailable
+            We may not even look.
+        """
+        try:
+            return self.file is not None and not self.file.exists()
+        except OSError as error:
+            raise StoreUnavailable(f"opening {self}: {error.strerror}; check owner and mode of its folder") from error
+
     @property
     def is_postgresql(self) -> bool:
         """Whether the store is a PostgreSQL database."""

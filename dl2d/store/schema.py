@@ -55,7 +55,7 @@ def head() -> str:
 def current(url: str) -> str | None:
     """Revision that the database has; None where it is empty or does not exist yet."""
     place = Place.parse(url)
-    if place.in_memory or (place.file is not None and not place.file.exists()):
+    if place.in_memory or place.is_missing():
         return None
     database = Database(place)
     try:

@@ -74,9 +74,7 @@ class SqlStore:
     def __init__(self, url: str, *, progress_seconds: float = 10.0) -> None:
         self._place = Place.parse(url)
         self._progress_seconds = progress_seconds
-        file = self._place.file
-        if file is not None and not file.exists():
-            # SQLite would make an empty file.
+        if self._place.is_missing():
             raise SchemaOutdated(f"there is no store at {self._place}; `dl2d db upgrade` creates it")
         self._database = Database(self._place)
         self._lease = _lease_of(self._database)

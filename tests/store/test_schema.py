@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
+import shutil
+import sqlite3
 import stat
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from alembic import command
@@ -13,8 +18,9 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import inspect, text
 from store.samples import a_job, a_slot, starts
 
+import dl2d
 from dl2d.core.cluster import TaskState
-from dl2d.core.errors import SchemaOutdated
+from dl2d.core.errors import SchemaOutdated, StoreUnavailable
 from dl2d.core.store import TaskChange
 from dl2d.store import schema
 from dl2d.store.database import Database, Place
@@ -125,6 +131,48 @@ def test_the_file_is_for_its_owner_alone(tmp_path):
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
     assert set(modes) >= {"x.sqlite", "x.sqlite-wal"}
     assert set(modes.values()) == {0o600}
+
+
+def test_an_installation_brings_its_migrations(tmp_path):
+    """As in a wheel: the package alone, with the migrations inside, away from the checkout."""
+    source = Path(dl2d.__file__).parent
+    shutil.copytree(source, tmp_path / "dl2d", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(source.parent / "db" / "migrations", tmp_path / "dl2d" / "store" / "migrations", dirs_exist_ok=True)
+    script = "import dl2d, sys; from dl2d.store import schema; schema.upgrade(sys.argv[1]); print(dl2d.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", script, f"sqlite:///{tmp_path}/x.sqlite"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}/dl2d/__init__.py\n"), done.stderr
+    assert schema.current(f"sqlite:///{tmp_path}/x.sqlite") == schema.head()
+
+
+def test_the_queries_of_the_documentation(tmp_path):
+    schema.upgrade(f"sqlite:///{tmp_path}/x.sqlite")
+    manual = Path(__file__).parents[2] / "docs" / "store.md"
+    queries = [
+        query for block in re.findall(r"```sql\n(.*?)```", manual.read_text(), re.DOTALL) for query in block.split(";")
+    ]
+    queries = [query for query in queries if query.strip()]
+    assert len(queries) >= 5
+    with closing(sqlite3.connect(tmp_path / "x.sqlite")) as shell:
+        if sqlite3.sqlite_version_info < (3, 38):
+            shell.create_function("unixepoch", 0, lambda: 0)
+        for query in queries:
+            assert shell.execute(query).fetchall() == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may look into any folder")
+def test_a_folder_that_may_not_be_looked_into(tmp_path):
+    (tmp_path / "closed").mkdir(mode=0)
+    for work in (SqlStore, schema.current, schema.upgrade):
+        with pytest.raises(StoreUnavailable, match="folder"):
+            work(f"sqlite:///{tmp_path}/closed/x.sqlite")
 
 
 def test_odd_folder_names(tmp_path):
