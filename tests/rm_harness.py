@@ -31,6 +31,8 @@ class Harness(ABC):
     patience: float = 20.0
     #: Prefixes of variables that the manager may add to a task's environment.
     own_variables: tuple[str, ...] = ("DL2_",)
+    #: Whether what a task leaves behind when it ends is asked to end before it is killed.
+    asks_what_is_left: bool = True
     #: A handle of the right form that was never given out.
     unknown_handle: str
 

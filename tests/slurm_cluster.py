@@ -43,6 +43,7 @@ PROGRAMS = (
 )
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PR_SET_CHILD_SUBREAPER = 36
+_FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
 def why_not() -> str:
@@ -55,6 +56,12 @@ def why_not() -> str:
     if not Path("/proc/self/stat").exists():
         return "needs Linux"
     return ""
+
+
+def why_no_cgroups() -> str:
+    """Reason for which Slurm cannot track processes by control groups here, or "" if it can."""
+    usable = (_FREEZER / "tasks").exists() and os.access(_FREEZER, os.W_OK)
+    return "" if usable else f"Slurm's process tracking needs a writable {_FREEZER} (cgroup v1)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ class Ran:
 
 
 class SlurmCluster:
-    """A private Slurm with ``nodes`` nodes n1, n2, ... of equal size; see the module's text.
+    """A private Slurm with ``nodes`` nodes of equal size, called n1, n2, ...; see the module's text.
 
     Parameters
     ----------
@@ -85,10 +92,25 @@ class SlurmCluster:
         Number of nodes; what each has (memory in MiB; GPUs are device files without hardware).
     extra
         Further lines for slurm.conf.
+    cgroups
+        Let Slurm track processes by control groups, as sites do: whatever a job leaves behind is found and killed.
+        Without, a process that loses its parents is lost to Slurm (not to the keeper). The groups carry the names of
+        the nodes, which therefore get a random part.
     """
 
-    def __init__(self, *, nodes: int = 4, cpus: int = 8, memory: int = 4000, gpus: int = 2, extra: str = "") -> None:
-        self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
+    def __init__(
+        self,
+        *,
+        nodes: int = 4,
+        cpus: int = 8,
+        memory: int = 4000,
+        gpus: int = 2,
+        extra: str = "",
+        cgroups: bool = False,
+    ) -> None:
+        prefix = f"n{secrets.token_hex(3)}x" if cgroups else "n"
+        self.nodes = tuple(f"{prefix}{number}" for number in range(1, nodes + 1))
+        self.cgroups = cgroups
         self.cpus = cpus
         self.memory = memory
         self.gpus = gpus
@@ -173,11 +195,37 @@ class SlurmCluster:
     def conf(self) -> Path:
         return self.directory / "slurm.conf"
 
+    def add_python(self, user: User) -> None:
+        """Put ``python`` and ``dl2-run`` with this interpreter's packages on the PATH of ordinary users.
+
+        The interpreter of the tests may lie in a folder that is closed to others (root's home); then one of the same
+        version on the system's PATH takes its place, with this one's packages.
+        """
+        here = self.directory / "bin"
+        here.mkdir(exist_ok=True)
+        mine = os.path.realpath(sys.executable)
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        found = shutil.which(f"python{version}", path=PATH)
+        candidates = [sys.executable, *([found] if found else [])]
+        for candidate in candidates:
+            if self.run("test", "-x", os.path.realpath(candidate), user=user, check=False).status == 0:
+                break
+        else:
+            raise AssertionError(f"no python{version} that {user.name} may run: {mine} is closed to others")
+        packages = ":".join(path for path in sys.path if "site-packages" in path or (Path(path) / "pslite").is_dir())
+        scripts = {"python": '"$@"', "dl2-run": '-m pslite.run "$@"'}
+        for name, arguments in scripts.items():
+            script = here / name
+            script.write_text(
+                f"#!/bin/sh\nPYTHONPATH={packages}${{PYTHONPATH:+:$PYTHONPATH}} exec {candidate} {arguments}\n"
+            )
+            script.chmod(0o755)
+
     def env(self, user: User | None = None) -> dict[str, str]:
         """A complete environment for commands that talk to this cluster, of root or of a user."""
         name, home = (user.name, str(user.home)) if user else ("root", "/root")
         return {
-            "PATH": PATH,
+            "PATH": f"{self.directory}/bin:{PATH}" if user else PATH,
             "HOME": home,
             "USER": name,
             "LOGNAME": name,
@@ -300,7 +348,7 @@ class SlurmCluster:
             f"SlurmdPidFile={here}/run/%n.pid",
             f"SlurmctldLogFile={here}/log/slurmctld",
             f"SlurmdLogFile={here}/log/%n",
-            "ProctrackType=proctrack/linuxproc",
+            f"ProctrackType=proctrack/{'cgroup' if self.cgroups else 'linuxproc'}",
             "TaskPlugin=task/none",
             "SelectType=select/cons_tres",
             "SelectTypeParameters=CR_Core_Memory",
@@ -309,7 +357,9 @@ class SlurmCluster:
             "SchedulerParameters=sched_interval=1,bf_interval=2",
             "GresTypes=gpu",
             "SlurmdParameters=config_overrides",
-            "KillWait=2",
+            "KillWait=1",
+            # Else a job that says nothing of memory gets a whole node's.
+            "DefMemPerCPU=100",
             "MailProg=/bin/true",
             self.extra,
             *node_lines,
@@ -321,7 +371,7 @@ class SlurmCluster:
             node_list = ",".join(self.nodes)
             (here / "gres.conf").write_text(f"NodeName={node_list} Name=gpu Count={self.gpus} File={devices}\n")
         # 22.05 has no "disabled" and its v2 plug-in refuses a machine with both hierarchies.
-        plugin = "disabled" if _slurm_version() >= (23, 11) else "cgroup/v1"
+        plugin = "disabled" if _slurm_version() >= (23, 11) and not self.cgroups else "cgroup/v1"
         (here / "cgroup.conf").write_text(f"CgroupPlugin={plugin}\n")
 
 
@@ -451,7 +501,7 @@ class _KeeperProcess:
         elif message["do"] == "user":
             self._accounts.append(message["name"])
         else:
-            pid = self._pids.pop(message["name"])
+            pid = self._pids[message["name"]]
             self._reap()
             if pid not in self._ended:
                 os.kill(pid, int(message["signal"]))
@@ -479,6 +529,11 @@ class _KeeperProcess:
             time.sleep(0.02)
         for account in self._accounts:
             subprocess.run(["userdel", account], check=False, timeout=60, stdout=subprocess.DEVNULL)
+        for group in _FREEZER.glob("slurm_n*"):
+            if group.name.removeprefix("slurm_") in self._pids:
+                for path in (*sorted(group.rglob("*/"), reverse=True), group):
+                    with contextlib.suppress(OSError):
+                        path.rmdir()
         shutil.rmtree(self._directory, ignore_errors=True)
 
 

@@ -6,11 +6,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import slurm_cluster
 from rm_harness import Harness, LocalHarness
+from slurm_harness import SlurmHarness
+
+_NO_SLURM = slurm_cluster.why_not() or slurm_cluster.why_no_cgroups()
+_SLURM = (pytest.mark.slurm, pytest.mark.skipif(bool(_NO_SLURM), reason=_NO_SLURM))
 
 #: Makes a harness in a fresh folder; slow or privileged managers carry marks.
 HARNESSES: dict[str, tuple[Callable[[Path, pytest.FixtureRequest], Harness], tuple[pytest.MarkDecorator, ...]]] = {
     "local": (lambda folder, _request: LocalHarness(folder), ()),
+    "slurm": (lambda _folder, _request: SlurmHarness(), _SLURM),
 }
 
 

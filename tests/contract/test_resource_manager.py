@@ -170,7 +170,8 @@ def test_what_a_task_leaves_behind_dies_and_keeps_the_room_till_then(rm: Harness
     rm.wait_until(lambda: rm.node().used == NO_RESOURCES, "free room")
     # The snapshot came first: what runs now ran then.
     assert rm.processes() == []
-    assert rm.wait_for_file("saved") == "\n"
+    if rm.asks_what_is_left:
+        assert rm.wait_for_file("saved") == "\n"
     assert rm.wait_for_end(handle).state is RmJobState.DONE
 
 
@@ -245,7 +246,7 @@ def test_used_never_exceeds_what_a_node_has(rm: Harness) -> None:
             rm.manager.stop([choose.choice(handles)], 0)
         for node in rm.manager.snapshot().nodes:
             assert node.used.fits_in(capacity[node.name])
-    assert any(job.state is RmJobState.RUNNING for job in rm.manager.snapshot().jobs)
+    rm.wait_until(lambda: any(job.state is RmJobState.RUNNING for job in rm.manager.snapshot().jobs), "a running task")
 
 
 def test_an_anchor_takes_no_room(rm: Harness) -> None:

@@ -14,11 +14,14 @@ from dataclasses import dataclass, replace
 
 from dl2d.core.cluster import Node, NodeState, parse_tag
 from dl2d.core.resource_manager import RmJob, RmJobState
-from dl2d.core.resources import Resources
+from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.states import job_state, node_state
 
 #: Names are those of ``squeue --Format`` and ``sinfo --Format``; the last one of each is free text.
-JOB_FIELDS = ("JobID", "State", "SubmitTime", "exit_code", "UserName", "NodeList", "Reason", "Comment")
+JOB_FIELDS = (
+    *("JobID", "State", "SubmitTime", "exit_code", "UserName", "NodeList", "tres-alloc", "tres-per-node"),
+    *("Reason", "Comment"),
+)
 OWNER_FIELDS = ("JobID", "State", "SubmitTime", "UserID", "GroupID", "UserName", "Account", "Partition", "QOS", "Name")
 NODE_FIELDS = ("NodeList", "StateLong", "CPUsState", "Memory", "AllocMem", "Gres", "GresUsed", "Reason")
 #: Makes both commands print times as seconds since 1970.
@@ -28,6 +31,7 @@ _SEPARATOR = "|"
 _ABSENT = frozenset({"", "(null)", "N/A", "n/a", "None", "none"})
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+_TERMINATED = "signal 15"
 _PARENTHESES = re.compile(r"\([^()]*\)")
 _RESOURCE = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
 
@@ -37,6 +41,8 @@ class Jobs:
     """Parsed answer of squeue."""
 
     jobs: tuple[RmJob, ...]
+    #: Node and room of each job that is ending and ran on one node.
+    ending: tuple[tuple[str, Resources], ...] = ()
     #: States that no table has, and records that could not be read.
     strange: tuple[str, ...] = ()
 
@@ -72,6 +78,7 @@ def records(text: str, fields: Sequence[str], word: str) -> Iterator[dict[str, s
 def parse_jobs(text: str, word: str) -> Jobs:
     """Read squeue's answer. What cannot be read is left out and reported in ``strange``."""
     jobs: list[RmJob] = []
+    ending: list[tuple[str, Resources]] = []
     strange: list[str] = []
     for record in records(text, JOB_FIELDS, word):
         if isinstance(record, str) or not record["JobID"].isascii() or not record["JobID"].isdecimal():
@@ -79,8 +86,13 @@ def parse_jobs(text: str, word: str) -> Jobs:
             continue
         node = present(record["NodeList"])
         state, known = job_state(record["State"], placed=bool(node))
+        if state is RmJobState.FAILED and _exit(record["exit_code"]) == _TERMINATED:
+            # Nobody sends SIGTERM to himself: it was us, the user or an admin.
+            state = RmJobState.CANCELLED
         if not known:
             strange.append(f"squeue: unknown job state {record['State'][:60]!r}, taken as {state}")
+        if state is RmJobState.ENDING and node:
+            ending.append((node, _held(record)))
         comment = present(record["Comment"])
         jobs.append(
             RmJob(
@@ -93,7 +105,42 @@ def parse_jobs(text: str, word: str) -> Jobs:
                 submitted=seconds(record["SubmitTime"]),
             )
         )
-    return Jobs(tuple(_without_forged_tags(jobs)), tuple(strange))
+    return Jobs(tuple(_without_forged_tags(jobs)), tuple(ending), tuple(strange))
+
+
+def _held(record: Mapping[str, str]) -> Resources:
+    """Room of a job; generic resources are in ``tres-alloc`` only where the site accounts for them."""
+    cpus, memory = "0", "0"
+    gres: dict[str, int] = {}
+    for entry in record["tres-alloc"].split(","):
+        name, _, amount = entry.partition("=")
+        if name == "cpu":
+            cpus = amount
+        elif name == "mem":
+            memory = amount
+        elif name.startswith("gres/") and (number := count(amount)) is not None:
+            gres[name.removeprefix("gres/")] = number
+    mebibytes = count(memory if memory[-1:].isalpha() else f"{memory}M") or 0
+    return _resources(cpus, str(mebibytes // 1024**2), gres or parse_gres(record["tres-per-node"]))
+
+
+def with_ending(nodes: Iterable[Node], ending: Iterable[tuple[str, Resources]]) -> tuple[Node, ...]:
+    """Nodes with the room of ending jobs counted as used.
+
+    While the processes of a job are still being killed sinfo shows its room as free already, though Slurm gives it to
+    nobody until they are gone.
+    """
+    extra: dict[str, Resources] = {}
+    for name, room in ending:
+        extra[name] = extra.get(name, NO_RESOURCES) + room
+    return tuple(
+        replace(node, used=_at_most(node.used + extra[node.name], node.capacity)) if node.name in extra else node
+        for node in nodes
+    )
+
+
+def _at_most(amount: Resources, most: Resources) -> Resources:
+    return Resources.of({name: min(value, most.get(name)) for name, value in amount.as_dict().items()})
 
 
 def _without_forged_tags(jobs: Iterable[RmJob]) -> Iterator[RmJob]:

@@ -12,8 +12,17 @@ import structlog
 
 from dl2d.core.errors import Rejected, Unavailable
 from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmSnapshot, TaskSpec
+from dl2d.core.resources import Resources
 from dl2d_slurm.commands import Commands, failure
-from dl2d_slurm.listing import JOB_FIELDS, NODE_FIELDS, TIMES_AS_SECONDS, format_option, parse_jobs, parse_nodes
+from dl2d_slurm.listing import (
+    JOB_FIELDS,
+    NODE_FIELDS,
+    TIMES_AS_SECONDS,
+    format_option,
+    parse_jobs,
+    parse_nodes,
+    with_ending,
+)
 from dl2d_slurm.pace import TokenBucket
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.stopping import Stopper
@@ -43,7 +52,7 @@ class SlurmManager:
     """Slurm through its own commands; implements ``dl2d.core.resource_manager.ResourceManager``.
 
     All that it knows is in Slurm: tasks are found again by the mark in their comment. Only the deadlines of jobs that
-    were asked to end are in memory.
+    were asked to end are in memory; a thread keeps them until ``close``.
 
     Parameters
     ----------
@@ -80,6 +89,7 @@ class SlurmManager:
         self._stopper = Stopper(self._commands, clock)
         self._pace = TokenBucket(settings.submit_rate_per_second, clock=clock, sleep=sleep)
         self._spelling: Mapping[str, str] = {}
+        self._capacities: Mapping[str, Resources] = {}
         self._last: RmSnapshot | None = None
         self._reported: set[str] = set()
         self._cluster = settings.cluster
@@ -114,10 +124,11 @@ class SlurmManager:
         chosen = (f"--partition={self._settings.partition}",) if self._settings.partition else ("--all",)
         nodes = parse_nodes(self._ask("sinfo", "--noheader", "--Node", *chosen, format_option(NODE_FIELDS, word)), word)
         self._spelling = nodes.spelling
+        self._capacities = {node.name: node.capacity for node in nodes.nodes}
         self._stopper.forget_all_but({job.handle for job in jobs.jobs if not job.state.ended})
         for remark in (*jobs.strange, *nodes.strange):
             self._report_once(remark)
-        self._last = RmSnapshot(now, nodes.nodes, jobs.jobs)
+        self._last = RmSnapshot(now, with_ending(nodes.nodes, jobs.ending), jobs.jobs)
         return self._last
 
     def _ask(self, *argv: str) -> str:
@@ -134,13 +145,15 @@ class SlurmManager:
 
     def submit(self, task: TaskSpec) -> str:
         """One sbatch. After ``Unavailable`` the job may exist all the same: look for its tag in a snapshot."""
+        self._check_fits(task)
         as_owner = self._uid == 0 or task.owner.uid != self._uid
         argv = options(task, self._settings, self._spelling, as_owner=as_owner)
         text = script(task.launch)
         self._pace.take()
         self._last = None
         answer = self._commands.run("sbatch", *argv, stdin=text)
-        what = f"sbatch of {task.name} of job {task.job.id} for {task.owner.user}"
+        where = f" on {task.node}" if task.node else ""
+        what = f"sbatch of {task.name} of job {task.job.id} for {task.owner.user}{where}"
         if answer.status != 0:
             raise failure(what, answer)
         match = _HANDLE.search(answer.stdout)
@@ -148,6 +161,22 @@ class SlurmManager:
             raise Rejected(f"{what}: no job id in its answer", said=(answer.stdout + answer.stderr)[:500])
         log.info("task submitted", tag=task.tag, node=task.node, handle=match[1])
         return match[1]
+
+    def _check_fits(self, task: TaskSpec) -> None:
+        """Refuse a demand that can never be met: Slurm would queue some of these for ever."""
+        if not self._capacities:
+            self.snapshot()
+        capacities = self._capacities
+        if task.node:
+            # A node that is not listed is Slurm's to refuse.
+            capacities = {name: room for name, room in capacities.items() if name == task.node}
+        missing = {name: task.demand.shortfalls(room) for name, room in capacities.items()}
+        if missing and all(missing.values()):
+            nearest, short = min(missing.items(), key=lambda item: len(item[1]))
+            lacks = "; ".join(map(str, short))
+            raise Rejected(
+                f"{task.name} of job {task.job.id} fits on no node it may use: {nearest} has too little {lacks}"
+            )
 
     def stop(self, handles: Sequence[str], grace: float) -> None:
         """One scancel for those that wait and one for those that run; see ``Stopper``."""
@@ -171,4 +200,5 @@ class SlurmManager:
         return self._cluster
 
     def close(self) -> None:
-        """Nothing is held open; running tasks go on."""
+        """End the thread that keeps the deadlines of ``stop``; running tasks go on."""
+        self._stopper.close()

@@ -1,11 +1,13 @@
 """Ending jobs in two steps, without waiting in between: SIGTERM now, scancel once the grace is over.
 
-Deadlines are in memory only. After a restart the daemon finds what it meant to stop in its store and stops it again.
+Deadlines are in memory only; a thread keeps them, since the next tick may be many minutes away. After a restart the
+daemon finds what it meant to stop in its store and stops it again.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
@@ -21,6 +23,8 @@ _HANDLE = re.compile(r"[0-9]{1,18}")
 _OVER = re.compile(r"invalid job id|already complet|job/step already|job not found|no such process", re.IGNORECASE)
 #: Ids in one call: well below the limit on the length of a command line.
 _BATCH = 500
+#: Pause of the thread after Slurm would not cancel.
+_RETRY_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +36,17 @@ class Leaving:
 
 
 class Stopper:
-    """Ends jobs gracefully. ``clock`` gives seconds since 1970."""
+    """Ends jobs gracefully. ``clock`` gives seconds since 1970; it may be a test's, so deadlines are also kept by
+    whoever calls ``cancel_due``.
+    """
 
     def __init__(self, commands: Commands, clock: Callable[[], float]) -> None:
         self._commands = commands
         self._clock = clock
         self._leaving: dict[str, Leaving] = {}
+        self._changed = threading.Condition()
+        self._watcher: threading.Thread | None = None
+        self._closed = False
 
     def stop(self, handles: Iterable[str], grace: float) -> None:
         """Ask jobs to end; see ``ResourceManager.stop``. A repeat may bring a deadline forward, never put it off."""
@@ -48,47 +57,88 @@ class Stopper:
             else:
                 log.warning("not a handle of this resource manager; passed over", handle=handle[:80])
         if grace <= 0:
-            self._cancel(ids)
-            for handle in ids:
-                self._leaving.pop(handle, None)
+            self._scancel(ids=ids)
+            self._forget(ids)
             return
-        deadline = self._clock() + grace
-        for handle in ids:
-            known = self._leaving.get(handle, Leaving(deadline))
-            # Noted before Slurm is asked: whatever becomes of the request, the end comes in time.
-            self._leaving[handle] = replace(known, deadline=min(known.deadline, deadline))
-        fresh = [handle for handle in ids if not self._leaving[handle].asked]
+        fresh = self._note(ids, self._clock() + grace)
         # Of a job that waits there is no process to signal; scancel would try for a minute. The filters make it look
         # at the states itself, once for all ids.
         self._scancel("--state=PENDING", ids=fresh)
         # Only the batch script, which is the task itself: what it started is its own to end.
         self._scancel("--state=RUNNING", "--signal=TERM", "--batch", ids=fresh)
-        for handle in fresh:
-            self._leaving[handle] = replace(self._leaving[handle], asked=True)
+        with self._changed:
+            for handle in fresh:
+                if handle in self._leaving:
+                    self._leaving[handle] = replace(self._leaving[handle], asked=True)
 
     def cancel_due(self) -> bool:
         """Cancel what has outlived its grace; whether there was any. Trouble is logged: the next call tries again."""
         now = self._clock()
-        due = [handle for handle, leaving in self._leaving.items() if leaving.deadline <= now]
+        with self._changed:
+            due = [handle for handle, leaving in self._leaving.items() if leaving.deadline <= now]
         if not due:
             return False
         try:
-            self._cancel(due)
+            self._scancel(ids=due)
         except (Unavailable, Denied) as error:
             log.warning("cannot cancel what has outlived its grace", handles=due[:20], error=str(error))
             return False
         log.info("cancelled what had outlived its grace", handles=due[:20], count=len(due))
-        for handle in due:
-            del self._leaving[handle]
+        self._forget(due)
         return True
 
     def forget_all_but(self, alive: Collection[str]) -> None:
         """Forget the deadlines of jobs that have ended."""
-        for handle in [handle for handle in self._leaving if handle not in alive]:
-            del self._leaving[handle]
+        with self._changed:
+            ended = [handle for handle in self._leaving if handle not in alive]
+        self._forget(ended)
 
-    def _cancel(self, ids: list[str]) -> None:
-        self._scancel(ids=ids)
+    def close(self) -> None:
+        """End the thread; deadlines that are still to come are not kept any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            watcher = self._watcher
+        if watcher is not None:
+            watcher.join()
+
+    def _note(self, ids: Iterable[str], deadline: float) -> list[str]:
+        """Note a deadline, before Slurm is asked: whatever becomes of the request, the end comes in time.
+
+        Returns the ids that have not been asked to end yet.
+        """
+        with self._changed:
+            fresh = []
+            for handle in ids:
+                known = self._leaving.get(handle, Leaving(deadline))
+                self._leaving[handle] = replace(known, deadline=min(known.deadline, deadline))
+                if not known.asked:
+                    fresh.append(handle)
+            if self._leaving and self._watcher is None and not self._closed:
+                self._watcher = threading.Thread(target=self._watch, name="dl2d-slurm-stopper", daemon=True)
+                self._watcher.start()
+            self._changed.notify_all()
+            return fresh
+
+    def _forget(self, ids: Iterable[str]) -> None:
+        with self._changed:
+            for handle in ids:
+                self._leaving.pop(handle, None)
+
+    def _watch(self) -> None:
+        """Wait for the next deadline and cancel what it is over for, until closed."""
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                next_deadline = min((leaving.deadline for leaving in self._leaving.values()), default=None)
+                wait = None if next_deadline is None else next_deadline - self._clock()
+                if wait is None or wait > 0:
+                    self._changed.wait(wait)
+                    continue
+            if not self.cancel_due():
+                with self._changed:
+                    self._changed.wait(_RETRY_SECONDS)
 
     def _scancel(self, *options: str, ids: list[str]) -> None:
         for first in range(0, len(ids), _BATCH):

@@ -1,0 +1,64 @@
+"""The Slurm manager under the contract suite: a private Slurm of two nodes for each test."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from rm_harness import Harness
+from slurm_cluster import PATH, SlurmCluster
+
+from dl2d.core.jobs import Owner
+from dl2d_slurm.manager import SlurmManager
+from dl2d_slurm.settings import SlurmSettings
+
+
+class SlurmHarness(Harness):
+    """Tasks belong to an ordinary user, or to root where ordinary users may not run the tests' interpreter."""
+
+    patience = 60.0
+    unknown_handle = "4000000000"
+    #: Slurm kills it outright.
+    asks_what_is_left = False
+    #: What slurmd and the shell set, on top of the launch's own.
+    own_variables = ("DL2_", "SLURM", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES")
+    own_variables = (*own_variables, "ZE_AFFINITY_MASK", "ENVIRONMENT", "HOSTNAME", "TMPDIR", "PWD", "OLDPWD", "SHLVL")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cluster = SlurmCluster(nodes=2, cgroups=True)
+        self.cluster.start()
+        try:
+            self._use_cluster()
+        except BaseException:
+            self.cluster.stop()
+            raise
+
+    def _use_cluster(self) -> None:
+        self.nodes = self.cluster.nodes
+        user = self.cluster.add_user("alice")
+        if self.cluster.run("test", "-x", os.path.realpath(sys.executable), user=user, check=False).status == 0:
+            self.owner = Owner(user.name, user.uid, user.gid)
+            self.cwd = user.home
+        else:
+            self.owner = Owner("root", 0, 0)
+            self.cwd = self.cluster.directory / "work"
+            self.cwd.mkdir()
+        self.manager = self.open()
+
+    def open(self) -> SlurmManager:
+        environ = {"PATH": PATH, "SLURM_CONF": str(self.cluster.conf)}
+        settings = SlurmSettings.parse({"munge_socket": str(self.cluster.munge_socket)})
+        return SlurmManager(settings, clock=time.time, environ=environ)
+
+    def restart(self) -> None:
+        self.manager.close()
+        self.manager = self.open()
+
+    def end_all(self) -> None:
+        try:
+            super().end_all()
+        finally:
+            self.manager.close()
+            self.cluster.stop()
