@@ -445,8 +445,8 @@ def test_a_daemon_killed_at_any_moment_of_a_start_loses_and_doubles_nothing(loca
         local.manager = local.open()
         local.wait_until(lambda: settled(local), "an answer for each record")
         running = [job for job in local.manager.snapshot().jobs if job.state is RmJobState.RUNNING]
-        assert len(local.keepers()) == len(running)
-        assert len({process.pid for process in local.processes() if process.ppid() in pids(local)}) == len(running)
+        # One keeper and one program each, as soon as the last has run its exec.
+        local.wait_until(lambda count=len(running): len(local.keepers()) == len(mains(local)) == count, "all programs")
         local.manager.stop([job.handle for job in running], 0)
         for job in running:
             local.wait_for_end(job.handle)
@@ -467,8 +467,10 @@ def settled(local: LocalHarness) -> bool:
     return not pending & {process.cmdline()[-1] for process in local.keepers()}
 
 
-def pids(local: LocalHarness) -> set[int]:
-    return {process.pid for process in local.keepers()}
+def mains(local: LocalHarness) -> list[int]:
+    """Processes of tasks that are children of keepers."""
+    keepers = {process.pid for process in local.keepers()}
+    return [process.pid for process in local.processes() if process.ppid() in keepers]
 
 
 # The keeper
