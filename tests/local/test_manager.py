@@ -446,7 +446,7 @@ def test_a_daemon_killed_at_any_moment_of_a_start_loses_and_doubles_nothing(loca
         local.wait_until(lambda: settled(local), "an answer for each record")
         running = [job for job in local.manager.snapshot().jobs if job.state is RmJobState.RUNNING]
         # One keeper and one program each, as soon as the last has run its exec.
-        local.wait_until(lambda count=len(running): len(local.keepers()) == len(mains(local)) == count, "all programs")
+        wait_for_programs(local, len(running))
         local.manager.stop([job.handle for job in running], 0)
         for job in running:
             local.wait_for_end(job.handle)
@@ -465,6 +465,10 @@ def settled(local: LocalHarness) -> bool:
     """Whether no keeper is still on its way to let its task go."""
     pending = {job.tag for job in local.manager.snapshot().jobs if job.state is RmJobState.PENDING}
     return not pending & {process.cmdline()[-1] for process in local.keepers()}
+
+
+def wait_for_programs(local: LocalHarness, count: int) -> None:
+    local.wait_until(lambda: len(local.keepers()) == len(mains(local)) == count, "one keeper and one program per task")
 
 
 def mains(local: LocalHarness) -> list[int]:
