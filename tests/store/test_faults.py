@@ -253,6 +253,14 @@ def test_nobody_answers_and_the_password_stays_secret(url):
         assert "hunter2" not in "".join(traceback.format_exception(refused.value))
 
 
+@pytest.mark.parametrize("url", ["postgresql://u:hunter2@h/x", "postgresql://u@h/x?password=hunter2"])
+def test_a_driver_that_repeats_the_password_is_not_repeated(url):
+    place = database.Place.parse(url)
+    with pytest.raises(StoreError) as refused, database.translated(place, "opening"):
+        raise sqlite3.OperationalError("bad option in 'user=u password=hunter2'")
+    assert str(refused.value).endswith("(bad option in 'user=u password=***')")
+
+
 @pytest.mark.postgres
 def test_a_database_that_does_not_exist(postgres):
     with pytest.raises(StoreUnavailable, match="does not exist"):

@@ -198,6 +198,23 @@ def test_two_stores_on_one_database(kept_url):
         assert two.job(job.key) == job
 
 
+def test_two_stores_that_read_before_they_write(kept_url):
+    """As the daemon and a command line would: neither is refused, and neither overwrites what the other decided."""
+    with closing(SqlStore(kept_url)) as one, closing(SqlStore(kept_url)) as two:
+        jobs = [a_job(number) for number in range(25)]
+        for job in jobs:
+            one.add_job(job)
+        told: list[set[JobState]] = [set() for _ in jobs]
+
+        def end(store: SqlStore, state: JobState) -> None:
+            for number, job in enumerate(jobs):
+                store.report_progress(job.key, Progress(at=1.0))
+                told[number].add(store.change_job(job.key, JobChange(state=state), 2.0).state)
+
+        _at_once(lambda: end(one, JobState.FINISHED), lambda: end(two, JobState.FAILED))
+        assert told == [{job.state} for job in one.jobs(live=False)]
+
+
 @pytest.mark.parametrize("call", ["ask_tasks", "change_tasks", "record_slot", "jobs", "tasks", "resizes", "slot"])
 def test_statements_do_not_grow_with_the_batch(store, call):
     statements: list[str] = []

@@ -97,21 +97,25 @@ def test_a_schema_from_the_future_is_refused(empty_url, opened):
     assert schema.current(empty_url) == "9999"
 
 
-def test_three_upgrades_at_once(empty_url):
-    script = "import sys; from dl2d.store import schema; sys.stdin.read(); schema.upgrade(sys.argv[1])"
+def test_four_upgrades_at_once(empty_url):
+    script = "import sys; from dl2d.store import schema; print(schema.head(), flush=True); sys.stdin.read(); "
+    script += "schema.upgrade(sys.argv[1])"
+    pipe = subprocess.PIPE
     processes = [
-        subprocess.Popen([sys.executable, "-c", script, empty_url], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-        for _ in range(3)
+        subprocess.Popen([sys.executable, "-c", script, empty_url], stdin=pipe, stdout=pipe, stderr=pipe)
+        for _ in range(4)
     ]
     try:
+        assert [process.stdout.readline() for process in processes] == [f"{schema.head()}\n".encode()] * 4
         for process in processes:
             process.stdin.close()
         said = [process.stderr.read().decode() for process in processes]
-        assert [process.wait(60) for process in processes] == [0, 0, 0], said
+        assert [process.wait(60) for process in processes] == [0] * 4, said
     finally:
         for process in processes:
             process.kill()
             process.wait()
+            process.stdout.close()
             process.stderr.close()
     SqlStore(empty_url).close()
 
