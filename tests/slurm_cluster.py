@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import grp
 import json
 import os
 import pwd
@@ -38,7 +39,8 @@ from typing import Self
 import psutil
 
 PROGRAMS = (
-    *("munged", "munge", "unmunge", "slurmctld", "slurmd", "useradd", "userdel"),
+    *("munged", "munge", "unmunge", "slurmctld", "slurmd"),
+    *("useradd", "userdel", "usermod", "groupadd", "groupdel"),
     *("sbatch", "squeue", "sinfo", "scancel", "scontrol"),
 )
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -190,6 +192,14 @@ class SlurmCluster:
         home.chmod(0o755)
         entry = pwd.getpwnam(account)
         return User(account, entry.pw_uid, entry.pw_gid, home)
+
+    def add_group(self, user: User, name: str) -> int:
+        """Make a group with the user in it (its real name, too, has a random end); the group's id."""
+        group = f"dl2{name}{secrets.token_hex(3)}"
+        self._running.note_group(group)
+        for command in (["groupadd", group], ["usermod", "--append", "--groups", group, user.name]):
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+        return grp.getgrnam(group).gr_gid
 
     @property
     def conf(self) -> Path:
@@ -427,6 +437,10 @@ class _Keeper:
         """Let the keeper remove an account at its end."""
         self._ask({"do": "user", "name": account})
 
+    def note_group(self, group: str) -> None:
+        """Let the keeper remove a group at its end."""
+        self._ask({"do": "group", "name": group})
+
     def _ask(self, message: Mapping[str, object]) -> None:
         assert self._process.stdin
         assert self._process.stdout
@@ -453,7 +467,7 @@ class _KeeperProcess:
         self._directory = directory
         self._pids: dict[str, int] = {}
         self._ended: set[int] = set()
-        self._accounts: list[str] = []
+        self._accounts: list[tuple[str, str]] = []
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
@@ -498,8 +512,8 @@ class _KeeperProcess:
             )
             os.close(log)
             os.close(null)
-        elif message["do"] == "user":
-            self._accounts.append(message["name"])
+        elif message["do"] in ("user", "group"):
+            self._accounts.append((f"{message['do']}del", message["name"]))
         else:
             pid = self._pids[message["name"]]
             self._reap()
@@ -527,8 +541,8 @@ class _KeeperProcess:
                     child.kill()
             self._reap()
             time.sleep(0.02)
-        for account in self._accounts:
-            subprocess.run(["userdel", account], check=False, timeout=60, stdout=subprocess.DEVNULL)
+        for command, name in self._accounts:
+            subprocess.run([command, name], check=False, timeout=60, stdout=subprocess.DEVNULL)
         for group in _FREEZER.glob("slurm_n*"):
             if group.name.removeprefix("slurm_") in self._pids:
                 for path in (*sorted(group.rglob("*/"), reverse=True), group):

@@ -22,8 +22,10 @@ class SlurmHarness(Harness):
     #: Slurm kills it outright.
     asks_what_is_left = False
     #: What slurmd and the shell set, on top of the launch's own.
-    own_variables = ("DL2_", "SLURM", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES")
-    own_variables = (*own_variables, "ZE_AFFINITY_MASK", "ENVIRONMENT", "HOSTNAME", "TMPDIR", "PWD", "OLDPWD", "SHLVL")
+    own_variables = (
+        *("DL2_", "SLURM", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
+        *("ENVIRONMENT", "HOSTNAME", "TMPDIR", "PWD", "OLDPWD", "SHLVL"),
+    )
 
     def __init__(self) -> None:
         super().__init__()

@@ -45,6 +45,7 @@ class Stopper:
         self._clock = clock
         self._leaving: dict[str, Leaving] = {}
         self._changed = threading.Condition()
+        self._cancelling = threading.Lock()
         self._watcher: threading.Thread | None = None
         self._closed = False
 
@@ -73,19 +74,21 @@ class Stopper:
 
     def cancel_due(self) -> bool:
         """Cancel what has outlived its grace; whether there was any. Trouble is logged: the next call tries again."""
-        now = self._clock()
-        with self._changed:
-            due = [handle for handle, leaving in self._leaving.items() if leaving.deadline <= now]
-        if not due:
-            return False
-        try:
-            self._scancel(ids=due)
-        except (Unavailable, Denied) as error:
-            log.warning("cannot cancel what has outlived its grace", handles=due[:20], error=str(error))
-            return False
-        log.info("cancelled what had outlived its grace", handles=due[:20], count=len(due))
-        self._forget(due)
-        return True
+        # One at a time: the thread and a snapshot may come upon the same deadline.
+        with self._cancelling:
+            now = self._clock()
+            with self._changed:
+                due = [handle for handle, leaving in self._leaving.items() if leaving.deadline <= now]
+            if not due:
+                return False
+            try:
+                self._scancel(ids=due)
+            except (Unavailable, Denied) as error:
+                log.warning("cannot cancel what has outlived its grace", handles=due[:20], error=str(error))
+                return False
+            log.info("cancelled what had outlived its grace", handles=due[:20], count=len(due))
+            self._forget(due)
+            return True
 
     def forget_all_but(self, alive: Collection[str]) -> None:
         """Forget the deadlines of jobs that have ended."""

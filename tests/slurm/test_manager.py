@@ -1,0 +1,482 @@
+"""How the manager uses Slurm's commands, seen by fakes of them on PATH."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from slurm_fakes import JOB, Clock, FakeSlurm, Managers, job_row, node_row, task
+
+from dl2d.core.cluster import NodeState
+from dl2d.core.errors import Denied, NotFound, Rejected, ResourceManagerError, Unavailable
+from dl2d.core.jobs import Launch, Owner
+from dl2d.core.resource_manager import RmJobState
+from dl2d.core.resources import Resources
+from dl2d_slurm.pace import TokenBucket
+
+TOKEN = "5ec4e7" * 10
+OWNER_ROW: dict[str, object] = {
+    "JobID": 12,
+    "State": "RUNNING",
+    "SubmitTime": 1_795_000_000,
+    "UserID": 1001,
+    "GroupID": 1002,
+    "UserName": "alice",
+    "Account": "ml",
+    "Partition": "gpu",
+    "QOS": "(null)",
+    "Name": "train",
+}
+SCRIPT = "#!/bin/sh\n#DL2 model=resnet-50\nexec dl2-run python train.py\n"
+CREDENTIAL = "MUNGE:AwQDAAB...:"
+GOOD = "STATUS:          0\nUID:             1001\nLENGTH:          7\n\ndl2d:12"
+
+
+# The tick
+
+
+@pytest.mark.parametrize("jobs", [0, 1000])
+def test_a_snapshot_is_one_squeue_and_one_sinfo_however_many_jobs(
+    slurm: FakeSlurm, manager_on: Managers, jobs: int
+) -> None:
+    slurm.answer("squeue", rows=[job_row(number, Comment=f"dl2:fake.5.9:worker-{number}") for number in range(jobs)])
+    manager = manager_on()
+    for ticks in (1, 2, 3):
+        assert len(manager.snapshot().jobs) == jobs
+        assert [call.name for call in slurm.calls()] == ["squeue", "sinfo"] * ticks
+
+
+def test_a_snapshot_needs_no_more_queries_for_what_is_being_stopped(slurm: FakeSlurm, manager_on: Managers) -> None:
+    slurm.answer("squeue", rows=[job_row(number) for number in range(1000)])
+    manager = manager_on()
+    manager.stop([str(number) for number in range(1000)], 60)
+    assert [call.name for call in slurm.calls()] == ["scancel"] * 4
+    slurm.forget()
+    manager.snapshot()
+    assert [call.name for call in slurm.calls()] == ["squeue", "sinfo"]
+
+
+def test_a_snapshot_has_nodes_and_jobs(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
+    slurm.answer("squeue", rows=[job_row(5, Comment="dl2:fake.4.9:ps-0"), job_row(6, State="PENDING", NodeList="")])
+    slurm.answer("sinfo", rows=[node_row("n1", CPUsState="1/7/0/8"), node_row("n2", StateLong="down*", Reason="dead")])
+    snapshot = manager_on().snapshot()
+    assert snapshot.at == clock.now
+    assert [(job.handle, job.state, job.tag) for job in snapshot.jobs] == [
+        ("5", RmJobState.RUNNING, "dl2:fake.4.9:ps-0"),
+        ("6", RmJobState.PENDING, ""),
+    ]
+    assert [(node.name, node.state) for node in snapshot.nodes] == [("n1", NodeState.UP), ("n2", NodeState.DOWN)]
+    assert snapshot.nodes[1].remark == "down, does not answer: dead"
+
+
+def test_the_words_that_end_records_differ_from_query_to_query(slurm: FakeSlurm, manager_on: Managers) -> None:
+    manager = manager_on()
+    manager.snapshot()
+    manager.snapshot()
+    formats = [call.argv[-1] for call in slurm.calls("squeue")]
+    assert formats[0] != formats[1]
+
+
+def test_only_the_partitions_nodes_are_seen_where_one_is_set(slurm: FakeSlurm, manager_on: Managers) -> None:
+    manager_on(partition="gpu").snapshot()
+    assert "--partition=gpu" in slurm.calls("sinfo")[0].argv
+    assert not [word for word in slurm.calls("squeue")[0].argv if "partition" in word]
+
+
+def test_a_young_snapshot_is_given_out_again_until_something_was_started_or_stopped(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock
+) -> None:
+    manager = manager_on(poll_floor_seconds=10)
+    first = manager.snapshot()
+    clock.now += 9
+    assert manager.snapshot() is first
+    manager.submit(task())
+    assert manager.snapshot() is not first
+    manager.stop(["77"], 0)
+    manager.snapshot()
+    clock.now += 11
+    manager.snapshot()
+    assert len(slurm.calls("squeue")) == 4
+    clock.now -= 3600
+    manager.snapshot()
+    assert len(slurm.calls("squeue")) == 5
+
+
+def test_strange_states_are_reported_once(
+    slurm: FakeSlurm, manager_on: Managers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm.answer("squeue", rows=[job_row(1, State="DANCING")])
+    slurm.answer("sinfo", rows=[node_row("n1", StateLong="floating")])
+    manager = manager_on()
+    for _ in range(3):
+        manager.snapshot()
+    said = capsys.readouterr().out
+    assert said.count("DANCING") == 1
+    assert said.count("floating") == 1
+
+
+@pytest.mark.parametrize("command", ["squeue", "sinfo"])
+@pytest.mark.parametrize(
+    "said", ["slurm_load_jobs error: Unable to contact slurm controller (connect failure)", "?", ""]
+)
+def test_no_snapshot_without_an_answer(slurm: FakeSlurm, manager_on: Managers, command: str, said: str) -> None:
+    slurm.answer(command, status=1, stderr=said)
+    with pytest.raises(Unavailable, match=command) as caught:
+        manager_on().snapshot()
+    assert said in str(caught.value)
+
+
+def test_a_command_that_hangs_is_given_up(slurm: FakeSlurm, manager_on: Managers) -> None:
+    slurm.answer("squeue", delay=60)
+    with pytest.raises(Unavailable, match="squeue did not answer within 1 s"):
+        manager_on(command_timeout_seconds=1).snapshot()
+
+
+def test_a_missing_command_is_named(slurm: FakeSlurm, manager_on: Managers) -> None:
+    (slurm.folder / "sbatch").unlink()
+    with pytest.raises(Unavailable, match="sbatch is not installed"):
+        manager_on().submit(task())
+
+
+# Submitting
+
+
+def test_a_task_is_one_sbatch_with_its_secrets_in_the_script_only(slurm: FakeSlurm, manager_on: Managers) -> None:
+    launch = Launch(("dl2-run", "python", "train.py"), "/home/alice", (("DL2_TOKEN", TOKEN), ("PATH", "/usr/bin")))
+    manager = manager_on()
+    manager.snapshot()
+    slurm.forget()
+    assert manager.submit(task(launch=launch)) == "77"
+    (call,) = slurm.calls()
+    assert call.name == "sbatch"
+    assert not [word for word in call.argv if TOKEN in word]
+    assert f"export DL2_TOKEN={TOKEN}\n" in call.stdin
+    assert call.stdin.endswith("\nexec dl2-run python train.py\n")
+    assert {"--uid=1001", "--gid=1002"} <= set(call.argv)
+
+
+def test_commands_get_nothing_of_the_daemons_environment_but_path_and_configuration(
+    slurm: FakeSlurm, manager_on: Managers
+) -> None:
+    manager = manager_on()
+    manager.submit(task())
+    manager.stop(["1"], 5)
+    for call in slurm.calls():
+        # LC_CTYPE: set by the interpreter of the fake itself.
+        assert call.env.keys() - {"LC_CTYPE"} <= {"PATH", "SLURM_CONF", "SLURM_TIME_FORMAT", "TZ"}
+        assert call.env["SLURM_CONF"] == "/x/slurm.conf"
+    assert slurm.calls("sbatch")[0].env.keys() - {"LC_CTYPE"} == {"PATH", "SLURM_CONF"}
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("Batch job submission failed: Invalid account or account/partition combination specified", Rejected),
+        ("Batch job submission failed: Invalid qos specification", Rejected),
+        ("Batch job submission failed: Requested node configuration is not available", Rejected),
+        ("Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size)", Rejected),
+        ("invalid partition specified: nope", Rejected),
+        ("Invalid --uid specification", Rejected),
+        ("", Rejected),
+        ("Batch job submission failed: Invalid node name specified", NotFound),
+        ("--uid only permitted by root user", Denied),
+        ("Batch job submission failed: Access/permission denied", Denied),
+        ("Batch job submission failed: Unable to contact slurm controller (connect failure)", Unavailable),
+        ("Batch job submission failed: Socket timed out on send/recv operation", Unavailable),
+        ("Slurm temporarily unable to accept job, sleeping and retrying", Unavailable),
+        ("Batch job submission failed: Zero Bytes were transmitted or received", Unavailable),
+        ("fatal: Could not establish a configuration source", Unavailable),
+        ("Batch job submission failed: Protocol authentication error", Unavailable),
+        ("Munge encode failed: Failed to access socket (Did you start munged?)", Unavailable),
+    ],
+)
+def test_refusals_are_typed_and_in_slurms_words(
+    slurm: FakeSlurm, manager_on: Managers, said: str, kind: type[ResourceManagerError]
+) -> None:
+    slurm.answer("sbatch", status=1, stderr=f"sbatch: error: {said}\n")
+    with pytest.raises(ResourceManagerError, match=r"sbatch of worker-1 of job 12 for alice on n1") as caught:
+        manager_on().submit(task())
+    assert type(caught.value) is kind
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("said", ["77\n", "77;fake\n", "sbatch: lua: hello\n77\n"])
+def test_noise_is_no_failure(slurm: FakeSlurm, manager_on: Managers, said: str) -> None:
+    slurm.answer("sbatch", stdout=said, stderr="sbatch: error: dlopen(dl2_spank.so): no such file\n")
+    assert manager_on().submit(task()) == "77"
+
+
+def test_an_answer_without_an_id_is_an_error(slurm: FakeSlurm, manager_on: Managers) -> None:
+    slurm.answer("sbatch", stdout="Submitted\n")
+    with pytest.raises(Rejected, match="Submitted"):
+        manager_on().submit(task())
+
+
+def test_a_daemon_that_is_not_root_submits_its_own_tasks_without_becoming_anyone(
+    slurm: FakeSlurm, manager_on: Managers
+) -> None:
+    manager = manager_on(uid=1001)
+    manager.submit(task())
+    manager.submit(task(owner=Owner("bob", 1005, 1005)))
+    own, bobs = (set(call.argv) for call in slurm.calls("sbatch"))
+    assert not {"--uid=1001", "--gid=1002"} & own
+    # Slurm itself says no to this one.
+    assert "--uid=1005" in bobs
+
+
+def test_a_demand_that_no_node_can_meet_is_refused_before_slurm_queues_it_for_ever(
+    slurm: FakeSlurm, manager_on: Managers
+) -> None:
+    slurm.answer("sinfo", rows=[node_row("n1"), node_row("n2", CPUsState="0/64/0/64")])
+    manager = manager_on()
+    big = Resources.of(cpu=9, memory=5000)
+    with pytest.raises(Rejected, match="n1 has too little cpu: wanted 9, had 8; memory: wanted 5000, had 4000"):
+        manager.submit(task(demand=big))
+    with pytest.raises(Rejected, match="n2 has too little memory"):
+        manager.submit(task(demand=big, node=""))
+    assert slurm.calls("sbatch") == []
+    manager.submit(task(demand=Resources.of(cpu=9), node=""))
+
+
+def test_submissions_are_paced(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
+    manager = manager_on(submit_rate_per_second=2)
+    for _ in range(5):
+        manager.submit(task())
+    assert clock.slept == [0.5, 0.5, 0.5]
+    clock.now += 100
+    manager.submit(task())
+    assert len(clock.slept) == 3
+
+
+def test_a_bucket_fills_up_to_one_second_and_survives_jumps_of_the_clock(clock: Clock) -> None:
+    bucket = TokenBucket(0.5, clock=clock, sleep=clock.sleep)
+    bucket.take()
+    bucket.take()
+    assert clock.slept == [2.0]
+    clock.now -= 1e6
+    bucket.take()
+    assert clock.slept == [2.0, 2.0]
+
+
+# Stopping
+
+
+def test_stop_asks_first_and_cancels_when_the_grace_is_over(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock
+) -> None:
+    slurm.answer("squeue", rows=[job_row(1), job_row(2)])
+    manager = manager_on()
+    manager.stop(["1", "2", "1"], 30)
+    assert [call.argv for call in slurm.calls()] == [
+        ["scancel", "--state=PENDING", "1", "2"],
+        ["scancel", "--state=RUNNING", "--signal=TERM", "--batch", "1", "2"],
+    ]
+    slurm.forget()
+    manager.stop(["2", "1"], 30)
+    clock.now += 29
+    manager.snapshot()
+    assert slurm.calls("scancel") == []
+    clock.now += 2
+    slurm.answer("squeue", rows=[job_row(2)])
+    manager.snapshot()
+    manager.snapshot()
+    assert [call.argv for call in slurm.calls("scancel")] == [["scancel", "1", "2"]]
+
+
+def test_deadlines_of_ended_jobs_are_forgotten(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
+    manager = manager_on()
+    manager.stop(["1", "2"], 30)
+    slurm.answer("squeue", rows=[job_row(1), job_row(2, State="COMPLETED")])
+    manager.snapshot()
+    slurm.forget()
+    clock.now += 31
+    manager.snapshot()
+    assert [call.argv for call in slurm.calls("scancel")] == [["scancel", "1"]]
+
+
+def test_a_repeat_may_bring_the_end_forward_but_not_put_it_off(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock
+) -> None:
+    slurm.answer("squeue", rows=[job_row(1), job_row(2)])
+    manager = manager_on()
+    manager.stop(["1", "2"], 30)
+    manager.stop(["1"], 10)
+    manager.stop(["1", "2"], 3600)
+    slurm.forget()
+    clock.now += 11
+    manager.snapshot()
+    assert [call.argv for call in slurm.calls("scancel")] == [["scancel", "1"]]
+    clock.now += 20
+    manager.stop([], 30)
+    assert slurm.calls("scancel")[-1].argv == ["scancel", "2"]
+
+
+def test_no_grace_is_one_plain_scancel(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
+    manager = manager_on()
+    manager.stop(["1"], 0)
+    manager.stop(["2"], -1)
+    clock.now += 100
+    manager.snapshot()
+    assert [call.argv for call in slurm.calls("scancel")] == [["scancel", "1"], ["scancel", "2"]]
+
+
+def test_deadlines_hold_although_nobody_asks(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
+    """The thread goes by the same clock; here it stands beyond the deadline before the thread looks."""
+    manager = manager_on()
+    clock.now += 5
+    manager.stop(["1"], 0.05)
+    clock.now += 1
+    deadline = time.monotonic() + 30
+    while ["scancel", "1"] not in [call.argv for call in slurm.calls("scancel")]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "scancel: error: Kill job error on job id 9: Invalid job id specified",
+        "scancel: error: Kill job error on job id 9: Job/step already completing or completed",
+    ],
+)
+def test_what_has_ended_is_passed_over(slurm: FakeSlurm, manager_on: Managers, said: str) -> None:
+    slurm.answer("scancel", status=1, stderr=f"{said}\n{said}\n")
+    manager_on().stop(["9"], 5)
+    manager_on().stop(["9"], 0)
+
+
+def test_what_is_no_handle_never_reaches_scancel(slurm: FakeSlurm, manager_on: Managers) -> None:
+    manager = manager_on()
+    manager.stop(["--user=root", "", "1 2", "n1", "4;lab", "٣"], 5)
+    manager.stop(["-u"], 0)
+    assert slurm.calls("scancel") == []
+
+
+def test_an_unreachable_controller_is_told_and_the_deadline_kept(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock
+) -> None:
+    slurm.answer("scancel", status=1, stderr="scancel: error: Unable to contact slurm controller (connect failure)\n")
+    slurm.answer("squeue", rows=[job_row(1)])
+    manager = manager_on()
+    with pytest.raises(Unavailable, match="connect failure"):
+        manager.stop(["1"], 30)
+    slurm.answer("scancel")
+    slurm.forget()
+    manager.stop(["1"], 30)
+    assert len(slurm.calls("scancel")) == 2, "it was not asked to end yet"
+    clock.now += 31
+    slurm.answer("scancel", status=1, stderr="scancel: error: Unable to contact slurm controller (connect failure)\n")
+    manager.snapshot()
+    slurm.answer("scancel")
+    manager.snapshot()
+    assert slurm.calls("scancel")[-1].argv == ["scancel", "1"]
+
+
+# Vouching
+
+
+@pytest.fixture
+def vouching(slurm: FakeSlurm) -> FakeSlurm:
+    slurm.answer("unmunge", stdout=GOOD)
+    slurm.answer("squeue", rows=[{**OWNER_ROW, "JobID": 11, "Name": "x"}, OWNER_ROW])
+    slurm.answer("scontrol", stdout=SCRIPT + "\n")
+    return slurm
+
+
+def test_a_job_is_vouched_for_with_three_commands(vouching: FakeSlurm, manager_on: Managers) -> None:
+    anchor = manager_on(cluster="fake", munge_socket="/run/m/sock").vouch("12", CREDENTIAL)
+    assert anchor.key == JOB
+    assert anchor.owner == Owner("alice", 1001, 1002, account="ml", partition="gpu", qos="")
+    assert (anchor.name, anchor.script) == ("train", SCRIPT)
+    assert [call.name for call in vouching.calls()] == ["unmunge", "squeue", "scontrol"]
+    unmunge, squeue, _ = vouching.calls()
+    assert unmunge.stdin == CREDENTIAL
+    assert "--socket=/run/m/sock" in unmunge.argv
+    assert "--jobs=12" in squeue.argv
+    assert not [word for call in vouching.calls() for word in call.argv if CREDENTIAL in word]
+
+
+def test_the_clusters_name_is_asked_for_once(slurm: FakeSlurm, manager_on: Managers) -> None:
+    slurm.answer("sinfo", stdout="slurm-wlm 22.05.8\n")
+    manager = manager_on()
+    able = manager.capabilities()
+    assert (able.name, able.version, able.cluster) == ("slurm", "22.05.8", "fake")
+    assert able.other_users
+    assert not able.starts_anchors
+    manager.capabilities()
+    assert len(slurm.calls("scontrol")) == 1
+    assert not manager_on(uid=1001, cluster="mine").capabilities().other_users
+    assert len(slurm.calls("scontrol")) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ({"status": 17, "stdout": GOOD.replace("0\n", "17\n", 1)}, Denied),
+        ({"status": 15, "stderr": ""}, Denied),
+        ({"status": 8, "stderr": "unmunge: Error: Failed to match armor prefix"}, Denied),
+        ({"status": 2, "stderr": "unmunge: Error: No credential specified"}, Denied),
+        ({"stdout": GOOD.replace("dl2d:12", "dl2d:13")}, Denied),
+        ({"stdout": GOOD + "\n"}, Denied),
+        ({"stdout": GOOD.replace("1001", "1005")}, Denied),
+        ({"stdout": GOOD.replace("1001", "0")}, Denied),
+        ({"status": 6, "stderr": "unmunge: Error: Failed to access socket (Did you start munged?)"}, Unavailable),
+        ({"status": 7, "stderr": "timed out"}, Unavailable),
+        ({"stdout": "?"}, Unavailable),
+    ],
+)
+def test_a_bad_proof_is_denied(
+    vouching: FakeSlurm, manager_on: Managers, answer: dict[str, object], kind: type[ResourceManagerError]
+) -> None:
+    vouching.answer("unmunge", **answer)
+    with pytest.raises(kind):
+        manager_on(cluster="fake").vouch("12", CREDENTIAL)
+    assert vouching.calls("scontrol") == []
+
+
+@pytest.mark.parametrize("proof", ["x" * 5000, "ü", "\ud800"])
+def test_what_cannot_be_a_credential_is_not_even_tried(vouching: FakeSlurm, manager_on: Managers, proof: str) -> None:
+    with pytest.raises(Denied):
+        manager_on(cluster="fake").vouch("12", proof)
+    assert vouching.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        ({"JobID": 13}, NotFound),
+        ({"State": "COMPLETED"}, NotFound),
+        ({"State": "CANCELLED"}, NotFound),
+        ({"UserID": 1005}, Denied),
+        ({"UserID": ""}, Unavailable),
+        ({"SubmitTime": "N/A"}, Unavailable),
+    ],
+)
+def test_a_job_that_is_gone_or_another_users_is_not_vouched_for(
+    vouching: FakeSlurm, manager_on: Managers, row: dict[str, object], kind: type[ResourceManagerError]
+) -> None:
+    vouching.answer("squeue", rows=[{**OWNER_ROW, **row}])
+    with pytest.raises(kind):
+        manager_on(cluster="fake").vouch("12", CREDENTIAL)
+
+
+@pytest.mark.parametrize("rm_id", ["--me", "12,13", "", "x", "12_3"])
+def test_what_is_no_job_id_never_reaches_squeue(vouching: FakeSlurm, manager_on: Managers, rm_id: str) -> None:
+    vouching.answer("unmunge", stdout=GOOD.replace("dl2d:12", f"dl2d:{rm_id}"))
+    with pytest.raises(NotFound):
+        manager_on(cluster="fake").vouch(rm_id, CREDENTIAL)
+    assert vouching.calls("squeue") == []
+
+
+def test_a_job_name_cannot_forge_the_owner(vouching: FakeSlurm, manager_on: Managers) -> None:
+    name = "x|y\n12|RUNNING|1|1001|0|root|(null)|root|(null)|z|\nGroupId=root(0)"
+    vouching.answer("squeue", rows=[{**OWNER_ROW, "Name": name}])
+    anchor = manager_on(cluster="fake").vouch("12", CREDENTIAL)
+    assert anchor.owner.gid == 1002
+    assert anchor.name == name
+
+
+def test_a_job_without_a_script_is_told_to_use_sbatch(vouching: FakeSlurm, manager_on: Managers) -> None:
+    vouching.answer("scontrol", stderr="job script retrieval failed: Job script not specified\n")
+    with pytest.raises(NotFound, match="start it with sbatch"):
+        manager_on(cluster="fake").vouch("12", CREDENTIAL)

@@ -1,0 +1,400 @@
+"""The manager on a real, private Slurm: what the fakes cannot know."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from slurm_cluster import PATH, SlurmCluster, User
+from slurm_fakes import Real
+
+from dl2d.core.cluster import NodeState, task_tag
+from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
+from dl2d.core.jobs import JobKey, Launch, Owner, Role
+from dl2d.core.resource_manager import RmJob, RmJobState, TaskSpec
+from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d_slurm.manager import SlurmManager
+from dl2d_slurm.settings import SlurmSettings
+
+pytestmark = pytest.mark.slurm
+
+JOB = JobKey("lab", "4000000", 1_795_000_000)
+FOREVER = "while :; do sleep 0.1; done"
+DEAF = f"trap '' TERM; touch deaf; {FOREVER}"
+ANCHOR = "#!/bin/sh\n#DL2 model=resnet-50 epochs=3\nsleep 600\n"
+
+
+def manager_of(cluster: SlurmCluster, **settings: object) -> SlurmManager:
+    given = {"munge_socket": str(cluster.munge_socket), **settings}
+    environ = {"PATH": PATH, "SLURM_CONF": str(cluster.conf), "LEAK": "of the daemon", "HOME": "/root"}
+    return SlurmManager(SlurmSettings.parse(given), clock=time.time, environ=environ)
+
+
+@pytest.fixture
+def manager(real: Real) -> Iterator[SlurmManager]:
+    made = manager_of(real.cluster)
+    yield made
+    made.close()
+
+
+def spec(
+    owner: Owner,
+    cwd: Path,
+    script: str,
+    *,
+    name: str = "worker-1",
+    node: str = "n1",
+    demand: Resources | None = None,
+    env: dict[str, str] | None = None,
+) -> TaskSpec:
+    environment = {"PATH": "/usr/bin:/bin", **(env or {})}
+    return TaskSpec(
+        tag=task_tag(JOB, name),
+        job=JOB,
+        role=Role.WORKER,
+        name=name,
+        demand=Resources.of(cpu=1) if demand is None else demand,
+        node=node,
+        owner=owner,
+        launch=Launch(("/bin/sh", "-c", script), str(cwd), tuple(environment.items())),
+    )
+
+
+def alices(real: Real, script: str, **more: object) -> TaskSpec:
+    return spec(real.owner(real.alice), real.alice.home, script, **more)  # type: ignore[arg-type]
+
+
+def listed(manager: SlurmManager, handle: str) -> RmJob:
+    return next(job for job in manager.snapshot().jobs if job.handle == handle)
+
+
+def wait_for(real: Real, manager: SlurmManager, handle: str, *states: RmJobState) -> RmJob:
+    real.cluster.wait_until(lambda: listed(manager, handle).state in states, f"job {handle} is {' or '.join(states)}")
+    return listed(manager, handle)
+
+
+def wait_for_end(real: Real, manager: SlurmManager, handle: str) -> RmJob:
+    return wait_for(real, manager, handle, *(state for state in RmJobState if state.ended))
+
+
+def wait_for_file(real: Real, path: Path) -> None:
+    real.cluster.wait_until(path.exists, f"{path.name} is there")
+
+
+def proof(real: Real, user: User, rm_id: str) -> str:
+    return real.cluster.run("munge", "-S", str(real.cluster.munge_socket), "-s", f"dl2d:{rm_id}", user=user).stdout
+
+
+def test_a_task_runs_as_its_owner_with_his_groups_and_his_files(real: Real, manager: SlurmManager) -> None:
+    script = "id -u; id -g; id -G; umask; touch mine"
+    handle = manager.submit(alices(real, script, name="worker-7"))
+    job = wait_for_end(real, manager, handle)
+    assert (job.state, job.user, job.tag) == (RmJobState.DONE, real.alice.name, task_tag(JOB, "worker-7"))
+    output = real.alice.home / "dl2-4000000-worker-7.out"
+    groups = os.getgrouplist(real.alice.name, real.alice.gid)
+    assert len(groups) == 2
+    uid, gid, all_groups, mask = output.read_text().splitlines()
+    assert (int(uid), int(gid)) == (real.alice.uid, real.alice.gid)
+    assert sorted(map(int, all_groups.split())) == sorted(groups)
+    assert mask == "0022"
+    for file in (output, real.alice.home / "mine"):
+        assert (file.stat().st_uid, file.stat().st_gid) == (real.alice.uid, real.alice.gid)
+
+
+def test_the_environment_is_the_launchs_and_nothing_of_the_daemons_or_the_login(
+    real: Real, manager: SlurmManager
+) -> None:
+    (real.alice.home / ".profile").write_text("export FROM_LOGIN=1\n")
+    tricky = "a 'b' \"c\" $HOME `id` \\ ü\n#SBATCH --nice=7\n#SBATCH --job-name=evil\n\r\n"
+    given = {"HOME": str(real.alice.home), "TRICKY": tricky, "EMPTY": "", "DL2_TOKEN": "5ec4e7"}
+    handle = manager.submit(alices(real, "env -0 >env; pwd >folder", env=given))
+    assert wait_for_end(real, manager, handle).state is RmJobState.DONE
+    pairs = (real.alice.home / "env").read_bytes().decode().split("\0")
+    found = dict(pair.split("=", 1) for pair in pairs if pair)
+    assert {name: found.get(name) for name in given} == given
+    assert found["PATH"] == "/usr/bin:/bin"
+    extra = {name for name in found.keys() - given.keys() if not name.startswith("SLURM")}
+    assert extra <= {"PATH", "PWD", "OLDPWD", "HOSTNAME", "ENVIRONMENT", "TMPDIR"}
+    assert (real.alice.home / "folder").read_text().strip() == str(real.alice.home)
+    shown = real.cluster.run("scontrol", "show", "job", handle).stdout
+    assert "Nice=0 " in shown
+    assert "evil" not in shown
+    assert "Requeue=0" in shown
+
+
+def test_a_task_goes_to_its_node_and_its_room_is_counted_there(real: Real, manager: SlurmManager) -> None:
+    demand = Resources.of(cpu=3, memory=500, gpu=2)
+    script = f"echo $CUDA_VISIBLE_DEVICES $SLURM_JOB_NODELIST >where; touch up; {FOREVER}"
+    handle = manager.submit(alices(real, script, node="n3", demand=demand, env={"CUDA_VISIBLE_DEVICES": "7"}))
+    wait_for_file(real, real.alice.home / "up")
+    assert (real.alice.home / "where").read_text() == "0,1 n3\n"
+    snapshot = manager.snapshot()
+    assert listed(manager, handle).node == "n3"
+    used = {node.name: node.used for node in snapshot.nodes}
+    assert used == {"n1": NO_RESOURCES, "n2": NO_RESOURCES, "n3": demand, "n4": NO_RESOURCES}
+    assert {node.capacity for node in snapshot.nodes} == {Resources.of(cpu=8, memory=4000, gpu=2)}
+    assert {node.state for node in snapshot.nodes} == {NodeState.UP}
+
+
+def test_without_a_demand_for_gpus_there_are_none(real: Real, manager: SlurmManager) -> None:
+    handle = manager.submit(alices(real, 'echo "[$CUDA_VISIBLE_DEVICES]" >gpus', env={"CUDA_VISIBLE_DEVICES": "0"}))
+    assert wait_for_end(real, manager, handle).state is RmJobState.DONE
+    assert (real.alice.home / "gpus").read_text() in ("[]\n", "[NoDevFiles]\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "state", "word"),
+    [
+        ("exit 3", RmJobState.FAILED, "exit status 3"),
+        ("kill -9 $$", RmJobState.FAILED, "signal 9"),
+        ("kill $$", RmJobState.CANCELLED, "signal 15"),
+    ],
+)
+def test_how_a_task_ended_is_told(real: Real, manager: SlurmManager, script: str, state: RmJobState, word: str) -> None:
+    job = wait_for_end(real, manager, manager.submit(alices(real, script)))
+    assert job.state is state
+    assert word in job.reason
+
+
+def test_the_task_itself_gets_the_signal_and_may_end_in_peace(real: Real, manager: SlurmManager) -> None:
+    script = f"trap 'echo saved >saved; exit 0' TERM; touch graceful; {FOREVER}"
+    handle = manager.submit(alices(real, script))
+    wait_for_file(real, real.alice.home / "graceful")
+    manager.stop([handle], 600)
+    assert wait_for_end(real, manager, handle).state is RmJobState.DONE
+    assert (real.alice.home / "saved").exists()
+
+
+def test_what_does_not_end_is_cancelled_at_its_deadline(real: Real, manager: SlurmManager) -> None:
+    handle = manager.submit(alices(real, DEAF))
+    wait_for_file(real, real.alice.home / "deaf")
+    manager.stop([handle], 1)
+    assert listed(manager, handle).state in (RmJobState.RUNNING, RmJobState.ENDING)
+    assert wait_for_end(real, manager, handle).state is RmJobState.CANCELLED
+
+
+def test_a_waiting_task_is_cancelled_at_once(real: Real, manager: SlurmManager) -> None:
+    full = manager.submit(alices(real, FOREVER, demand=Resources.of(cpu=8)))
+    wait_for(real, manager, full, RmJobState.RUNNING)
+    waiting = manager.submit(alices(real, FOREVER, name="worker-2", demand=Resources.of(cpu=1)))
+    real.cluster.wait_until(lambda: listed(manager, waiting).reason == "Resources", "it waits for room")
+    manager.stop([waiting, "4000000000", "not-a-handle"], 600)
+    assert listed(manager, waiting).state is RmJobState.CANCELLED
+    assert listed(manager, full).state is RmJobState.RUNNING
+
+
+def test_many_stops_are_few_commands(real: Real, manager: SlurmManager) -> None:
+    handles = [manager.submit(alices(real, "sleep 600", name=f"worker-{number}")) for number in range(12)]
+    manager.stop(handles, 600)
+    manager.stop(handles, 0)
+    for handle in handles:
+        assert wait_for_end(real, manager, handle).state is RmJobState.CANCELLED
+
+
+def test_a_drained_node_takes_nothing_and_says_why(real: Real, manager: SlurmManager) -> None:
+    reason = "disk | is\nbad"
+    real.cluster.run("scontrol", "update", "nodename=n2", "state=drain", f"reason={reason}")
+    nodes = {node.name: node for node in manager.snapshot().nodes}
+    assert nodes["n2"].state is NodeState.DRAINING
+    assert nodes["n2"].remark == f"drained: {reason}"
+    assert nodes["n1"].state is NodeState.UP
+    handle = manager.submit(alices(real, "true", node="n2"))
+    real.cluster.wait_until(lambda: "ReqNodeNotAvail" in listed(manager, handle).reason, "the reason")
+    assert listed(manager, handle).state is RmJobState.PENDING
+
+
+def test_a_lost_node_loses_its_tasks_and_they_are_not_started_again(real: Real, manager: SlurmManager) -> None:
+    handle = manager.submit(alices(real, FOREVER, node="n4"))
+    wait_for(real, manager, handle, RmJobState.RUNNING)
+    real.cluster.stop_node("n4")
+    try:
+        real.cluster.run("scontrol", "update", "nodename=n4", "state=down", "reason=test")
+        assert wait_for_end(real, manager, handle).state is RmJobState.LOST
+        lost = next(node for node in manager.snapshot().nodes if node.name == "n4")
+        assert (lost.state, lost.remark.endswith(": test")) == (NodeState.DOWN, True)
+    finally:
+        real.cluster.start_node("n4")
+
+
+def test_what_slurm_refuses_is_refused_in_its_words(real: Real, manager: SlurmManager) -> None:
+    with pytest.raises(NotFound, match=r"on n9.*Invalid node name specified"):
+        manager.submit(alices(real, "true", node="n9"))
+    nowhere = replace(real.owner(real.alice), partition="nowhere")
+    with pytest.raises(Rejected, match="nowhere"):
+        manager.submit(spec(nowhere, real.alice.home, "true"))
+    nobody = Owner("nobody-at-all", 4_242_424, 4_242_424)
+    with pytest.raises(Rejected, match="--uid"):
+        manager.submit(spec(nobody, real.alice.home, "true"))
+    with pytest.raises(Rejected, match=r"cpu: wanted 9, had 8"):
+        manager.submit(alices(real, "true", demand=Resources.of(cpu=9)))
+    with pytest.raises(Rejected, match="gres"):
+        manager.submit(alices(real, "true", node="n9", demand=Resources.of(tpu=1)))
+    assert real.cluster.running() == []
+
+
+def test_a_daemon_that_is_not_root_may_submit_for_itself_only(real: Real, tmp_path: Path) -> None:
+    """The real sbatch, run as alice."""
+    wrapper = tmp_path / "sbatch"
+    become = f"setpriv --reuid={real.alice.uid} --regid={real.alice.gid} --clear-groups"
+    wrapper.write_text(f'#!/bin/sh\nexec {become} /usr/bin/sbatch "$@"\n')
+    wrapper.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{PATH}", "SLURM_CONF": str(real.cluster.conf)}
+    manager = SlurmManager(SlurmSettings(), clock=time.time, environ=environ, uid=real.alice.uid)
+    assert not manager.capabilities().other_users
+    with pytest.raises(Denied, match="--uid only permitted by root"):
+        manager.submit(spec(real.owner(real.bob), real.bob.home, "true"))
+    job = wait_for_end(real, manager, manager.submit(alices(real, "true")))
+    assert (job.state, job.user) == (RmJobState.DONE, real.alice.name)
+
+
+def test_everything_is_found_again_after_a_restart(real: Real, manager: SlurmManager) -> None:
+    running = manager.submit(alices(real, FOREVER, name="ps-0"))
+    ended = manager.submit(alices(real, "exit 4"))
+    wait_for(real, manager, running, RmJobState.RUNNING)
+    wait_for_end(real, manager, ended)
+    again = manager_of(real.cluster)
+    found = {job.tag: job for job in again.snapshot().jobs if job.handle in (running, ended)}
+    assert found[task_tag(JOB, "ps-0")].state is RmJobState.RUNNING
+    assert found[task_tag(JOB, "worker-1")].state is RmJobState.FAILED
+    again.stop([running], 0)
+    assert wait_for_end(real, again, running).state is RmJobState.CANCELLED
+    again.close()
+
+
+def test_other_peoples_jobs_with_any_comment_and_name_do_no_harm(real: Real, manager: SlurmManager) -> None:
+    tag = task_tag(JOB, "worker-1")
+    comment = f"|1|2\n3|RUNNING|\n{tag}|é%A" + "y" * 300
+    handle = manager.submit(alices(real, FOREVER))
+    odd = real.cluster.submit_as(real.bob, ANCHOR, f"--comment={comment}", "--job-name=a|b c\nUserId=root(0)")
+    array = real.cluster.submit_as(real.bob, ANCHOR, "--array=1-5", "--hold")
+    jobs = {job.handle: job for job in manager.snapshot().jobs}
+    assert jobs[handle].tag == tag
+    assert jobs[odd].tag == ""
+    assert jobs[array].state is RmJobState.PENDING
+
+
+def test_another_users_job_cannot_carry_a_mark_of_a_living_anchor(real: Real, manager: SlurmManager) -> None:
+    anchor = real.cluster.submit_as(real.alice, ANCHOR)
+    mark = task_tag(JobKey("lab", anchor, 1_795_000_000), "worker-1")
+    forged = real.cluster.submit_as(real.bob, ANCHOR, f"--comment={mark}")
+    own = real.cluster.submit_as(real.alice, ANCHOR, f"--comment={mark}")
+    assert listed(manager, forged).tag == ""
+    assert listed(manager, own).tag == mark
+
+
+def test_an_anchor_is_vouched_for(real: Real, manager: SlurmManager) -> None:
+    name = "x|y\nGroupId=root(0)"
+    before = int(time.time())
+    anchor_id = real.cluster.submit_as(real.alice, ANCHOR, f"--job-name={name}")
+    real.cluster.wait_until(lambda: listed(manager, anchor_id).state is RmJobState.RUNNING, "the anchor runs")
+    anchor = manager.vouch(anchor_id, proof(real, real.alice, anchor_id))
+    assert anchor.key.cluster == "lab"
+    assert anchor.key.id == anchor_id
+    assert before <= anchor.key.submitted <= time.time()
+    assert anchor.key.submitted == listed(manager, anchor_id).submitted
+    assert anchor.owner == real.owner(real.alice)
+    assert anchor.script == ANCHOR
+    assert JobKey.from_slug(anchor.key.slug) == anchor.key
+
+
+def test_a_proof_serves_once_and_only_its_maker_and_its_job(real: Real, manager: SlurmManager) -> None:
+    anchor = real.cluster.submit_as(real.alice, ANCHOR, "--hold")
+    good = proof(real, real.alice, anchor)
+    manager.vouch(anchor, good)
+    with pytest.raises(Denied, match="used before"):
+        manager.vouch(anchor, good)
+    with pytest.raises(Denied, match=f"belongs to user {real.alice.uid}"):
+        manager.vouch(anchor, proof(real, real.bob, anchor))
+    with pytest.raises(Denied, match="not made for job"):
+        manager.vouch(anchor, proof(real, real.alice, "1"))
+    for garbage in ("", "garbage", "MUNGE:AAAA:", good[:-20], good.replace("A", "B")):
+        with pytest.raises(Denied):
+            manager.vouch(anchor, garbage)
+    with pytest.raises(NotFound):
+        manager.vouch("4000000000", proof(real, real.alice, "4000000000"))
+    real.cluster.run("scancel", anchor)
+    with pytest.raises(NotFound, match="has ended"):
+        manager.vouch(anchor, proof(real, real.alice, anchor))
+
+
+def test_an_anchor_without_a_script_is_not_vouched_for(real: Real, manager: SlurmManager) -> None:
+    said = real.cluster.run("salloc", "--no-shell", user=real.alice).stderr
+    anchor = said.split("allocation ")[1].split()[0]
+    with pytest.raises(NotFound, match="start it with sbatch"):
+        manager.vouch(anchor, proof(real, real.alice, anchor))
+
+
+def test_capabilities(real: Real, manager: SlurmManager) -> None:
+    able = manager.capabilities()
+    assert (able.name, able.cluster, able.other_users, able.starts_anchors) == ("slurm", "lab", True, False)
+    assert able.version[0].isdigit()
+
+
+def test_a_controller_that_is_down_is_unavailable_and_comes_back(real: Real) -> None:
+    manager = manager_of(real.cluster, command_timeout_seconds=2)
+    handle = manager.submit(alices(real, FOREVER))
+    wait_for(real, manager, handle, RmJobState.RUNNING)
+    missing = manager_of(real.cluster, munge_socket="/nonexistent/socket")
+    with pytest.raises(Unavailable, match="munge"):
+        missing.vouch(handle, proof(real, real.alice, handle))
+    real.cluster.stop_controller()
+    try:
+        for ask in (
+            manager.snapshot,
+            lambda: manager.submit(alices(real, "true")),
+            lambda: manager.stop([handle], 600),
+            lambda: manager.vouch(handle, proof(real, real.alice, handle)),
+        ):
+            with pytest.raises(Unavailable):
+                ask()
+    finally:
+        real.cluster.start_controller(fresh=False)
+    real.cluster.wait_until(lambda: real.cluster.job_state(handle) == "RUNNING", "the controller is back")
+    assert listed(manager, handle).state is RmJobState.RUNNING
+    manager.stop([handle], 0)
+    wait_for_end(real, manager, handle)
+    manager.close()
+
+
+def test_nothing_of_a_cluster_is_left_when_its_test_is_killed(tmp_path: Path) -> None:
+    """The keeper outlives the test that made the cluster, and cleans up behind it."""
+    program = (
+        "import sys, json, os, signal\n"
+        f"sys.path[:0] = {[str(Path(__file__).parents[1])]!r}\n"
+        "from slurm_cluster import SlurmCluster\n"
+        "cluster = SlurmCluster(nodes=1)\n"
+        "cluster.start()\n"
+        "user = cluster.add_user('carol')\n"
+        "job = cluster.submit_as(user, '#!/bin/sh\\nsetsid sleep 600 & touch up; wait\\n')\n"
+        "cluster.wait_until((user.home / 'up').exists, 'up')\n"
+        "print(json.dumps([str(cluster.directory), user.name]), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -9, done.stderr
+    directory, user = json.loads(done.stdout)
+    deadline = time.monotonic() + 60
+
+    def left() -> list[str]:
+        found = [directory] if Path(directory).exists() else []
+        found += [entry.pw_name for entry in pwd.getpwall() if entry.pw_name == user]
+        for process in psutil.process_iter():
+            try:
+                found += [process.name()] if any(directory in word for word in process.cmdline()) else []
+                found += [process.name()] if process.username() == user else []
+            except psutil.Error:
+                continue
+        return found
+
+    while left():
+        assert time.monotonic() < deadline, left()
+        time.sleep(0.1)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from dl2d.core.errors import ConfigError
+from dl2d_slurm.manager import create
+from dl2d_slurm.settings import SlurmSettings
+
+
+def test_nothing_needs_to_be_set() -> None:
+    assert SlurmSettings.parse({}) == SlurmSettings()
+
+
+def test_all_keys_are_read() -> None:
+    given = {
+        "cluster": "lab",
+        "partition": "gpu,gpu-long",
+        "slurm_conf": "/etc/slurm/slurm.conf",
+        "munge_socket": "/run/munge/munge.socket.2",
+        "command_timeout_seconds": 5,
+        "poll_floor_seconds": 2.5,
+        "submit_rate_per_second": 1,
+        "time_limit": 60,
+        "default_memory_mib": 512,
+        "sbatch_options": ["--reservation=ml", "--exclusive"],
+    }
+    settings = SlurmSettings.parse(given)
+    assert settings.time_limit == "60"
+    assert settings.sbatch_options == ("--reservation=ml", "--exclusive")
+    assert settings.command_timeout_seconds == 5.0
+    assert {name for name in given if getattr(settings, name) == getattr(SlurmSettings(), name)} == set()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("partitions", "gpu"),
+        ("cluster", "my cluster"),
+        ("cluster", ["lab"]),
+        ("partition", "-gpu"),
+        ("partition", "a b"),
+        ("slurm_conf", "slurm.conf"),
+        ("munge_socket", 3),
+        ("command_timeout_seconds", 0),
+        ("command_timeout_seconds", "soon"),
+        ("command_timeout_seconds", float("nan")),
+        ("poll_floor_seconds", -1),
+        ("submit_rate_per_second", True),
+        ("time_limit", "2 days"),
+        ("time_limit", True),
+        ("default_memory_mib", -1),
+        ("sbatch_options", "--exclusive"),
+        ("sbatch_options", ["exclusive"]),
+        ("sbatch_options", ["--uid=0"]),
+        ("sbatch_options", ["--wrap=id"]),
+    ],
+)
+def test_what_is_bad_is_refused_with_its_full_name(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"^resource_manager\.slurm\.{key}: "):
+        create({key: value}, clock=lambda: 0.0)

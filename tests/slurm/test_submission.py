@@ -1,0 +1,122 @@
+"""A task becomes the right options and a script that passes its words on unchanged."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slurm_fakes import task
+
+from dl2d.core.errors import Rejected
+from dl2d.core.jobs import Launch, Owner
+from dl2d.core.resources import Resources
+from dl2d_slurm.settings import SlurmSettings
+from dl2d_slurm.submission import NODE_VARIABLES, options, script
+
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=60)
+NAMES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,10}", fullmatch=True).filter(
+    lambda name: name not in NODE_VARIABLES and not name.startswith(("SLURM", "LC_", "LANG", "BASH", "PATH"))
+)
+
+
+def run(text: str) -> bytes:
+    done = subprocess.run(["/bin/sh"], input=text.encode(), capture_output=True, timeout=30, check=True, env={})
+    return done.stdout
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(TEXT, max_size=5))
+def test_words_of_the_command_arrive_unchanged(words: list[str]) -> None:
+    launch = Launch(("/usr/bin/printf", "%s\\0", *words, "end"), "/")
+    assert run(script(launch)).decode().split("\0") == [*words, "end", ""]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.dictionaries(NAMES, TEXT, max_size=5))
+def test_values_of_variables_arrive_unchanged(env: dict[str, str]) -> None:
+    launch = Launch(("/usr/bin/env", "-0"), "/", tuple(env.items()))
+    found = dict(line.split("=", 1) for line in run(script(launch)).decode().split("\0") if line)
+    assert {name: found.get(name) for name in env} == env
+    assert found.keys() - env.keys() <= NODE_VARIABLES
+
+
+@given(st.lists(TEXT, min_size=1, max_size=5), st.dictionaries(NAMES, TEXT, max_size=5))
+def test_nothing_of_the_users_comes_before_the_first_command(words: list[str], env: dict[str, str]) -> None:
+    text = script(Launch(tuple(words), "/", tuple(env.items())))
+    assert text.startswith("#!/bin/sh\n:\n")
+    assert "\r" not in text
+
+
+def test_variables_that_belong_to_the_node_are_left_to_it() -> None:
+    env = (
+        ("CUDA_VISIBLE_DEVICES", "3"),
+        ("SLURM_JOB_ID", "9"),
+        ("BASH_FUNC_x%%", "() { :; }"),
+        ("UID", "0"),
+        ("A", "1"),
+    )
+    assert [line for line in script(Launch(("true",), "/", env)).splitlines() if "export" in line] == ["export A=1"]
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [Launch((), "/"), Launch(("a\0b",), "/"), Launch(("a",), "/", (("A", "\0"),))],
+    ids=["none", "argv", "env"],
+)
+def test_what_no_script_can_hold_is_rejected(launch: Launch) -> None:
+    with pytest.raises(Rejected):
+        script(launch)
+
+
+def chosen(**more: object) -> list[str]:
+    given = {"settings": SlurmSettings(), "spelling": {}, "as_owner": True}
+    wanted = {key: more.pop(key) for key in list(more) if key in given}
+    return options(task(**more), **{**given, **wanted})  # type: ignore[arg-type]
+
+
+def test_a_task_runs_as_its_owner_on_its_node_with_the_anchors_account() -> None:
+    owner = Owner("alice", 1001, 1002, account="ml", partition="gpu", qos="high")
+    words = chosen(owner=owner)
+    for word in ("--uid=1001", "--gid=1002", "--account=ml", "--partition=gpu", "--qos=high", "--nodelist=n1"):
+        assert word in words
+    for word in ("--parsable", "--no-requeue", "--cpus-per-task=2", "--mem=100M", "--chdir=/home/alice"):
+        assert word in words
+    assert "--output=dl2-12-worker-1.out" in words
+    assert "--comment=dl2:fake.12.1795000000:worker-1" in words
+    assert all(word.startswith("--") for word in words)
+
+
+def test_what_is_not_known_is_not_said() -> None:
+    words = chosen(node="", as_owner=False)
+    said = ("--uid", "--gid", "--nodelist", "--account", "--qos", "--partition", "--time", "--gres")
+    assert not [word for word in words if word.partition("=")[0] in said]
+
+
+def test_the_sites_settings_win() -> None:
+    site = SlurmSettings(partition="ml", time_limit="1-00", default_memory_mib=256, sbatch_options=("--exclusive",))
+    words = chosen(settings=site, demand=Resources.of(cpu=1), owner=Owner("a", 1, 1, partition="gpu"))
+    assert {"--partition=ml", "--time=1-00", "--mem=256M", "--exclusive"} <= set(words)
+
+
+@pytest.mark.parametrize(
+    ("demand", "said"),
+    [
+        ({"cpu": 0.5}, ["--cpus-per-task=1"]),
+        ({}, ["--cpus-per-task=1"]),
+        ({"cpu": 2, "memory": 100.5}, ["--cpus-per-task=2", "--mem=101M"]),
+        ({"cpu": 1, "gpu": 2}, ["--cpus-per-task=1", "--gres=gpu:2"]),
+        ({"cpu": 1, "gpu": 2, "gpu:a100": 2}, ["--cpus-per-task=1", "--gres=gpu:A100:2"]),
+        ({"cpu": 1, "gpu": 3, "gpu:a100": 2}, ["--cpus-per-task=1", "--gres=gpu:1,gpu:A100:2"]),
+        ({"cpu": 1, "nvme": 1}, ["--cpus-per-task=1", "--gres=nvme:1"]),
+    ],
+)
+def test_demands(demand: dict[str, float], said: list[str]) -> None:
+    words = chosen(demand=Resources.of(demand), spelling={"gpu:a100": "gpu:A100"})
+    assert [word for word in words if word.partition("=")[0] in ("--cpus-per-task", "--mem", "--gres")] == said
+
+
+def test_a_fraction_of_a_device_is_rejected() -> None:
+    with pytest.raises(Rejected, match=r"gpu=0\.5"):
+        chosen(demand=Resources.of(cpu=1, gpu=0.5))

@@ -1,0 +1,164 @@
+"""Fakes of Slurm's commands on PATH that note how they were called, and records for tests of the Slurm manager."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_cluster import SlurmCluster, User
+
+from dl2d.core.cluster import task_tag
+from dl2d.core.jobs import JobKey, Launch, Owner, Role
+from dl2d.core.resource_manager import TaskSpec
+from dl2d.core.resources import Resources
+from dl2d_slurm.manager import SlurmManager
+from dl2d_slurm.settings import SlurmSettings
+
+PROGRAM = """\
+import json, os, re, sys, time
+folder = os.path.dirname(os.path.abspath(sys.argv[0]))
+name = os.path.basename(sys.argv[0])
+call = {"argv": [name, *sys.argv[1:]], "stdin": sys.stdin.read(), "env": dict(os.environ)}
+descriptor = os.open(os.path.join(folder, "calls"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+os.write(descriptor, (json.dumps(call) + "\\n").encode())
+with open(os.path.join(folder, name + ".json")) as file:
+    answer = json.load(file)
+time.sleep(answer.get("delay", 0))
+rows = answer.get("rows")
+wanted = next((word for word in sys.argv if word.startswith("--Format=")), "")
+if rows is not None and wanted:
+    fields = [column.partition(":") for column in wanted.partition("=")[2].split(",")]
+    for row in rows:
+        sys.stdout.write("".join(str(row.get(field, "")) + suffix for field, _, suffix in fields) + "\\n")
+sys.stdout.write(answer.get("stdout", ""))
+sys.stderr.write(answer.get("stderr", ""))
+sys.exit(answer.get("status", 0))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How a fake was called."""
+
+    argv: list[str]
+    stdin: str
+    env: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        return self.argv[0]
+
+
+class FakeSlurm:
+    """Executables that answer as told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        for name in ("squeue", "sinfo", "sbatch", "scancel", "scontrol", "unmunge"):
+            program = folder / name
+            program.write_text(f"#!{sys.executable} -SE\n{PROGRAM}")
+            program.chmod(0o755)
+            self.answer(name)
+        self.answer("scontrol", stdout="Configuration data\nClusterName             = fake\n")
+        self.answer("sinfo", rows=[node_row("n1"), node_row("n2")])
+        self.answer("squeue", rows=[])
+        self.answer("sbatch", stdout="77\n")
+
+    def answer(self, name: str, **answer: Any) -> None:
+        """Say what a program prints, with what status it ends, and after what ``delay``."""
+        (self.folder / f"{name}.json").write_text(json.dumps(answer))
+
+    def calls(self, name: str = "") -> list[Call]:
+        """How the programs were called since the last ``forget``, in order."""
+        path = self.folder / "calls"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [call for call in (Call(**json.loads(line)) for line in lines) if name in ("", call.name)]
+
+    def forget(self) -> None:
+        (self.folder / "calls").unlink(missing_ok=True)
+
+
+class Clock:
+    """A clock that stands still unless it is set."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+        self.slept: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def node_row(name: str, **more: object) -> dict[str, object]:
+    """A row of sinfo: an idle node."""
+    row = {"NodeList": name, "StateLong": "idle", "CPUsState": "0/8/0/8", "Memory": "4000", "AllocMem": "0"}
+    return {**row, "Gres": "gpu:2", "GresUsed": "gpu:0", "Reason": "none", **more}
+
+
+def job_row(number: int, **more: object) -> dict[str, object]:
+    """A row of squeue: a running job."""
+    row = {"JobID": number, "State": "RUNNING", "SubmitTime": 1795253932, "exit_code": 0, "UserName": "alice"}
+    row |= {"NodeList": "n1", "tres-alloc": "cpu=1,mem=100M,node=1,billing=1", "tres-per-node": "N/A"}
+    return {**row, "Reason": "None", "Comment": "(null)", **more}
+
+
+JOB = JobKey("fake", "12", 1_795_000_000)
+
+
+def task(**more: Any) -> TaskSpec:
+    """A task of job 12 of user 1001."""
+    given: dict[str, Any] = {
+        "tag": task_tag(JOB, "worker-1"),
+        "job": JOB,
+        "role": Role.WORKER,
+        "name": "worker-1",
+        "demand": Resources.of(cpu=2, memory=100),
+        "node": "n1",
+        "owner": Owner("alice", 1001, 1002),
+        "launch": Launch(("dl2-run", "python", "train.py"), "/home/alice", (("PATH", "/usr/bin:/bin"),)),
+    }
+    return TaskSpec(**{**given, **more})
+
+
+class Managers:
+    """Makes managers over the fakes."""
+
+    def __init__(self, slurm: FakeSlurm, clock: Clock) -> None:
+        self._slurm = slurm
+        self._clock = clock
+        self._made: list[SlurmManager] = []
+
+    def __call__(self, *, uid: int = 0, **settings: object) -> SlurmManager:
+        made = SlurmManager(
+            SlurmSettings.parse(settings),
+            clock=self._clock,
+            sleep=self._clock.sleep,
+            environ={"PATH": str(self._slurm.folder), "SLURM_CONF": "/x/slurm.conf", "SECRET": "of the daemon"},
+            uid=uid,
+        )
+        self._made.append(made)
+        return made
+
+    def close(self) -> None:
+        for made in self._made:
+            made.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """A real private Slurm with two ordinary users."""
+
+    cluster: SlurmCluster
+    alice: User
+    bob: User
+
+    def owner(self, user: User) -> Owner:
+        return Owner(user.name, user.uid, user.gid, partition=self.cluster.partition)
