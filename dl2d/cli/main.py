@@ -14,6 +14,7 @@ import typer
 from dl2d import __version__
 from dl2d.cli import check as checking
 from dl2d.cli import configuration, db, history, policy, serve, status, submit, why
+from dl2d.cli.demo.command import demo
 from dl2d.core.errors import ConfigError, Dl2dError, PluginError, RequestError
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app.command("cancel", rich_help_panel=_JOBS)(submit.cancel)
 app.command("status", rich_help_panel=_JOBS)(status.status)
 app.command("why", rich_help_panel=_JOBS)(why.why)
 app.command("history", rich_help_panel=_JOBS)(history.history)
+app.command("demo", rich_help_panel=_ADMIN)(demo)
 app.command("run", rich_help_panel=_ADMIN)(serve.run)
 app.command("check", rich_help_panel=_ADMIN)(checking.check)
 app.command("config", rich_help_panel=_ADMIN)(configuration.config)

@@ -13,12 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 #: Width of tables that do not go to a terminal: wide enough that nothing has to be cut or wrapped.
-_FILE_WIDTH = 400
+FILE_WIDTH = 400
 
 
 def console() -> Console:
     """A console on standard output; knows by itself whether that is a terminal."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
 
 
 def on_terminal() -> bool:
