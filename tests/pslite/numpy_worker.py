@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--shards", type=int, default=16)
     parser.add_argument("--block-bytes", type=int, default=1024)
     parser.add_argument("--log", default="")
+    parser.add_argument("--save", default="")
     parser.add_argument("--raise-at", type=int, default=-1)
     parser.add_argument("--step-seconds", type=float, default=0.0)
     options = parser.parse_args()
@@ -92,13 +93,15 @@ def main() -> int:
             mine += picked.size
             lines.append(f"{epoch} {' '.join(str(int(i)) for i in picked)}".rstrip())
             sums.add(leaf, bundle)
-        session.exchange(sums.contributions, loss, mine)
         if options.log:
             path = Path(f"{options.log}.{os.environ.get('DL2_TASK', 'single')}")
             with path.open("a", encoding="utf-8") as file:
                 file.write("\n".join(lines) + "\n")
             lines.clear()
+        session.exchange(sums.contributions, loss, mine)
     session.finish()
+    if options.save and session.is_chief:
+        np.save(options.save, weights)
     assert np.array_equal(seen, np.full(3, float(spec.total_versions))), seen
     if isinstance(session, SingleSession):
         print(session.digest())

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from bisect import bisect_right, insort
+from collections.abc import Mapping, Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+#: sorts after every block number
+_ANY_BLOCK = 1 << 62
 
 
 def assign(sizes: Sequence[int], previous: Mapping[int, str], servers: Sequence[str]) -> tuple[int, ...]:
     """Give every block an owner.
 
-    Only two kinds of block move: those whose owner is not among `servers`, and, from each server that holds more than
-    the average, the ones that best fit its excess.  They go, largest first, to the server that is furthest below the
-    average. Afterwards no two servers differ by more than twice the largest block, and with blocks of one size by more
-    than one block.
+    Blocks whose owner is not among `servers` go, largest first, to the server that holds least.  Then, while two
+    servers differ by more than the largest block, the fullest gives the emptiest the block that best fits half their
+    difference.  Nothing else moves.  No server stays without a block while another has two.
 
     Parameters
     ----------
@@ -29,35 +29,54 @@ def assign(sizes: Sequence[int], previous: Mapping[int, str], servers: Sequence[
     -------
     For each block the index of its owner in `servers`.
 
+    Raises
+    ------
+    ValueError
+        there is no server.
+
     """
     if not servers:
-        msg = "a plan needs at least one server"
-        raise ValueError(msg)
+        raise ValueError("a plan needs at least one server")
     index = {name: i for i, name in enumerate(servers)}
-    owners = [index.get(previous.get(block, ""), -1) for block in range(len(sizes))]
-    loads = [0] * len(servers)
-    for block, owner in enumerate(owners):
-        if owner >= 0:
-            loads[owner] += sizes[block]
-    free = [block for block, owner in enumerate(owners) if owner < 0]
-    average = sum(sizes) / len(servers)
-    for server in range(len(servers)):
-        free += _release(server, owners, loads, sizes, average)
-    # largest first; equal ones in block order, so that every process computes the same plan
-    for block in sorted(free, key=lambda b: (-sizes[b], b)):
+    #: per server its blocks as (bytes, number), smallest first
+    shelves: list[list[tuple[int, int]]] = [[] for _ in servers]
+    orphans: list[tuple[int, int]] = []
+    for block, size in enumerate(sizes):
+        owner = index.get(previous.get(block, ""), -1)
+        (shelves[owner] if owner >= 0 else orphans).append((size, block))
+    for shelf in shelves:
+        shelf.sort()
+    loads = [sum(size for size, _ in shelf) for shelf in shelves]
+    # largest first, equal ones in block order: every process computes the same plan
+    for size, block in sorted(orphans, key=lambda item: (-item[0], item[1])):
         server = min(range(len(servers)), key=lambda s: (loads[s], s))
-        owners[block] = server
-        loads[server] += sizes[block]
+        insort(shelves[server], (size, block))
+        loads[server] += size
+    _level(shelves, loads, max(sizes, default=0))
+    owners = [0] * len(sizes)
+    for server, shelf in enumerate(shelves):
+        for _, block in shelf:
+            owners[block] = server
     return tuple(owners)
 
 
-def _release(server: int, owners: list[int], loads: list[int], sizes: Sequence[int], average: float) -> list[int]:
-    """Take blocks from a server above the average, largest first, as long as that brings it nearer to the average."""
-    mine = sorted((b for b, owner in enumerate(owners) if owner == server), key=lambda b: (-sizes[b], -b))
-    released: list[int] = []
-    for block in mine:
-        if loads[server] - average > sizes[block] / 2:
-            released.append(block)
-            owners[block] = -1
-            loads[server] -= sizes[block]
-    return released
+def _level(shelves: list[list[tuple[int, int]]], loads: list[int], largest: int) -> None:
+    """Move blocks from the fullest to the emptiest server until they differ by at most `largest` bytes."""
+    places = range(len(shelves))
+    while True:
+        taker = min(places, key=lambda s: (loads[s], s))
+        if shelves[taker]:
+            giver = max(places, key=lambda s: (loads[s], -s))
+            if loads[giver] - loads[taker] <= largest:
+                return
+        else:
+            giver = max(places, key=lambda s: (len(shelves[s]) > 1, loads[s], -s))
+            if len(shelves[giver]) <= 1:
+                return
+        gap = loads[giver] - loads[taker]
+        # the largest block of at most half the difference; if all are larger, the smallest of them
+        place = max(0, bisect_right(shelves[giver], (gap // 2, _ANY_BLOCK)) - 1)
+        size, block = shelves[giver].pop(place)
+        insort(shelves[taker], (size, block))
+        loads[giver] -= size
+        loads[taker] += size

@@ -151,6 +151,10 @@ class _Pending:
         """Whether the plan takes effect for certain; a finished worker that crossed into it has said so before."""
         return self.first >= 0 or bool(self.pushed or self.drained or self.moved)
 
+    def newcomers(self) -> set[str]:
+        """The tasks that the plan adds."""
+        return self.plan.tasks() - (self.previous.tasks() if self.previous else set())
+
     def movers(self) -> set[str]:
         """The servers that have something to move or to keep."""
         plans = [p for p in (self.previous, self.plan) if p is not None]
@@ -229,6 +233,7 @@ class Coordinator:
         self._suspensions: list[float] = []
         self._given_up = 0
         self._retry_at = 0.0
+        self._target_changed = 0.0
         self._held_back: set[str] = set()
         self._final = False
 
@@ -315,7 +320,11 @@ class Coordinator:
         if self._state == "running":
             self._check_end()
         urgent, self._urgent = self._urgent, False
-        self._reply = self._director.exchange(self.status(), urgent=urgent) or self._reply
+        reply = self._director.exchange(self.status(), urgent=urgent)
+        if reply is not None:
+            if self._reply is None or reply.members != self._reply.members:
+                self._target_changed = now
+            self._reply = reply
         if self._reply is not None and self._reply.stop and self._state in ("waiting", "running"):
             self._fail("cancelled by the scheduler")
 
@@ -457,7 +466,8 @@ class Coordinator:
         if isinstance(message, Ready):
             pending.ready.add(member.task)
         elif isinstance(message, Nack):
-            self._give_up_plan(f"{member.title} cannot take part: {message.reason}", {member.task})
+            fault = {message.about} & pending.newcomers() or {member.task}
+            self._give_up_plan(f"{member.title} cannot take part: {message.reason}", fault)
         elif isinstance(message, Stamped):
             if message.first < 0:
                 self._abort(pending, "the job ends before the plan could take effect")
@@ -612,14 +622,11 @@ class Coordinator:
     def _check_deadlines(self, now: float) -> None:
         pending = self._pending
         if pending is not None and pending.phase == "preparing" and now - pending.began > self._settings.prepare:
-            late = pending.members() - pending.ready
-            old = late & (pending.previous.tasks() if pending.previous else set())
-            names = ", ".join(sorted(late))
-            if old:
-                # a member in good standing that cannot prepare: keep the job as it is, try again later
-                self._abort(pending, f"{names} not ready within {self._settings.prepare:g} s")
-            else:
-                self._give_up_plan(f"{names} not ready within {self._settings.prepare:g} s", late)
+            late = (pending.members() - pending.ready) & pending.newcomers()
+            # workers that are late may be so because they wait for a server; servers wait for no newcomer but servers
+            servers = {task for task in late if self._members[task].role == "ps"}
+            names = ", ".join(sorted(servers or late or pending.members() - pending.ready))
+            self._give_up_plan(f"{names} not ready within {self._settings.prepare:g} s", servers or late)
         limit = self._settings.start
         if self._plan is None and pending is None and limit is not None and now - self._began > limit:
             roles: tuple[tuple[Literal["worker", "ps"], str], ...] = (("worker", "worker"), ("ps", "server"))
@@ -722,6 +729,7 @@ class Coordinator:
         if not missing:
             return False
         newest = max((self._members[t].joined for t in joined), default=0.0)
+        newest = max(newest, self._target_changed)
         if not before:
             roles = [min(self._members[t].joined for t in self._joined(r)) for r in ("worker", "ps")]
             return now - max(roles) < self._settings.grace
@@ -755,7 +763,7 @@ class Coordinator:
         all_moved = pending.moved.keys() >= pending.movers()
         if plan.stop and previous is not None and all_moved and not pending.resumed:
             pending.resumed = True
-            self._tell(plan.tasks(), Resume(plan=plan.number))
+            self._tell({m.task for m in plan.workers}, Resume(plan=plan.number))
         leavers = {m.task for m in previous.workers} - plan.tasks() if previous else set()
         if not all_moved or pending.drained < leavers or not pending.pushed.keys() >= {m.task for m in plan.workers}:
             return

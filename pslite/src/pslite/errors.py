@@ -27,6 +27,14 @@ class ConnectError(PsliteError):
     """A peer could not be reached within the time allowed."""
 
 
+class Unreachable(ConnectError):
+    """A member of the job could not be reached; `task` names it."""
+
+    def __init__(self, task: str, reason: str) -> None:
+        super().__init__(f"cannot reach {task}: {reason}")
+        self.task = task
+
+
 class PeerLost(PsliteError):
     """A connection ended although the peer had not left."""
 

@@ -14,6 +14,7 @@ from typing import Literal
 from pslite.director import Reply, Status
 
 _END_SECONDS = 10.0
+_FAILED_END_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -124,18 +125,21 @@ class LocalDirector:
         return Reply(members=frozenset(self._targets["worker"] + self._targets["ps"]), heartbeat_seconds=0.1)
 
     def _settled(self, status: Status) -> bool:
+        gone = {m.task for m in status.members if m.state == "left"}
+        wanted = {role: set(tasks) - gone for role, tasks in self._targets.items()}
         active = {m.task for m in status.members if m.state == "active"}
         reported = status.plans[-1] if status.plans else None
         return (
-            active == set(self._targets["worker"] + self._targets["ps"])
+            active == wanted["worker"] | wanted["ps"]
             and not any(m.state == "draining" for m in status.members)
             and reported is not None
-            and (reported.workers, reported.servers) == (self._counts["worker"], self._counts["ps"])
+            and (reported.workers, reported.servers) == (len(wanted["worker"]), len(wanted["ps"]))
         )
 
-    def close(self, status: Status) -> None:  # noqa: ARG002
+    def close(self, status: Status) -> None:
         """Wait for the tasks to end, and end those that do not."""
-        self.stop(_END_SECONDS)
+        # after a failure some may not have joined yet, and would try to for long
+        self.stop(_END_SECONDS if status.state == "finished" else _FAILED_END_SECONDS)
 
     def stop(self, seconds: float) -> None:
         """Give the processes so long to end by themselves, then kill their groups."""

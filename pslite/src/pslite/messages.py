@@ -89,10 +89,11 @@ class Ready(Message, frozen=True):
 
 
 class Nack(Message, frozen=True):
-    """I cannot take part in that plan."""
+    """I cannot take part in that plan; `about` names the member at fault, if it is another one."""
 
     plan: int
     reason: str
+    about: str = ""
 
 
 class Stamped(Message, frozen=True):

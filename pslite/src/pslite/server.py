@@ -24,7 +24,7 @@ import numpy as np
 from pslite.auth import Acceptor, Identity, connect
 from pslite.blocks import Block, cut
 from pslite.channel import Channel, Inbox, listen
-from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError
+from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, Unreachable
 from pslite.holding import Array, BufferPool, Holding
 from pslite.messages import (
     MAX_CONTROL_BYTES,
@@ -51,7 +51,7 @@ from pslite.messages import (
     Welcome,
 )
 from pslite.optimizers import Updater
-from pslite.plan import Plan, Reduction, reduction
+from pslite.plan import Member, Plan, Reduction, reduction
 from pslite.spec import JobSpec
 from pslite.wire import INIT, PARAM, PUSH, STATE, STATE_ACK, WRONG_OWNER, Header, Link
 
@@ -59,6 +59,8 @@ from pslite.wire import INIT, PARAM, PUSH, STATE, STATE_ACK, WRONG_OWNER, Header
 _HANDSHAKE_SECONDS = 10.0
 #: strangers at a time
 _MAX_STRANGERS = 64
+#: how long another member may take to accept a connection
+_CONNECT_SECONDS = 15.0
 #: seconds after which a broken data connection to a member fails the job, if the coordinator has not spoken before
 _BROKEN_SECONDS = 3.0
 #: frames of state queued at a time: moving gives way to answering workers
@@ -152,7 +154,7 @@ class Server:
         self._outgoing: deque[Holding] = deque()
         self._unacknowledged: dict[int, Holding] = {}
         self._refused = 0
-        self._done: queue.SimpleQueue[tuple[int, _Stage | str]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[int, _Stage | Nack]] = queue.SimpleQueue()
         self._wake_out, self._wake_in = socket.socketpair()
         self._status: int | None = None
 
@@ -625,7 +627,7 @@ class Server:
 
     def _make_ready(self, plan: Plan, spec: JobSpec, held: set[int]) -> None:
         """Second thread: allocate and touch what comes, connect to where the rest goes."""
-        result: _Stage | str
+        result: _Stage | Nack
         links: dict[str, Link] = {}
         try:
             how = reduction(spec, len(plan.workers))
@@ -635,13 +637,14 @@ class Server:
             self._pool.reserve([self._blocks[b] for b in gained], len(plan.workers))
             targets = {plan.owner(b).task: plan.owner(b) for b in held - mine}
             for task, member in targets.items():
-                sock, _ = connect(member.address, self._identity, "data", timeout=15.0, incarnation=member.incarnation)
+                sock = _reach(member, self._identity)
                 links[task] = Link(sock, task, member.incarnation, "ps")
             result = _Stage(plan, how, expected, gained, links)
         except (PsliteError, MemoryError, ValueError) as error:
             for link in links.values():
                 link.close()
-            result = f"{type(error).__name__}: {error}"
+            about = error.task if isinstance(error, Unreachable) else ""
+            result = Nack(plan=plan.number, reason=str(error) or type(error).__name__, about=about)
         self._done.put((plan.number, result))
         with contextlib.suppress(OSError):
             self._wake_in.send(b"x")
@@ -651,8 +654,8 @@ class Server:
             self._wake_out.recv(256)
         while not self._done.empty():
             number, result = self._done.get()
-            if isinstance(result, str):
-                self._control.send(Nack(plan=number, reason=result))
+            if isinstance(result, Nack):
+                self._control.send(result)
                 continue
             self._stages[number] = result
             for link in result.peers.values():
@@ -688,3 +691,10 @@ class Server:
 
 def _data_only(hello: Hello) -> str:
     return "" if hello.channel == "data" else "this is a parameter server: it takes data connections only"
+
+
+def _reach(member: Member, identity: Identity) -> socket.socket:
+    try:
+        return connect(member.address, identity, "data", timeout=_CONNECT_SECONDS, incarnation=member.incarnation)[0]
+    except PsliteError as error:
+        raise Unreachable(member.task, str(error)) from error

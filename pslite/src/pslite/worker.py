@@ -22,7 +22,7 @@ from types import TracebackType
 from pslite.auth import Identity, connect
 from pslite.blocks import cut
 from pslite.channel import Channel, Inbox
-from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, UsageError
+from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, Unreachable, UsageError
 from pslite.gradients import Bundle, Contribution
 from pslite.messages import (
     MAX_CONTROL_BYTES,
@@ -50,7 +50,7 @@ from pslite.messages import (
 from pslite.messages import (
     Drained as DrainedMessage,
 )
-from pslite.plan import Plan
+from pslite.plan import Member, Plan
 from pslite.session import Drained, Share, Stopwatch
 from pslite.spec import JobSpec
 from pslite.wire import INIT, PARAM, PUSH, WRONG_OWNER, Header, Link
@@ -61,6 +61,8 @@ _PROGRESS_SECONDS = 0.1
 _FAIL_GRACE_SECONDS = 5.0
 #: how long a broken data connection waits for the coordinator's verdict
 _VERDICT_SECONDS = 10.0
+#: how long a server may take to accept a connection
+_CONNECT_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -328,17 +330,23 @@ class Worker:
                     continue
                 link = key.data
                 if mask & selectors.EVENT_READ and link.open:
+                    reason = ""
                     try:
                         link.receive(self)
                     except PeerLost as error:
-                        self._lost(link, str(error))
+                        reason = str(error)
+                    if reason:
+                        self._lost(link, reason)
 
     def _flush(self, link: Link) -> None:
         if link.unsent:
+            reason = ""
             try:
                 link.flush()
             except PeerLost as error:
-                self._lost(link, str(error))
+                reason = str(error)
+            if reason:
+                self._lost(link, reason)
                 return
         if link.unsent != (link in self._writing):
             self._selector.modify(link.sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0), link)
@@ -540,13 +548,21 @@ class Worker:
                 present = self._links.get(task)
                 if present is not None and present.incarnation == member.incarnation:
                     continue
-                sock, _ = connect(member.address, self._identity, "data", timeout=15.0, incarnation=member.incarnation)
+                sock = _reach(member, self._identity)
                 links[task] = Link(sock, task, member.incarnation, "ps")
         except (PsliteError, ValueError) as error:
             for link in links.values():
                 link.close()
-            self._send(Nack(plan=plan.number, reason=f"{type(error).__name__}: {error}"))
+            about = error.task if isinstance(error, Unreachable) else ""
+            self._send(Nack(plan=plan.number, reason=str(error) or type(error).__name__, about=about))
             return
         self._staged.put(_Stage(plan, previous, links))
         self._wake()
         self._send(Ready(plan=plan.number))
+
+
+def _reach(member: Member, identity: Identity) -> socket.socket:
+    try:
+        return connect(member.address, identity, "data", timeout=_CONNECT_SECONDS, incarnation=member.incarnation)[0]
+    except PsliteError as error:
+        raise Unreachable(member.task, str(error)) from error

@@ -1,0 +1,330 @@
+"""What dies, and what the job then says: quickly, and naming the task and how it died."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from pslite_jobs import KillAt, command, static_digest
+
+from pslite.coordinator import Coordinator, Settings
+from pslite.director import Reply, StaticDirector
+from pslite.testing import Resize, run_local
+
+SLOW = ("--step-seconds", "0.02", "--epochs", "100")
+
+
+@pytest.mark.parametrize("task", ["worker-1", "worker-0", "ps-0", "ps-1"])
+def test_a_killed_member_fails_the_job_by_name(task):
+    kill = KillAt(task, 5)
+    began = []
+
+    def hook(status, director):
+        kill(status, director)
+        if kill.pid and not began:
+            began.append(time.monotonic())
+
+    result = run_local(command(*SLOW), workers=2, servers=2, on_status=hook)
+    assert result.state == "failed"
+    assert result.reason == f"{task} on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9"
+    assert result.exit_codes.pop(task) == 128 + 9
+    assert set(result.exit_codes.values()) == {1}
+
+
+def test_an_error_in_the_users_script_is_the_reason():
+    result = run_local(command("--raise-at", "7", *SLOW), workers=2, servers=1)
+    assert result.state == "failed"
+    assert "worker-" in result.reason
+    assert "its script raised ValueError: the user's own mistake" in result.reason
+    assert set(result.exit_codes.values()) == {1}
+
+
+def test_a_script_that_ends_early_is_told_from_one_that_is_done():
+    code = (
+        "import sys; sys.argv = ['x', '--epochs', '50']; import runpy; "
+        "import numpy_worker as w; w.pace = lambda v, t: sys.exit(0) if v == 4 else None; w.main()"
+    )
+    environ = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"}
+    result = run_local([sys.executable, "-c", code], environ=environ)
+    assert result.state == "failed"
+    assert "script ended at version 4 of 550" in result.reason
+
+
+def test_a_script_that_never_joins():
+    result = run_local([sys.executable, "-c", "raise SystemExit(3)"])
+    assert result.state == "failed"
+    assert "worker-0" in result.reason
+    assert "status 3" in result.reason
+
+
+def test_a_command_that_does_not_exist():
+    result = run_local(["/no/such/program"])
+    assert result.state == "failed"
+    assert "cannot start '/no/such/program'" in result.reason
+
+
+def test_a_joiner_killed_before_it_is_ready_leaves_the_job_untouched():
+    class Freeze:
+        """Stops the joiner as soon as it has joined, so that its plan cannot become ready, then kills it."""
+
+        stopped = 0
+
+        def __call__(self, status, director):
+            member = next((m for m in status.members if m.task == "ps-1"), None)
+            if member is None:
+                return
+            if not self.stopped:
+                self.stopped = member.pid
+                os.kill(member.pid, signal.SIGSTOP)
+            elif self.stopped > 0 and any("plan 2" in line for line in lines):
+                os.kill(self.stopped, signal.SIGKILL)
+                self.stopped = -1
+
+    lines: list[str] = []
+    result = run_local(
+        command("--epochs", "12"),
+        workers=2,
+        servers=1,
+        schedule=[Resize(5, 2, 2)],
+        on_status=Freeze(),
+        say=lines.append,
+        settings=Settings(grace=60.0, start=60.0, lease=60.0),
+    )
+    assert result.state == "finished", result.log
+    assert result.digest == static_digest("--epochs", "12")
+    assert len(result.plans) == 1
+    assert any("plan 2 is given up" in line and "ps-1" in line for line in result.log)
+    assert result.exit_codes["ps-1"] == 128 + 9
+
+
+def test_a_joiner_that_never_gets_ready_is_dropped_and_the_others_join():
+    class Freeze:
+        stopped = 0
+
+        def __call__(self, status, director):
+            member = next((m for m in status.members if m.task == "ps-1"), None)
+            if member is not None and not self.stopped:
+                self.stopped = member.pid
+                os.kill(member.pid, signal.SIGSTOP)
+            if self.stopped > 0 and any(p.number > 2 for p in status.plans):
+                os.kill(self.stopped, signal.SIGKILL)
+                self.stopped = -1
+
+    result = run_local(
+        command("--epochs", "100", "--step-seconds", "0.01"),
+        workers=1,
+        servers=1,
+        schedule=[Resize(5, 2, 2)],
+        on_status=Freeze(),
+        settings=Settings(grace=60.0, start=60.0, lease=60.0, prepare=2.0, settle=30.0),
+    )
+    assert result.state == "finished", result.log
+    assert result.digest == static_digest("--epochs", "100")
+    assert any("ps-1 not ready within 2 s" in line for line in result.log)
+    assert [(p.workers, p.servers) for p in result.plans] == [(1, 1), (2, 1)]
+
+
+def test_a_silent_member_is_found_by_its_lease():
+    kill = KillAt("worker-1", 5, signal.SIGSTOP)
+    result = run_local(
+        command(*SLOW),
+        workers=2,
+        servers=1,
+        on_status=kill,
+        settings=Settings(grace=60.0, start=60.0, heartbeat=0.2, lease=1.5),
+    )
+    assert result.state == "failed"
+    assert f"worker-1 on {socket.gethostname()} (pid {kill.pid}) died or hangs: silent for 1.5 s" in result.reason
+
+
+def test_a_worker_with_another_script_is_refused_with_the_difference(coordinator_with_a_running_job):
+    job = coordinator_with_a_running_job
+    done = job.worker("worker-7", *SLOW, "--batch", "16", "--features", "50")
+    assert done.returncode == 1
+    assert "describes another job" in done.stderr
+    assert "batch: 16 here, 20 there" in done.stderr
+    assert "tensor weight: [50]" in done.stderr
+    assert job.still_running()
+
+
+def test_a_wrong_token_is_refused_on_both_sides(coordinator_with_a_running_job):
+    job = coordinator_with_a_running_job
+    done = job.worker("worker-8", *SLOW, token=secrets.token_hex(32))
+    assert done.returncode == 1
+    assert "wrong token" in done.stderr
+    assert "worker-8" in job.wait_for_line("wrong token")
+    assert job.still_running()
+
+
+def test_a_task_id_is_never_used_twice(coordinator_with_a_running_job):
+    job = coordinator_with_a_running_job
+    done = job.worker("worker-0", *SLOW)
+    assert done.returncode == 1
+    assert "has joined already" in done.stderr
+    assert job.still_running()
+
+
+def test_random_bytes_to_coordinator_and_server_do_no_harm(coordinator_with_a_running_job):
+    job = coordinator_with_a_running_job
+    server = next(m for m in job.coordinator._members.values() if m.role == "ps")
+    for address in (job.address, server.address):
+        host, port = address.rsplit(":", 1)
+        for data in (b"", b"\0" * 64, b"\xff" * 64, secrets.token_bytes(100_000), b"GET / HTTP/1.0\r\n\r\n"):
+            with socket.create_connection((host, int(port)), timeout=5) as sock:
+                try:
+                    sock.sendall(data)
+                    sock.shutdown(socket.SHUT_WR)
+                    sock.settimeout(5)
+                    while sock.recv(65536):
+                        pass
+                except OSError:
+                    pass
+    assert job.still_running()
+
+
+def test_members_end_when_the_coordinator_is_killed():
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("DL2_")}
+    code = (
+        "import sys; from pslite.coordinator import Coordinator; from pslite.local import LocalDirector\n"
+        "d = LocalDirector(sys.argv[1:], workers=2, servers=1)\n"
+        "c = Coordinator(job='j', token=b'x' * 32, director=d, say=lambda t: print(t, flush=True), host='127.0.0.1')\n"
+        "c.run()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *command(*SLOW)],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    pids = []
+    try:
+        for line in process.stdout:
+            if "(pid " in line:
+                pids.append(int(line.split("(pid ")[1].split(")")[0]))
+            if "plan 1 done" in line:
+                break
+        process.kill()
+        # stderr is shared with the tasks: it ends when the last of them has
+        _, errors = process.communicate(timeout=30)
+        assert errors.count("the coordinator at") >= 3
+        assert "is gone" in errors
+        assert len(pids) == 3
+        assert not any(alive(pid) for pid in pids)
+    finally:
+        for pid in pids:
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+# --- a job that runs while strangers knock -----------------------------------------------------------------------
+
+
+class RunningJob:
+    def __init__(self):
+        self.lines: list[str] = []
+        self.token = secrets.token_bytes(32)
+        self.stop = False
+        job = self
+
+        class Director(StaticDirector):
+            def exchange(self, status, *, urgent):
+                job.version = status.version
+                return Reply(members=frozenset({"worker-0", "ps-0"}), stop=job.stop)
+
+        self.version = 0
+        self.coordinator = Coordinator(
+            job="test", token=self.token, director=Director(), say=self.lines.append, host="127.0.0.1"
+        )
+        self.address = self.coordinator.address
+        self.thread = threading.Thread(target=self.run)
+        self.status = None
+        self.processes = [self.start("ps-0", "ps"), self.start("worker-0", "worker", *SLOW)]
+
+    def run(self):
+        self.status = self.coordinator.run()
+
+    def environ(self, task, role, token):
+        return {
+            **os.environ,
+            "DL2_ROLE": role,
+            "DL2_TASK": task,
+            "DL2_COORDINATOR": self.address,
+            "DL2_TOKEN": token,
+            "DL2_QUIET": "1",
+        }
+
+    def start(self, task, role, *options):
+        return subprocess.Popen(
+            [sys.executable, "-m", "pslite.run", "--", *command(*options)],
+            env=self.environ(task, role, self.token.hex()),
+            start_new_session=True,
+        )
+
+    def worker(self, task, *options, token=None):
+        return subprocess.run(
+            [sys.executable, "-m", "pslite.run", "--", *command(*options)],
+            env=self.environ(task, "worker", token or self.token.hex()),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def wait_for_line(self, text):
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            found = [line for line in self.lines if text in line]
+            if found:
+                return found[-1]
+            time.sleep(0.02)
+        raise AssertionError(self.lines)
+
+    def still_running(self):
+        before = self.version
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and self.version < before + 5:
+            time.sleep(0.02)
+        return self.version >= before + 5 and not any("failed" in line for line in self.lines)
+
+
+@pytest.fixture(scope="module")
+def coordinator_with_a_running_job():
+    job = RunningJob()
+    job.thread.start()
+    try:
+        job.wait_for_line("plan 1 done")
+        yield job
+    finally:
+        job.stop = True
+        job.thread.join(20)
+        for process in job.processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    assert job.status.state == "failed"
+    assert job.status.reason == "cancelled by the scheduler"
