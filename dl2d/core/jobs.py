@@ -38,7 +38,7 @@ class JobKey(NamedTuple):
         return cls(match[1], match[2], int(match[3]))
 
 
-_SLUG = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.(\d{1,12})")
+_SLUG = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.(0|[1-9][0-9]{0,11})")
 
 
 class Role(enum.StrEnum):

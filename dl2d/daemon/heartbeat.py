@@ -67,7 +67,7 @@ class Heartbeat(_Message):
 
     address: _Word
     incarnation: _Word = ""
-    state: Literal["waiting", "running", "finished", "failed"]
+    state: Literal["waiting", "running", "finished", "failed", "cancelled"]
     reason: _Text | None = None
     version: _Count = 0
     total_versions: _Count | None = None
@@ -99,6 +99,7 @@ _JOB_STATES = {
     "running": JobState.RUNNING,
     "finished": JobState.FINISHED,
     "failed": JobState.FAILED,
+    "cancelled": JobState.CANCELLED,
 }
 _TASK_STATES = {"joined": TaskState.JOINED, "active": TaskState.CONFIRMED, "left": TaskState.DRAINED}
 

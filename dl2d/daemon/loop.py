@@ -17,7 +17,7 @@ import structlog
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from dl2d.config.settings import Settings
-from dl2d.core.errors import ConfigError, Dl2dError
+from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError
 from dl2d.core.resource_manager import ResourceManager
 from dl2d.core.store import Store
 from dl2d.daemon.admission import Admission
@@ -75,6 +75,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         self._carry = Carry()
         self._last_done = timer()
         self._status = "starting"
+        self._fatal: AlreadyRunning | None = None
         self._opened = ExitStack()
         with ExitStack() as stack:
             stack.callback(store.close)
@@ -142,7 +143,13 @@ class Daemon(AbstractContextManager["Daemon"]):
         self._wakeup.set()
 
     def run(self) -> None:
-        """Serve until ``stop``, SIGTERM or SIGINT; SIGHUP reloads. Signals are heard in the main thread only."""
+        """Serve until ``stop``, SIGTERM or SIGINT; SIGHUP reloads. Signals are heard in the main thread only.
+
+        Raises
+        ------
+        AlreadyRunning
+            The lease on the store was lost to another daemon.
+        """
         handled: list[tuple[int, object]] = []
         if threading.current_thread() is threading.main_thread():
             handled = [
@@ -168,6 +175,8 @@ class Daemon(AbstractContextManager["Daemon"]):
             for number, before in handled:
                 signal.signal(number, before)  # type: ignore[arg-type]
             log.info("stopped")
+        if self._fatal is not None:
+            raise self._fatal
 
     def _serve(self, scheduler: BackgroundScheduler) -> None:
         pause = (self._service.watchdog_seconds or 60.0) / 3
@@ -199,6 +208,11 @@ class Daemon(AbstractContextManager["Daemon"]):
         try:
             with self._manager_lock:
                 self._carry, report = tick(self._context, self._carry)
+        except AlreadyRunning as error:
+            # The lease on the store was lost to another daemon: two must never act on one cluster.
+            self._fatal = error
+            self.stop()
+            return None
         except Dl2dError as error:
             self._status = f"last tick failed: {error}"
             log.error("tick failed", error=str(error), kind=type(error).__name__)

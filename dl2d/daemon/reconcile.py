@@ -36,7 +36,7 @@ class Patience:
     drain: float = 60.0
     #: An ended job's anchor and tasks have this long to end by themselves.
     end: float = 10.0
-    #: This many tasks in a row that end before they join end the job.
+    #: This many tries in a row whose tasks end before they join end the job.
     start_failures: int = 3
 
 
@@ -75,7 +75,7 @@ def reconcile(
     cluster
         Name of this cluster; marks of other clusters are not ours.
     failures
-        For each job the number of tasks in a row that ended before they joined, and how the last one ended.
+        For each job the number of tries in a row whose tasks ended before they joined, and how the last one ended.
     """
     tasks = tuple(tasks)
     by_handle = {job.handle: job for job in seen.jobs}
@@ -150,7 +150,7 @@ def _job_change(
         return JobChange(state=_JOB_ENDS[anchor.state], end_reason=f"its coordinator ended: {how}")
     count, last = failures
     if count >= patience.start_failures:
-        reason = f"{count} tasks in a row ended before they joined; the last: {last}"
+        reason = f"{count} tries in a row to start its tasks failed; the last: {last}"
         return JobChange(state=JobState.FAILED, end_reason=reason)
     return JobChange(anchor=anchor.handle) if not job.anchor else None
 

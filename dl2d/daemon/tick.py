@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -20,7 +21,7 @@ from dl2d.daemon.guard import GuardRules, Memory, guard
 from dl2d.daemon.launching import Launcher
 from dl2d.daemon.observe import take_snapshot
 from dl2d.daemon.place import place
-from dl2d.daemon.reconcile import Patience, Reconciliation, reconcile
+from dl2d.daemon.reconcile import Patience, reconcile
 
 log = structlog.get_logger()
 
@@ -59,8 +60,10 @@ class Carry:
     decided_at: float = float("-inf")
     answered: str = ""
     memory: Memory = field(default_factory=Memory)
-    #: Tasks in a row that ended before they joined, by job, and how the last one ended.
+    #: Ticks in a row in which tasks of a job were found to have ended before they joined, and how the last one ended.
     failures: tuple[tuple[JobKey, tuple[int, str]], ...] = ()
+    #: When each handle was last asked to stop.
+    stopping: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,9 @@ def tick(context: Context, carry: Carry) -> tuple[Carry, Report]:
     """
     begin = context.timer()
     seen = context.manager.snapshot()
-    jobs, tasks, failures = _mend(context, seen, dict(carry.failures))
+    jobs, tasks, found = _mend(context, seen, dict(carry.failures))
+    stopping = _stop(context, found, dict(carry.stopping), seen.at)
+    failures = found.failures
     snapshot = take_snapshot(jobs, tasks, seen, carry.slot + 1)
     answered = _situation(snapshot, failures)
     due = snapshot.at - carry.decided_at >= context.slot_seconds or answered != carry.answered
@@ -105,8 +110,9 @@ def tick(context: Context, carry: Carry) -> tuple[Carry, Report]:
     outcome = apply(plan, {job.key: job for job in jobs}, context.store, context.manager, context.launcher, seen.at)
     seconds = context.timer() - begin
     report = Report(snapshot, decision, plan, outcome, decided, seconds)
+    carry = replace(carry, failures=tuple(failures.items()), stopping=tuple(stopping.items()))
     if not decided:
-        return _carry_on(carry, failures), report
+        return carry, report
     context.store.record_slot(
         Slot(
             number=snapshot.slot,
@@ -121,26 +127,15 @@ def tick(context: Context, carry: Carry) -> tuple[Carry, Report]:
             seconds=seconds,
         )
     )
-    following = Carry(
+    following = replace(
+        carry,
         slot=snapshot.slot,
         standing=decision,
         decided_at=snapshot.at,
         answered=answered,
         memory=carry.memory.after(decision, snapshot.at),
-        failures=tuple(failures.items()),
     )
     return following, report
-
-
-def _carry_on(carry: Carry, failures: dict[JobKey, tuple[int, str]]) -> Carry:
-    return Carry(
-        slot=carry.slot,
-        standing=carry.standing,
-        decided_at=carry.decided_at,
-        answered=carry.answered,
-        memory=carry.memory,
-        failures=tuple(failures.items()),
-    )
 
 
 def _situation(snapshot: Snapshot, failures: dict[JobKey, tuple[int, str]]) -> str:
@@ -149,45 +144,57 @@ def _situation(snapshot: Snapshot, failures: dict[JobKey, tuple[int, str]]) -> s
     return digest([job.key for job in snapshot.jobs], nodes, sorted(failures.items()))
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What reconciliation leaves to be done."""
+
+    stops: tuple[tuple[str, str], ...]
+    failures: dict[JobKey, tuple[int, str]]
+
+
 def _mend(
     context: Context, seen: RmSnapshot, failures: dict[JobKey, tuple[int, str]]
-) -> tuple[tuple[Job, ...], tuple[Task, ...], dict[JobKey, tuple[int, str]]]:
+) -> tuple[tuple[Job, ...], tuple[Task, ...], _Found]:
     """Reconcile store and manager, start anchors, and return what is live now."""
     store = context.store
     live_jobs, live_tasks = store.jobs(live=True), store.tasks(live=True)
-    ended = _ended(store, live_jobs, live_tasks)
     found = reconcile(
         live_jobs,
         live_tasks,
-        ended,
+        _ended(store, live_jobs, live_tasks),
         seen,
         cluster=context.cluster,
         patience=context.patience,
         failures=failures,
     )
-    _carry_out(context, found, seen.at)
-    failures = _count_failures(live_tasks, found.tasks, failures)
+    for remark in found.remarks:
+        log.warning("reconcile", remark=remark)
+    for key, change in found.jobs:
+        job = store.change_job(key, change, seen.at)
+        if change.state is not None:
+            log.info("job", job=key.id, state=str(job.state), reason=job.end_reason)
+    store.change_tasks(found.tasks, seen.at)
     jobs = store.jobs(live=True) if found.jobs else live_jobs
     if context.starts_anchors:
         for job in jobs:
             if job.state is JobState.SUBMITTED and not job.anchor:
                 start_anchor(job, store, context.manager, context.launcher, seen.at)
     tasks = store.tasks(live=True) if found.tasks else live_tasks
-    return jobs, tasks, {key: count for key, count in failures.items() if any(job.key == key for job in jobs)}
+    counted = _count_failures(live_tasks, found.tasks, failures)
+    present = {job.key for job in jobs}
+    return jobs, tasks, _Found(found.stops, {key: count for key, count in counted.items() if key in present})
 
 
-def _carry_out(context: Context, found: Reconciliation, at: float) -> None:
-    for remark in found.remarks:
-        log.warning("reconcile", remark=remark)
-    for key, change in found.jobs:
-        job = context.store.change_job(key, change, at)
-        if change.state is not None:
-            log.info("job", job=key.id, state=str(job.state), reason=job.end_reason)
-    context.store.change_tasks(found.tasks, at)
-    for handle, reason in found.stops:
+def _stop(context: Context, found: _Found, asked: dict[str, float], at: float) -> dict[str, float]:
+    """Stop what has to be stopped; who was asked is asked again only when the grace is well over."""
+    patience = 2 * context.grace + context.patience.end
+    stopping = {handle: asked[handle] for handle, _ in found.stops if at - asked.get(handle, -math.inf) < patience}
+    due = [(handle, reason) for handle, reason in found.stops if handle not in stopping]
+    for handle, reason in due:
         log.info("stop", handle=handle, reason=reason)
-    if found.stops:
-        context.manager.stop([handle for handle, _ in found.stops], context.grace)
+    if due:
+        context.manager.stop([handle for handle, _ in due], context.grace)
+    return stopping | {handle: at for handle, _ in due}
 
 
 def _ended(store: Store, jobs: Iterable[Job], tasks: Iterable[Task]) -> tuple[Job, ...]:
@@ -203,13 +210,18 @@ def _ended(store: Store, jobs: Iterable[Job], tasks: Iterable[Task]) -> tuple[Jo
 def _count_failures(
     tasks: Iterable[Task], changes: Iterable[TaskChange], failures: dict[JobKey, tuple[int, str]]
 ) -> dict[JobKey, tuple[int, str]]:
-    counted = dict(failures)
+    """Count ticks with failures: tasks that were started together and failed together are one try.
+
+    A start that never reached the manager is not the job's fault and does not count.
+    """
     before = {(task.job, task.id): task for task in tasks}
-    for task in before.values():
-        if task.state is TaskState.CONFIRMED:
-            counted.pop(task.job, None)
+    confirmed = {task.job for task in before.values() if task.state is TaskState.CONFIRMED}
+    counted = {key: count for key, count in failures.items() if key not in confirmed}
+    failed: dict[JobKey, str] = {}
     for change in changes:
-        if change.state is TaskState.FAILED and before[change.job, change.task].state.rank < TaskState.JOINED.rank:
-            count, _ = counted.get(change.job, (0, ""))
-            counted[change.job] = (count + 1, f"{change.task}: {change.note or 'no reason given'}")
+        task = before[change.job, change.task]
+        if change.state is TaskState.FAILED and task.state.rank < TaskState.JOINED.rank and task.handle:
+            failed[change.job] = f"{change.task}: {change.note or 'no reason given'}"
+    for key, last in failed.items():
+        counted[key] = (counted.get(key, (0, ""))[0] + 1, last)
     return counted

@@ -1,0 +1,184 @@
+"""Elastic jobs under a real Slurm: an ordinary user's sbatch, the daemon as root, real training processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from daemon_process import DaemonProcess
+from dl2d.core.cluster import TaskState
+from dl2d.core.jobs import JobKey, JobState
+from dl2d.core.store import Resize
+from pslite.testing import run_local
+from slurm_cluster import SlurmCluster, User, why_not
+
+WORKER = Path(__file__).parent.parent / "pslite" / "numpy_worker.py"
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(why_not()), reason=why_not() or "Slurm is there"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    with SlurmCluster(nodes=4) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def alice(cluster: SlurmCluster) -> User:
+    user = cluster.add_user("alice")
+    cluster.add_python(user)
+    return user
+
+
+@pytest.fixture
+def daemon(cluster: SlurmCluster, alice: User, tmp_path: Path) -> Iterator[DaemonProcess]:
+    settings = {
+        "resource_manager": {
+            "name": "slurm",
+            "slurm": {"slurm_conf": str(cluster.conf), "munge_socket": str(cluster.munge_socket)},
+        },
+        "jobs": {"drain_seconds": 20, "end_seconds": 5, "grace_seconds": 3},
+    }
+    with DaemonProcess(tmp_path, settings) as daemon:
+        yield daemon
+    cluster.clear()
+
+
+def script(daemon: DaemonProcess, *arguments: str, directives: str = "", name: str = "elastic") -> str:
+    return f"""#!/bin/sh
+#SBATCH -J {name} -c 1 --mem=50
+#DL2 model=other samples_per_epoch=203 batch=20 epochs=60
+#DL2 worker=cpu:2,memory:200 ps=cpu:1,memory:100
+{directives}
+export DL2_DAEMON={daemon.url}
+exec dl2-run python "$HOME/train.py" --epochs 60 {" ".join(arguments)}
+"""
+
+
+def registered(daemon: DaemonProcess, job: str) -> JobKey:
+    daemon.wait_until(lambda: daemon.store.find_jobs(job), f"job {job} is registered", timeout=90)
+    return daemon.store.find_jobs(job)[0].key
+
+
+def static_digest() -> str | None:
+    # Equal bits need equal kernels: settings of the BLAS in this environment do not reach the users' jobs.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("OPENBLAS_", "OMP_", "MKL_"))}
+    command = [sys.executable, str(WORKER), "--epochs", "60", "--optimizer", "momentum"]
+    return run_local(command, environ=environment).digest
+
+
+def events(resizes: tuple[Resize, ...], direction: str) -> list[list[TaskState]]:
+    return [[event.state for event in resize.events] for resize in resizes if resize.direction == direction]
+
+
+def test_a_users_job_grows_shrinks_for_another_and_ends_with_the_weights_of_a_static_run(
+    cluster: SlurmCluster, alice: User, daemon: DaemonProcess
+) -> None:
+    (alice.home / "train.py").write_text(WORKER.read_text())
+    limits = "#DL2 max_workers=12 max_ps=8"
+    options = ("--optimizer", "momentum", "--step-seconds", "0.05")
+    first_id = cluster.submit_as(alice, script(daemon, *options, directives=limits, name="first"))
+    first = registered(daemon, first_id)
+    daemon.wait_until(
+        lambda: daemon.confirmed(first).workers >= 3 and daemon.confirmed(first).ps >= 2, "the first job grows"
+    )
+    grown = daemon.confirmed(first)
+
+    second_id = cluster.submit_as(alice, script(daemon, *options, directives=limits, name="second"))
+    second = registered(daemon, second_id)
+    daemon.wait_until(lambda: daemon.confirmed(second).workers >= 1, "the second job trains")
+    daemon.wait_until(lambda: daemon.confirmed(first).workers < grown.workers, "the first job shrinks")
+
+    daemon.wait_for_end(first, second, timeout=240)
+    daemon.wait_until_empty()
+    want = static_digest()
+    for key in (first, second):
+        job = daemon.job(key)
+        assert (job.state, job.end_reason) == (JobState.FINISHED, "did all epochs")
+        assert job.digest == want
+        assert job.owner.user == alice.name
+        resizes = daemon.store.resizes(key)
+        for states in events(resizes, "grow"):
+            assert states[0] is TaskState.ASKED
+        for states in events(resizes, "shrink"):
+            assert states[-1] is TaskState.RELEASED
+        assert daemon.store.decisions(key)
+        assert all(entry.decided.reason.text for entry in daemon.store.decisions(key))
+    plans = daemon.store.runtime_plans(first)
+    assert any(plan.removed for plan in plans)
+    assert all(plan.suspension_p50_ms < 5 for plan in plans)
+    assert cluster.running() == []
+    outputs = [path for path in alice.home.iterdir() if path.suffix == ".out"]
+    assert len(outputs) > 4
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in outputs} == {(alice.uid, alice.gid)}
+    assert daemon.stop() == 0
+
+
+def test_a_daemon_killed_in_the_middle_of_a_resize_goes_on_where_it_was(
+    cluster: SlurmCluster, alice: User, daemon: DaemonProcess
+) -> None:
+    (alice.home / "train.py").write_text(WORKER.read_text())
+    options = ("--optimizer", "momentum", "--step-seconds", "0.05")
+    job_id = cluster.submit_as(alice, script(daemon, *options, directives="#DL2 max_workers=6 max_ps=3"))
+    job = registered(daemon, job_id)
+    daemon.wait_until(lambda: len(daemon.tasks(job, live=True)) >= 2, "tasks are asked for", every=0.01)
+    daemon.kill()
+    half = daemon.tasks(job, live=True)
+    assert any(task.state is TaskState.ASKED for task in half)
+
+    daemon.start()
+    daemon.wait_until(lambda: daemon.confirmed(job) == (6, 3), "the job has what was decided", timeout=90)
+    rows = cluster.run("squeue", "-h", "-t", "RUNNING,PENDING", "-o", "%i|%k").stdout.splitlines()
+    comments = Counter(row.partition("|")[2] for row in rows)
+    tags = {task.tag for task in daemon.tasks(job, live=True)}
+    assert {comment for comment in comments if comment.startswith("dl2:")} == tags
+    assert max(comments.values()) == 1  # nothing doubled
+    assert len(rows) == 1 + 9
+
+    daemon.kill()  # again, while it trains: the job does not notice
+    daemon.start()
+    daemon.wait_for_end(job, timeout=240)
+    daemon.wait_until_empty()
+    assert daemon.job(job).state is JobState.FINISHED
+    assert daemon.job(job).digest == static_digest()
+    assert cluster.running() == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("#DL2 epochs", "'epochs' is not key=value"),
+        ("#DL2 model=resnet-51", "model: is given twice"),
+        ("#DL2 colour=red", "colour: unknown key"),
+        ("#DL2 max_workers=0", "max_workers: must be a whole number"),
+    ],
+)
+def test_a_malformed_request_is_told_in_the_jobs_own_output(
+    cluster: SlurmCluster, alice: User, daemon: DaemonProcess, lines: str, words: str
+) -> None:
+    job = cluster.submit_as(alice, script(daemon, directives=lines))
+    cluster.wait_until(lambda: cluster.job_state(job) == "FAILED", "the job ends")
+    assert words in (alice.home / f"slurm-{job}.out").read_text()
+    assert daemon.store.find_jobs(job) == ()
+    assert daemon.answers()
+
+
+def test_a_cancelled_anchor_takes_its_tasks_along(cluster: SlurmCluster, alice: User, daemon: DaemonProcess) -> None:
+    (alice.home / "train.py").write_text(WORKER.read_text())
+    job_id = cluster.submit_as(alice, script(daemon, "--step-seconds", "1", directives="#DL2 max_workers=2 max_ps=1"))
+    job = registered(daemon, job_id)
+    daemon.wait_until(lambda: daemon.confirmed(job) == (2, 1), "the job trains")
+    cluster.run("scancel", job_id, user=alice)
+    daemon.wait_for_end(job)
+    daemon.wait_until_empty()
+    assert daemon.job(job).state is JobState.CANCELLED
+    cluster.wait_until(lambda: cluster.running() == [], "nothing is left")
