@@ -124,3 +124,16 @@ def test_a_change_at_the_very_end_is_dropped_cleanly():
     assert result.state == "finished", result.log
     assert result.digest == static_digest("--epochs", "3")
     assert all(code == 0 for task, code in result.exit_codes.items() if task in ("worker-0", "ps-0"))
+
+
+def test_a_job_lives_on_long_after_a_resize():
+    """Connections between servers end with a plan; that must not be taken for a death (noticed after three seconds)."""
+    result = run_local(
+        command("--epochs", "40", "--step-seconds", "0.01"),
+        workers=1,
+        servers=1,
+        schedule=[Resize(3, 1, 3), Resize(6, 2, 1)],
+        settings=PATIENT,
+    )
+    assert result.state == "finished", result.log
+    assert result.digest == static_digest("--epochs", "40")

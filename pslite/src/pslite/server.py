@@ -313,6 +313,9 @@ class Server:
 
     def _broken(self, link: Link, reason: str) -> None:
         self._drop(link)
+        moving = self._unacknowledged or any(stage.gained for stage in self._stages.values())
+        if link.role == "ps" and not moving:
+            return  # servers are connected only while something moves between them
         stage = self._stages.get(self._current)
         if stage is not None and link.task in stage.plan.tasks():
             # Its death is the coordinator's to judge, with better words; speak only if nothing comes of that.
