@@ -13,7 +13,7 @@ import typer
 
 from dl2d import __version__
 from dl2d.cli import check as checking
-from dl2d.cli import configuration, db, history, policy, serve, status, submit, why
+from dl2d.cli import configuration, db, history, policy, serve, status, submit, unit, why
 from dl2d.cli.demo.command import demo
 from dl2d.core.errors import ConfigError, Dl2dError, PluginError, RequestError
 
@@ -34,6 +34,7 @@ app.command("demo", rich_help_panel=_ADMIN)(demo)
 app.command("run", rich_help_panel=_ADMIN)(serve.run)
 app.command("check", rich_help_panel=_ADMIN)(checking.check)
 app.command("config", rich_help_panel=_ADMIN)(configuration.config)
+app.command("unit", rich_help_panel=_ADMIN)(unit.unit)
 app.add_typer(db.app, name="db", rich_help_panel=_ADMIN)
 app.add_typer(policy.app, name="policy", rich_help_panel=_ADMIN)
 

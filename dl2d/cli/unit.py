@@ -1,0 +1,25 @@
+"""``dl2d unit``: the systemd unit for this installation."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dl2d.config.files import shipped
+from dl2d.config.settings import DEFAULT_PATH
+
+
+def unit(
+    config: Annotated[
+        Path, typer.Option("--config", "-c", help="Configuration file that the service shall use.")
+    ] = DEFAULT_PATH,
+) -> None:
+    """Print the systemd unit with this installation's path: `dl2d unit > /etc/systemd/system/dl2d.service`."""
+    program = Path(sys.argv[0]).resolve()
+    command = f"ExecStart={program} run --config {config.absolute()}"
+    text = shipped("systemd/dl2d.service").read_text(encoding="utf-8")
+    typer.echo(re.sub(r"(?m)^ExecStart=.*$", lambda _: command, text), nl=False)

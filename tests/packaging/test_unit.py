@@ -1,0 +1,38 @@
+"""The systemd unit, checked by systemd's own tool."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DL2D = Path(sys.executable).parent / "dl2d"
+
+pytestmark = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
+
+
+@pytest.fixture
+def unit(tmp_path: Path) -> Path:
+    text = subprocess.run([DL2D, "unit"], capture_output=True, text=True, check=True, timeout=60).stdout
+    path = tmp_path / "dl2d.service"
+    path.write_text(text)
+    return path
+
+
+def test_systemd_accepts_the_unit_without_a_remark(unit: Path) -> None:
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_the_unit_names_this_installation(unit: Path) -> None:
+    assert f"ExecStart={DL2D} run --config /etc/dl2d/dl2d.yaml\n" in unit.read_text()
+
+
+def test_the_unit_is_hardened(unit: Path) -> None:
+    """Exposure by systemd's own measure, 0 (best) to 10: below 2.5 although it runs as root, which Slurm demands."""
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=25", "--no-pager", unit]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout[-400:]
