@@ -1,0 +1,95 @@
+"""What whole ticks ask of Slurm when it has a thousand jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from slurm_fakes import Clock, FakeSlurm, Managers, job_row, node_row
+
+from dl2d.core.cluster import TaskState
+from dl2d.core.jobs import Job, JobKey, JobRequest, JobState, Launch, Owner, Role
+from dl2d.core.plan import Start
+from dl2d.core.resources import Resources
+from dl2d.core.store import JobChange, TaskChange
+from dl2d.daemon.credentials import Credentials
+from dl2d.daemon.decide import Deciders
+from dl2d.daemon.guard import GuardRules
+from dl2d.daemon.launching import Launcher
+from dl2d.daemon.reconcile import Patience
+from dl2d.daemon.tick import Carry, Context, tick
+from dl2d.placement.load_balance import LoadBalance
+from dl2d.policies.drf import Drf
+from dl2d.policies.fifo import Fifo
+from dl2d.store.sql import SqlStore
+
+#: Of the thousand jobs in Slurm, this many are anchors and this many tasks; the rest is none of our business.
+ANCHORS, TASKS, OTHERS = 200, 400, 400
+REQUEST = JobRequest(
+    name="j",
+    model="bert",
+    epochs=1,
+    samples_per_epoch=1,
+    steps_per_epoch=None,
+    batch=1,
+    worker=Resources.of(cpu=1),
+    ps=Resources.of(cpu=1),
+    max_workers=1,
+    max_ps=1,
+)
+
+
+@pytest.fixture
+def store(slurm: FakeSlurm):
+    """A store and a Slurm that agree on two hundred jobs of a worker and a PS each."""
+    store = SqlStore("sqlite://")
+    rows = [job_row(number, Comment="(null)") for number in range(1, ANCHORS + 1)]
+    keys = [JobKey("fake", str(number), 1_795_253_932) for number in range(1, ANCHORS + 1)]
+    for key in keys:
+        store.add_job(
+            Job(key=key, request=REQUEST, owner=Owner("alice", 1001, 1002), launch=Launch(("x",), "/"), anchor=key.id)
+        )
+        store.change_job(key, JobChange(state=JobState.RUNNING), 1.0)
+    starts = [
+        Start(key, role, f"n{1 + place % 100}", REQUEST.worker)
+        for place, key in enumerate(keys)
+        for role in (Role.WORKER, Role.PS)
+    ]
+    changes = []
+    for number, task in enumerate(store.ask_tasks(starts, 1.0), start=1000):
+        changes.append(TaskChange(task.job, task.id, TaskState.CONFIRMED, handle=str(number)))
+        rows.append(job_row(number, Comment=task.tag, NodeList=task.node))
+    store.change_tasks(changes, 1.0)
+    rows += [job_row(5000 + number, UserName="bob") for number in range(OTHERS)]
+    assert len(rows) == ANCHORS + TASKS + OTHERS == 1000
+    slurm.answer("squeue", rows=rows)
+    slurm.answer("sinfo", rows=[node_row(f"n{number}", CPUsState="4/4/0/8") for number in range(1, 101)])
+    yield store
+    store.close()
+
+
+def test_a_tick_with_a_thousand_jobs_asks_slurm_once_for_jobs_and_once_for_nodes(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock, store: SqlStore
+) -> None:
+    context = Context(
+        cluster="fake",
+        manager=manager_on(),
+        store=store,
+        deciders=Deciders(Drf(), Fifo(), LoadBalance(), patience=60),
+        launcher=Launcher("http://127.0.0.1:1", Credentials(b"k" * 32)),
+        rules=GuardRules(),
+        patience=Patience(),
+        slot_seconds=300,
+        seed=0,
+        starts_anchors=False,
+        grace=1.0,
+        timer=lambda: 0.0,
+    )
+    carry = Carry()
+    for _ in range(3):
+        clock.now += 15
+        slurm.forget()
+        carry, report = tick(context, carry)
+        assert len(report.snapshot.jobs) == ANCHORS
+        assert report.plan.starts == report.plan.stops == ()
+        assert Counter(call.name for call in slurm.calls()) == {"squeue": 1, "sinfo": 1}
