@@ -508,7 +508,13 @@ class _KeeperProcess:
             null = os.open("/dev/null", os.O_RDONLY)
             actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
             self._pids[message["name"]] = os.posix_spawnp(
-                argv[0], list(argv), os.environ, file_actions=actions, setsid=True
+                argv[0],
+                list(argv),
+                os.environ,
+                file_actions=actions,
+                setsid=True,
+                # The keeper ignores it; slurmd would hand that on to the jobs.
+                setsigdef=[signal.SIGTERM],
             )
             os.close(log)
             os.close(null)

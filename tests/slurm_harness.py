@@ -24,6 +24,7 @@ class SlurmHarness(Harness):
     #: What slurmd and the shell set, on top of the launch's own.
     own_variables = (
         *("DL2_", "SLURM", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
+        *("HYDRA_", "I_MPI_HYDRA_", "OMPI_MCA_plm_slurm", "PRTE_MCA_plm_slurm"),
         *("ENVIRONMENT", "HOSTNAME", "TMPDIR", "PWD", "OLDPWD", "SHLVL"),
     )
 
