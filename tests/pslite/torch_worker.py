@@ -1,4 +1,4 @@
-"""A training script with all that makes exactness hard: BatchNorm, dropout, random data augmentation, groups, a mask."""
+"""A training script with all that makes exactness hard: BatchNorm, dropout, random augmentation, groups, a mask."""
 
 from __future__ import annotations
 
