@@ -79,7 +79,8 @@ def parse_request(given: Mapping[str, object], *, rules: RequestRules, where: st
     samples = fields.optional_number("samples_per_epoch", above=0, most=1e15)
     steps = fields.optional_number("steps_per_epoch", above=0, most=1e12)
     if samples is None and steps is None:
-        raise RequestError("samples_per_epoch", "missing (or give steps_per_epoch)", where=where)
+        near = fields.near_miss("samples_per_epoch") or fields.near_miss("steps_per_epoch")
+        raise RequestError("samples_per_epoch", f"missing (or give steps_per_epoch){near}", where=where)
     batch = fields.whole("batch", least=1, most=10**9, default=None)
     architecture = fields.choice("architecture", Architecture, Architecture.PS)
     has_ps = architecture is Architecture.PS
@@ -178,6 +179,12 @@ def _split(text: str, where: str) -> list[str]:
 
 
 _REQUIRED = object()
+_KEYS = frozenset(
+    {
+        "model", "epochs", "samples_per_epoch", "steps_per_epoch", "batch", "worker", "ps", "min_workers",
+        "max_workers", "min_ps", "max_ps", "allowed_workers", "architecture", "consistency", "name",
+    }
+)  # fmt: skip
 
 
 class _Fields:
@@ -193,9 +200,14 @@ class _Fields:
         value = self._given.get(key)
         if value is None or value == "":
             if default is _REQUIRED:
-                raise RequestError(key, "missing", where=self._where)
+                raise RequestError(key, f"missing{self.near_miss(key)}", where=self._where)
             return default
         return value
+
+    def near_miss(self, key: str) -> str:
+        """The given key that is most like a missing one and is none itself: a slip of the pen."""
+        near = difflib.get_close_matches(key, sorted(self._given.keys() - _KEYS), n=1)
+        return f" (is {_shown(near[0])} meant?)" if near else ""
 
     def _bad(self, key: str, problem: str) -> RequestError:
         return RequestError(key, problem, where=self._where)

@@ -111,6 +111,29 @@ def test_a_bad_request_names_its_key_and_where_it_stands(given_keys: dict[str, o
     assert len(str(caught.value)) < 400
 
 
+@pytest.mark.parametrize(
+    ("missing", "given_key", "problem"),
+    [
+        ("epochs", "epoch", "missing (is 'epoch' meant?)"),
+        ("model", "models", "missing (is 'models' meant?)"),
+        ("worker", "workers", "missing (is 'workers' meant?)"),
+        ("samples_per_epoch", "sample_per_epoch", "missing (or give steps_per_epoch) (is 'sample_per_epoch' meant?)"),
+        ("samples_per_epoch", "step_per_epochs", "missing (or give steps_per_epoch) (is 'step_per_epochs' meant?)"),
+        ("epochs", "colour", "missing"),
+    ],
+)
+def test_a_missing_key_says_which_given_one_may_be_meant(missing: str, given_key: str, problem: str) -> None:
+    keys = {key: value for key, value in LEAST.items() if key != missing}
+    with pytest.raises(RequestError) as caught:
+        parse_request({**keys, given_key: 3}, rules=RULES)
+    assert (caught.value.key, caught.value.problem) == (missing, problem)
+
+
+def test_a_key_that_means_something_else_is_not_taken_for_a_slip() -> None:
+    with pytest.raises(RequestError, match=r"^worker: missing$"):
+        parse_request({"model": "resnet-50", "epochs": 3, "samples_per_epoch": 9, "max_workers": 3}, rules=RULES)
+
+
 def test_a_site_without_a_list_takes_any_model() -> None:
     request = parse_request({**LEAST, "model": "my own/net:2"}, rules=RequestRules())
     assert request.model == request.name == "my own/net:2"
