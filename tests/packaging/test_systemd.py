@@ -1,0 +1,91 @@
+"""`systemctl start dl2d` on a real systemd."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from daemon_process import free_port
+from systemd_machine import SystemdMachine, why_not
+
+CHECKOUT = Path(__file__).parents[2]
+DL2D = Path(sys.executable).parent / "dl2d"
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can be booted")]
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[SystemdMachine]:
+    parts = {CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), Path(sysconfig.get_path("purelib"))}
+    with SystemdMachine(*sorted(part for part in parts if part.is_relative_to("/tmp"))) as machine:
+        unit = subprocess.run([DL2D, "unit"], capture_output=True, text=True, check=True, timeout=60).stdout
+        (machine.root / "etc/systemd/system/dl2d.service").write_text(unit)
+        drop_in = machine.root / "etc/systemd/system/dl2d.service.d"
+        drop_in.mkdir()
+        # The interpreter of the tests may lie in root's home, and a checkout anywhere.
+        shown = "\n".join(f"BindReadOnlyPaths={part}" for part in sorted(parts) if part.is_relative_to("/tmp"))
+        (drop_in / "tests.conf").write_text(f"[Service]\nProtectHome=read-only\nWatchdogSec=6\nRestartSec=1\n{shown}\n")
+        config = machine.root / "etc/dl2d"
+        config.mkdir()
+        (config / "dl2d.yaml").write_text(
+            f"resource_manager: {{name: local}}\napi: {{port: {free_port()}}}\n"
+            "schedule: {poll_seconds: 1, slot_seconds: 5}\n"
+        )
+        machine.boot()
+        yield machine
+
+
+def main_pid(machine: SystemdMachine) -> int:
+    return int(machine.show("dl2d", "MainPID"))
+
+
+def test_start_blocks_until_the_daemon_is_ready(machine: SystemdMachine) -> None:
+    machine.run("systemctl", "start", "dl2d", check=True)
+    assert machine.show("dl2d", "ActiveState") == "active"
+    assert machine.show("dl2d", "StatusText").startswith("slot")
+    state = machine.root / "var/lib/dl2d"
+    assert machine.run("stat", "-c", "%a %U", "/var/lib/dl2d").split() == ["750", "root"], state
+    assert machine.run("stat", "-c", "%a", "/var/lib/dl2d/secret").strip() == "600"
+
+
+def test_the_daemon_sees_no_more_than_it_needs(machine: SystemdMachine) -> None:
+    machine.run("systemctl", "start", "dl2d", check=True)
+    status = machine.run("cat", f"/proc/{main_pid(machine)}/status")
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert int(fields["CapEff"], 16) == int(fields["CapBnd"], 16) == 0
+    assert fields["NoNewPrivs"] == "1"
+    assert fields["Seccomp"] == "2"
+
+
+def test_reload_reads_the_configuration_again(machine: SystemdMachine) -> None:
+    machine.run("systemctl", "start", "dl2d", check=True)
+    before = main_pid(machine)
+    config = "/etc/dl2d/dl2d.yaml"
+    machine.run("sed", "-i", "$ a policy: {name: fifo}", config, check=True)
+    machine.run("systemctl", "reload", "dl2d", check=True)
+    machine.wait_until(lambda: '"event": "reloaded"' in machine.journal(), "the reload is logged")
+    assert main_pid(machine) == before
+    machine.run("sed", "-i", "$ d", config, check=True)
+
+
+def test_a_daemon_that_dies_or_hangs_is_started_again(machine: SystemdMachine) -> None:
+    machine.run("systemctl", "start", "dl2d", check=True)
+    for number, what in ((signal.SIGKILL, "dies"), (signal.SIGSTOP, "hangs")):
+        before = main_pid(machine)
+        machine.signal(before, number)
+        machine.wait_until(
+            lambda: main_pid(machine) not in (0, before) and machine.show("dl2d", "ActiveState") == "active",  # noqa: B023
+            f"a daemon that {what} is started again",
+        )
+
+
+def test_stop_is_clean(machine: SystemdMachine) -> None:
+    machine.run("systemctl", "start", "dl2d", check=True)
+    machine.run("systemctl", "stop", "dl2d", check=True)
+    assert machine.show("dl2d", "Result") == "success"
+    assert '"event": "stopped"' in machine.journal()
