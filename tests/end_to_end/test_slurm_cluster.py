@@ -182,3 +182,20 @@ def test_a_cancelled_anchor_takes_its_tasks_along(cluster: SlurmCluster, alice: 
     daemon.wait_until_empty()
     assert daemon.job(job).state is JobState.CANCELLED
     cluster.wait_until(lambda: cluster.running() == [], "nothing is left")
+
+
+def test_an_orphan_of_a_dead_anchor_is_reaped(cluster: SlurmCluster, alice: User, daemon: DaemonProcess) -> None:
+    (alice.home / "train.py").write_text(WORKER.read_text())
+    job_id = cluster.submit_as(alice, script(daemon, "--step-seconds", "1", directives="#DL2 max_workers=1 max_ps=1"))
+    job = registered(daemon, job_id)
+    daemon.wait_until(lambda: daemon.confirmed(job) == (1, 1), "the job trains")
+    daemon.kill()
+    # What a task job looks like that neither hears its coordinator's end nor anything else.
+    tag = f"--comment=dl2:{job.slug}:worker-7"
+    orphan = cluster.submit_as(alice, "#!/bin/sh\ntrap '' TERM\nwhile :; do sleep 1; done\n", tag)
+    stranger = cluster.submit_as(alice, "#!/bin/sh\nexec sleep 600\n", "--comment=dl2:other.1.2:worker-0")
+    cluster.wait_until(lambda: cluster.job_state(orphan) == "RUNNING", "the orphan runs")
+    cluster.run("scancel", job_id, user=alice)
+    daemon.start()
+    daemon.wait_for_end(job)
+    cluster.wait_until(lambda: cluster.running() == [stranger], "only the stranger is left")
