@@ -10,6 +10,17 @@ import structlog
 from dl2d.config.settings import LogSettings
 
 
+def log_warnings_only() -> None:
+    """For commands that print results: what goes wrong beside them is told on standard error, the rest nowhere."""
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0)],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        # Looked up at each line, so that a stream which was put in its place later is used.
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+
+
 def configure_logging(settings: LogSettings) -> None:
     """Set structlog and the standard library's loggers up to write to standard error."""
     level = logging.getLevelNamesMapping()[settings.level.upper()]

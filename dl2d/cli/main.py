@@ -15,6 +15,7 @@ from dl2d import __version__
 from dl2d.cli import check as checking
 from dl2d.cli import configuration, db, history, policy, serve, status, submit, unit, why
 from dl2d.cli.demo.command import demo
+from dl2d.cli.logging import log_warnings_only
 from dl2d.core.errors import ConfigError, Dl2dError, PluginError, RequestError
 
 app = typer.Typer(
@@ -53,12 +54,13 @@ def dl2d(
 ) -> None:
     """Sizes elastic deep-learning jobs on a cluster and resizes them while they train."""
     del version
+    log_warnings_only()
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script; ``arguments`` default to the process's own."""
     try:
-        app(arguments)
+        app(arguments, prog_name="dl2d")
     except (ConfigError, RequestError, PluginError) as error:
         print(f"dl2d: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(2)

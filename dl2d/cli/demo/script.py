@@ -49,7 +49,7 @@ class Act:
             "worker": {"cpu": 2, "gpu": 1},
             "ps": {"cpu": 1},
             "max_workers": 5,
-            "max_ps": 3,
+            "max_ps": 5,
         }
 
 
@@ -60,6 +60,8 @@ class Script:
     acts: tuple[Act, ...]
     #: Seconds from one arrival to the next: at least, and at most where the job before has not come to rest.
     gap: float
+    #: Of these, at least so many with what was decided for it.
+    rest: float
     longest_gap: float
     slot_seconds: float
     poll_seconds: float = 0.5
@@ -72,7 +74,8 @@ FULL = Script(
         Act(name="medium", model="medium", epochs=19, optimizer="adam", pause=0.02),
         Act(name="cnn", model="cnn", epochs=15, optimizer="momentum", pause=0.02),
     ),
-    gap=13.0,
+    gap=12.0,
+    rest=5.0,
     longest_gap=25.0,
     slot_seconds=3.0,
 )
@@ -84,6 +87,7 @@ FAST = Script(
         Act(name="third", model="medium", epochs=4, optimizer="momentum", pause=0.015),
     ),
     gap=5.0,
+    rest=2.0,
     longest_gap=12.0,
     slot_seconds=2.0,
 )

@@ -87,11 +87,17 @@ class Stage:
             waited = now - arrived
             line = lines.get(key)
             late = any(each.job.progress.epoch > _LATE * each.job.request.epochs for each in lines.values())
-            ready = waited >= self._script.gap and line is not None and _settled(line)
+            if line is None or not _settled(line):
+                self._settled_since = None
+            elif self._settled_since is None:
+                self._settled_since = now
+            rested = self._settled_since is not None and now - self._settled_since >= self._script.rest
+            ready = waited >= self._script.gap and rested
             if not (ready or late or waited >= self._script.longest_gap):
                 return
         act = self._script.acts[len(self._arrived)]
         key = self._site.submit(act)
+        self._settled_since = None
         self._arrived.append((act, key, now))
         self._say(f"{now - self.began:6.1f} s  job {key.id} ({act.name}) submitted: {' '.join(act.command()[2:])}")
 

@@ -1,0 +1,178 @@
+"""check says what is wrong and how to mend it, and disturbs nothing."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import yaml
+from cli.conftest import Dl2d, write_config
+from daemon_process import free_port
+
+from dl2d.store import schema
+from dl2d.store.sql import SqlStore
+
+NODES = {"name": "local", "local": {"nodes": [{"name": "n", "count": 2, "resources": {"cpu": 4, "gpu": 1}}]}}
+JOB = {"model": "vgg-16", "epochs": 3, "samples_per_epoch": 10, "worker": {"cpu": 2}, "command": "python t.py"}
+
+
+def configured(folder: Path, **sections: object) -> Path:
+    return write_config(folder, **{"api": {"port": free_port()}, "resource_manager": NODES, **sections})
+
+
+def wrong(dl2d: Dl2d, config: Path, *files: Path) -> dict[str, str]:
+    """What is wrong, by item; exit status and JSON agree on whether anything is."""
+    ran = dl2d("check", "--json", "-c", config, *files)
+    found = {each["item"]: each["text"] for each in ran.json["findings"] if not each["good"]}
+    assert ran.json["good"] == (not found)
+    assert ran.status == (2 if found else 0)
+    return found
+
+
+def test_a_good_configuration(dl2d: Dl2d, tmp_path: Path):
+    ran = dl2d("check", "-c", configured(tmp_path))
+    assert ran.status == 0
+    assert all(line.startswith("ok") for line in ran.out.splitlines())
+    assert "2 nodes: n-1 cpu=4 gpu=1; n-2 cpu=4 gpu=1" in ran.out
+    assert "the first `dl2d run` makes it" in ran.out
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("sections", "item", "says"),
+    [
+        ({"policy": {"name": "drff"}}, "policy.name", "there is no 'drff'; installed are drf, fifo"),
+        ({"policy": {"fallback": "none"}}, "policy.fallback", "there is no 'none'"),
+        ({"placement": "random"}, "placement", "there is no 'random'; installed are load_balance"),
+        ({"resource_manager": {"name": "yarrn"}}, "resource_manager.name", "there is no 'yarrn'; installed are local"),
+        (
+            {"resource_manager": {"name": "local", "local": {"nodes": [{"name": "n"}]}}},
+            "resource_manager.local",
+            "resource_manager.local.nodes[0].resources: missing",
+        ),
+        (
+            {"resource_manager": {"name": "slurm", "slurm": {"partitions": "gpu"}}},
+            "resource_manager.slurm",
+            "resource_manager.slurm.partitions: unknown key",
+        ),
+        ({"store": {"url": "mysql://x/y"}}, "store", "mysql"),
+        ({"store": {"url": "sqlite:////no/such/folder/x.sqlite"}}, "store", "run `dl2d db upgrade`"),
+        ({"nonsense": 1}, "configuration", "nonsense: unknown key"),
+    ],
+)
+def test_what_is_wrong_is_named(dl2d: Dl2d, tmp_path: Path, sections: dict[str, object], item: str, says: str):
+    found = wrong(dl2d, configured(tmp_path, **sections))
+    assert item in found
+    assert says in found[item]
+
+
+def test_a_missing_configuration(dl2d: Dl2d, tmp_path: Path):
+    assert "`dl2d config`" in wrong(dl2d, tmp_path / "none.yaml")["configuration"]
+
+
+def test_an_old_schema_and_a_newer_one(dl2d: Dl2d, tmp_path: Path):
+    config = configured(tmp_path)
+    (tmp_path / "state").mkdir()
+    empty = tmp_path / "state" / "dl2d.sqlite"
+    empty.touch()
+    assert "store" not in wrong(dl2d, config)
+    config = configured(tmp_path, store={"url": f"sqlite:///{empty}"})
+    assert "run `dl2d db upgrade`" in wrong(dl2d, config)["store"]
+    assert empty.stat().st_size == 0
+
+
+def test_a_key_that_others_may_read(dl2d: Dl2d, tmp_path: Path):
+    config = configured(tmp_path)
+    (tmp_path / "state").mkdir()
+    secret = tmp_path / "state" / "secret"
+    secret.write_bytes(b"k" * 32)
+    secret.chmod(0o640)
+    assert "chmod 600" in wrong(dl2d, config)["secret"]
+    secret.chmod(0o600)
+    assert wrong(dl2d, config) == {}
+    secret.write_bytes(b"short")
+    assert "5 bytes instead of 32" in wrong(dl2d, config)["secret"]
+
+
+def test_a_port_that_another_program_has(dl2d: Dl2d, tmp_path: Path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        answer = wrong(dl2d, configured(tmp_path, api={"port": port}))
+    assert f"http://127.0.0.1:{port}" in answer["daemon"]
+
+
+def test_a_running_daemon_is_not_disturbed(dl2d: Dl2d, tmp_path: Path):
+    config = configured(tmp_path)
+    (tmp_path / "state").mkdir()
+    url = f"sqlite:///{tmp_path}/state/dl2d.sqlite"
+    schema.upgrade(url)
+    with closing(SqlStore(url)) as store:
+        store.acquire("a daemon")
+        assert wrong(dl2d, config) == {}
+        store.next_job_id("x")
+
+
+def test_a_broken_plugin_is_named(dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    info = tmp_path / "site" / "bad-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[dl2d.policies]\nbroken = no_such_module:Policy\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    found = wrong(dl2d, configured(tmp_path))
+    assert list(found) == ["dl2d.policies"]
+    assert "broken (no_such_module:Policy) cannot be loaded" in found["dl2d.policies"]
+
+
+# Job files
+
+
+def job_file(folder: Path, **changes: object) -> Path:
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump({**JOB, **changes}))
+    return file
+
+
+def test_job_files(dl2d: Dl2d, tmp_path: Path):
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\n#DL2 model=vgg-16 epochs=3\n#DL2 samples_per_epoch=5 worker=cpu:1\npython t.py\n")
+    ran = dl2d("check", "-c", configured(tmp_path), job_file(tmp_path), script)
+    assert ran.status == 0
+    assert ran.out.count("vgg-16: vgg-16, 3 epochs, 1 to 16 workers, 1 to 16 PSs") == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model": "vgg"}, "model: unknown model type 'vgg' (did you mean vgg-16?)"),
+        ({"worker": {"cpu": 5}}, "worker: no node is large enough for one (cpu: wanted 5, had 4 on n-1)"),
+        ({"command": ""}, "command: missing"),
+        ({"epochs": -1}, "epochs: must be a number above 0"),
+    ],
+)
+def test_bad_job_files(dl2d: Dl2d, tmp_path: Path, changes: dict[str, object], says: str):
+    file = job_file(tmp_path, **changes)
+    assert wrong(dl2d, configured(tmp_path), file)[str(file)].startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("#DL2 epochs", "'epochs' is not key=value"),
+        ("#DL2 epochs=3", "missing"),
+        ("echo nothing", "has no #DL2 lines"),
+    ],
+)
+def test_bad_scripts(dl2d: Dl2d, tmp_path: Path, line: str, says: str):
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\n{line}\n")
+    assert says in wrong(dl2d, configured(tmp_path), script)[str(script)]
+
+
+def test_job_files_are_checked_even_where_the_configuration_is_bad(dl2d: Dl2d, tmp_path: Path):
+    file = job_file(tmp_path, epochs=0)
+    found = wrong(dl2d, tmp_path / "none.yaml", file)
+    assert set(found) == {"configuration", str(file)}

@@ -1,0 +1,296 @@
+"""status, why, history: against a store that real ticks have filled."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cli.conftest import Dl2d, Recorded, write_config
+
+from dl2d.core.decision import Alternative
+from dl2d.core.jobs import Allocation, JobState
+from dl2d.core.store import JobChange
+from dl2d.store.sql import SqlStore
+
+
+def line_of(text: str, word: str) -> str:
+    return next(line for line in text.splitlines() if word in line)
+
+
+# status
+
+
+def test_status_lists_what_has_not_ended_in_submit_order(dl2d: Dl2d, recorded: Recorded):
+    ran = dl2d("status", "-c", recorded.config)
+    assert ran.status == 0
+    lines = ran.out.splitlines()
+    assert lines[0].split() == [
+        "ID", "NAME", "USER", "MODEL", "STATE", "WORKERS", "PS", "EPOCH", "STEPS/S", "LOSS", "AGE", "WHY"
+    ]  # fmt: skip
+    assert [line.split()[0] for line in lines[1:]] == ["1", "2", "3"]
+    assert lines[1].split()[1:8] == ["first", "ann", "vgg-16", "running", "4", "4", "3.8/10"]
+    assert "no room for a worker (gpu: wanted 1, had 0" in lines[1]
+    assert "has its maximum of 4w+4ps" in lines[2]
+
+
+def test_names_are_shown_as_they_are_and_nothing_is_cut(dl2d: Dl2d, recorded: Recorded):
+    ran = dl2d("status", "-c", recorded.config)
+    assert "[bold]huge[/bold]" in ran.out
+    assert "…" not in ran.out
+    assert all(line == line.rstrip() for line in ran.out.splitlines())
+
+
+def test_newest_first(dl2d: Dl2d, recorded: Recorded):
+    ran = dl2d("status", "--newest", "-c", recorded.config)
+    assert [line.split()[0] for line in ran.out.splitlines()[1:]] == ["3", "2", "1"]
+
+
+def test_status_as_json(dl2d: Dl2d, recorded: Recorded):
+    shown = dl2d("status", "--json", "-c", recorded.config).json
+    assert shown["slot"] == recorded.world.store.last_slot_number()
+    first, _, waiting = shown["jobs"]
+    assert first["job"] == recorded.first.slug
+    assert first["allocation"] == first["decided"] == {"workers": 4, "ps": 4}
+    said = {key: first[key] for key in ("version", "total_versions", "epoch", "epochs", "loss", "steps_per_second")}
+    assert said == {
+        "version": 120, "total_versions": 320, "epoch": 3.75, "epochs": 10, "loss": 0.25, "steps_per_second": 12.5
+    }  # fmt: skip
+    assert waiting["decided"] == {"workers": 0, "ps": 0}
+    assert waiting["state"] == "ready"
+    assert waiting["why"]
+
+
+def test_status_of_one_job_has_its_tasks(dl2d: Dl2d, recorded: Recorded):
+    shown = dl2d("status", "second", "--json", "-c", recorded.config).json
+    assert [job["name"] for job in shown["jobs"]] == ["second"]
+    assert {task["task"] for task in shown["tasks"]} == {f"{role}-{n}" for role in ("worker", "ps") for n in range(4)}
+    text = dl2d("status", "second", "-c", recorded.config).out
+    assert line_of(text, "worker-3").split()[1] == "confirmed"
+
+
+def test_ended_jobs_of_the_last_day_are_shown_on_demand(dl2d: Dl2d, recorded: Recorded):
+    now = time.time()
+    store = recorded.world.store
+    store.change_job(recorded.first, JobChange(state=JobState.FINISHED, end_reason="did all epochs"), now - 100)
+    store.change_job(recorded.second, JobChange(state=JobState.FAILED, end_reason="worker-0 died"), now - 90_000)
+    assert [job["id"] for job in dl2d("status", "--json", "-c", recorded.config).json["jobs"]] == ["3"]
+    ran = dl2d("status", "--all", "-c", recorded.config)
+    assert [line.split()[0] for line in ran.out.splitlines()[1:]] == ["1", "3"]
+    assert "did all epochs" in ran.out
+    assert "worker-0 died" in dl2d("status", "2", "-c", recorded.config).out
+
+
+def test_no_jobs(dl2d: Dl2d, tmp_path: Path):
+    config = write_config(tmp_path)
+    (tmp_path / "state").mkdir()
+    assert dl2d("db", "upgrade", "-c", config).status == 0
+    ran = dl2d("status", "-c", config)
+    assert (ran.status, ran.out) == (0, "no job is waiting or running (--all: also those of the last day)\n")
+    assert dl2d("status", "--json", "-c", config).json["jobs"] == []
+    assert dl2d("history", "-c", config).out == "nothing was decided yet\n"
+
+
+# Which job
+
+
+def test_unknown_jobs_get_a_hint(dl2d: Dl2d, recorded: Recorded):
+    ran = dl2d("why", "secnd", "-c", recorded.config)
+    assert ran.status == 2
+    assert ran.err == (
+        "dl2d: JOB: there is no job 'secnd'; did you mean second? (`dl2d status --all` lists those of the last day)\n"
+    )
+
+
+def test_of_several_jobs_the_living_one_is_meant(dl2d: Dl2d, recorded: Recorded):
+    store = recorded.world.store
+    store.change_job(recorded.first, JobChange(state=JobState.FINISHED), recorded.world.now)
+    again = recorded.world.submit(name="first")
+    assert dl2d("status", "first", "--json", "-c", recorded.config).json["jobs"][0]["job"] == again.slug
+    store.change_job(again, JobChange(state=JobState.FINISHED), recorded.world.now)
+    ran = dl2d("status", "first", "-c", recorded.config)
+    assert ran.status == 2
+    assert recorded.first.slug in ran.err
+    assert again.slug in ran.err
+    found = dl2d("status", recorded.first.slug, "--json", "-c", recorded.config).json
+    assert found["jobs"][0]["job"] == recorded.first.slug
+
+
+# why
+
+
+def test_why_says_everything(dl2d: Dl2d, recorded: Recorded):
+    ran = dl2d("why", "first", "-c", recorded.config)
+    assert ran.status == 0
+    assert ran.out.startswith("job 1 (first) of ann: running\n")
+    assert "policy       drf version 1, inputs " in ran.out
+    assert "constraint   capacity: next bundle of 1w+0ps: no room for a worker (gpu: wanted 1, had 0 on n" in ran.out
+    assert "alternatives by dominant share: 4w+4ps 0.5 (chosen), 5w+4ps 0.625" in ran.out
+    assert "guard        changed nothing" in ran.out
+    assert "worker-0  confirmed for" in ran.out
+
+
+def test_why_of_a_change_in_an_earlier_slot(dl2d: Dl2d, recorded: Recorded):
+    slots = [
+        entry.slot
+        for entry in recorded.world.store.decisions(recorded.first)
+        if entry.decided.previous == Allocation(6, 4) and entry.decided.allocation == Allocation(4, 4)
+    ]
+    assert slots, "the second job made the first one shrink"
+    ran = dl2d("why", "first", "--slot", str(slots[0]), "-c", recorded.config)
+    assert "allocation   6w+4ps -> 4w+4ps" in ran.out
+    second = dl2d("why", "second", "--slot", str(slots[0]), "--json", "-c", recorded.config).json
+    deferred = second["decisions"][0]["deferred"]
+    assert deferred[0]["role"] == "worker"
+    assert {"resource": "gpu", "wanted": 1.0, "had": 0.0} in deferred[0]["shortfalls"]
+    text = dl2d("why", "second", "--slot", str(slots[0]), "-c", recorded.config).out
+    assert "deferred     " in text
+
+
+def test_why_of_what_can_never_run(dl2d: Dl2d, recorded: Recorded):
+    shown = dl2d("why", "3", "--json", "-c", recorded.config).json
+    decision = shown["decisions"][-1]
+    assert decision["allocation"] == {"workers": 0, "ps": 0}
+    assert decision["reason"]["constraint"] in ("capacity", "fragmented")
+    assert decision["reason"]["shortfalls"][0]["resource"] == "gpu"
+
+
+def test_why_all_is_oldest_first(dl2d: Dl2d, recorded: Recorded):
+    slots = [each["slot"] for each in dl2d("why", "1", "--all", "--json", "-c", recorded.config).json["decisions"]]
+    assert slots == sorted(slots)
+    assert len(slots) == len(recorded.world.store.decisions(recorded.first)) > 1
+
+
+def test_why_before_the_first_decision_and_after_the_end(dl2d: Dl2d, recorded: Recorded):
+    recorded.world.submit(name="fresh")
+    ran = dl2d("why", "fresh", "-c", recorded.config)
+    assert "no decision  its coordinator has not called yet" in ran.out
+    store = recorded.world.store
+    store.change_job(recorded.second, JobChange(state=JobState.FAILED, end_reason="worker-0: no disk"), 1e9)
+    assert "worker-0: no disk" in dl2d("why", "second", "-c", recorded.config).out
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [(["--slot", "999"], "there is no slot 999; the newest is"), (["--slot", "1", "--all"], "leave --all out")],
+)
+def test_why_with_a_wrong_slot(dl2d: Dl2d, recorded: Recorded, options: list[str], says: str):
+    ran = dl2d("why", "1", *options, "-c", recorded.config)
+    assert ran.status == 2
+    assert says in ran.err
+
+
+def test_a_slot_without_the_job(dl2d: Dl2d, recorded: Recorded):
+    ran = dl2d("why", "3", "--slot", "1", "-c", recorded.config)
+    assert ran.status == 2
+    assert "was not decided on in slot 1" in ran.err
+
+
+def test_recompute_gives_the_same_bits_for_every_slot(dl2d: Dl2d, recorded: Recorded):
+    ran = dl2d("why", "first", "--all", "--recompute", "-c", recorded.config)
+    assert ran.status == 0
+    count = len(recorded.world.store.decisions(recorded.first))
+    assert ran.out.count("placement load_balance and seed 7: the same, bit for bit") == count
+
+
+def test_recompute_tells_a_decision_that_was_not_this_policys(dl2d: Dl2d, recorded: Recorded):
+    """Recorded as if DRF had answered otherwise."""
+    store = recorded.world.store
+    slot = store.slot(store.last_slot_number())
+    assert slot is not None
+    entry, *rest = slot.proposed.jobs
+    forged = replace(slot.proposed, jobs=(replace(entry, allocation=Allocation(1, 1)), *rest))
+    store.record_slot(replace(slot, number=slot.number + 1, proposed=forged, decision=forged))
+    ran = dl2d("why", "first", "--recompute", "-c", recorded.config)
+    assert ran.status == 1
+    assert "DIFFERENT: job 1 had 1w+1ps and would get 4w+4ps" in ran.out
+    shown = dl2d("why", "first", "--recompute", "--json", "-c", recorded.config)
+    assert shown.status == 1
+    assert shown.json["decisions"][0]["recomputed"]["same"] is False
+
+
+def test_recompute_sees_a_score_that_differs_in_its_last_bit(dl2d: Dl2d, recorded: Recorded):
+    store = recorded.world.store
+    slot = store.slot(store.last_slot_number())
+    assert slot is not None
+    entry, *rest = slot.proposed.jobs
+    scored = tuple(Alternative(each.allocation, math.nextafter(each.score, 1)) for each in entry.alternatives)
+    forged = replace(slot.proposed, jobs=(replace(entry, alternatives=scored), *rest))
+    store.record_slot(replace(slot, number=slot.number + 1, proposed=forged, decision=forged))
+    ran = dl2d("why", "first", "--recompute", "-c", recorded.config)
+    assert ran.status == 1
+    assert "the allocations are equal, reasons or scores are not" in ran.out
+
+
+def test_recompute_of_a_policy_that_is_not_installed(dl2d: Dl2d, recorded: Recorded):
+    store = recorded.world.store
+    slot = store.slot(store.last_slot_number())
+    assert slot is not None
+    store.record_slot(replace(slot, number=slot.number + 1, inputs_hash="0" * 64))
+    ran = dl2d("why", "first", "--recompute", "-c", recorded.config)
+    assert ran.status == 1
+    assert "not possible: no installed policy and placement give the inputs hash" in ran.out
+
+
+# history
+
+
+def test_history(dl2d: Dl2d, recorded: Recorded):
+    ran = dl2d("history", "-n", "100", "-c", recorded.config)
+    assert ran.status == 0
+    assert [line for line in ran.out.splitlines() if line in ("slots", "resizes", "plans of the runtime")] == [
+        "slots", "resizes", "plans of the runtime"
+    ]  # fmt: skip
+    grown = line_of(ran.out, "asked ")
+    assert "confirmed +" in grown
+    plan = line_of(ran.out, " 4.00 ")
+    assert plan.split()[-5:] == ["4.00", "20.0", "3.5", "0.1", "1.8"]
+
+
+def test_history_as_json_is_oldest_first_and_limited(dl2d: Dl2d, recorded: Recorded):
+    shown = dl2d("history", "--json", "-n", "3", "-c", recorded.config).json
+    newest = recorded.world.store.last_slot_number()
+    assert [slot["number"] for slot in shown["slots"]] == [newest - 2, newest - 1, newest]
+    assert len(shown["resizes"]) == 3
+
+
+def test_history_of_a_job(dl2d: Dl2d, recorded: Recorded):
+    shown = dl2d("history", "--job", "first", "--json", "-c", recorded.config).json
+    changes = [(each["previous"]["workers"], each["allocation"]["workers"]) for each in shown["decisions"]]
+    assert changes[0] == (0, 6)
+    assert (6, 4) in changes
+    assert {resize["job"] for resize in shown["resizes"]} == {recorded.first.slug}
+    left = [resize for resize in shown["resizes"] if resize["direction"] == "shrink"]
+    assert [event["state"] for event in left[0]["events"]] == ["draining", "drained", "released"]
+    assert shown["plans"][0]["suspension_max_ms"] == 1.75
+    text = dl2d("history", "--job", "first", "-c", recorded.config).out
+    assert "6w+4ps" in text
+    assert dl2d("history", "--job", "[bold]huge[/bold]", "-c", recorded.config).out == "job 3 was not resized yet\n"
+
+
+# A store that cannot be read
+
+
+def test_without_a_store(dl2d: Dl2d, tmp_path: Path):
+    ran = dl2d("status", "-c", write_config(tmp_path))
+    assert ran.status == 1
+    assert "there is no store at" in ran.err
+    assert "dl2d db upgrade" in ran.err
+
+
+def test_without_a_configuration(dl2d: Dl2d, tmp_path: Path):
+    ran = dl2d("status", "-c", tmp_path / "none.yaml")
+    assert ran.status == 2
+    assert "dl2d config" in ran.err
+
+
+def test_reading_takes_no_lease(dl2d: Dl2d, recorded: Recorded):
+    daemon = SqlStore(recorded.world.url)
+    daemon.acquire("a daemon")
+    try:
+        assert dl2d("status", "-c", recorded.config).status == 0
+        assert dl2d("why", "1", "-c", recorded.config).status == 0
+    finally:
+        daemon.close()

@@ -1,0 +1,328 @@
+"""submit and cancel, against the real job API; and through a stand-in for sbatch."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from cli.conftest import Dl2d, write_config
+from daemon_process import free_port
+
+from dl2d.cli.submit import job_environment
+from dl2d.core.cluster import Node
+from dl2d.core.jobs import Job, JobState
+from dl2d.core.request import RequestRules
+from dl2d.core.resources import Resources
+from dl2d.core.store import JobChange, Store
+from dl2d.daemon.admission import Admission
+from dl2d.daemon.api_server import ApiServer
+from dl2d.daemon.credentials import load_credentials
+from dl2d.daemon.job_api import Services, create_api
+from dl2d.store import schema
+from dl2d.store.sql import SqlStore
+from dl2d.testing import MemoryManager
+
+JOB = {
+    "name": "digits",
+    "model": "digits-mlp",
+    "epochs": 3,
+    "samples_per_epoch": 1500,
+    "worker": {"cpu": 2, "gpu": 1},
+    "command": ["python", "train.py", "--title", "two words"],
+}
+
+
+@dataclass(frozen=True)
+class Site:
+    """A configuration, and the job API that it leads to."""
+
+    folder: Path
+    config: Path
+    store: Store
+    woken: threading.Event
+
+    def job(self, **changes: object) -> Path:
+        file = self.folder / "job.yaml"
+        file.write_text(yaml.safe_dump({**JOB, **changes}))
+        return file
+
+    def only_job(self) -> Job:
+        (job,) = self.store.jobs(live=False)
+        return job
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "state").mkdir(mode=0o700)
+    return tmp_path
+
+
+@pytest.fixture
+def site(folder: Path) -> Iterator[Site]:
+    port = free_port()
+    config = write_config(folder, api={"port": port}, jobs={"models": ["digits-mlp"], "max_workers": 8})
+    url = f"sqlite:///{folder}/state/dl2d.sqlite"
+    schema.upgrade(url)
+    woken = threading.Event()
+    manager = MemoryManager([Node("n1", Resources.of(cpu=8, gpu=2))], time.time)
+    with closing(SqlStore(url)) as store:
+        services = Services(
+            cluster="test",
+            store=store,
+            manager=manager,
+            manager_lock=threading.Lock(),
+            admission=lambda: Admission(RequestRules(frozenset({"digits-mlp"}), 8, 8)),
+            credentials=load_credentials(folder / "state" / "secret", create=True),
+            clock=time.time,
+            heartbeat_seconds=1.0,
+            starts_anchors=True,
+            wake=woken.set,
+        )
+        server = ApiServer("127.0.0.1", port)
+        server.start(create_api(services))
+        yield Site(folder, config, store, woken)
+        server.stop()
+
+
+def test_a_job_is_submitted_with_command_folder_and_environment(dl2d: Dl2d, site: Site, monkeypatch):
+    monkeypatch.setenv("LEARNING_RATE", "0.1")
+    monkeypatch.setenv("DL2_ROLE", "worker")
+    ran = dl2d("submit", site.job(env={"SEED": 7}), "-c", site.config)
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out == "submitted job 1 (digits); `dl2d status 1` shows how it does\n"
+    job = site.only_job()
+    assert job.launch.argv == ("python", "train.py", "--title", "two words")
+    assert job.launch.cwd == str(site.folder)
+    environment = dict(job.launch.env)
+    assert (environment["LEARNING_RATE"], environment["SEED"]) == ("0.1", "7")
+    assert not any(name.startswith("DL2_") for name in environment)
+    assert site.woken.is_set()
+
+
+def test_submission_as_json_with_overrides(dl2d: Dl2d, site: Site):
+    (site.folder / "work").mkdir()
+    ran = dl2d("submit", site.job(cwd="work"), "--set", "epochs=7", "--set", "name=other", "--json", "-c", site.config)
+    job = site.only_job()
+    assert ran.json == {"job": job.key.slug, "id": "1", "name": "other"}
+    assert job.request.epochs == 7
+    assert job.launch.cwd == str(site.folder / "work")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model": "vgg-16"}, "model: unknown model type 'vgg-16'"),
+        ({"epochs": 0}, "epochs: must be a number above 0"),
+        ({"gpus": 4}, "gpus: unknown key"),
+        ({"worker": {"gpu": 3}}, "worker: no node is large enough for one (gpu: wanted 3, had 2 on n1)"),
+        ({"min_workers": 9}, "min_workers: 9 is more than the site's limit of 8"),
+        ({"architecture": "allreduce"}, "architecture: this version trains with architecture=ps only"),
+        ({"cwd": "/no/such/folder"}, "cwd: /no/such/folder is not a folder"),
+    ],
+)
+def test_bad_requests_are_refused_and_nothing_is_kept(dl2d: Dl2d, site: Site, changes: dict[str, object], says: str):
+    ran = dl2d("submit", site.job(**changes), "-c", site.config)
+    assert ran.status == 2
+    assert says in ran.err
+    assert [line for line in ran.err.splitlines() if line.startswith("dl2d: ")] == ran.err.splitlines()[-1:]
+    assert site.store.jobs(live=False) == ()
+
+
+def test_the_same_name_twice(dl2d: Dl2d, site: Site):
+    dl2d("submit", site.job(), "-c", site.config)
+    ran = dl2d("submit", site.job(), "-c", site.config)
+    assert ran.status == 2
+    assert "job 1 is called 'digits' already and has not ended" in ran.err
+    assert len(site.store.jobs(live=False)) == 1
+
+
+def test_no_daemon(dl2d: Dl2d, site: Site):
+    config = write_config(site.folder, api={"port": free_port()})
+    ran = dl2d("submit", site.job(), "--set", "model=vgg-16", "-c", config)
+    assert ran.status == 1
+    assert "the daemon does not answer at http://127.0.0.1:" in ran.err
+    assert "systemctl status dl2d" in ran.err
+
+
+def test_another_daemons_key(dl2d: Dl2d, site: Site):
+    (site.folder / "state" / "secret").write_bytes(b"x" * 32)
+    ran = dl2d("submit", site.job(), "-c", site.config)
+    assert ran.status == 1
+    assert "the daemon refused us" in ran.err
+    assert str(site.folder / "state" / "secret") in ran.err
+
+
+def test_a_key_that_others_may_read(dl2d: Dl2d, site: Site):
+    (site.folder / "state" / "secret").chmod(0o644)
+    ran = dl2d("submit", site.job(), "-c", site.config)
+    assert ran.status == 2
+    assert "nobody else may read it" in ran.err
+
+
+def test_before_the_daemon_ever_ran(dl2d: Dl2d, folder: Path):
+    config = write_config(folder, jobs={"models": []})
+    (folder / "job.yaml").write_text(yaml.safe_dump(JOB))
+    ran = dl2d("submit", "job.yaml", "-c", config)
+    assert ran.status == 2
+    assert "the daemon makes it when it first runs" in ran.err
+
+
+def follow_up(store: Store, end: Callable[[Job], None]) -> threading.Thread:
+    """Ends the first job that appears, as its coordinator would."""
+
+    def watch() -> None:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            if jobs := store.jobs(live=True):
+                end(jobs[0])
+                return
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "status"),
+    [(JobState.FINISHED, "did all epochs", 0), (JobState.FAILED, "worker-0: exit status 1", 1)],
+)
+def test_waiting_for_the_end(dl2d: Dl2d, site: Site, state: JobState, reason: str, status: int):
+    def end(job: Job) -> None:
+        site.store.change_job(job.key, JobChange(state=JobState.RUNNING), time.time())
+        site.store.change_job(job.key, JobChange(state=state, end_reason=reason), time.time())
+
+    thread = follow_up(site.store, end)
+    ran = dl2d("submit", site.job(), "--wait", "-c", site.config)
+    thread.join()
+    assert ran.status == status
+    assert ran.out.splitlines()[-1] == f"job 1 {state}: {reason}"
+
+
+def test_waiting_as_json_prints_one_value(dl2d: Dl2d, site: Site):
+    change = JobChange(state=JobState.FINISHED, end_reason="did all epochs", digest="ab" * 32)
+    thread = follow_up(site.store, lambda job: site.store.change_job(job.key, change, time.time()) and None)
+    ran = dl2d("submit", site.job(), "--wait", "--json", "-c", site.config)
+    thread.join()
+    assert ran.json["state"] == "finished"
+    assert ran.json["digest"] == "ab" * 32
+
+
+# cancel
+
+
+def test_cancel(dl2d: Dl2d, site: Site):
+    dl2d("submit", site.job(), "-c", site.config)
+    ran = dl2d("cancel", "digits", "-c", site.config)
+    assert (ran.status, ran.out) == (0, "job 1 (digits) is cancelled\n")
+    assert site.only_job().state is JobState.CANCELLED
+    again = dl2d("cancel", "1", "-c", site.config)
+    assert again.status == 2
+    assert "has ended already (cancelled: cancelled through dl2d)" in again.err
+
+
+def test_cancel_what_is_not_there(dl2d: Dl2d, site: Site):
+    ran = dl2d("cancel", "nothing", "-c", site.config)
+    assert ran.status == 2
+    assert "there is no job 'nothing'" in ran.err
+
+
+# PATH
+
+
+def test_the_runner_is_found_in_a_jobs_path(tmp_path: Path):
+    environment = job_environment({"PATH": "/usr/bin:/bin", "DL2_TOKEN": "x", "DL2D_CONFIG": "kept"}, {"A": "b"})
+    assert environment["PATH"].startswith("/usr/bin:/bin:")
+    assert str(Path(sys.executable).parent) in environment["PATH"].split(":")
+    assert "DL2_TOKEN" not in environment
+    assert environment["DL2D_CONFIG"] == "kept"
+    runner = tmp_path / "dl2-run"
+    runner.touch(mode=0o755)
+    assert job_environment({"PATH": str(tmp_path)}, {})["PATH"] == str(tmp_path)
+
+
+# Slurm
+
+
+@pytest.fixture
+def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for sbatch that keeps what it got and answers as told."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "sbatch"
+    program.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        f"json.dump({{'argv': sys.argv[1:], 'script': sys.stdin.read(), 'conf': os.environ.get('SLURM_CONF')}}, "
+        f"open({str(tmp_path / 'got.json')!r}, 'w'))\n"
+        "sys.stderr.write(os.environ.get('SBATCH_SAYS', ''))\n"
+        "print(os.environ.get('SBATCH_ANSWERS', '4711;cluster'))\nsys.exit(int(os.environ.get('SBATCH_ENDS', '0')))\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path / "got.json"
+
+
+@pytest.fixture
+def slurm(folder: Path) -> Path:
+    (folder / "job.yaml").write_text(yaml.safe_dump(JOB))
+    manager = {"name": "slurm", "slurm": {"slurm_conf": "/etc/slurm/other.conf"}}
+    return write_config(folder, jobs={"models": ["digits-mlp"]}, resource_manager=manager)
+
+
+def test_slurm_gets_a_batch_script(dl2d: Dl2d, slurm: Path, sbatch: Path, folder: Path):
+    ran = dl2d("submit", "job.yaml", "-c", slurm, "--", "--partition=gpu", "--time", "1:00")
+    assert (ran.status, ran.out) == (0, "submitted batch job 4711\n")
+    got = json.loads(sbatch.read_text())
+    assert got["argv"] == ["--parsable", "--partition=gpu", "--time", "1:00"]
+    assert got["conf"] == "/etc/slurm/other.conf"
+    assert "#DL2 model=digits-mlp\n" in got["script"]
+    assert f"cd -- {folder} || exit\n" in got["script"]
+    assert got["script"].endswith("exec dl2-run python train.py --title 'two words'\n")
+    assert dl2d("submit", "job.yaml", "--json", "-c", slurm).json == {"id": "4711", "status": None}
+
+
+def test_what_slurm_refuses(dl2d: Dl2d, slurm: Path, sbatch: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SBATCH_ANSWERS", "")
+    monkeypatch.setenv("SBATCH_ENDS", "1")
+    monkeypatch.setenv("SBATCH_SAYS", "sbatch: error: invalid partition specified: gpu\n")
+    ran = dl2d("submit", "job.yaml", "-c", slurm)
+    assert ran.status == 1
+    assert ran.err == "dl2d: sbatch did not take the job: sbatch: error: invalid partition specified: gpu\n"
+
+
+def test_waiting_for_a_batch_job(dl2d: Dl2d, slurm: Path, sbatch: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SBATCH_ENDS", "3")
+    ran = dl2d("submit", "job.yaml", "--wait", "-c", slurm)
+    assert ran.status == 1
+    assert "ended with 3" in ran.out
+    assert "--wait" in json.loads(sbatch.read_text())["argv"]
+
+
+def test_bad_requests_never_reach_slurm(dl2d: Dl2d, slurm: Path, sbatch: Path):
+    ran = dl2d("submit", "job.yaml", "--set", "model=none", "-c", slurm)
+    assert ran.status == 2
+    assert "job.yaml: model: unknown model type" in ran.err
+    assert not sbatch.exists()
+
+
+def test_without_slurms_commands(dl2d: Dl2d, slurm: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    ran = dl2d("submit", "job.yaml", "-c", slurm)
+    assert ran.status == 2
+    assert "sbatch is not in PATH" in ran.err
+
+
+def test_sbatch_options_without_slurm(dl2d: Dl2d, site: Site):
+    ran = dl2d("submit", site.job(), "-c", site.config, "--", "--partition=gpu")
+    assert ran.status == 2
+    assert "resource_manager.name is local, not slurm" in ran.err
