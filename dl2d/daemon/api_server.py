@@ -10,6 +10,8 @@ from fastapi import FastAPI
 
 from dl2d.core.errors import ConfigError
 
+_BACKLOG = 1024
+
 
 class ApiServer:
     """Serves an application until ``stop``; the socket is bound at once, so that a taken port is told at the start."""
@@ -20,6 +22,8 @@ class ApiServer:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind((host, port))
+            # Listening at once: two that only bind a port do not see one another, and who calls early is queued.
+            self._socket.listen(_BACKLOG)
         except OSError as error:
             self._socket.close()
             raise ConfigError(
@@ -29,6 +33,11 @@ class ApiServer:
         self._thread: threading.Thread | None = None
 
     @property
+    def alive(self) -> bool:
+        """Whether it serves; false once its thread has ended, however that came."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
     def address(self) -> tuple[str, int]:
         """Host and port that it is bound to."""
         host, port = self._socket.getsockname()[:2]
@@ -36,7 +45,9 @@ class ApiServer:
 
     def start(self, api: FastAPI) -> None:
         """Begin to serve."""
-        config = uvicorn.Config(api, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)
+        config = uvicorn.Config(
+            api, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5, server_header=False
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._socket]}, name="job-api", daemon=True

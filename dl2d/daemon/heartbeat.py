@@ -12,8 +12,9 @@ from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import Job, JobState, Progress
 from dl2d.core.store import JobChange, RuntimePlan, TaskChange
 
+# No control characters: these words go into environments, the database and the log.
+_Word = Annotated[str, Field(max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
 _Text = Annotated[str, Field(max_length=4096)]
-_Word = Annotated[str, Field(max_length=128)]
 _Count = Annotated[int, Field(ge=0, le=2**62)]
 _MOST_MEMBERS = 20_000
 
@@ -126,7 +127,7 @@ def receive(job: Job, tasks: tuple[Task, ...], beat: Heartbeat, at: float) -> Re
     change = JobChange(
         state=state if moved else None,
         address=beat.address if beat.address != job.address else None,
-        end_reason=(beat.reason or ("did all epochs" if state is JobState.FINISHED else "no reason given"))
+        end_reason=(_plain(beat.reason) or ("did all epochs" if state is JobState.FINISHED else "no reason given"))
         if state.ended
         else None,
         digest=beat.result.digest if beat.result is not None else None,
@@ -167,11 +168,16 @@ def _plan(plan: PlanReport, at: float) -> RuntimePlan:
         added=plan.added,
         removed=plan.removed,
         moved_bytes=plan.moved_bytes,
-        prepare_ms=plan.prepare_ms,
-        move_ms=plan.move_ms,
-        suspension_p50_ms=plan.suspension_ms.p50,
-        suspension_max_ms=plan.suspension_ms.max,
+        prepare_ms=_finite(plan.prepare_ms) or 0.0,
+        move_ms=_finite(plan.move_ms) or 0.0,
+        suspension_p50_ms=_finite(plan.suspension_ms.p50) or 0.0,
+        suspension_max_ms=_finite(plan.suspension_ms.max) or 0.0,
     )
+
+
+def _plain(text: str | None) -> str:
+    """Text of the user's program without what a database or a terminal would choke on."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text or "")
 
 
 def _finite(value: float | None) -> float | None:

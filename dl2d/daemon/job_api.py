@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import pwd
 import threading
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import structlog
@@ -17,6 +18,7 @@ from fastapi import Depends, FastAPI, Header, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from dl2d import __version__
 from dl2d.core.errors import (
@@ -40,6 +42,12 @@ log = structlog.get_logger()
 
 #: Largest body that is read, in bytes: a heartbeat of a job with thousands of tasks, or an environment.
 MOST_BYTES = 4 * 1024 * 1024
+
+_MOST_DIGITS = 9
+
+#: A request waits this many seconds for a tick that has the manager to itself, and so many requests may wait at once:
+#: the threads that serve heartbeats must never all be taken up by it.
+MANAGER_SECONDS, MANAGER_WAITING = 10.0, 8
 
 _Words = Annotated[dict[str, str], Field(max_length=10_000)]
 
@@ -88,24 +96,43 @@ class Services:
 
 def create_api(services: Services) -> FastAPI:
     """Build the application."""
-    api = FastAPI(title="dl2d job API", version=__version__, docs_url=None, redoc_url=None)
+    api = FastAPI(title="dl2d job API", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     submissions = threading.Lock()
+    waiting = threading.BoundedSemaphore(MANAGER_WAITING)
+
+    @contextmanager
+    def manager() -> Iterator[ResourceManager]:
+        """The resource manager, for one request at a time; who would wait long is asked to come again."""
+        busy = "the daemon is busy with the resource manager; try again in a few seconds"
+        if not waiting.acquire(blocking=False):
+            raise Unavailable(busy)
+        try:
+            if not services.manager_lock.acquire(timeout=MANAGER_SECONDS):
+                raise Unavailable(busy)
+            try:
+                yield services.manager
+            finally:
+                services.manager_lock.release()
+        finally:
+            waiting.release()
 
     @api.middleware("http")
     async def limit_body(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
         length = request.headers.get("content-length", "0" if request.method in ("GET", "DELETE") else "")
-        if not length.isdecimal() or int(length) > MOST_BYTES:
+        if not length.isdecimal() or len(length) > _MOST_DIGITS or int(length) > MOST_BYTES:
             return _error(413, f"the body must say its length, and that may be {MOST_BYTES} bytes at most")
         return await proceed(request)
 
     @api.exception_handler(Dl2dError)
     async def explain(request: Request, error: Dl2dError) -> Response:
         status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
-        log.warning("request refused", path=request.url.path, status=status, error=str(error))
+        # A store that is away is told by every tick; every coordinator's heartbeat would say the same again.
+        say = log.debug if isinstance(error, StoreUnavailable) else log.warning
+        say("request refused", path=request.url.path, status=status, error=str(error))
         return _error(status, str(error))
 
-    @api.exception_handler(HTTPException)
-    async def explain_status(request: Request, error: HTTPException) -> Response:
+    @api.exception_handler(StarletteHTTPException)
+    async def explain_status(request: Request, error: StarletteHTTPException) -> Response:
         del request
         return _error(error.status_code, str(error.detail))
 
@@ -135,7 +162,8 @@ def create_api(services: Services) -> FastAPI:
 
     def refuse_duplicate(name: str) -> None:
         # A name that the user chose says which job is meant; twice the same is a submission sent again.
-        same = [job for job in services.store.find_jobs(name) if not job.state.ended] if name else []
+        found = services.store.find_jobs(name)
+        same = [job for job in found if job.request.name == name and not job.state.ended]
         if same:
             raise DuplicateJob(
                 f"job {same[0].key.id} is called {name!r} already and has not ended; "
@@ -148,16 +176,16 @@ def create_api(services: Services) -> FastAPI:
 
     @api.post("/v1/register")
     def register(body: Registration) -> dict[str, object]:
-        with services.manager_lock:
-            anchor = services.manager.vouch(body.rm_id, body.proof)
-            known = services.store.job(anchor.key)
-            seen = services.manager.snapshot() if known is None else None
         launch = Launch(tuple(body.argv), body.cwd, tuple(sorted(body.env.items())))
-        if seen is not None:
-            job = services.admission().registered(anchor, launch, seen)
-            services.store.add_job(job)
-            log.info("job registered", job=job.key.id, user=job.owner.user, name=job.request.name)
-        elif known is not None and known.state.ended:
+        with manager() as asked:
+            anchor = asked.vouch(body.rm_id, body.proof)
+            # Looked up and added under the same lock: an anchor that calls twice at once is one job.
+            known = services.store.job(anchor.key)
+            if known is None:
+                job = services.admission().registered(anchor, launch, asked.snapshot())
+                services.store.add_job(job)
+                log.info("job registered", job=job.key.id, user=job.owner.user, name=job.request.name)
+        if known is not None and known.state.ended:
             raise HTTPException(409, f"job {anchor.key.id} has ended already: {known.end_reason}")
         services.wake()
         return {
@@ -171,7 +199,7 @@ def create_api(services: Services) -> FastAPI:
     def heartbeat(beat: Heartbeat, job: Job = Depends(job_of)) -> dict[str, object]:
         at = services.clock()
         if job.state.ended:
-            # A late word of a job that ended well still completes its record; everyone else is told to stop.
+            # Cancelled, or ended as the resource manager says, and the coordinator does not know it yet.
             return {"members": [], "stop": True, "heartbeat_seconds": services.heartbeat_seconds}
         tasks = services.store.tasks(live=False, job=job.key)
         reception = receive(job, tasks, beat, at)
@@ -199,12 +227,15 @@ def create_api(services: Services) -> FastAPI:
         account = pwd.getpwuid(os.getuid())
         owner = Owner(account.pw_name, account.pw_uid, account.pw_gid)
         launch = Launch(tuple(body.argv), body.cwd, tuple(sorted(body.env.items())))
-        with services.manager_lock:
-            seen = services.manager.snapshot()
+        with manager() as asked:
+            seen = asked.snapshot()
+        unnumbered = JobKey(services.cluster, "0", int(services.clock()))
+        job = services.admission().submitted(unnumbered, body.request, launch, owner, seen)
         with submissions:
-            refuse_duplicate(str(body.request.get("name") or ""))
-            key = JobKey(services.cluster, services.store.next_job_id(services.cluster), int(services.clock()))
-            job = services.admission().submitted(key, body.request, launch, owner, seen)
+            if body.request.get("name"):
+                refuse_duplicate(job.request.name)
+            key = unnumbered._replace(id=services.store.next_job_id(services.cluster))
+            job = replace(job, key=key)
             services.store.add_job(job)
         log.info("job submitted", job=key.id, name=job.request.name, model=job.request.model)
         services.wake()
@@ -215,7 +246,7 @@ def create_api(services: Services) -> FastAPI:
         found = services.store.find_jobs(slug)
         if not found:
             raise HTTPException(404, f"no job {slug!r}")
-        job = found[0]
+        job = next((job for job in found if not job.state.ended), found[0])
         if job.state.ended:
             raise HTTPException(409, f"job {job.key.id} has ended already ({job.state})")
         change = JobChange(state=JobState.CANCELLED, end_reason="cancelled through dl2d")
@@ -244,4 +275,5 @@ def _bearer(header: str) -> str:
 
 
 def _error(status: int, text: str) -> Response:
-    return JSONResponse({"error": text}, status_code=status)
+    # What was sent may hold half a surrogate pair, which is no UTF-8.
+    return JSONResponse({"error": text.encode(errors="backslashreplace").decode()}, status_code=status)

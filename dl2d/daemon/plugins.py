@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import structlog
 
-from dl2d.core.errors import PluginError
+from dl2d.core.errors import Dl2dError, PluginError
 from dl2d.core.policy import Placement, Policy
 from dl2d.core.resource_manager import ResourceManager
 
@@ -27,25 +27,34 @@ def available(group: str) -> dict[str, Any]:
     for point in sorted(entry_points(group=group), key=lambda point: point.name):
         try:
             found[point.name] = point.load()
-        except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; the others still count
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - it may fail in any way; the others still count
             log.warning("plug-in cannot be loaded", group=group, name=point.name, error=repr(error))
     return found
 
 
 def load_policy(name: str) -> Policy:
-    """A policy by name. Raises ``PluginError`` naming those that there are."""
-    return cast("Policy", _pick(POLICIES, name, "policy.name")())
+    """A policy by name. Raises ``PluginError`` naming those that there are, or saying why it cannot be made."""
+    return cast("Policy", _make(POLICIES, name, "policy.name"))
 
 
 def load_placement(name: str) -> Placement:
-    """A placement by name. Raises ``PluginError`` naming those that there are."""
-    return cast("Placement", _pick(PLACEMENTS, name, "placement")())
+    """A placement by name. Raises ``PluginError`` naming those that there are, or saying why it cannot be made."""
+    return cast("Placement", _make(PLACEMENTS, name, "placement"))
 
 
 def load_manager(name: str, settings: Mapping[str, object], clock: Callable[[], float]) -> ResourceManager:
     """A resource manager by name, with its part of the settings. Raises ``PluginError`` or ``ConfigError``."""
     factory = cast("ManagerFactory", _pick(MANAGERS, name, "resource_manager.name"))
     return factory(settings, clock=clock)
+
+
+def _make(group: str, name: str, key: str) -> object:
+    try:
+        return _pick(group, name, key)()
+    except Dl2dError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{key}: plug-in {name!r} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def _pick(group: str, name: str, key: str) -> Callable[..., Any]:

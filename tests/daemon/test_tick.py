@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from daemon.world import World, nodes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from daemon.world import World, nodes
 from dl2d.core.cluster import NodeState, Snapshot, TaskState
 from dl2d.core.decision import Constraint, Decision
 from dl2d.core.errors import Rejected, Unavailable
@@ -71,7 +71,9 @@ def test_a_job_gets_its_anchor_then_its_bundles_then_trains(world: World) -> Non
     assert reason(report, job).reason.constraint is Constraint.SATISFIED
     assert len(report.plan.starts) == 8
     tasks = [task for task in world.manager.submitted if task.role is not Role.COORDINATOR]
-    assert {dict(task.launch.env)["DL2_TASK"] for task in tasks} == {f"{r}-{n}" for r in ("worker", "ps") for n in range(4)}
+    assert {dict(task.launch.env)["DL2_TASK"] for task in tasks} == {
+        f"{r}-{n}" for r in ("worker", "ps") for n in range(4)
+    }
 
     world.settle()
     assert world.has(job) == (4, 4)
@@ -160,19 +162,38 @@ def test_a_recorded_slot_is_recomputed_bit_for_bit(world: World) -> None:
         pytest.param(
             [{"worker": Resources.of(gpu=3)}, {}], Fifo(), [NOTHING, (4, 4)], id="fifo: an impossible job blocks nobody"
         ),
-        pytest.param([{"max_workers": 9, "max_ps": 9}] * 3, Drf(), [(3, 3), (3, 3), (2, 2)], id="drf: least share first"),
+        pytest.param(
+            [{"max_workers": 9, "max_ps": 9}] * 3, Drf(), [(3, 3), (3, 3), (2, 2)], id="drf: least share first"
+        ),
         pytest.param(
             # Ghodsi et al., section 4.1: 9 cpu and 18 GB; tasks of <1 cpu, 4 GB> and <3 cpu, 1 GB> end as 3 and 2.
             [
-                {"worker": Resources.of(cpu=1, memory=4), "ps": Resources(), "max_workers": 99, "min_ps": 0, "max_ps": 0},
-                {"worker": Resources.of(cpu=3, memory=1), "ps": Resources(), "max_workers": 99, "min_ps": 0, "max_ps": 0},
+                {
+                    "worker": Resources.of(cpu=1, memory=4),
+                    "ps": Resources(),
+                    "max_workers": 99,
+                    "min_ps": 0,
+                    "max_ps": 0,
+                },
+                {
+                    "worker": Resources.of(cpu=3, memory=1),
+                    "ps": Resources(),
+                    "max_workers": 99,
+                    "min_ps": 0,
+                    "max_ps": 0,
+                },
             ],
             Drf(),
             [(3, 0), (2, 0)],
             id="drf: the paper's example",
         ),
         pytest.param([{"allowed_workers": (1, 2, 4), "max_workers": 7}], Drf(), [(4, 4)], id="only allowed sizes"),
-        pytest.param([{"min_workers": 3, "max_workers": 9, "max_ps": 9}] * 3, Drf(), [(4, 2), (4, 2), NOTHING], id="whole minimum"),
+        pytest.param(
+            [{"min_workers": 3, "max_workers": 9, "max_ps": 9}] * 3,
+            Drf(),
+            [(4, 2), (4, 2), NOTHING],
+            id="whole minimum",
+        ),
         pytest.param([{"max_workers": 2, "max_ps": 4}], Drf(), [(2, 4)], id="more servers than workers"),
     ],
 )
@@ -191,7 +212,11 @@ def test_policies_on_a_fresh_cluster(build, jobs, policy, want) -> None:
     [
         ({"worker": Resources.of(gpu=3)}, Constraint.INFEASIBLE, "gpu: wanted 3, had 2"),
         ({"max_workers": 99, "max_ps": 1}, Constraint.CAPACITY, "gpu: wanted 1, had 0"),
-        ({"worker": Resources.of(cpu=6), "ps": Resources.of(cpu=5), "max_workers": 99}, Constraint.FRAGMENTED, "cpu: wanted"),
+        (
+            {"worker": Resources.of(cpu=6), "ps": Resources.of(cpu=5), "max_workers": 99},
+            Constraint.FRAGMENTED,
+            "cpu: wanted",
+        ),
         ({"max_workers": 1, "max_ps": 1}, Constraint.SATISFIED, "1w+1ps"),
     ],
 )
@@ -460,4 +485,3 @@ def _ready():
 
 def _start(task):
     return Start(task.job, task.role, task.node, task.demand)
-

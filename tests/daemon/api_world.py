@@ -1,0 +1,97 @@
+"""A world whose job API is on a real socket."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+from daemon.world import OWNER, World
+
+from dl2d.core.jobs import JobKey
+from dl2d.core.request import RequestRules
+from dl2d.core.resource_manager import Anchor
+from dl2d.daemon.admission import Admission
+from dl2d.daemon.api_server import ApiServer
+from dl2d.daemon.credentials import Credentials
+from dl2d.daemon.job_api import Services, create_api
+
+RULES = RequestRules(frozenset({"resnet-50", "vgg-16"}), 16, 16)
+REQUEST = {"model": "resnet-50", "epochs": 3, "samples_per_epoch": 100, "worker": {"cpu": 2}}
+SECRET_OF_THE_USER = "hunter2-in-the-environment"
+COMMAND = {
+    "argv": ["python", "train.py"],
+    "cwd": "/home/ann",
+    "env": {"PATH": "/usr/bin", "API_KEY": SECRET_OF_THE_USER},
+}
+SCRIPT = """#!/bin/sh
+#SBATCH -J mine
+#DL2 model=resnet-50 epochs=3
+#DL2 samples_per_epoch=100 worker=cpu:2
+exec dl2-run python train.py
+"""
+
+
+@dataclass
+class ApiWorld(World):
+    """A world that can be spoken to over HTTP; ``woken`` counts how often a tick was asked for."""
+
+    starts_anchors: bool = True
+    woken: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.credentials = Credentials(b"k" * 32)
+        self.manager_lock = threading.Lock()
+        self.server = ApiServer("127.0.0.1", 0)
+        services = Services(
+            cluster="test",
+            store=self.store,
+            manager=self.manager,
+            manager_lock=self.manager_lock,
+            admission=lambda: Admission(RULES),
+            credentials=self.credentials,
+            clock=lambda: self.now,
+            heartbeat_seconds=1.5,
+            starts_anchors=self.starts_anchors,
+            wake=self._wake,
+        )
+        self.server.start(create_api(services))
+        host, port = self.server.address
+        self.client = httpx2.Client(base_url=f"http://{host}:{port}", timeout=30, trust_env=False)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.stop()
+        super().close()
+
+    def post(self, path: str, body: object, credential: str = "") -> httpx2.Response:
+        return self.client.post(path, json=body, headers={"Authorization": f"Bearer {credential}".strip()})
+
+    def heartbeat(self, job: JobKey, credential: str | None = None, **said: Any) -> httpx2.Response:
+        body = {"address": "host:1", "state": "waiting", **said}
+        shown = self.credentials.for_job(job) if credential is None else credential
+        return self.post(f"/v1/jobs/{job.slug}/heartbeat", body, shown)
+
+    def send_job(self, credential: str | None = None, **changes: Any) -> httpx2.Response:
+        body = {"request": {**REQUEST, **changes}, **COMMAND}
+        return self.post("/v1/jobs", body, self.credentials.for_submission() if credential is None else credential)
+
+    def add_anchor(self, rm_id: str = "7", script: str = SCRIPT) -> JobKey:
+        key = JobKey("test", rm_id, int(self.now))
+        self.manager.anchors[rm_id] = Anchor(key, OWNER, "mine", script)
+        return key
+
+    def register(self, rm_id: str = "7", proof: str = OWNER.user) -> httpx2.Response:
+        return self.post("/v1/register", {"rm_id": rm_id, "proof": proof, "address": "host:1", **COMMAND})
+
+
+def error(answer: httpx2.Response) -> str:
+    """The text of a refusal, which is all that its body holds."""
+    body = answer.json()
+    assert list(body) == ["error"], body
+    return str(body["error"])

@@ -1,0 +1,637 @@
+from __future__ import annotations
+
+import json
+import socket
+import sqlite3
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from daemon.api_world import COMMAND, REQUEST, SCRIPT, SECRET_OF_THE_USER, ApiWorld, error
+from daemon.world import nodes
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from dl2d.core.cluster import TaskState
+from dl2d.core.errors import StoreUnavailable, Unavailable
+from dl2d.core.jobs import JobKey, JobState
+from dl2d.core.resources import Resources
+from dl2d.core.store import JobChange, TaskChange
+from dl2d.daemon import job_api
+
+
+@pytest.fixture
+def world() -> Iterator[ApiWorld]:
+    world = ApiWorld()
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def slurm_like() -> Iterator[ApiWorld]:
+    world = ApiWorld(starts_anchors=False)
+    yield world
+    world.close()
+
+
+def everything(world: ApiWorld) -> tuple[object, ...]:
+    """All that the store keeps."""
+    return (world.store.jobs(live=False), world.store.tasks(live=False), world.store.resizes(), world.store.slots())
+
+
+def running(world: ApiWorld, **changes: object) -> JobKey:
+    key = world.submit(max_workers=2, max_ps=1, **changes)
+    world.settle()
+    assert world.has(key) == (2, 1)
+    return key
+
+
+class TestRegistration:
+    def test_an_anchor_that_the_manager_vouches_for_becomes_a_job(self, world):
+        key = world.add_anchor()
+        answer = world.register()
+        assert answer.status_code == 200
+        assert answer.json() == {
+            "job": key.slug,
+            "credential": world.credentials.for_job(key),
+            "token": world.credentials.token(key),
+            "heartbeat_seconds": 1.5,
+        }
+        job = world.store.job(key)
+        assert (job.request.name, job.request.epochs, job.anchor, job.state) == ("mine", 3, "7", JobState.SUBMITTED)
+        assert job.launch.argv == ("python", "train.py")
+        assert world.woken == 1
+
+    def test_again_is_the_same_job_even_at_the_same_moment(self, world):
+        world.add_anchor()
+        first = world.register()
+        answers: list[Any] = []
+        callers = [threading.Thread(target=lambda: answers.append(world.register())) for _ in range(4)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        assert {answer.text for answer in answers} == {first.text}
+        assert len(world.store.jobs(live=False)) == 1
+
+    def test_many_at_once_make_one_job(self, world):
+        world.add_anchor()
+        answers: list[int] = []
+        callers = [threading.Thread(target=lambda: answers.append(world.register().status_code)) for _ in range(6)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        assert answers == [200] * 6
+        assert len(world.store.jobs(live=False)) == 1
+
+    def test_a_wrong_proof_and_an_unknown_job_are_refused(self, world):
+        world.add_anchor()
+        before = everything(world)
+        refused = world.register(proof="somebody else")
+        assert (refused.status_code, error(refused)) == (403, "job 7 is not yours")
+        unknown = world.register("8")
+        assert (unknown.status_code, error(unknown)) == (404, "no job 8")
+        assert everything(world) == before
+
+    @pytest.mark.parametrize(
+        ("script", "words"),
+        [
+            ("#!/bin/sh\nexec dl2-run x\n", ["#DL2", "no #DL2 lines"]),
+            ("#!/bin/sh\n\n#DL2 epochs\n", ["line 3", "'epochs' is not key=value"]),
+            (SCRIPT.replace("resnet-50", "resnet-51"), ["unknown model type 'resnet-51'", "mean resnet-50", "vgg-16"]),
+            (SCRIPT.replace("epochs=3", "epochs=0"), ["epochs: must be a number above 0", "got '0'"]),
+            (SCRIPT.replace("epochs=3", "epochs=1e99"), ["epochs: must be a number", "at most"]),
+            (SCRIPT.replace("epochs=3", "epoch=3"), ["epochs: missing (is 'epoch' meant?)"]),
+            (SCRIPT.replace("cpu:2", "cpu:9"), ["worker: no node is large enough", "cpu: wanted 9, had 8"]),
+            (SCRIPT.replace("cpu:2", "cpu:2,tpu:1"), ["worker: no node", "tpu: wanted 1, had 0"]),
+            (SCRIPT + "#DL2 ps=gpu:3", ["ps: no node is large enough", "gpu: wanted 3, had 2"]),
+            (SCRIPT + "#DL2 architecture=allreduce", ["architecture: this version trains with architecture=ps only"]),
+            (SCRIPT + "#DL2 consistency=async", ["consistency: this version trains with consistency=sync only"]),
+        ],
+    )  # fmt: skip
+    def test_a_bad_request_is_explained_and_nothing_is_kept(self, world, script, words):
+        world.add_anchor(script=script)
+        before = everything(world)
+        answer = world.register()
+        assert answer.status_code == 422
+        for word in words:
+            assert word in error(answer)
+        assert everything(world) == before
+
+    def test_a_job_that_has_ended_may_not_come_back(self, world):
+        key = world.add_anchor()
+        world.register()
+        world.store.change_job(key, JobChange(state=JobState.CANCELLED, end_reason="cancelled by ann"), world.now)
+        answer = world.register()
+        assert (answer.status_code, error(answer)) == (409, "job 7 has ended already: cancelled by ann")
+
+    def test_a_manager_that_is_away_is_a_503_that_says_so(self, world, monkeypatch):
+        def away(*_: object) -> None:
+            raise Unavailable("scontrol", said="Unable to contact slurm controller")
+
+        monkeypatch.setattr(world.manager, "vouch", away)
+        answer = world.register()
+        assert (answer.status_code, error(answer)) == (503, "scontrol: Unable to contact slurm controller")
+
+    def test_heartbeats_are_answered_while_registrations_wait_for_a_long_tick(self, world, monkeypatch):
+        job = running(world)
+        monkeypatch.setattr(job_api, "MANAGER_SECONDS", 60.0)
+        answers: list[int] = []
+        callers = [threading.Thread(target=lambda: answers.append(world.register("9").status_code)) for _ in range(60)]
+        with world.manager_lock:
+            for caller in callers:
+                caller.start()
+            # Those that may not even wait are told at once; the threads that serve heartbeats are free.
+            while len(answers) < len(callers) - job_api.MANAGER_WAITING:
+                assert world.heartbeat(job, state="running").status_code == 200
+        for caller in callers:
+            caller.join()
+        assert sorted(set(answers)) == [404, 503]
+        assert answers.count(404) == job_api.MANAGER_WAITING
+
+    def test_who_waited_in_vain_is_asked_to_come_again(self, world, monkeypatch):
+        monkeypatch.setattr(job_api, "MANAGER_SECONDS", 0.01)
+        with world.manager_lock:
+            answer = world.register()
+        assert answer.status_code == 503
+        assert "try again" in error(answer)
+
+
+class TestSubmission:
+    def test_a_job_is_kept_with_the_account_of_the_daemon(self, world):
+        answer = world.send_job(name="mine")
+        assert answer.status_code == 200
+        said = answer.json()
+        job = world.store.job(JobKey.from_slug(said["job"]))
+        assert (said["id"], said["name"], job.request.name) == (job.key.id, "mine", "mine")
+        assert job.launch.env == tuple(sorted(COMMAND["env"].items()))
+        assert world.woken == 1
+
+    @pytest.mark.parametrize("credential", ["", "wrong", "é" * 64, "0" * 64])
+    def test_a_wrong_credential_is_refused(self, world, credential):
+        answer = world.client.post(
+            "/v1/jobs",
+            content=json.dumps({"request": REQUEST, **COMMAND}).encode(),
+            headers={"Authorization": f"Bearer {credential}".strip().encode(), "Content-Type": "application/json"},
+        )
+        assert (answer.status_code, error(answer)) == (403, "this is not the credential of the daemon's account")
+        assert world.store.jobs(live=False) == ()
+
+    def test_a_jobs_own_credential_submits_nothing(self, world):
+        job = world.submit()
+        assert world.send_job(world.credentials.for_job(job)).status_code == 403
+        assert world.send_job(world.credentials.token(job)).status_code == 403
+
+    def test_the_same_name_twice_is_a_duplicate_until_the_first_has_ended(self, world):
+        first = world.send_job(name="mine").json()
+        before = everything(world)
+        answer = world.send_job(name="mine")
+        assert answer.status_code == 409
+        assert error(answer) == (
+            f"job {first['id']} is called 'mine' already and has not ended; "
+            "give the new one another name, or cancel the other first"
+        )
+        assert everything(world) == before
+        world.store.change_job(JobKey.from_slug(first["job"]), JobChange(state=JobState.CANCELLED), world.now)
+        again = world.send_job(name="mine").json()
+        assert int(again["id"]) == int(first["id"]) + 1  # a refusal uses no number up
+
+    def test_a_name_that_is_another_jobs_number_is_no_duplicate(self, world):
+        first = world.send_job().json()
+        assert world.send_job(name=first["id"]).status_code == 200
+
+    def test_jobs_without_a_name_are_not_taken_for_one_another(self, world):
+        assert [world.send_job().status_code for _ in range(2)] == [200, 200]
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"model": "resnet"}, ["unknown model type 'resnet'", "this site knows resnet-50, vgg-16"]),
+            ({"epochs": 0}, ["epochs: must be a number above 0", "got 0"]),
+            ({"epochs": 1e300}, ["epochs: must be a number above 0", "at most"]),
+            ({"worker": {"cpu": 9}}, ["worker: no node is large enough for one (cpu: wanted 9, had 8 on n1)"]),
+            ({"ps": {"gpu": 2.5}}, ["ps: no node is large enough", "gpu: wanted 2.5, had 2"]),
+            ({"colour": "red"}, ["colour: unknown key"]),
+            ({"name": "\ud800"}, ["name: expected a name"]),
+            ({"\ud800": 1}, ["unknown key"]),
+            ({"name": ["a"]}, ["name: expected a name"]),
+            ({"samples_per_epoch": None}, ["samples_per_epoch: missing"]),
+        ],
+    )
+    def test_a_bad_request_is_explained_and_nothing_is_kept(self, world, changes, words):
+        before = everything(world)
+        body = json.dumps({"request": {**REQUEST, **changes}, **COMMAND}).encode()
+        headers = {
+            "Authorization": f"Bearer {world.credentials.for_submission()}",
+            "Content-Type": "application/json",
+        }
+        answer = world.client.post("/v1/jobs", content=body, headers=headers)
+        assert answer.status_code == 422, answer.text
+        for word in words:
+            assert word in error(answer)
+        assert everything(world) == before
+        assert world.woken == 0
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"argv": []}, "argv"),
+            ({"argv": [""]}, "command: is empty"),
+            ({"argv": ["a\0b"]}, "NUL byte"),
+            ({"cwd": "home/ann"}, "cwd: must be an absolute path, got 'home/ann'"),
+            ({"env": {"A": "x" * 300_000}}, "larger than 262144 bytes"),
+            ({"env": {"A": 3}}, "env.A"),
+            ({"more": 1}, "more"),
+            ({"cwd": None}, "cwd"),
+        ],
+    )
+    def test_a_bad_command_is_explained(self, world, change, words):
+        body = {"request": REQUEST, **COMMAND, **change}
+        answer = world.post("/v1/jobs", body, world.credentials.for_submission())
+        assert answer.status_code == 422
+        assert words in error(answer)
+        assert SECRET_OF_THE_USER not in answer.text
+
+    def test_on_a_cluster_with_tools_of_its_own_jobs_come_through_those(self, slurm_like):
+        answer = slurm_like.send_job()
+        assert answer.status_code == 409
+        assert "sbatch" in error(answer)
+
+
+class TestHeartbeat:
+    def test_only_the_jobs_own_credential_counts(self, world):
+        job, other = world.submit(), world.submit()
+        for shown in ("", "wrong", world.credentials.for_job(other), world.credentials.token(job),
+                      world.credentials.for_submission()):  # fmt: skip
+            answer = world.heartbeat(job, shown)
+            assert (answer.status_code, error(answer)) == (403, f"this is not the credential of job {job.slug}")
+        assert world.store.job(job).state is JobState.SUBMITTED
+        assert world.heartbeat(job).status_code == 200
+
+    def test_an_unknown_job_is_told_apart_only_by_who_has_its_credential(self, world):
+        nobody = JobKey("test", "99", 1)
+        assert world.heartbeat(nobody).status_code == 404
+        assert world.heartbeat(nobody, "guess").status_code == 403
+        answer = world.post("/v1/jobs/not-a-slug/heartbeat", {}, "x")
+        assert (answer.status_code, error(answer)) == (404, "'not-a-slug' is not the name of a job")
+
+    def test_the_first_one_makes_a_job_ready_and_asks_for_a_tick(self, world):
+        job = world.submit()
+        answer = world.heartbeat(job)
+        assert answer.json() == {"members": [], "stop": False, "heartbeat_seconds": 1.5}
+        assert (world.store.job(job).state, world.store.job(job).address) == (JobState.READY, "host:1")
+        assert world.woken == 1
+        world.heartbeat(job)
+        assert world.woken == 1  # nothing new
+
+    def test_members_move_their_tasks_and_the_answer_names_those_wanted(self, world):
+        job = running(world)
+        answer = world.heartbeat(
+            job, state="running", version=5, epoch=0.5, loss=0.25, members=[
+                {"task": "worker-0", "role": "worker", "state": "active"},
+                {"task": "ps-0", "role": "ps", "state": "active"},
+            ],
+        )  # fmt: skip
+        assert answer.json()["members"] == ["worker-0", "worker-1", "ps-0"]
+        progress = world.store.job(job).progress
+        assert (progress.version, progress.epoch, progress.loss, progress.workers, progress.ps) == (5, 0.5, 0.25, 1, 1)
+
+    def test_joined_active_draining_left(self, world):
+        job = world.submit(max_workers=1, max_ps=1)
+        world.heartbeat(job)
+        world.tick()
+
+        def say(state: str) -> TaskState:
+            members = [{"task": "worker-0", "role": "worker", "state": state}]
+            assert world.heartbeat(job, members=members).status_code == 200
+            return next(task.state for task in world.store.tasks(live=False, job=job) if task.id == "worker-0")
+
+        assert say("draining") is TaskState.ASKED
+        assert say("joined") is TaskState.JOINED
+        assert say("active") is TaskState.CONFIRMED
+        assert say("joined") is TaskState.CONFIRMED  # never backwards
+        assert say("left") is TaskState.CONFIRMED  # nobody asked it to leave: how it ended is the manager's word
+        world.store.change_tasks([TaskChange(job, "worker-0", TaskState.DRAINING)], world.now)
+        assert world.heartbeat(job).json()["members"] == ["ps-0"]
+        assert say("active") is TaskState.DRAINING
+        assert say("left") is TaskState.DRAINED
+
+    def test_members_that_no_task_accounts_for_are_logged_and_change_nothing(self, world):
+        job = running(world)
+        before = world.store.tasks(live=False)
+        with capture_logs() as logs:
+            answer = world.heartbeat(
+                job, state="running", members=[{"task": "worker-77", "role": "worker", "state": "active"}]
+            )
+        assert answer.status_code == 200
+        assert world.store.tasks(live=False) == before
+        assert [entry["members"] for entry in logs if entry["event"] == "unknown members"] == [("worker-77",)]
+
+    @pytest.mark.parametrize(
+        ("said", "state", "reason"),
+        [
+            ({"state": "finished", "result": {"digest": "abc", "versions": 9}}, JobState.FINISHED, "did all epochs"),
+            ({"state": "failed", "reason": "worker-1 died: killed by signal 9"}, JobState.FAILED,
+             "worker-1 died: killed by signal 9"),
+            ({"state": "failed", "reason": "a\x1b[31m\0b\n"}, JobState.FAILED, "a?[31m?b\n"),
+            ({"state": "failed"}, JobState.FAILED, "no reason given"),
+            ({"state": "cancelled"}, JobState.CANCELLED, "no reason given"),
+        ],
+    )  # fmt: skip
+    def test_an_end_is_kept_and_a_late_word_is_told_to_stop(self, world, said, state, reason):
+        job = running(world)
+        answer = world.heartbeat(job, **said)
+        assert (answer.status_code, answer.json()["stop"]) == (200, False)
+        ended = world.store.job(job)
+        assert (ended.state, ended.end_reason) == (state, reason)
+        assert ended.digest == ("abc" if state is JobState.FINISHED else "")
+        late = world.heartbeat(job, state="running", version=10**6)
+        assert (late.status_code, late.json()) == (200, {"members": [], "stop": True, "heartbeat_seconds": 1.5})
+        assert world.store.job(job) == ended
+
+    def test_no_number_breaks_the_record(self, world):
+        job = running(world)
+        body = """{"address": "host:1", "state": "running", "epoch": NaN, "loss": Infinity, "epochs": 1e999,
+            "steps_per_second": -Infinity, "plan": 1, "plans": [{"number": 1, "first_version": 0, "workers": 1,
+            "servers": 1, "prepare_ms": NaN, "move_ms": Infinity, "suspension_ms": {"p50": NaN, "max": NaN}}]}"""
+        answer = world.client.post(
+            f"/v1/jobs/{job.slug}/heartbeat",
+            content=body.encode(),
+            headers={"Authorization": f"Bearer {world.credentials.for_job(job)}", "Content-Type": "application/json"},
+        )
+        assert answer.status_code == 200, answer.text
+        progress = world.store.job(job).progress
+        assert (progress.epoch, progress.loss, progress.steps_per_second) == (0.0, None, None)
+        plan = next(plan for plan in world.store.runtime_plans(job) if plan.number == 1)
+        assert (plan.prepare_ms, plan.move_ms, plan.suspension_p50_ms) == (0.0, 0.0, 0.0)
+
+    def test_a_plan_reported_twice_is_kept_once(self, world):
+        job = running(world)
+        plan = {"number": 41, "first_version": 7, "workers": 3, "servers": 2, "added": ["worker-2"], "moved_bytes": 10,
+                "suspension_ms": {"p50": 0.5, "max": 2}}  # fmt: skip
+        for _ in range(2):
+            assert world.heartbeat(job, state="running", plans=[plan]).status_code == 200
+        kept = [plan for plan in world.store.runtime_plans(job) if plan.number == 41]
+        assert [(plan.added, plan.suspension_max_ms) for plan in kept] == [(("worker-2",), 2.0)]
+
+    @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"state": "dancing"}', b"\xff\xfe", b"[" * 100_000])
+    def test_a_malformed_body_is_refused_and_changes_nothing(self, world, body):
+        job = running(world)
+        before = (world.store.job(job), world.store.tasks(live=False))
+        answer = world.client.post(
+            f"/v1/jobs/{job.slug}/heartbeat",
+            content=body,
+            headers={"Authorization": f"Bearer {world.credentials.for_job(job)}", "Content-Type": "application/json"},
+        )
+        assert answer.status_code in (400, 422)
+        assert error(answer)
+        assert (world.store.job(job), world.store.tasks(live=False)) == before
+
+
+class TestBodies:
+    def send_head(self, world: ApiWorld, *headers: str) -> bytes:
+        """Send a request's head alone; what comes back did not wait for a body."""
+        with socket.create_connection(world.server.address, timeout=20) as channel:
+            head = ["POST /v1/register HTTP/1.1", "Host: x", "Content-Type: application/json", *headers]
+            channel.sendall(("\r\n".join(head) + "\r\n\r\n").encode())
+            channel.settimeout(20)
+            answer = b""
+            while b"}" not in answer and (more := channel.recv(65536)):
+                answer += more
+            return answer
+
+    def test_a_huge_body_is_refused_before_it_is_read(self, world):
+        answer = self.send_head(world, "Content-Length: 99999999999")
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert b"4194304 bytes at most" in answer
+
+    def test_a_length_that_is_no_number_of_bytes_is_refused(self, world):
+        for length in ("9" * 5000, "9" * 15, "1e3"):
+            assert self.send_head(world, f"Content-Length: {length}").startswith((b"HTTP/1.1 413 ", b"HTTP/1.1 400 "))
+
+    def test_a_body_of_unknown_length_is_refused(self, world):
+        assert self.send_head(world, "Transfer-Encoding: chunked").startswith(b"HTTP/1.1 413 ")
+
+
+class TestCancel:
+    def cancel(self, world: ApiWorld, name: str, credential: str | None = None) -> Any:
+        shown = world.credentials.for_submission() if credential is None else credential
+        return world.client.delete(f"/v1/jobs/{name}", headers={"Authorization": f"Bearer {shown}"})
+
+    def test_a_cancelled_job_is_told_to_stop_and_everything_of_it_goes(self, world):
+        job = running(world)
+        answer = self.cancel(world, job.slug)
+        assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
+        assert world.heartbeat(job, state="running").json()["stop"] is True
+        for _ in range(20):
+            world.tick(1.0)
+        assert world.manager.live() == ()
+        assert world.store.tasks(live=True) == ()
+
+    def test_by_number_and_by_name_the_one_that_lives(self, world):
+        old = world.send_job(name="mine").json()
+        assert self.cancel(world, old["id"]).status_code == 200
+        new = world.send_job(name="mine").json()
+        assert self.cancel(world, "mine").json()["id"] == new["id"]
+
+    def test_what_cannot_be_cancelled(self, world):
+        job = running(world)
+        assert self.cancel(world, job.slug, world.credentials.for_job(job)).status_code == 403
+        assert error(self.cancel(world, "nobody")) == "no job 'nobody'"
+        self.cancel(world, job.slug)
+        again = self.cancel(world, job.slug)
+        assert (again.status_code, error(again)) == (409, f"job {job.id} has ended already (cancelled)")
+
+
+class TestStoreAway:
+    def test_every_call_is_a_503_with_the_stores_words(self, world, monkeypatch):
+        job = running(world)
+        world.add_anchor()
+
+        def full(*_: object, **__: object) -> None:
+            raise StoreUnavailable("keeping it: the disk is full; free some space")
+
+        for method in ("job", "find_jobs", "jobs", "next_job_id", "add_job", "change_job", "report_progress",
+                       "add_runtime_plans", "last_slot_number"):  # fmt: skip
+            monkeypatch.setattr(world.store, method, full)
+        answers = [
+            world.heartbeat(job),
+            world.send_job(name="mine"),
+            world.register(),
+            world.client.get("/v1/health"),
+        ]
+        for answer in answers:
+            assert (answer.status_code, error(answer)) == (503, "keeping it: the disk is full; free some space")
+
+    def test_a_database_that_breaks_in_the_middle_of_a_heartbeat_takes_it_when_it_is_sent_again(
+        self, world, monkeypatch
+    ):
+        job = running(world)
+        change_job = world.store.change_job
+
+        def full(*_: object, **__: object) -> None:
+            raise StoreUnavailable("the disk is full")
+
+        monkeypatch.setattr(world.store, "change_job", full)
+        said = {"state": "finished", "result": {"digest": "abc"}}
+        assert world.heartbeat(job, **said).status_code == 503
+        monkeypatch.setattr(world.store, "change_job", change_job)
+        assert world.heartbeat(job, **said).status_code == 200
+        assert (world.store.job(job).state, world.store.job(job).digest) == (JobState.FINISHED, "abc")
+
+
+def test_health_needs_no_credential_and_says_no_more_than_it_must(world):
+    assert set(world.client.get("/v1/health").json()) == {"version", "cluster", "slot"}
+
+
+def test_what_is_not_there_is_json_too(world):
+    answer = world.client.get("/v1/nothing")
+    assert (answer.status_code, error(answer)) == (404, "Not Found")
+
+
+def test_no_secret_reaches_the_log_an_error_or_a_recorded_slot(world):
+    with capture_logs() as logs:
+        registered = world.add_anchor()
+        assert world.register().status_code == 200
+        submitted = JobKey.from_slug(world.send_job(name="yours").json()["job"])
+        said = [
+            world.send_job(name="yours"),
+            world.send_job("wrong"),
+            world.register(proof="PROOF-OF-SOMEBODY"),
+            world.heartbeat(submitted, "wrong"),
+            world.heartbeat(submitted, state="dancing"),
+            world.send_job(worker={"cpu": 99}),
+        ]
+        for key in (registered, submitted):
+            world.heartbeat(key)
+        world.settle()
+    assert all(answer.status_code >= 400 for answer in said)
+    secrets = {SECRET_OF_THE_USER, "PROOF-OF-SOMEBODY", world.credentials.for_submission()}
+    for key in (registered, submitted):
+        secrets |= {world.credentials.for_job(key), world.credentials.token(key)}
+    slots = [world.store.slot(number) for number in range(1, world.store.last_slot_number() + 1)]
+    assert slots
+    texts = [repr(logs), repr(slots), *(answer.text for answer in said)]
+    for secret in secrets:
+        assert not any(secret in text for text in texts)
+
+
+def test_no_secret_of_a_job_is_in_the_database(tmp_path):
+    world = ApiWorld(url=f"sqlite:///{tmp_path}/dl2d.sqlite")
+    try:
+        job = JobKey.from_slug(world.send_job().json()["job"])
+        world.settle()
+        with sqlite3.connect(f"{tmp_path}/dl2d.sqlite") as database:
+            dump = "\n".join(database.iterdump())
+        database.close()
+        assert job.slug in dump
+        for secret in (world.credentials.for_job(job), world.credentials.token(job)):
+            assert secret not in dump
+    finally:
+        world.close()
+
+
+# Whatever a coordinator says: an answer, never a 500.
+
+_words = st.one_of(
+    st.sampled_from(["worker-0", "ps-0", "worker-1", "worker-99", "", "host:1"]), st.text(max_size=20), st.integers()
+)
+_numbers = st.one_of(
+    st.integers(), st.floats(), st.none(), st.booleans(), st.text(max_size=3), st.just(2**62), st.just(-1)
+)
+_members = st.lists(
+    st.fixed_dictionaries(
+        {
+            "task": _words,
+            "role": st.sampled_from(["worker", "ps", "cook"]),
+            "state": st.sampled_from(["joined", "active", "draining", "left", "gone"]),
+        },
+        optional={"host": _words, "pid": _numbers},
+    ),
+    max_size=4,
+)
+_plans = st.lists(
+    st.fixed_dictionaries(
+        {"number": _numbers, "first_version": _numbers, "workers": _numbers, "servers": _numbers},
+        optional={
+            "added": st.lists(_words, max_size=2),
+            "moved_bytes": _numbers,
+            "prepare_ms": _numbers,
+            "suspension_ms": st.one_of(st.none(), st.fixed_dictionaries({"p50": _numbers, "max": _numbers})),
+        },
+    ),
+    max_size=3,
+)
+_beats = st.fixed_dictionaries(
+    {"address": _words, "state": st.sampled_from(["waiting", "running", "running", "sleeping"])},
+    optional={
+        "incarnation": _words,
+        "reason": st.one_of(st.none(), _words),
+        "version": _numbers,
+        "total_versions": _numbers,
+        "epoch": _numbers,
+        "epochs": _numbers,
+        "loss": _numbers,
+        "steps_per_second": _numbers,
+        "members": st.one_of(_members, _words),
+        "plan": _numbers,
+        "plans": st.one_of(_plans, st.none()),
+        "result": st.one_of(st.none(), st.fixed_dictionaries({"digest": _words, "versions": _numbers})),
+        "new_in_the_next_version": _numbers,
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tuple[ApiWorld, JobKey]]:
+    world = ApiWorld(cluster_nodes=nodes(2))
+    job = world.submit(max_workers=2, max_ps=1, worker=Resources.of(cpu=1))
+    world.settle()
+    yield world, job
+    world.close()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(beat=_beats)
+def test_no_heartbeat_breaks_the_daemon(shared, beat) -> None:
+    world, job = shared
+    answer = world.client.post(
+        f"/v1/jobs/{job.slug}/heartbeat",
+        content=json.dumps(beat).encode(),
+        headers={"Authorization": f"Bearer {world.credentials.for_job(job)}", "Content-Type": "application/json"},
+    )
+    assert answer.status_code in (200, 422), (beat, answer.text)
+    if answer.status_code == 200:
+        assert answer.json()["members"] == ["worker-0", "worker-1", "ps-0"]
+    else:
+        assert error(answer).startswith("malformed request: ")
+    assert all(task.state is TaskState.CONFIRMED for task in world.store.tasks(live=True, job=job))
+
+
+_json = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)),
+    max_leaves=8,
+)
+_keys = st.sampled_from([*REQUEST, "name", "ps", "batch", "max_workers", "min_ps", "allowed_workers", "architecture"])
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    changes=st.dictionaries(st.one_of(_keys, st.text(max_size=5)), _json, max_size=3), whole=st.one_of(st.none(), _json)
+)
+def test_no_submission_breaks_the_daemon(shared, changes, whole) -> None:
+    world, _ = shared
+    body = {"request": {**REQUEST, **changes}, **COMMAND} if whole is None else whole
+    answer = world.client.post(
+        "/v1/jobs",
+        content=json.dumps(body).encode(),
+        headers={
+            "Authorization": f"Bearer {world.credentials.for_submission()}",
+            "Content-Type": "application/json",
+        },
+    )
+    assert answer.status_code in (200, 409, 422), (body, answer.text)
