@@ -199,6 +199,21 @@ def test_a_job_goes_on_without_its_daemon(daemon):
     assert process.wait(20) == 0
 
 
+def test_a_task_that_is_withdrawn_before_it_is_a_member_ends_well(daemon):
+    options = ("--epochs", "300", "--shards", "1", "--step-seconds", "0.01")
+    process = coordinator(daemon)
+    daemon.want("worker-0", "ps-0", options=options)
+    daemon.wait(lambda beat: beat["state"] == "running")
+    # a job of one shard has no work for a second worker: it joins and waits
+    daemon.want("worker-0", "worker-1", "ps-0", options=options)
+    daemon.wait(lambda beat: {"worker-1": "joined"} in [{m["task"]: m["state"]} for m in beat["members"]])
+    daemon.want("worker-0", "ps-0")
+    assert daemon.processes["worker-1"].wait(20) == 0
+    assert daemon.processes["worker-0"].poll() is None
+    daemon.stop = True
+    assert process.wait(20) == 1
+
+
 def test_stop_cancels_a_job(daemon):
     process = coordinator(daemon)
     daemon.want("worker-0", "ps-0", options=("--epochs", "500", "--step-seconds", "0.05"))

@@ -234,6 +234,7 @@ class Coordinator:
         self._given_up = 0
         self._retry_at = 0.0
         self._target_changed = 0.0
+        self._once_wanted: frozenset[str] = frozenset()
         self._held_back: set[str] = set()
         self._final = False
 
@@ -269,7 +270,7 @@ class Coordinator:
         except BaseException as error:
             # an interrupt, a termination or a defect of ours: nobody may be left waiting for us
             if self._state not in ("finished", "failed"):
-                self._fail(f"the coordinator ended: {type(error).__name__}: {error}")
+                self._fail(f"the coordinator ended: {error or type(error).__name__}")
             self._goodbye(0.5)
             self._director.close(self.status())
             raise
@@ -324,6 +325,7 @@ class Coordinator:
         if reply is not None:
             if self._reply is None or reply.members != self._reply.members:
                 self._target_changed = now
+                self._once_wanted |= reply.members or frozenset()
             self._reply = reply
         if self._reply is not None and self._reply.stop and self._state in ("waiting", "running"):
             self._fail("cancelled by the scheduler")
@@ -508,10 +510,17 @@ class Coordinator:
         channel.send(Welcome(heartbeat_seconds=self._settings.heartbeat, lease_seconds=self._settings.lease))
         self._say(f"{member.title} has joined")
         self._urgent = True
+        if self._digest_asked:
+            self._dismiss(member, "the job is finished")
+
+    def _dismiss(self, member: _Member, reason: str) -> None:
+        """Let a member go that is in no plan."""
+        member.channel.send(Exit(reason=reason))
+        member.state = "draining"
 
     def _objection(self, hello: Hello, message: Join) -> str:
-        if self._state in ("finished", "failed"):
-            return f"the job is {self._state}"
+        if self._state == "failed":
+            return f"the job has failed: {self._reason}"
         if hello.role == "ps":
             return "" if message.address else "a server must say where it takes data"
         if message.spec is None:
@@ -675,6 +684,9 @@ class Coordinator:
         if self._spec is None or self._digest_asked or (self._reply is None and self._plan is None):
             return
         target = self._reply.members if self._reply is not None else None
+        if target is not None:
+            for task in {*self._joined("worker"), *self._joined("ps")} & (self._once_wanted - target):
+                self._dismiss(self._members[task], "no longer wanted")
         present = self._plan
         workers = next_members(
             [m.task for m in present.workers] if present else [],
@@ -821,8 +833,9 @@ class Coordinator:
             assert self._spec is not None
             self._tell({m.task for m in self._plan.servers}, DigestRequest(version=self._spec.total_versions))
             # no more members are needed: whoever waits may go
-            spare = {t for t, m in self._members.items() if m.state in ("joined", "draining")}
-            self._tell(spare, Exit(reason="the job is finished"))
+            for member in self._members.values():
+                if member.state == "joined":
+                    self._dismiss(member, "the job is finished")
         if len(self._digests) < len(self._blocks):
             return
         if self._result is None:

@@ -156,7 +156,7 @@ class _Registration(msgspec.Struct):
 
 def _coordinate(command: Sequence[str], environ: Mapping[str, str], say: Callable[[str], None]) -> int:
     daemon = need(environ, "DL2_DAEMON")
-    host = environ.get("DL2_HOST") or socket.gethostname()
+    host = environ.get("DL2_HOST") or _own_name()
     with listen() as listener:
         address = f"{host}:{listener.getsockname()[1]}"
         if environ.get("DL2_CREDENTIAL"):
@@ -178,6 +178,16 @@ def _coordinate(command: Sequence[str], environ: Mapping[str, str], say: Callabl
             listener=listener,
         )
         return _run_coordinator(coordinator)
+
+
+def _own_name() -> str:
+    """Return the name under which other nodes reach this one; a machine that cannot look itself up is on its own."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return "127.0.0.1"
+    return name
 
 
 def _register(
