@@ -27,5 +27,10 @@ def run(
     if upgrade:
         schema.upgrade(settings.store_url)
     store = SqlStore(settings.store_url, progress_seconds=settings.store.progress_seconds)
-    with Daemon(settings, store, reread=lambda: load_settings(config)) as daemon:
+    with Daemon(
+        settings,
+        store,
+        reread=lambda: load_settings(config),
+        reloaded=lambda taken: configure_logging(taken.log),
+    ) as daemon:
         daemon.run()

@@ -75,6 +75,7 @@ class JobSettings(_Section):
     drain_seconds: float = Field(default=60.0, gt=0)
     end_seconds: float = Field(default=10.0, gt=0)
     unseen_seconds: float = Field(default=15.0, gt=0)
+    silent_seconds: float = Field(default=60.0, gt=0)
     grace_seconds: float = Field(default=10.0, ge=0)
     start_failures: int = Field(default=3, ge=1, le=1000)
 
@@ -152,6 +153,14 @@ class Settings(BaseSettings):
     guard: GuardSettings = GuardSettings()
     log: LogSettings = LogSettings()
 
+    @model_validator(mode="after")
+    def _silence_is_longer_than_a_pause(self) -> Settings:
+        if self.jobs.silent_seconds < 3 * self.api.heartbeat_seconds:
+            beat = self.api.heartbeat_seconds
+            msg = f"jobs.silent_seconds: must be at least three times api.heartbeat_seconds={beat:g}"
+            raise ValueError(msg)
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -207,8 +216,10 @@ def load_settings(path: Path) -> Settings:
 def _explain(error: ValidationError) -> str:
     problems = []
     for item in error.errors(include_url=False):
-        key = ".".join(str(part) for part in item["loc"]) or "settings"
-        if item["type"] == "extra_forbidden":
+        key = ".".join(str(part) for part in item["loc"])
+        if not key:  # a rule over several keys names them itself
+            problems.append(item["msg"].removeprefix("Value error, "))
+        elif item["type"] == "extra_forbidden":
             problems.append(f"{key}: unknown key")
         else:
             problems.append(f"{key}: {item['msg'].removeprefix('Value error, ')} (got {item['input']!r})")

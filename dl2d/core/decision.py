@@ -30,6 +30,8 @@ class Constraint(enum.StrEnum):
     CHURN = "churn"
     #: It keeps its floor although the policy would give less.
     FLOOR = "floor"
+    #: Its coordinator has not called for a while, so it stays as it is.
+    SILENT = "silent"
     #: The policy failed and the fallback decided.
     FALLBACK = "fallback"
 

@@ -70,4 +70,6 @@ def _ask(policy: Policy, snapshot: Snapshot, placement: Placement, seed: int) ->
     packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, placement.scores)
     decision = policy.decide(snapshot, packing, np.random.default_rng([seed, snapshot.slot]))
     guard.check(decision, snapshot)
-    return decision
+    # What a job has is a fact and not the policy's to say: later stages rely on it.
+    held = snapshot.held()
+    return replace(decision, jobs=tuple(replace(entry, previous=held[entry.job]) for entry in decision.jobs))

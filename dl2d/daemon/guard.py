@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from dl2d.core.cluster import Snapshot
@@ -73,14 +73,28 @@ def check(decision: Decision, snapshot: Snapshot) -> None:
             )
 
 
-def guard(decision: Decision, snapshot: Snapshot, rules: GuardRules, memory: Memory) -> Decision:
-    """Hold a decision to the site's rules, in this order: limits per user, cool-downs, churn."""
+def guard(
+    decision: Decision, snapshot: Snapshot, rules: GuardRules, memory: Memory, *, silent: Collection[JobKey] = ()
+) -> Decision:
+    """Hold a decision to what can be done and to the site's rules.
+
+    In this order: jobs whose coordinator does not call stay as they are, limits per user, cool-downs, churn.
+    """
     jobs = {job.key: job for job in snapshot.jobs}
-    entries = list(decision.jobs)
+    entries = [
+        _keep_silent(entry, jobs[entry.job], snapshot.at) if entry.job in silent else entry for entry in decision.jobs
+    ]
     entries = _limit_users(entries, jobs, snapshot, rules)
     entries = [_cool_down(entry, memory.resized.get(entry.job), snapshot.at, rules) for entry in entries]
     entries = _limit_churn(entries, rules)
     return replace(decision, jobs=tuple(entries))
+
+
+def _keep_silent(entry: JobDecision, job: Job, at: float) -> JobDecision:
+    if entry.allocation == entry.previous:
+        return entry
+    text = f"its coordinator has not called for {at - job.progress.at:.0f} s; until it does, it keeps what it has"
+    return entry.changed_by(entry.previous, Reason(Constraint.SILENT, text))
 
 
 def _limit_users(

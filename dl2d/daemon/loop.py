@@ -52,12 +52,14 @@ class Daemon(AbstractContextManager["Daemon"]):
         store: Store,
         *,
         reread: Callable[[], Settings] | None = None,
+        reloaded: Callable[[Settings], None] | None = None,
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.monotonic,
     ) -> None:
         """Set up everything that can fail at the start.
 
-        ``store`` is closed by the daemon. ``reread`` gives the settings anew at a reload. ``clock`` gives seconds since
+        ``store`` is closed by the daemon. ``reread`` gives the settings anew at a reload, ``reloaded`` is told
+        those that were taken. ``clock`` gives seconds since
         1970, ``timer`` seconds on a monotonic clock.
 
         Raises
@@ -66,16 +68,17 @@ class Daemon(AbstractContextManager["Daemon"]):
             The daemon cannot run; everything opened is closed again.
         """
         self._settings = settings
-        self._reread = reread
+        self._reread, self._reloaded = reread, reloaded
         self._clock, self._timer = clock, timer
         self._stop, self._reload = threading.Event(), threading.Event()
         self._wakeup = threading.Event()
-        self._again = threading.Event()
+        #: A tick was asked for and has not begun; a tick is under way.
+        self._again, self._ticking = threading.Event(), threading.Event()
         self._service = ServiceManager()
         self._carry = Carry()
         self._last_done = timer()
         self._status = "starting"
-        self._fatal: AlreadyRunning | None = None
+        self._fatal: Dl2dError | None = None
         self._opened = ExitStack()
         with ExitStack() as stack:
             stack.callback(store.close)
@@ -149,6 +152,8 @@ class Daemon(AbstractContextManager["Daemon"]):
         ------
         AlreadyRunning
             The lease on the store was lost to another daemon.
+        Dl2dError
+            The job API has ended by itself; a service manager starts everything anew.
         """
         handled: list[tuple[int, object]] = []
         if threading.current_thread() is threading.main_thread():
@@ -172,6 +177,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._service.stopping()
             if scheduler.running:
                 scheduler.shutdown(wait=True)
+            self._server.stop()  # before what it works with is closed
             for number, before in handled:
                 signal.signal(number, before)  # type: ignore[arg-type]
             log.info("stopped")
@@ -186,9 +192,13 @@ class Daemon(AbstractContextManager["Daemon"]):
             if self._reload.is_set():
                 self._reload.clear()
                 self._take_settings(scheduler)
-            if self._again.is_set() and not self._stop.is_set():
-                self._again.clear()
+            if self._again.is_set() and not self._ticking.is_set() and not self._stop.is_set():
                 self._hurry(scheduler)
+            if not self._server.alive and not self._stop.is_set():
+                self._fatal = Dl2dError(
+                    "the job API has ended by itself: no coordinator can be heard; see the log above"
+                )
+                self.stop()
             if not self._stuck():
                 self._service.alive(self._status)
 
@@ -196,7 +206,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         """Tick soon instead of at the next interval, but not sooner than the floor after the last tick."""
         delay = max(0.0, self._last_done + _FLOOR_SECONDS - self._timer())
         if not self._stop.wait(delay):
-            # A tick that is under way cannot be started twice: it notices the wish when it is done.
+            # The wish is forgotten when a tick begins, so one that comes while a tick is under way is kept till after.
             scheduler.modify_job(_TICK, next_run_time=datetime.now(tz=UTC))
 
     def _stuck(self) -> bool:
@@ -205,6 +215,8 @@ class Daemon(AbstractContextManager["Daemon"]):
 
     def tick(self) -> Report | None:
         """Run one tick; a failure is logged and told in the status, and the next tick mends what it left."""
+        self._ticking.set()
+        self._again.clear()
         try:
             with self._manager_lock:
                 self._carry, report = tick(self._context, self._carry)
@@ -223,6 +235,9 @@ class Daemon(AbstractContextManager["Daemon"]):
             return None
         finally:
             self._last_done = self._timer()
+            self._ticking.clear()
+            if self._again.is_set():
+                self._wakeup.set()
         snapshot = report.snapshot
         self._status = f"slot {snapshot.slot}: {len(snapshot.jobs)} jobs, {len(snapshot.tasks)} tasks"
         if report.plan.starts or report.plan.stops or report.decided:
@@ -253,6 +268,8 @@ class Daemon(AbstractContextManager["Daemon"]):
         else:
             self._settings, self._context = settings, context
             self._admission = Admission(settings.jobs.rules)
+            if self._reloaded is not None:
+                self._reloaded(settings)
             scheduler.reschedule_job(_TICK, trigger="interval", seconds=settings.schedule.poll_seconds)
             log.info("reloaded", policy=settings.policy.name)
         self._service.ready(self._status)
@@ -278,6 +295,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             ),
             patience=Patience(
                 unseen=jobs.unseen_seconds,
+                silent=jobs.silent_seconds,
                 start=jobs.start_seconds,
                 drain=jobs.drain_seconds,
                 end=jobs.end_seconds,

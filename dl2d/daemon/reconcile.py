@@ -36,6 +36,8 @@ class Patience:
     drain: float = 60.0
     #: An ended job's anchor and tasks have this long to end by themselves.
     end: float = 10.0
+    #: A coordinator that has not called for this long is not counted on to carry out a resize.
+    silent: float = 60.0
     #: This many tries in a row whose tasks end before they join end the job.
     start_failures: int = 3
 
@@ -61,6 +63,7 @@ def reconcile(
     cluster: str,
     patience: Patience,
     failures: Mapping[JobKey, tuple[int, str]] | None = None,
+    heard: Mapping[JobKey, float] | None = None,
 ) -> Reconciliation:
     """Compare.
 
@@ -76,8 +79,12 @@ def reconcile(
         Name of this cluster; marks of other clusters are not ours.
     failures
         For each job the number of tries in a row whose tasks ended before they joined, and how the last one ended.
+    heard
+        For each job whose coordinator calls, since when it has done so without a gap (see ``heard_since``). The time
+        that a task has to be drained in counts from there: who has not been told cannot be late.
     """
     tasks = tuple(tasks)
+    heard = heard or {}
     by_handle = {job.handle: job for job in seen.jobs}
     by_tag = _by_tag(seen.jobs)
     known = {job.key: job for job in (*ended_jobs, *jobs)}
@@ -102,7 +109,7 @@ def reconcile(
 
     for task in tasks:
         found = (by_handle.get(task.handle) if task.handle else None) or by_tag.get(task.tag)
-        step, stop = _task_change(task, found, seen.at, patience, job_ends=task.job in ending)
+        step, stop = _task_change(task, found, seen.at, patience, job_ends=task.job in ending, told=heard.get(task.job))
         if step is not None:
             changes.append(step)
         if stop and found is not None:
@@ -127,6 +134,16 @@ def reconcile(
     return Reconciliation(tuple(job_changes), tuple(changes), tuple(stops.items()), tuple(remarks))
 
 
+def heard_since(jobs: Iterable[Job], before: Mapping[JobKey, float], at: float, silent: float) -> dict[JobKey, float]:
+    """Since when each job's coordinator has called without a gap of ``silent`` seconds; who is silent is left out.
+
+    ``before`` is the answer of the tick before, empty after a restart: what a coordinator was told by a daemon that is
+    gone counts for nothing.
+    """
+    calling = (job.key for job in jobs if job.address and at - job.progress.at <= silent)
+    return {key: before.get(key, at) for key in calling}
+
+
 def _by_tag(jobs: Iterable[RmJob]) -> dict[str, RmJob]:
     """Manager's jobs by our mark; where a mark stands twice, one that has not ended comes first."""
     found: dict[str, list[RmJob]] = defaultdict(list)
@@ -147,6 +164,8 @@ def _job_change(
         return JobChange(state=JobState.LOST, end_reason="the resource manager does not know its anchor any more")
     if anchor.state.ended:
         how = anchor.reason or str(anchor.state)
+        if anchor.state is RmJobState.DONE and job.state is JobState.SUBMITTED:
+            return JobChange(state=JobState.FAILED, end_reason=f"its coordinator ended before it called: {how}")
         return JobChange(state=_JOB_ENDS[anchor.state], end_reason=f"its coordinator ended: {how}")
     count, last = failures
     if count >= patience.start_failures:
@@ -156,7 +175,7 @@ def _job_change(
 
 
 def _task_change(
-    task: Task, found: RmJob | None, at: float, patience: Patience, *, job_ends: bool
+    task: Task, found: RmJob | None, at: float, patience: Patience, *, job_ends: bool, told: float | None
 ) -> tuple[TaskChange | None, str]:
     """The task's next step, and why it has to be stopped (or "")."""
 
@@ -181,8 +200,11 @@ def _task_change(
     if not task.state.wanted:
         if found.state is RmJobState.PENDING:
             return None, "is not wanted any more"
-        limit = patience.end if job_ends or task.state is TaskState.DRAINED else patience.drain
-        return None, f"did not end in {limit:g} s" if waited > limit else ""
+        if job_ends or task.state is TaskState.DRAINED:
+            return None, f"did not end in {patience.end:g} s" if waited > patience.end else ""
+        # It may still hold parameters: only a coordinator that knows and does nothing loses it.
+        late = told is not None and at - max(task.since, told) > patience.drain
+        return None, f"was not drained in {patience.drain:g} s" if late else ""
     if found.state is RmJobState.PENDING:
         if waited > patience.start:
             return to(TaskState.DRAINING, f"not started in {patience.start:g} s: {found.reason}"), "not started in time"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -21,7 +21,7 @@ from dl2d.daemon.guard import GuardRules, Memory, guard
 from dl2d.daemon.launching import Launcher
 from dl2d.daemon.observe import take_snapshot
 from dl2d.daemon.place import place
-from dl2d.daemon.reconcile import Patience, reconcile
+from dl2d.daemon.reconcile import Patience, heard_since, reconcile
 
 log = structlog.get_logger()
 
@@ -64,6 +64,8 @@ class Carry:
     failures: tuple[tuple[JobKey, tuple[int, str]], ...] = ()
     #: When each handle was last asked to stop.
     stopping: tuple[tuple[str, float], ...] = ()
+    #: Since when each job's coordinator has called without a gap.
+    heard: tuple[tuple[JobKey, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +94,19 @@ def tick(context: Context, carry: Carry) -> tuple[Carry, Report]:
     """
     begin = context.timer()
     seen = context.manager.snapshot()
-    jobs, tasks, found = _mend(context, seen, dict(carry.failures))
+    jobs, tasks, found = _mend(context, seen, carry)
     stopping = _stop(context, found, dict(carry.stopping), seen.at)
     failures = found.failures
     snapshot = take_snapshot(jobs, tasks, seen, carry.slot + 1)
-    answered = _situation(snapshot, failures)
-    due = snapshot.at - carry.decided_at >= context.slot_seconds or answered != carry.answered
+    silent = {job.key for job in snapshot.jobs} - found.heard.keys()
+    answered = _situation(snapshot, failures, silent)
+    # A clock that was set back must not make a decision stand for hours.
+    since = snapshot.at - carry.decided_at
+    due = not 0 <= since < context.slot_seconds or answered != carry.answered
     standing = carry.standing
     if standing is None or due:
         proposed = decide(snapshot, context.deciders, context.seed, context.timer)
-        decision = guard(proposed, snapshot, context.rules, carry.memory)
+        decision = guard(proposed, snapshot, context.rules, carry.memory, silent=silent)
         decided = True
     else:
         proposed = decision = standing
@@ -110,7 +115,12 @@ def tick(context: Context, carry: Carry) -> tuple[Carry, Report]:
     outcome = apply(plan, {job.key: job for job in jobs}, context.store, context.manager, context.launcher, seen.at)
     seconds = context.timer() - begin
     report = Report(snapshot, decision, plan, outcome, decided, seconds)
-    carry = replace(carry, failures=tuple(failures.items()), stopping=tuple(stopping.items()))
+    carry = replace(
+        carry,
+        failures=tuple(failures.items()),
+        stopping=tuple(stopping.items()),
+        heard=tuple(found.heard.items()),
+    )
     if not decided:
         return carry, report
     context.store.record_slot(
@@ -138,10 +148,10 @@ def tick(context: Context, carry: Carry) -> tuple[Carry, Report]:
     return following, report
 
 
-def _situation(snapshot: Snapshot, failures: dict[JobKey, tuple[int, str]]) -> str:
+def _situation(snapshot: Snapshot, failures: dict[JobKey, tuple[int, str]], silent: Collection[JobKey]) -> str:
     """What a decision answers to: another situation asks for another decision before the slot is over."""
     nodes = [(node.name, node.capacity, node.state) for node in snapshot.nodes]
-    return digest([job.key for job in snapshot.jobs], nodes, sorted(failures.items()))
+    return digest([job.key for job in snapshot.jobs], nodes, sorted(failures.items()), sorted(silent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +160,17 @@ class _Found:
 
     stops: tuple[tuple[str, str], ...]
     failures: dict[JobKey, tuple[int, str]]
+    heard: dict[JobKey, float]
 
 
-def _mend(
-    context: Context, seen: RmSnapshot, failures: dict[JobKey, tuple[int, str]]
-) -> tuple[tuple[Job, ...], tuple[Task, ...], _Found]:
+def _mend(context: Context, seen: RmSnapshot, carry: Carry) -> tuple[tuple[Job, ...], tuple[Task, ...], _Found]:
     """Reconcile store and manager, start anchors, and return what is live now."""
-    store = context.store
+    store, failures = context.store, dict(carry.failures)
     live_jobs, live_tasks = store.jobs(live=True), store.tasks(live=True)
+    heard = heard_since(live_jobs, dict(carry.heard), seen.at, context.patience.silent)
+    for key, _ in carry.heard:
+        if key not in heard and any(job.key == key for job in live_jobs):
+            log.warning("coordinator is silent", job=key.id, seconds=context.patience.silent)
     found = reconcile(
         live_jobs,
         live_tasks,
@@ -166,6 +179,7 @@ def _mend(
         cluster=context.cluster,
         patience=context.patience,
         failures=failures,
+        heard=heard,
     )
     for remark in found.remarks:
         log.warning("reconcile", remark=remark)
@@ -182,13 +196,14 @@ def _mend(
     tasks = store.tasks(live=True) if found.tasks else live_tasks
     counted = _count_failures(live_tasks, found.tasks, failures)
     present = {job.key for job in jobs}
-    return jobs, tasks, _Found(found.stops, {key: count for key, count in counted.items() if key in present})
+    failures = {key: count for key, count in counted.items() if key in present}
+    return jobs, tasks, _Found(found.stops, failures, heard)
 
 
 def _stop(context: Context, found: _Found, asked: dict[str, float], at: float) -> dict[str, float]:
     """Stop what has to be stopped; who was asked is asked again only when the grace is well over."""
     patience = 2 * context.grace + context.patience.end
-    stopping = {handle: asked[handle] for handle, _ in found.stops if at - asked.get(handle, -math.inf) < patience}
+    stopping = {handle: asked[handle] for handle, _ in found.stops if 0 <= at - asked.get(handle, -math.inf) < patience}
     due = [(handle, reason) for handle, reason in found.stops if handle not in stopping]
     for handle, reason in due:
         log.info("stop", handle=handle, reason=reason)
