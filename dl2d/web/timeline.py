@@ -189,8 +189,8 @@ class _Picture:
 
 
 def _stretches(steps: Sequence[Step], end: float) -> list[tuple[float, float, Step]]:
-    ends = [step.at for step in steps[1:]] + [end]
-    return [(step.at, until, step) for step, until in zip(steps, ends, strict=True) if until > step.at]
+    ends = [*(step.at for step in steps[1:]), end]
+    return [(step.at, until, step) for step, until in zip(steps, ends, strict=False) if until > step.at]
 
 
 def _ends(lanes: Sequence[Lane]) -> list[float]:

@@ -7,6 +7,8 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from dl2d.web.timeline import Lane, Step, Timeline, ticks
 
@@ -14,6 +16,12 @@ from dl2d.web.timeline import Lane, Step, Timeline, ticks
 COLOURS = ("#3b6fd4", "#e08a1e", "#2f9e63", "#b04bb5", "#c8453b", "#5b6b7a")
 _INK, _FAINT, _PALE = "#1d2430", "#6b7484", "#e4e8ee"
 _DPI = 110
+_KEY = (
+    Patch(facecolor=COLOURS[0], alpha=0.85, label="workers that train (upwards)"),
+    Patch(facecolor=COLOURS[0], alpha=0.42, label="parameter servers (downwards)"),
+    Line2D([], [], color=_INK, linewidth=1.1, linestyle=(0, (4, 2)), label="workers decided"),
+    Line2D([], [], color=_INK, marker="v", markersize=5, linestyle="", label="resize while training"),
+)
 
 
 def draw_png(timeline: Timeline, path: Path) -> None:
@@ -35,6 +43,10 @@ def draw_png(timeline: Timeline, path: Path) -> None:
     _draw_total(axes[count], timeline)
     axes[count].set_xticks(ticks(timeline.seconds), [f"{tick} s" for tick in ticks(timeline.seconds)])
     axes[count].set_xlim(0, timeline.seconds)
+    figure.legend(
+        handles=_KEY, loc="upper right", bbox_to_anchor=(0.99, 1 - 0.04 / height), ncols=1, frameon=False, fontsize=8,
+        labelcolor=_FAINT, handlelength=2.2, labelspacing=0.45,
+    )  # fmt: skip
     # No date and no program version inside: equal timelines give equal files.
     figure.savefig(path, metadata={"Software": None})
 
@@ -57,15 +69,11 @@ def _draw_lane(axis: Any, timeline: Timeline, lane: Lane, colour: str) -> None:
     axis.plot(lane.arrived, 0, marker="o", markersize=6, color="white", markeredgecolor=_INK, clip_on=False, zorder=5)
     sign = "D" if lane.end == "finished" else "X"
     axis.plot(lane.ended, 0, marker=sign, markersize=6, color=_INK, clip_on=False, zorder=5)
-    words = {"fontsize": 7.5, "color": _FAINT, "ha": "left"}
     axis.text(-0.045, 0.99, lane.name, transform=axis.transAxes, ha="right", va="top", fontsize=11, fontweight="bold",
               color=colour)  # fmt: skip
     for line, text in enumerate(lane.about.split("\n")):
         axis.text(-0.045, 0.80 - 0.135 * line, text, transform=axis.transAxes, ha="right", va="top", fontsize=7.5,
                   color=_FAINT)  # fmt: skip
-    if lane.arrived > timeline.seconds * 0.08:
-        axis.text(timeline.seconds * 0.004, up + 0.15, "workers", va="top", **words)
-        axis.text(timeline.seconds * 0.004, -down - 0.1, "parameter servers", va="bottom", **words)
 
 
 def _draw_total(axis: Any, timeline: Timeline) -> None:

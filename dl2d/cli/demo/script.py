@@ -70,9 +70,9 @@ class Script:
 
 FULL = Script(
     acts=(
-        Act(name="small", model="small", epochs=18, optimizer="momentum", pause=0.02),
-        Act(name="medium", model="medium", epochs=19, optimizer="adam", pause=0.02),
-        Act(name="cnn", model="cnn", epochs=15, optimizer="momentum", pause=0.02),
+        Act(name="small", model="small", epochs=16, optimizer="momentum", pause=0.02),
+        Act(name="medium", model="medium", epochs=17, optimizer="adam", pause=0.02),
+        Act(name="cnn", model="cnn", epochs=14, optimizer="momentum", pause=0.02),
     ),
     gap=12.0,
     rest=5.0,
