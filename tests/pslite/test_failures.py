@@ -73,6 +73,15 @@ def test_a_command_that_does_not_exist():
     assert "cannot start '/no/such/program'" in result.reason
 
 
+def test_the_only_server_killed_before_the_job_begins():
+    kill = KillAt("ps-0", 0)
+    # a worker that is still loading: nothing has begun
+    slow = [sys.executable, "-c", "import time; time.sleep(30)"]
+    result = run_local(slow, workers=1, servers=1, on_status=kill)
+    assert result.state == "failed"
+    assert result.reason == f"ps-0 on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9"
+
+
 def test_a_joiner_killed_before_it_is_ready_leaves_the_job_untouched():
     class Freeze:
         """Stops the joiner as soon as it has joined, so that its plan cannot become ready, then kills it."""

@@ -104,6 +104,16 @@ def test_groups_have_their_own_optimizer():
         run(network(), SGD(lr=0.1), groups=[Group([nn.Parameter(torch.ones(1))], SGD(lr=0.1))])
 
 
+def test_a_model_on_another_device_goes_through_copies(monkeypatch):
+    here = network()
+    expected = run(here, Adam(lr=0.01)).digest
+    # no other device is at hand: take the way of one with the CPU's own memory
+    monkeypatch.setattr("pslite.torch._Layout._staged", property(lambda _: True))
+    copied = network()
+    assert run(copied, Adam(lr=0.01)).digest == expected
+    assert all(torch.equal(a, b) for a, b in zip(here.parameters(), copied.parameters(), strict=True))
+
+
 def test_zero_grad_in_the_loop_does_no_harm():
     one, two = network(), network()
     job = ElasticJob(one, optimizer=SGD(lr=0.05), dataset=data(), batch_size=16, epochs=3, seed=4)

@@ -601,8 +601,8 @@ class Coordinator:
             # the only one that knew what to train: nothing can come of this job unless another worker comes
             self._spec = None
             self._blocks = ()
-            if self._settings.start is not None:
-                self._fail(text)
+        if self._plan is None and self._settings.start is not None and not self._joined(member.role):
+            self._fail(text)  # nobody starts another one
 
     def _agent_reported(self, task: str, message: AgentExit) -> None:
         if task in self._members:
