@@ -170,6 +170,11 @@ class _Picture:
         up = [(round(base - count * self._unit, 2), str(count)) for count in range(timeline.most_workers + 1)]
         return up + [(round(base + count * self._unit, 2), str(count)) for count in range(1, timeline.most_ps + 1)]
 
+    def resizes(self) -> list[tuple[str, Mark]]:
+        """All resizes in the order in which they happened, with their jobs' names."""
+        found = [(lane.name, mark) for lane in self._timeline.lanes for mark in lane.resizes]
+        return sorted(found, key=lambda item: item[1].at)
+
     def stack(self) -> list[tuple[int, _Bar]]:
         """The workers of all lanes on one another: lane number and stretch."""
         totals = self._timeline.totals()

@@ -115,8 +115,8 @@ def _write(facts: Facts, out: Path) -> dict[str, Path]:
     headings = [
         ("all jobs done", f"{facts.seconds:.0f} s"),
         ("resizes", str(facts.resizes)),
-        ("suspension, median", f"{middle:.1f} ms"),
-        ("suspension, longest", f"{longest:.1f} ms"),
+        ("suspension, median", f"{middle:.2f} ms"),
+        ("suspension, longest", f"{longest:.2f} ms"),
         ("weights as static runs", "all equal" if facts.good else "DIFFERENT"),
         ("decisions taken", str(facts.slots)),
     ]
@@ -145,7 +145,7 @@ def _row(facts: JobFacts) -> tuple[str, ...]:
         str(facts.job.progress.version),
         "-" if loss is None else f"{loss:.4f}",
         str(len(facts.resizes)),
-        f"{middle:.1f} / {longest:.1f} ms",
+        f"{middle:.2f} / {longest:.2f} ms",
         f"yes ({facts.job.digest[:12]})" if facts.equal else "NO",
     )
 
@@ -156,8 +156,8 @@ def _summarize(facts: Facts, console: Console) -> None:
     console.print()
     middle, longest = facts.suspension
     console.print(
-        f"{facts.resizes} resizes in {facts.seconds:.0f} s; workers waited {middle:.1f} ms per resize at the median, "
-        f"{longest:.1f} ms at most",
+        f"{facts.resizes} resizes in {facts.seconds:.0f} s; workers waited {middle:.2f} ms per resize at the median, "
+        f"{longest:.2f} ms at most",
         markup=False,
     )
     sys.stdout.flush()

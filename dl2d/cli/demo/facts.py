@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dl2d.cli.demo.script import Act
 from dl2d.cli.demo.site import NODE, NODES
-from dl2d.core.jobs import NOTHING, Job, JobState
+from dl2d.core.jobs import NOTHING, Allocation, Job, JobState
 from dl2d.core.store import DecisionEntry, RuntimePlan, Store
 from dl2d.web.timeline import Lane, Mark, Step, Timeline
 
@@ -147,7 +147,7 @@ class Facts:
             title=f"{len(self.jobs)} training jobs, resized {self.resizes} times while they train",
             subtitle=(
                 f"policy {self.policy}, {NODES} nodes of {NODE['cpu']} CPUs and {NODE['gpu']} GPUs; workers waited "
-                f"{middle:.1f} ms per resize at the median, {longest:.1f} ms at most;\n"
+                f"{middle:.2f} ms per resize at the median, {longest:.2f} ms at most;\n"
                 + ("final weights are bit for bit those of static runs" if self.good else "NOT all as it should be")
             ),
             seconds=self.seconds,
@@ -212,10 +212,10 @@ def sentence(before: RuntimePlan, after: RuntimePlan) -> str:
     """What a resize did."""
     moved = [f"+{task}" for task in after.added] + [f"-{task}" for task in after.removed]
     return (
-        f"{before.workers} workers and {before.servers} PSs became {after.workers} and {after.servers} "
+        f"{Allocation(before.workers, before.servers)} became {Allocation(after.workers, after.servers)} "
         f"at update {after.first_version} ({', '.join(moved) or 'no change'}); "
-        f"{after.moved_bytes / 1e3:.0f} kB moved, workers waited {after.suspension_p50_ms:.1f} ms at the median, "
-        f"{after.suspension_max_ms:.1f} ms at most"
+        f"{after.moved_bytes / 1e3:.0f} kB moved, workers waited {after.suspension_p50_ms:.2f} ms at the median, "
+        f"{after.suspension_max_ms:.2f} ms at most"
     )
 
 
