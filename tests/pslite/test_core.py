@@ -296,7 +296,7 @@ def test_differences_are_named():
     assert differences(make_spec(), make_spec()) == []
 
 
-@given(sizes=st.lists(st.integers(1, 2000), min_size=1, max_size=6), limit=st.integers(8, 4096))
+@given(sizes=st.lists(st.integers(1, 2000), min_size=1, max_size=6), limit=st.integers(64, 4096))
 def test_blocks_cover_the_model_without_gaps(sizes, limit):
     parts = tuple(Part(f"p{i}", (n,)) for i, n in enumerate(sizes))
     segments = (

@@ -17,9 +17,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from pslite_jobs import KillAt, command, static_digest
 
+from pslite.auth import Identity, connect
 from pslite.coordinator import Coordinator, Settings
 from pslite.director import Reply, StaticDirector
 from pslite.testing import Resize, run_local
+from pslite.wire import INIT, PUSH, STATE, STATE_ACK, Header
 
 SLOW = ("--step-seconds", "0.02", "--epochs", "100")
 
@@ -27,14 +29,7 @@ SLOW = ("--step-seconds", "0.02", "--epochs", "100")
 @pytest.mark.parametrize("task", ["worker-1", "worker-0", "ps-0", "ps-1"])
 def test_a_killed_member_fails_the_job_by_name(task):
     kill = KillAt(task, 5)
-    began = []
-
-    def hook(status, director):
-        kill(status, director)
-        if kill.pid and not began:
-            began.append(time.monotonic())
-
-    result = run_local(command(*SLOW), workers=2, servers=2, on_status=hook)
+    result = run_local(command(*SLOW), workers=2, servers=2, on_status=kill)
     assert result.state == "failed"
     assert result.reason == f"{task} on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9"
     assert result.exit_codes.pop(task) == 128 + 9
@@ -198,6 +193,30 @@ def test_random_bytes_to_coordinator_and_server_do_no_harm(coordinator_with_a_ru
                         pass
                 except OSError:
                     pass
+    assert job.still_running()
+
+
+def test_a_member_that_sends_malformed_frames_is_cut_off(coordinator_with_a_running_job):
+    job = coordinator_with_a_running_job
+    server = next(m for m in job.coordinator._members.values() if m.role == "ps")
+    identity = Identity("worker", "worker-9", "x", job.token)
+    frames = [
+        secrets.token_bytes(200),
+        Header(PUSH, 1, 10**6, 1, 1024, 0, 0).pack(),  # a block that does not exist
+        Header(PUSH, 1, 0, 1, 2**31, 0, 0).pack(),  # a length that is not the block's
+        Header(STATE, 1, 0, 0, 1024, 0, 0).pack(),  # a state nobody awaits
+        Header(INIT, 1, 0, 0, 1024, 0, 0).pack(),  # weights from somebody who is not the chief
+        Header(STATE_ACK, 1, 0, 0, 0, 0, 0).pack(),
+    ]
+    for data in frames:
+        sock, _ = connect(server.address, identity, "data", timeout=10)
+        with sock:
+            sock.sendall(data)
+            sock.settimeout(10)
+            try:
+                assert sock.recv(1) == b""
+            except ConnectionResetError:
+                pass  # closed with bytes unread
     assert job.still_running()
 
 

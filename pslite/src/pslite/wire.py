@@ -98,7 +98,8 @@ class Link:
 
     def __init__(self, sock: socket.socket, task: str, incarnation: str, role: str) -> None:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.task = task
         self.incarnation = incarnation
