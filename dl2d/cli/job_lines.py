@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dl2d.core.cluster import in_submit_order
 from dl2d.core.decision import JobDecision
 from dl2d.core.jobs import Allocation, Job, JobState
 from dl2d.core.store import Store
+
+_MOST_ENDED = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,13 @@ class JobLine:
 def job_lines(store: Store, *, ended_since: float | None = None) -> tuple[JobLine, ...]:
     """Lines of all jobs that have not ended, in submit order; with ``ended_since`` also of those that ended after it.
 
-    Three queries, whatever the number of jobs.
+    The latter are looked for among the newest jobs. Few queries, whatever the number of jobs.
     """
-    jobs = store.jobs(live=ended_since is None)
+    jobs = store.jobs(live=True)
     if ended_since is not None:
-        jobs = tuple(job for job in jobs if not job.state.ended or (job.ended_at or 0.0) >= ended_since)
+        newest = store.jobs(live=False, limit=_MOST_ENDED)
+        jobs += tuple(job for job in newest if job.state.ended and (job.ended_at or 0.0) >= ended_since)
+        jobs = in_submit_order(list({job.key: job for job in jobs}.values()))
     last = store.slot(store.last_slot_number())
     decided = {} if last is None else {entry.job: entry for entry in last.decision.jobs}
     return tuple(JobLine(job, None if job.state.ended else decided.get(job.key)) for job in jobs)

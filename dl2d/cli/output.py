@@ -43,15 +43,31 @@ def print_tables(*parts: RenderableType) -> None:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title: str = "") -> Table:
-    """A plain table; headings that begin with ``>`` stand over columns of numbers."""
+    """A plain table.
+
+    Headings that begin with ``>`` stand over columns of numbers. Where some begin with ``~``, each row keeps to one line
+    of a terminal, at the cost of these columns alone as long as that is enough; elsewhere long texts are wrapped.
+    """
     made = Table(box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
-    for heading in headings:
+    flexible = [heading.startswith("~") for heading in headings]
+    for heading, may_be_cut in zip(headings, flexible, strict=True):
         right = heading.startswith(">")
-        made.add_column(heading.removeprefix(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
+        made.add_column(
+            heading.lstrip(">~"),
+            justify="right" if right else "left",
+            no_wrap=right or (any(flexible) and not may_be_cut),
+            overflow="ellipsis" if any(flexible) else "fold",
+        )
     for row in rows:
         # Text from users is shown as it is: what looks like rich's mark-up must not be taken for it.
-        made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+        cells = (cell if isinstance(cell, Text) else Text(cell) for cell in row)
+        made.add_row(*(_one_line(cell) if cut else cell for cell, cut in zip(cells, flexible, strict=True)))
     return made
+
+
+def _one_line(cell: Text) -> Text:
+    cell.no_wrap, cell.overflow = True, "ellipsis"
+    return cell
 
 
 def moment(at: float | None) -> str:

@@ -31,7 +31,7 @@ _COLOURS = {
     JobState.LOST: "red",
 }
 _HEADINGS = (
-    "ID", "NAME", "USER", "MODEL", "STATE", ">WORKERS", ">PS", ">EPOCH", ">STEPS/S", ">LOSS", ">AGE", "WHY",
+    "ID", "~NAME", "USER", "MODEL", "STATE", ">WORKERS", ">PS", ">EPOCH", ">STEPS/S", ">LOSS", ">AGE", "~WHY",
 )  # fmt: skip
 
 

@@ -133,7 +133,7 @@ class _Table:
     """A live table."""
 
     _HEADINGS = (
-        "JOB", "STATE", ">WORKERS", ">PS", ">EPOCH", "", ">STEPS/S", ">LOSS", "WHY NOT MORE",
+        "JOB", "STATE", ">WORKERS", ">PS", ">EPOCH", "", ">STEPS/S", ">LOSS", "~WHY NOT MORE",
     )  # fmt: skip
 
     def __init__(self, console: Console) -> None:
@@ -146,20 +146,23 @@ class _Table:
         self._live.stop()
 
     def update(self, headline: str, jobs: list[JobLine], _seconds: float) -> None:
-        parts: list[RenderableType] = [Text(headline, style="bold"), table(self._HEADINGS, map(self._row, jobs))]
+        parts: list[RenderableType] = [
+            Text(headline, style="bold"),
+            table(self._HEADINGS, map(self._row, jobs)),
+        ]
         self._live.update(Group(*parts), refresh=True)
 
     @staticmethod
     def _row(line: JobLine) -> tuple[str | Text, ...]:
         job, progress = line.job, line.job.progress
         part = min(1.0, progress.epoch / job.request.epochs)
-        bar = "━" * round(16 * part)
+        bar = "━" * round(10 * part)
         return (
             job.request.name,
             Text(str(job.state), style="green" if job.state is JobState.RUNNING else ""),
             *_counts(line),
             f"{progress.epoch:.1f}/{job.request.epochs:g}",
-            Text(f"{bar:16}", style="cyan"),
+            Text(f"{bar:10}", style="cyan"),
             number(progress.steps_per_second) if not job.state.ended else "-",
             number(progress.loss),
             line.why,
