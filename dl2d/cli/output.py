@@ -45,8 +45,8 @@ def print_tables(*parts: RenderableType) -> None:
 def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title: str = "") -> Table:
     """A plain table.
 
-    Headings that begin with ``>`` stand over columns of numbers. Where some begin with ``~``, each row keeps to one line
-    of a terminal, at the cost of these columns alone as long as that is enough; elsewhere long texts are wrapped.
+    Headings that begin with ``>`` stand over columns of numbers. Where some begin with ``~``, each row keeps to one
+    line of a terminal, at the cost of these columns alone as long as that is enough; elsewhere long texts are wrapped.
     """
     made = Table(box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
     flexible = [heading.startswith("~") for heading in headings]

@@ -13,7 +13,7 @@ from cli.conftest import Dl2d, write_config
 from dl2d import __version__
 from dl2d.config.settings import load_settings
 
-COMMANDS = ["run", "check", "submit", "cancel", "status", "why", "history", "config", "policy", "db", "demo"]
+COMMANDS = ["run", "check", "submit", "cancel", "status", "why", "history", "config", "policy", "db", "unit", "demo"]
 
 
 def test_version(dl2d: Dl2d):
