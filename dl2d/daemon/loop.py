@@ -282,7 +282,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             store=self._store,
             deciders=Deciders(
                 policy=load_policy(settings.policy.name),
-                fallback=load_policy(settings.policy.fallback),
+                fallback=load_policy(settings.policy.fallback, "policy.fallback"),
                 placement=load_placement(settings.placement),
                 patience=settings.policy.timeout_seconds,
             ),

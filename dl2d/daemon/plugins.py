@@ -32,9 +32,12 @@ def available(group: str) -> dict[str, Any]:
     return found
 
 
-def load_policy(name: str) -> Policy:
-    """A policy by name. Raises ``PluginError`` naming those that there are, or saying why it cannot be made."""
-    return cast("Policy", _make(POLICIES, name, "policy.name"))
+def load_policy(name: str, key: str = "policy.name") -> Policy:
+    """A policy by name, which the setting ``key`` gives.
+
+    Raises ``PluginError`` naming those that there are, or saying why it cannot be made.
+    """
+    return cast("Policy", _make(POLICIES, name, key))
 
 
 def load_placement(name: str) -> Placement:

@@ -1,0 +1,368 @@
+"""The daemon's life as a process: signals, reloads, the service manager, a second one, a full disk."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from daemon_process import BIN
+from local_cluster import LocalCluster
+from structlog.testing import capture_logs
+
+from dl2d.config.settings import Settings
+from dl2d.core.errors import AlreadyRunning, Dl2dError, PluginError, StoreUnavailable
+from dl2d.core.jobs import JobState
+from dl2d.daemon import loop, plugins
+from dl2d.daemon.loop import Daemon
+from dl2d.store.sql import SqlStore
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[LocalCluster]:
+    """Not started yet."""
+    cluster = LocalCluster(tmp_path)
+    yield cluster
+    cluster.__exit__(None, None, None)
+
+
+SMALL: dict[str, Any] = {"epochs": 30, "max_workers": 2, "max_ps": 1}
+
+
+def refused(cluster: LocalCluster, **env: str) -> tuple[int, str]:
+    """Exit status and words of a daemon that does not come up."""
+    done = subprocess.run(
+        [str(BIN / "dl2d"), "run", "--config", str(cluster.config)],
+        check=False, capture_output=True, text=True, timeout=60, env={**cluster.env, **env},
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stderr
+
+
+class TestStart:
+    def test_a_second_daemon_on_the_store_is_refused_and_the_first_goes_on(self, cluster: LocalCluster) -> None:
+        assert cluster.process is not None
+        slot = cluster.store.last_slot_number()
+        cluster.settings["api"]["port"] = 0  # type: ignore[index]
+        cluster.write()
+        status, said = refused(cluster)
+        assert status == 1
+        assert f"held by another daemon (process {cluster.process.pid} on {socket.gethostname()})" in said
+        assert "stop it first, or give this daemon a store of its own" in said
+        assert cluster.answers()
+        cluster.wait_until(lambda: cluster.store.last_slot_number() > slot, "the first one goes on deciding")
+
+    def test_a_taken_port_is_named(self, waiting: LocalCluster) -> None:
+        with socket.create_server(("127.0.0.1", waiting.port)):
+            status, said = refused(waiting)
+        assert status == 2
+        assert f"api.host=127.0.0.1 api.port={waiting.port}: Address already in use" in said
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"colour": "red"}, "colour: unknown key"),
+            ({"schedule": {"poll_seconds": 0}}, "schedule.poll_seconds: "),
+            ({"policy": {"name": "drff"}}, "policy.name: there is no 'drff'; installed are "),
+            ({"policy": {"fallback": "x"}}, "policy.fallback: there is no 'x'"),
+            ({"placement": "x"}, "placement: there is no 'x'; installed are load_balance"),
+            ({"resource_manager": {"name": "pbs"}}, "resource_manager.name: there is no 'pbs'"),
+            ({"resource_manager": {"name": "local", "local": {"nodes": []}}}, "local.nodes: expected a list"),
+            ({"api": {"heartbeat_seconds": 30}}, "jobs.silent_seconds: must be at least three times"),
+        ],
+    )  # fmt: skip
+    def test_a_bad_configuration_is_refused_by_its_key(self, waiting: LocalCluster, change: Any, words: str) -> None:
+        waiting.settings.update(change)
+        waiting.write()
+        status, said = refused(waiting)
+        assert status == 2
+        assert words in said
+
+    def test_a_key_file_that_others_may_read_is_refused(self, waiting: LocalCluster) -> None:
+        waiting.state_dir.mkdir()
+        secret = waiting.state_dir / "secret"
+        secret.write_bytes(b"x" * 32)
+        secret.chmod(0o640)
+        status, said = refused(waiting)
+        assert status == 2
+        assert f"{secret} has mode 0640: nobody else may read it; run chmod 600 and restart" in said
+
+
+class TestSignals:
+    def test_what_can_be_reloaded_is_taken_what_cannot_is_refused_by_name(self, cluster: LocalCluster) -> None:
+        assert cluster.process is not None
+
+        def decided_by() -> str:
+            return cluster.store.slots(limit=1)[0].policy
+
+        assert decided_by() == "drf"
+        cluster.settings["policy"] = {"name": "fifo"}
+        cluster.settings["log"] = {"level": "debug"}
+        cluster.write()
+        cluster.hang_up()
+        cluster.wait_until(lambda: decided_by() == "fifo", "the new policy decides")
+
+        cluster.settings["policy"] = {"name": "no-such-policy"}
+        cluster.write()
+        cluster.hang_up()
+        cluster.wait_until(lambda: "policy.name: there is no 'no-such-policy'" in cluster.said(), "it is refused")
+        cluster.settings["policy"] = {"name": "drf"}
+        cluster.settings["store"] = {"progress_seconds": 1}
+        cluster.settings["api"]["heartbeat_seconds"] = 1  # type: ignore[index]
+        cluster.write()
+        cluster.hang_up()
+        cluster.wait_until(
+            lambda: "store, api can only be changed by a restart; nothing was changed" in cluster.said(), "so is that"
+        )
+        cluster.config.write_text("schedule: [")
+        cluster.hang_up()
+        cluster.wait_until(lambda: "is not YAML" in cluster.said(), "and that")
+        slot = cluster.store.last_slot_number()
+        cluster.wait_until(lambda: cluster.store.last_slot_number() > slot, "it goes on deciding")
+        assert decided_by() == "fifo"
+        assert cluster.stop() == 0
+        assert '"event": "stopped"' in cluster.said()
+
+    def test_sigint_stops_it_too(self, cluster: LocalCluster) -> None:
+        assert cluster.process is not None
+        cluster.process.send_signal(2)
+        assert cluster.process.wait(timeout=30) == 0
+
+
+def test_the_service_manager_hears_ready_alive_reloading_stopping(waiting: LocalCluster, tmp_path: Path) -> None:
+    path = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind(str(path))
+        channel.settimeout(60)
+        waiting.env |= {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "600000"}
+
+        def heard(word: str) -> list[str]:
+            """Words up to the one that is waited for."""
+            words: list[str] = []
+            while word not in words:
+                words += channel.recv(4096).decode().splitlines()
+            return words
+
+        waiting.start()
+        assert any(word.startswith("STATUS=slot ") for word in heard("READY=1"))
+        heard("WATCHDOG=1")
+        heard("WATCHDOG=1")
+        waiting.hang_up()
+        assert any(word.startswith("MONOTONIC_USEC=") for word in heard("RELOADING=1"))
+        heard("READY=1")
+        assert waiting.stop() == 0
+        heard("STOPPING=1")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+def test_a_full_disk_stops_decisions_but_no_job_and_passes(waiting: LocalCluster, tmp_path: Path) -> None:
+    disk = tmp_path / "state"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16m,mode=700", "dl2d-test", str(disk)],
+        capture_output=True, check=False, text=True,
+    )  # fmt: skip
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    try:
+        waiting.start()
+        job = waiting.train(
+            "mine", "--optimizer", "momentum", "--step-seconds", "0.02", epochs=30, max_workers=2, max_ps=1
+        )
+        waiting.wait_until(lambda: waiting.confirmed(job) == (2, 1), "the job trains")
+        ballast = disk / "ballast"
+        fill(ballast)
+        before = {process.pid for process in waiting.processes()}
+        waiting.wait_until(lambda: "the disk is full; free some space" in waiting.said(), "it is told what to do")
+        assert waiting.answers()
+        refusal = waiting.post("/v1/jobs", {"request": _request("late"), "argv": ["true"], "cwd": "/", "env": {}})
+        assert refusal.status_code == 503
+        assert "the disk is full" in refusal.json()["error"]
+        assert {process.pid for process in waiting.processes()} == before  # nothing was started, nothing stopped
+        ballast.unlink()
+        version = waiting.job(job).progress.version
+        waiting.wait_until(
+            lambda: waiting.job(job).progress.version > version or waiting.job(job).state.ended,
+            "its word is kept again",
+        )
+        ended = waiting.ended(job)
+        assert (ended.state, ended.digest) == (
+            JobState.FINISHED,
+            waiting.static_digest("--optimizer", "momentum", epochs=30),
+        )
+        assert [found.request.name for found in waiting.store.jobs(live=False)] == ["mine"]
+        assert waiting.stop() == 0
+    finally:
+        waiting.__exit__(None, None, None)
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Write until the disk is full."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        with pytest.raises(OSError, match="No space left"):  # noqa: PT012
+            while True:
+                os.write(descriptor, b"x" * 4096)
+    finally:
+        os.close(descriptor)
+
+
+def _request(name: str) -> dict[str, object]:
+    return {"model": "other", "epochs": 1, "samples_per_epoch": 1, "worker": {"cpu": 1}, "name": name}
+
+
+# The loop itself, in this process.
+
+
+class Running:
+    """A daemon in a thread of its own, on a store in memory."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        settings = Settings.model_validate(
+            {
+                "state_dir": folder / "state",
+                "api": {"port": 0},
+                "schedule": {"poll_seconds": 60},
+                "resource_manager": {"name": "local", "local": {"cluster": "here"}},
+            }
+        )
+        self.error: Dl2dError | None = None
+        self.daemon = Daemon(settings, SqlStore("sqlite://"), **options)
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self.daemon.run()
+        except Dl2dError as error:
+            self.error = error
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.daemon.stop()
+        self._thread.join(timeout=30)
+        self.daemon.__exit__(None, None, None)
+        assert not self._thread.is_alive()
+
+    def join(self) -> None:
+        self._thread.join(timeout=30)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def ticks(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Counts ticks; holds one back while ``gate`` is cleared; lets one fail with ``error``."""
+    real = loop.tick
+    state: dict[str, Any] = {"begun": 0, "gate": threading.Event(), "error": None}
+    state["gate"].set()
+
+    def counted(*arguments: Any) -> Any:
+        state["begun"] += 1
+        assert state["gate"].wait(timeout=30)
+        if state["error"] is not None:
+            raise state["error"]
+        return real(*arguments)
+
+    monkeypatch.setattr(loop, "tick", counted)
+    yield state
+    state["gate"].set()
+
+
+def until(true: Any, what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def test_a_wish_that_comes_during_a_tick_is_granted_after_it(tmp_path: Path, ticks: dict[str, Any]) -> None:
+    with Running(tmp_path) as running:
+        until(lambda: ticks["begun"] == 1, "the first tick")
+        ticks["gate"].clear()
+        running.daemon.wake()
+        until(lambda: ticks["begun"] == 2, "the tick that was wished for, an interval being a minute")
+        for _ in range(5):
+            running.daemon.wake()
+        ticks["gate"].set()
+        until(lambda: ticks["begun"] == 3, "one more for all five")
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("the disk is full"), ZeroDivisionError("a mistake of ours")])
+def test_a_tick_that_fails_is_logged_and_the_next_one_comes(
+    tmp_path: Path, ticks: dict[str, Any], error: Exception
+) -> None:
+    with Running(tmp_path) as running, capture_logs() as logs:
+        until(lambda: ticks["begun"] == 1, "the first tick")
+        ticks["error"] = error
+        running.daemon.wake()
+        until(lambda: any(entry["event"].startswith("tick failed") for entry in logs), "it is logged")
+        ticks["error"] = None
+        running.daemon.wake()
+        until(lambda: ticks["begun"] >= 3, "the next tick")
+
+
+def test_a_lost_lease_ends_the_daemon(tmp_path: Path, ticks: dict[str, Any]) -> None:
+    with Running(tmp_path) as running:
+        until(lambda: ticks["begun"] == 1, "the first tick")
+        ticks["error"] = AlreadyRunning("the store was taken over by another daemon")
+        running.daemon.wake()
+        running.join()
+        assert isinstance(running.error, AlreadyRunning)
+
+
+def test_a_job_api_that_dies_ends_the_daemon(tmp_path: Path, ticks: dict[str, Any]) -> None:
+    with Running(tmp_path) as running:
+        until(lambda: ticks["begun"] == 1, "the first tick")
+        running.daemon._server._server.should_exit = True  # type: ignore[union-attr]
+        until(lambda: not running.daemon._server.alive, "the API has ended")
+        running.daemon.wake()
+        running.join()
+        assert "the job API has ended by itself" in str(running.error)
+
+
+class TestPlugins:
+    def point(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+        """Install a distribution with a policy called ``mine``, as a site would."""
+        (tmp_path / "site_policy.py").write_text(source)
+        info = tmp_path / "site_policy-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: site-policy\nVersion: 1\n")
+        (info / "entry_points.txt").write_text("[dl2d.policies]\nmine = site_policy:Mine\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "site_policy", raising=False)
+
+    @pytest.mark.parametrize(
+        "source", ["import no_such_module_at_all", "raise SystemExit(3)", "class Other: ...", "this is not Python"]
+    )
+    def test_one_that_cannot_be_loaded_is_reported_and_the_others_count(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+    ) -> None:
+        self.point(tmp_path, monkeypatch, source)
+        with capture_logs() as logs:
+            found = plugins.available(plugins.POLICIES)
+        assert {"drf", "fifo"} <= set(found)
+        assert "mine" not in found
+        assert [entry["name"] for entry in logs if entry["event"] == "plug-in cannot be loaded"] == ["mine"]
+        with pytest.raises(PluginError, match=r"^policy\.name: there is no 'mine'; installed are drf, fifo"):
+            plugins.load_policy("mine")
+
+    def test_one_that_cannot_be_made_says_why(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.point(tmp_path, monkeypatch, "class Mine:\n    def __init__(self): raise OSError('no weights')\n")
+        with pytest.raises(PluginError, match=r"^policy\.name: plug-in 'mine' cannot be made: OSError: no weights$"):
+            plugins.load_policy("mine")

@@ -1,0 +1,177 @@
+"""Elastic jobs on the local cluster: the daemon as a process, real training processes, real signals."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+from daemon_process import BIN
+from local_cluster import LocalCluster
+
+from dl2d.core.cluster import TaskState
+from dl2d.core.jobs import JobState
+
+FAST = ("--optimizer", "momentum", "--step-seconds", "0.01")
+SLOW = ("--optimizer", "momentum", "--step-seconds", "0.05")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path) as cluster:
+        yield cluster
+
+
+def test_two_jobs_share_the_nodes_and_end_with_the_weights_of_a_static_run(cluster: LocalCluster) -> None:
+    first = cluster.train("first", *SLOW, epochs=30, max_workers=4, max_ps=4)
+    cluster.wait_until(lambda: cluster.confirmed(first) == (4, 4), "the first job has all it may have")
+    second = cluster.train("second", *FAST, epochs=30, max_workers=4, max_ps=4)
+    cluster.wait_until(lambda: cluster.confirmed(second).workers >= 1, "the second job trains")
+    cluster.wait_until(lambda: cluster.confirmed(first).workers < 4, "the first job has shrunk")
+    cluster.wait_for_end(second)
+    if not cluster.job(first).state.ended:
+        cluster.wait_until(
+            lambda: cluster.confirmed(first) == (4, 4) or cluster.job(first).state.ended,
+            "the first job has grown again",
+        )
+    cluster.ended(first)
+    want = cluster.static_digest("--optimizer", "momentum", epochs=30)
+    for key in (first, second):
+        job = cluster.job(key)
+        assert (job.state, job.end_reason, job.digest) == (JobState.FINISHED, "did all epochs", want)
+        resizes = cluster.store.resizes(key)
+        for resize in resizes:
+            states = [event.state for event in resize.events]
+            if resize.direction == "grow":
+                assert states[0] is TaskState.ASKED, resize
+            assert all(before.rank < after.rank for before, after in pairwise(states))
+        assert {resize.events[-1].state for resize in resizes if resize.direction == "shrink"} == {TaskState.RELEASED}
+    # It was shrunk while it trained, by the daemon's decision, and kept what it had learnt.
+    plans = cluster.store.runtime_plans(first)
+    assert any(plan.removed for plan in plans)
+    assert cluster.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_daemon_killed_in_the_middle_of_a_resize_goes_on_where_it_was(cluster: LocalCluster) -> None:
+    job = cluster.train("mine", *SLOW, max_workers=4, max_ps=3)
+    cluster.wait_until(lambda: len(cluster.tasks(job, live=True)) >= 2, "tasks are asked for", every=0.005)
+    cluster.kill()
+    half = cluster.tasks(job, live=True)
+    assert {task.state for task in half} & {TaskState.ASKED, TaskState.GRANTED}
+    before = {process.pid for process in cluster.processes()}
+
+    cluster.start()
+    cluster.wait_until(lambda: cluster.confirmed(job) == (4, 3), "the job has what was decided")
+    tasks = cluster.tasks(job, live=True)
+    roles = Counter(process.environ().get("DL2_TASK", "anchor") for process in _mains(cluster))
+    assert roles == Counter({"anchor": 1, **{task.id: 1 for task in tasks}})  # nothing doubled
+    assert before <= {process.pid for process in cluster.processes()}  # found again, not started anew
+
+    # Now in the middle of shrinking, and twice in a row.
+    other = cluster.train("other", *FAST, max_workers=4, max_ps=3)
+    cluster.wait_until(
+        lambda: any(task.state is TaskState.DRAINING for task in cluster.tasks(job, live=True)),
+        "it shrinks",
+        every=0.005,
+    )
+    for _ in range(2):
+        cluster.kill()
+        cluster.start()
+    want = cluster.static_digest("--optimizer", "momentum")
+    for key in (other, job):
+        ended = cluster.ended(key)
+        assert (ended.state, ended.end_reason, ended.digest) == (JobState.FINISHED, "did all epochs", want)
+    assert any(
+        resize.direction == "shrink" and resize.events[-1].at < cluster.job(job).ended_at  # type: ignore[operator]
+        for resize in cluster.store.resizes(job)
+    )
+
+
+@pytest.mark.slow
+def test_sigterm_leaves_the_jobs_alone_and_a_restart_takes_them_up(cluster: LocalCluster) -> None:
+    job = cluster.train("mine", *SLOW, max_workers=2, max_ps=1)
+    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
+    before = {process.pid for process in cluster.processes()}
+    assert cluster.stop() == 0
+    assert {process.pid for process in cluster.processes()} == before
+    version = cluster.job(job).progress.version
+    cluster.start()
+    cluster.wait_until(lambda: cluster.job(job).progress.version > version, "its coordinator calls again")
+    assert {process.pid for process in cluster.processes()} == before
+    ended = cluster.ended(job)
+    assert (ended.state, ended.digest) == (JobState.FINISHED, cluster.static_digest("--optimizer", "momentum"))
+
+
+@pytest.mark.parametrize("role", ["worker", "ps"])
+def test_a_task_that_is_killed_ends_its_job_with_its_name_and_signal(cluster: LocalCluster, role: str) -> None:
+    job = cluster.train("mine", "--step-seconds", "0.2", max_workers=2, max_ps=2)
+    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 2), "the job trains")
+    task = cluster.task(job, f"{role}-1")
+    victim = cluster.process_of(task, "numpy_worker.py" if role == "worker" else "pslite.serve")
+    victim.kill()
+    cluster.wait_for_end(job, timeout=20)
+    ended = cluster.ended(job)
+    assert ended.state is JobState.FAILED
+    for word in (f"{role}-1", "signal 9", str(victim.pid), socket.gethostname()):
+        assert word in ended.end_reason, ended.end_reason
+    states = {task.id: task.state for task in cluster.tasks(job)}
+    assert set(states.values()) <= {TaskState.RELEASED, TaskState.FAILED}
+
+
+def test_a_task_whose_whole_process_group_is_killed_is_named_too(cluster: LocalCluster) -> None:
+    job = cluster.train("mine", "--step-seconds", "0.2", max_workers=2, max_ps=1)
+    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
+    handle = cluster.task(job, "worker-1").handle
+    for process in cluster.processes():
+        if process.environ()["DL2_HANDLE"] == handle:
+            process.kill()
+    ended = cluster.ended(job)
+    assert ended.state is JobState.FAILED
+    assert f"worker-1 on {socket.gethostname()} (pid " in ended.end_reason
+    assert "signal 9" in cluster.task(job, "worker-1").note
+
+
+def test_a_killed_coordinator_ends_its_job_and_its_tasks(cluster: LocalCluster) -> None:
+    job = cluster.train("mine", "--step-seconds", "0.2", max_workers=2, max_ps=1)
+    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
+    anchor = next(process for process in _mains(cluster) if process.environ()["DL2_ROLE"] == "coordinator")
+    anchor.kill()
+    ended = cluster.ended(job)
+    assert (ended.state, ended.end_reason) == (
+        JobState.FAILED,
+        "its coordinator ended: killed by signal 9 (SIGKILL)",
+    )
+
+
+def test_a_cancelled_job_leaves_nothing(cluster: LocalCluster) -> None:
+    job = cluster.train("mine", "--step-seconds", "0.2", max_workers=2, max_ps=1)
+    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
+    done = subprocess.run(
+        [str(BIN / "dl2d"), "cancel", "mine", "--config", str(cluster.config)],
+        check=False, capture_output=True, text=True, timeout=60, env=cluster.env,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert cluster.ended(job).state is JobState.CANCELLED
+
+
+def test_users_whose_program_fails_are_told_how(cluster: LocalCluster) -> None:
+    wrong = cluster.train("wrong", "--raise-at", "3", max_workers=2, max_ps=1)
+    missing = cluster.submit(
+        {"model": "other", "epochs": 1, "samples_per_epoch": 1, "worker": {"cpu": 1}, "name": "missing", "max_ps": 1},
+        ["no-such-program"],
+    )
+    assert "the user's own mistake" in cluster.ended(wrong).end_reason
+    assert "no-such-program" in cluster.ended(missing).end_reason
+
+
+def _mains(cluster: LocalCluster) -> list[psutil.Process]:
+    """The first process of each task."""
+    found = cluster.processes()
+    pids = {process.pid for process in found}
+    return [process for process in found if process.ppid() not in pids and process.environ().get("DL2_JOB")]
