@@ -219,8 +219,8 @@ def test_stop_cancels_a_job(daemon):
     daemon.want("worker-0", "ps-0", options=("--epochs", "500", "--step-seconds", "0.05"))
     daemon.wait(lambda beat: beat["state"] == "running")
     daemon.stop = True
-    last = daemon.wait(lambda beat: beat["state"] == "failed")
-    assert last["reason"] == "cancelled by the scheduler"
+    last = daemon.wait(lambda beat: beat["state"] == "cancelled")
+    assert last["reason"] == "the scheduler cancelled it"
     assert process.wait(20) == 1
     assert daemon.processes["worker-0"].wait(20) == 1
 
@@ -259,7 +259,7 @@ def test_an_anchor_registers_itself(daemon, munge, tmp_path):
     process.terminate()
     assert process.wait(40) == 128 + 15
     assert "not available" in process.stderr.read()
-    assert daemon.beats[-1]["state"] == "failed"
+    assert daemon.beats[-1]["state"] == "cancelled"
 
 
 def test_a_refused_registration_ends_with_status_2(daemon, munge):

@@ -354,5 +354,5 @@ def coordinator_with_a_running_job():
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    assert job.status.state == "failed"
-    assert job.status.reason == "cancelled by the scheduler"
+    assert job.status.state == "cancelled"
+    assert job.status.reason == "the scheduler cancelled it"

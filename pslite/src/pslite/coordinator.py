@@ -20,7 +20,7 @@ from pslite.auth import Acceptor
 from pslite.blocks import Block, cut
 from pslite.channel import Channel, Inbox, listen
 from pslite.director import Director, MemberReport, PlanReport, Reply, Result, Status, Suspension
-from pslite.errors import JobFailed, ProtocolError
+from pslite.errors import Cancelled, JobFailed, ProtocolError
 from pslite.messages import (
     MAX_CONTROL_BYTES,
     Abort,
@@ -219,7 +219,7 @@ class Coordinator:
         self._pending: _Pending | None = None
         self._plan_number = 0
         self._reports: list[PlanReport] = []
-        self._state: Literal["waiting", "running", "finished", "failed"] = "waiting"
+        self._state: Literal["waiting", "running", "finished", "failed", "cancelled"] = "waiting"
         self._reason: str | None = None
         self._result: Result | None = None
         self._digests: dict[int, bytes] = {}
@@ -269,8 +269,11 @@ class Coordinator:
                 self._tick()
         except BaseException as error:
             # an interrupt, a termination or a defect of ours: nobody may be left waiting for us
-            if self._state not in ("finished", "failed"):
-                self._fail(f"the coordinator ended: {error or type(error).__name__}")
+            if self._state in ("waiting", "running"):
+                if isinstance(error, Cancelled | KeyboardInterrupt):
+                    self._end_early("cancelled", f"its coordinator got {error or 'an interrupt'}")
+                else:
+                    self._fail(f"the coordinator ended: {error or type(error).__name__}")
             self._goodbye(0.5)
             self._director.close(self.status())
             raise
@@ -328,7 +331,7 @@ class Coordinator:
                 self._once_wanted |= reply.members or frozenset()
             self._reply = reply
         if self._reply is not None and self._reply.stop and self._state in ("waiting", "running"):
-            self._fail("cancelled by the scheduler")
+            self._end_early("cancelled", "the scheduler cancelled it")
 
     # --- connections ----------------------------------------------------------------------------------------------
 
@@ -519,8 +522,8 @@ class Coordinator:
         member.state = "draining"
 
     def _objection(self, hello: Hello, message: Join) -> str:
-        if self._state == "failed":
-            return f"the job has failed: {self._reason}"
+        if self._state in ("failed", "cancelled"):
+            return f"the job is over, {self._state}: {self._reason}"
         if hello.role == "ps":
             return "" if message.address else "a server must say where it takes data"
         if message.spec is None:
@@ -582,7 +585,7 @@ class Coordinator:
         return told.status == 0 and not told.signal and (member.finished or member.state in ("joined", "draining"))
 
     def _member_failed(self, member: _Member, how: str) -> None:
-        if member.state == "left" or self._state in ("finished", "failed"):
+        if member.state == "left" or self._state not in ("waiting", "running"):
             return
         separator = " " if how.startswith(("died", "broke")) else ": "
         text = f"{member.title}{separator}{how}"
@@ -616,9 +619,12 @@ class Coordinator:
             self._fail(text)
 
     def _fail(self, reason: str) -> None:
-        self._state = "failed"
+        self._end_early("failed", reason)
+
+    def _end_early(self, state: Literal["failed", "cancelled"], reason: str) -> None:
+        self._state = state
         self._reason = reason
-        self._say(f"job failed: {reason}")
+        self._say(f"job {state}: {reason}")
         self._tell(set(self._members), JobEnded(reason=reason))
         self._final = True
 
@@ -884,6 +890,6 @@ def _how(told: AgentExit) -> str:
 
 
 def raise_for(status: Status) -> None:
-    """Raise JobFailed if the job failed."""
-    if status.state == "failed":
+    """Raise JobFailed if the job did not come to its end."""
+    if status.state != "finished":
         raise JobFailed(status.reason or "unknown")

@@ -63,7 +63,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     address: str
     incarnation: str
-    state: Literal["waiting", "running", "finished", "failed"]
+    state: Literal["waiting", "running", "finished", "failed", "cancelled"]
     reason: str | None
     version: int
     total_versions: int | None

@@ -39,5 +39,9 @@ class PeerLost(PsliteError):
     """A connection ended although the peer had not left."""
 
 
+class Cancelled(BaseException):
+    """The job is to end now, although nothing is wrong with it: a signal or the scheduler says so."""
+
+
 class JobFailed(PsliteError):
     """The job failed; the text names the task that caused it and how."""

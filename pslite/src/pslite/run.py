@@ -25,7 +25,7 @@ from pslite.channel import listen
 from pslite.coordinator import Coordinator, Settings
 from pslite.director import HttpDirector
 from pslite.environment import need, role_of, task_environment
-from pslite.errors import PsliteError, UsageError
+from pslite.errors import Cancelled, PsliteError, UsageError
 from pslite.local import LocalDirector
 
 _REGISTER_SECONDS = 300.0
@@ -104,24 +104,20 @@ def _task(
     return Agent(place.identity, place.coordinator, command, environ, say=say).run()
 
 
-class _Terminated(BaseException):
-    """SIGTERM has come."""
-
-
 def _terminate(number: int, _frame: FrameType | None) -> None:
-    raise _Terminated(f"signal {number}")
+    raise Cancelled(signal.Signals(number).name)
 
 
 def _run_coordinator(coordinator: Coordinator) -> int:
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         status = coordinator.run()
-    except _Terminated:
+    except Cancelled:
         return 128 + signal.SIGTERM
     finally:
         signal.signal(signal.SIGTERM, previous)
-    if status.state == "failed":
-        sys.stderr.write(f"dl2-run: job failed: {status.reason}\n")
+    if status.state != "finished":
+        sys.stderr.write(f"dl2-run: job {status.state}: {status.reason}\n")
         return 1
     return 0
 

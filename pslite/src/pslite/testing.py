@@ -75,7 +75,7 @@ def run_local(
     schedule
         changes of size.
     timeout
-        seconds after which the job is cancelled (the result is then `failed`).
+        seconds after which the job is cancelled.
     environ
         environment of the tasks; this process's if None.
     settings
