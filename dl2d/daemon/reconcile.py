@@ -107,15 +107,16 @@ def reconcile(
             if change.state is not None and change.state.ended:
                 ending.add(job.key)
 
+    handles: dict[str, str] = {}
     for task in tasks:
         found = (by_handle.get(task.handle) if task.handle else None) or by_tag.get(task.tag)
         step, stop = _task_change(task, found, seen.at, patience, job_ends=task.job in ending, told=heard.get(task.job))
+        handles[task.tag] = found.handle if found is not None else ""
         if step is not None:
             changes.append(step)
         if stop and found is not None:
             stops[found.handle] = stop
 
-    live = {task.tag for task in tasks}
     for rm_job in seen.jobs:
         mark = parse_tag(rm_job.tag)
         if mark is None or rm_job.state.ended or mark[0].cluster != cluster:
@@ -125,7 +126,10 @@ def reconcile(
         if name == ANCHOR:
             if owner is None:
                 stops[rm_job.handle] = f"anchor of {key.slug}, which the store does not know"
-        elif rm_job.tag not in live:
+        elif rm_job.tag in handles:
+            if rm_job.handle != handles[rm_job.tag]:
+                stops[rm_job.handle] = f"{name} of {key.slug} runs twice"
+        else:
             anchor = by_handle.get(owner.anchor if owner else key.id)
             if owner is None and anchor is not None and not anchor.state.ended:
                 remarks.append(f"{rm_job.handle} is a task of {key.slug}, which this store does not know; left alone")

@@ -1,0 +1,264 @@
+"""Store against resource manager: single cases by hand, then every combination by what must always hold."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from daemon.world import LAUNCH, OWNER, request
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dl2d.core.cluster import Task, TaskState, task_tag
+from dl2d.core.jobs import Job, JobKey, JobState, Progress, Role
+from dl2d.core.resource_manager import RmJob, RmJobState, RmSnapshot
+from dl2d.core.resources import Resources
+from dl2d.core.store import JobChange
+from dl2d.daemon.reconcile import ANCHOR, Patience, Reconciliation, heard_since, reconcile
+
+KEY = JobKey("here", "1", 1000)
+NOW = 10_000.0
+PATIENCE = Patience(unseen=15, start=600, drain=60, end=10, silent=60, start_failures=3)
+T, R, J = TaskState, RmJobState, JobState
+
+
+def a_job(state: JobState = J.RUNNING, *, anchor: str = "a", called: float = NOW, ended: float | None = None) -> Job:
+    return Job(
+        key=KEY, request=request(), owner=OWNER, launch=LAUNCH, state=state, anchor=anchor, address="h:1",
+        progress=Progress(at=called), ended_at=ended if ended is not None or not state.ended else NOW,
+    )  # fmt: skip
+
+
+def a_task(state: TaskState = T.CONFIRMED, *, since: float = NOW, handle: str = "h0", note: str = "") -> Task:
+    return Task(
+        job=KEY, id="worker-0", role=Role.WORKER, node="n1", demand=Resources.of(cpu=1), state=state,
+        handle=handle, asked_at=since, since=since, note=note,
+    )  # fmt: skip
+
+
+def an_rm_job(state: RmJobState, *, handle: str = "h0", tag: str | None = None, reason: str = "") -> RmJob:
+    return RmJob(handle=handle, state=state, tag=task_tag(KEY, "worker-0") if tag is None else tag, reason=reason)
+
+
+ANCHOR_RUNS = RmJob(handle="a", state=R.RUNNING, tag=task_tag(KEY, ANCHOR))
+
+
+def see(
+    job: Job | None, tasks: list[Task], rm_jobs: list[RmJob], *, told: float | None = 0.0, failures: int = 0
+) -> Reconciliation:
+    live = [job] if job is not None and not job.state.ended else []
+    ended = [job] if job is not None and job.state.ended else []
+    return reconcile(
+        live, tasks, ended, RmSnapshot(NOW, (), tuple(rm_jobs)), cluster="here", patience=PATIENCE,
+        failures={KEY: (failures, "exit status 1")}, heard={} if told is None else {KEY: told},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("task", "rm", "want", "stopped"),
+    [
+        # Coming
+        (a_task(T.ASKED), R.RUNNING, T.GRANTED, ""),
+        (a_task(T.ASKED), R.PENDING, None, ""),
+        (a_task(T.ASKED, since=NOW - 601), R.PENDING, T.DRAINING, "not started in time"),
+        (a_task(T.ASKED), R.FAILED, T.FAILED, ""),
+        (a_task(T.ASKED), R.LOST, T.FAILED, ""),
+        (a_task(T.ASKED), R.CANCELLED, T.FAILED, ""),
+        (a_task(T.ASKED, handle=""), None, None, ""),
+        (a_task(T.ASKED, handle="", since=NOW - 16), None, T.FAILED, ""),
+        (a_task(T.ASKED, handle=""), R.RUNNING, T.GRANTED, ""),  # its answer was lost, its mark is there
+        (a_task(T.ASKED), None, T.FAILED, ""),
+        # There
+        (a_task(T.GRANTED), R.RUNNING, None, ""),
+        (a_task(T.CONFIRMED), R.RUNNING, None, ""),
+        (a_task(T.CONFIRMED), R.ENDING, None, ""),
+        (a_task(T.CONFIRMED), R.DONE, T.RELEASED, ""),
+        (a_task(T.CONFIRMED), R.FAILED, T.FAILED, ""),
+        (a_task(T.CONFIRMED), None, T.FAILED, ""),
+        # Going
+        (a_task(T.DRAINING), R.RUNNING, None, ""),
+        (a_task(T.DRAINING, since=NOW - 61), R.RUNNING, None, "was not drained in 60 s"),
+        (a_task(T.DRAINING), R.PENDING, None, "is not wanted any more"),
+        (a_task(T.DRAINED, since=NOW - 11), R.RUNNING, None, "did not end in 10 s"),
+        (a_task(T.DRAINED), R.DONE, T.RELEASED, ""),
+        (a_task(T.DRAINING), R.FAILED, T.RELEASED, ""),
+        (a_task(T.DRAINING), None, T.RELEASED, ""),
+        (a_task(T.DRAINING, handle="", since=NOW - 16), None, T.RELEASED, ""),
+    ],
+)
+def test_a_task_of_a_running_job(task: Task, rm: RmJobState | None, want: TaskState | None, stopped: str) -> None:
+    found = see(a_job(), [task], [ANCHOR_RUNS, *([] if rm is None else [an_rm_job(rm)])])
+    assert [change.state for change in found.tasks if change.state is not task.state] == ([want] if want else [])
+    assert dict(found.stops) == ({"h0": stopped} if stopped else {})
+
+
+def test_why_a_task_waits_and_how_it_ended_are_kept() -> None:
+    waits = see(a_job(), [a_task(T.ASKED)], [ANCHOR_RUNS, an_rm_job(R.PENDING, reason="Priority")])
+    assert [(change.state, change.note) for change in waits.tasks] == [(T.ASKED, "Priority")]
+    again = see(a_job(), [a_task(T.ASKED, note="Priority")], [ANCHOR_RUNS, an_rm_job(R.PENDING, reason="Priority")])
+    assert again.tasks == ()
+    ended = see(a_job(), [a_task()], [ANCHOR_RUNS, an_rm_job(R.FAILED, reason="killed by signal 9 (SIGKILL)")])
+    assert ended.tasks[0].note == "killed by signal 9 (SIGKILL)"
+
+
+@pytest.mark.parametrize(
+    ("since", "told", "late"),
+    [
+        (NOW - 61, NOW - 100, True),
+        (NOW - 61, NOW - 59, False),  # the daemon was away while it should have been told
+        (NOW - 9999, NOW - 61, True),
+        (NOW - 9999, None, False),  # its coordinator does not call: it cannot know
+    ],
+)
+def test_who_was_not_told_to_leave_is_not_late(since: float, told: float | None, late: bool) -> None:
+    found = see(a_job(), [a_task(T.DRAINING, since=since)], [ANCHOR_RUNS, an_rm_job(R.RUNNING)], told=told)
+    assert bool(found.stops) is late
+
+
+@pytest.mark.parametrize(
+    ("job", "anchor", "want"),
+    [
+        (a_job(J.SUBMITTED, anchor=""), None, None),
+        (a_job(J.SUBMITTED, anchor=""), R.RUNNING, JobChange(anchor="a")),
+        (a_job(J.SUBMITTED), R.PENDING, None),
+        (a_job(J.SUBMITTED), R.DONE,
+         JobChange(state=J.FAILED, end_reason="its coordinator ended before it called: why")),
+        (a_job(), R.RUNNING, None),
+        (a_job(), R.DONE, JobChange(state=J.FINISHED, end_reason="its coordinator ended: why")),
+        (a_job(), R.FAILED, JobChange(state=J.FAILED, end_reason="its coordinator ended: why")),
+        (a_job(), R.CANCELLED, JobChange(state=J.CANCELLED, end_reason="its coordinator ended: why")),
+        (a_job(), R.LOST, JobChange(state=J.LOST, end_reason="its coordinator ended: why")),
+        (a_job(called=NOW - 14), None, None),
+        (a_job(called=NOW - 16), None,
+         JobChange(state=J.LOST, end_reason="the resource manager does not know its anchor any more")),
+    ],
+)  # fmt: skip
+def test_a_job_by_its_anchor(job: Job, anchor: RmJobState | None, want: JobChange | None) -> None:
+    listed = [] if anchor is None else [RmJob(handle="a", state=anchor, tag=task_tag(KEY, ANCHOR), reason="why")]
+    found = see(job, [], listed)
+    assert found.jobs == (() if want is None else ((KEY, want),))
+    assert found.stops == ()
+
+
+def test_tasks_that_never_join_end_their_job_in_the_end() -> None:
+    assert see(a_job(), [], [ANCHOR_RUNS], failures=2).jobs == ()
+    ((_, change),) = see(a_job(), [], [ANCHOR_RUNS], failures=3).jobs
+    assert (change.state, change.end_reason) == (
+        J.FAILED,
+        "3 tries in a row to start its tasks failed; the last: exit status 1",
+    )
+
+
+def test_an_ended_jobs_tasks_get_time_to_end_and_are_then_stopped() -> None:
+    running = [an_rm_job(R.RUNNING)]
+    early = see(a_job(J.FINISHED), [a_task()], running)
+    assert ([change.state for change in early.tasks], early.stops) == ([T.DRAINING], ())
+    late = see(a_job(J.FINISHED), [a_task(T.DRAINING, since=NOW - 11)], running, told=None)
+    assert dict(late.stops) == {"h0": "did not end in 10 s"}
+
+
+@pytest.mark.parametrize(
+    ("job", "stopped"),
+    [
+        (a_job(J.FINISHED, ended=NOW - 5), False),
+        (a_job(J.FINISHED, ended=NOW - 11), True),
+        (a_job(J.CANCELLED, ended=NOW), True),
+    ],
+)
+def test_an_ended_jobs_anchor(job: Job, stopped: bool) -> None:
+    assert dict(see(job, [], [ANCHOR_RUNS]).stops) == ({"a": f"job 1 is {job.state}"} if stopped else {})
+
+
+def test_orphans() -> None:
+    orphan = an_rm_job(R.RUNNING, handle="o")
+    assert dict(see(a_job(), [], [ANCHOR_RUNS, orphan]).stops) == {"o": "worker-0 of here.1.1000 is not wanted"}
+    assert dict(see(None, [], [orphan]).stops) == {"o": "worker-0 of here.1.1000 is not wanted"}
+    anchor = RmJob(handle="x", state=R.RUNNING, tag=task_tag(KEY, ANCHOR))
+    assert dict(see(None, [], [anchor]).stops) == {"x": "anchor of here.1.1000, which the store does not know"}
+
+
+def test_a_task_of_a_job_that_lives_but_is_another_stores_is_left_alone() -> None:
+    sbatch = RmJob(handle=KEY.id, state=R.RUNNING)  # under Slurm an anchor bears its own number and no mark
+    found = see(None, [], [sbatch, an_rm_job(R.RUNNING, handle="o")])
+    assert found.stops == ()
+    assert found.remarks == ("o is a task of here.1.1000, which this store does not know; left alone",)
+
+
+def test_marks_of_other_clusters_and_jobs_without_a_mark_are_not_ours() -> None:
+    there = task_tag(JobKey("there", "1", 1000), "worker-0")
+    strangers = [
+        an_rm_job(R.RUNNING, handle=f"s{number}", tag=tag) for number, tag in enumerate(["", "dl2:", there, "x"])
+    ]
+    assert see(a_job(), [], [ANCHOR_RUNS, *strangers]).stops == ()
+
+
+def test_a_mark_that_stands_twice_is_the_one_that_lives() -> None:
+    twice = [an_rm_job(R.FAILED, handle="old"), an_rm_job(R.RUNNING, handle="new")]
+    for listed in (twice, twice[::-1]):
+        found = see(a_job(), [a_task(T.ASKED, handle="")], [ANCHOR_RUNS, *listed])
+        assert [(change.state, change.handle) for change in found.tasks] == [(T.GRANTED, "new")]
+        assert found.stops == ()
+
+
+def test_a_task_that_runs_twice_is_stopped_once() -> None:
+    twice = [an_rm_job(R.RUNNING, handle="h0"), an_rm_job(R.RUNNING, handle="twin")]
+    for listed in (twice, twice[::-1]):
+        found = see(a_job(), [a_task()], [ANCHOR_RUNS, *listed])
+        assert (found.tasks, dict(found.stops)) == ((), {"twin": "worker-0 of here.1.1000 runs twice"})
+
+
+def test_heard_since() -> None:
+    job = a_job(called=NOW)
+    assert heard_since([job], {}, NOW, 60) == {KEY: NOW}
+    assert heard_since([job], {KEY: 5.0}, NOW + 60, 60) == {KEY: 5.0}
+    assert heard_since([job], {KEY: 5.0}, NOW + 61, 60) == {}
+    assert heard_since([], {KEY: 5.0}, NOW, 60) == {}
+
+
+COMBINATIONS = list(product(T, [None, *R], J, [None, *R], [0.0, 1e6], ["", "h0"], [None, 0.0]))
+
+
+def test_every_combination_of_states() -> None:
+    """What must hold whatever the store believes and the manager has."""
+    for state, rm, job_state, anchor, age, handle, told in COMBINATIONS:
+        if state.ended:
+            continue  # the store lists live tasks only
+        job = a_job(job_state, ended=NOW - age if job_state.ended else None)
+        task = a_task(state, since=NOW - age, handle=handle)
+        listed = [an_rm_job(rm)] if rm is not None else []
+        listed += [RmJob(handle="a", state=anchor, tag=task_tag(KEY, ANCHOR))] if anchor is not None else []
+        case = (state, rm, job_state, anchor, age, handle, told)
+        found = see(job, [task], listed, told=told)
+        live = {rm_job.handle for rm_job in listed if not rm_job.state.ended}
+        assert {handle for handle, _ in found.stops} <= live, case
+        assert all(reason for _, reason in found.stops), case
+        assert len(found.tasks) <= 1, case
+        for change in found.tasks:
+            assert change.state.rank >= state.rank, case
+            if change.state.ended:  # room is free only when the manager has nothing of it any more
+                assert rm is None or rm.ended, case
+        if rm is not None and rm.ended:
+            assert found.tasks[0].state.ended, case
+        if "h0" in dict(found.stops):  # nothing that is wanted is stopped
+            assert found.tasks[0].state is T.DRAINING if found.tasks else not state.wanted, case
+        for _, change in found.jobs:
+            assert not job_state.ended, case
+            assert change.state is None or change.state.ended, case
+            if change.state is not None:
+                assert anchor is None or anchor.ended, case
+        if anchor is not None and anchor.ended and not job_state.ended:
+            assert len(found.jobs) == 1, case
+
+
+@given(st.lists(st.tuples(st.sampled_from(R), st.integers(0, 3), st.booleans()), max_size=6), st.booleans())
+def test_nothing_that_is_not_listed_is_stopped_and_the_order_of_the_list_does_not_matter(listed, known) -> None:
+    rm_jobs = [
+        an_rm_job(state, handle=f"m{place}", tag=task_tag(KEY if ours else JobKey("there", "1", 1), f"worker-{number}"))
+        for place, (state, number, ours) in enumerate(listed)
+    ]
+    job = a_job() if known else None
+    found = see(job, [a_task(handle="")] if known else [], [ANCHOR_RUNS, *rm_jobs])
+    for handle, _ in found.stops:
+        rm_job = next(each for each in [ANCHOR_RUNS, *rm_jobs] if each.handle == handle)
+        assert not rm_job.state.ended
+        assert rm_job.tag.startswith("dl2:here.")
