@@ -20,6 +20,7 @@ from pslite.auth import Acceptor
 from pslite.blocks import Block, cut
 from pslite.channel import Channel, Inbox, listen
 from pslite.director import Director, MemberReport, PlanReport, Reply, Result, Status, Suspension
+from pslite.doorway import Doorway
 from pslite.errors import Cancelled, JobFailed, ProtocolError
 from pslite.messages import (
     MAX_CONTROL_BYTES,
@@ -57,8 +58,6 @@ from pslite.plan import Member, Plan, make_plan, next_members
 from pslite.session import digest_of
 from pslite.spec import JobSpec, differences
 
-_HANDSHAKE_SECONDS = 10.0
-_MAX_STRANGERS = 64
 #: how long a lost member's dl2-run may take to say how it ended
 _VERDICT_SECONDS = 2.0
 #: how long members may take to read that the job is over
@@ -117,13 +116,11 @@ class _Member:
 
 @dataclass(eq=False)
 class _Connection:
-    """Any accepted socket: first a stranger, then a member's or an agent's."""
+    """A connection that was let in: a member's or an agent's."""
 
     sock: socket.socket
-    acceptor: Acceptor
-    since: float
-    channel: Channel[FromMember] | None = None
-    hello: Hello | None = None
+    hello: Hello
+    channel: Channel[FromMember]
     member: _Member | None = None
 
 
@@ -201,9 +198,10 @@ class Coordinator:
         self._settings = settings or Settings()
         self._say = say
         self._incarnation = uuid.uuid4().hex
-        self._listener = listener or listen(host)
-        self._address = f"{address_host or host or socket.gethostname()}:{self._listener.getsockname()[1]}"
+        listener = listener or listen(host)
+        self._address = f"{address_host or host or socket.gethostname()}:{listener.getsockname()[1]}"
         self._selector = selectors.DefaultSelector()
+        self._doorway = Doorway(self._selector, listener, acceptor=self._acceptor, welcome=self._welcome, say=say)
         self._connections: set[_Connection] = set()
         self._members: dict[str, _Member] = {}
         self._agents: dict[str, _Connection] = {}
@@ -251,21 +249,13 @@ class Coordinator:
     # --- loop -----------------------------------------------------------------------------------------------------
 
     def run(self) -> Status:
-        """Run the job to its end; the returned status is `finished` or `failed`."""
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
-        self._selector.register(self._wake_out, selectors.EVENT_READ, self._wake_out)
+        """Run the job to its end; the returned status is `finished`, `failed` or `cancelled`."""
+        self._selector.register(self._wake_out, selectors.EVENT_READ, self._woken)
         self._say(f"coordinator of {self._job} listens on {self._address}")
         try:
             self._director.start(self._address, self._token, self._wake)
             while not self._final:
-                for key, _ in self._selector.select(0.1):
-                    if key.data is None:
-                        self._accept()
-                    elif isinstance(key.data, _Connection):
-                        self._read(key.data)
-                    else:
-                        with contextlib.suppress(BlockingIOError):
-                            self._wake_out.recv(256)
+                self._poll(0.1)
                 self._tick()
         except BaseException as error:
             # an interrupt, a termination or a defect of ours: nobody may be left waiting for us
@@ -288,33 +278,37 @@ class Coordinator:
     def _close(self) -> None:
         for connection in list(self._connections):
             self._drop(connection)
-        for closable in (self._listener, self._wake_in, self._wake_out, self._selector):
+        self._doorway.close()
+        for closable in (self._wake_in, self._wake_out, self._selector):
             closable.close()
+
+    def _poll(self, seconds: float) -> None:
+        for key, _ in self._selector.select(seconds):
+            if isinstance(key.data, _Connection):
+                self._read(key.data)
+            else:
+                key.data()
+        for connection in list(self._connections):
+            if connection.channel.unsent:
+                connection.channel.flush()
 
     def _goodbye(self, seconds: float) -> None:
         """Let members read the last message: wait until their connections have ended, not longer than `seconds`."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and any(c.channel for c in self._connections):
-            for key, _ in self._selector.select(0.05):
-                if isinstance(key.data, _Connection):
-                    self._read(key.data)
-                elif key.data is None:
-                    self._accept()
-            for connection in list(self._connections):
-                if connection.channel is not None:
-                    connection.channel.flush()
+        while time.monotonic() < deadline and self._connections:
+            self._poll(0.05)
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):
             self._wake_in.send(b"x")
 
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_out.recv(256)
+
     def _tick(self) -> None:
         now = time.monotonic()
-        for connection in list(self._connections):
-            if connection.channel is None and now - connection.since > _HANDSHAKE_SECONDS:
-                self._drop(connection)
-            elif connection.channel is not None and connection.channel.unsent:
-                connection.channel.flush()
+        self._doorway.expire(now)
         if self._state in ("waiting", "running"):
             self._judge_losses(now)
         if self._state in ("waiting", "running"):
@@ -335,26 +329,14 @@ class Coordinator:
 
     # --- connections ----------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:
-            return
-        if sum(c.channel is None for c in self._connections) >= _MAX_STRANGERS:
-            sock.close()
-            return
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        acceptor = Acceptor(
+    def _acceptor(self) -> Acceptor:
+        return Acceptor(
             job=self._job,
             task="coordinator",
             incarnation=self._incarnation,
             token=self._token,
             verdict=self._verdict,
         )
-        connection = _Connection(sock, acceptor, time.monotonic())
-        self._connections.add(connection)
-        self._selector.register(sock, selectors.EVENT_READ, connection)
 
     def _verdict(self, hello: Hello) -> str:
         if hello.channel == "data":
@@ -364,45 +346,20 @@ class Coordinator:
             return f"{hello.task} has joined already (pid {known.pid} on {known.host}); task ids are never used twice"
         return ""
 
-    def _greet(self, connection: _Connection) -> None:
-        acceptor, sock = connection.acceptor, connection.sock
-        try:
-            while not acceptor.accepted and not acceptor.refusal:
-                data = sock.recv(acceptor.wanted)
-                if not data:
-                    self._drop(connection)
-                    return
-                answer = acceptor.feed(data)
-                if answer:
-                    sock.sendall(answer)
-        except BlockingIOError:
-            return
-        except (OSError, ProtocolError) as error:
-            self._say(f"dropped a connection from a stranger: {error}")
-            self._drop(connection)
-            return
-        hello = acceptor.hello
-        if acceptor.refusal or hello is None:
-            self._say(f"refused a connection that claims to be {hello.task if hello else '?'}: {acceptor.refusal}")
-            self._drop(connection)
-            return
-        connection.hello = hello
-        connection.channel = Channel(sock, Inbox(FromMember, MAX_CONTROL_BYTES))
+    def _welcome(self, sock: socket.socket, hello: Hello) -> None:
+        connection = _Connection(sock, hello, Channel(sock, Inbox(FromMember, MAX_CONTROL_BYTES)))
+        self._connections.add(connection)
+        self._selector.register(sock, selectors.EVENT_READ, connection)
         if hello.channel == "agent":
             self._agents[hello.task] = connection
 
     def _read(self, connection: _Connection) -> None:
-        if connection.channel is None:
-            self._greet(connection)
-            if connection.channel is None:
-                return
         try:
             messages, still_open = connection.channel.receive()
             for message in messages:
                 self._take(connection, message)
         except ProtocolError as error:
-            task = connection.hello.task if connection.hello else "?"
-            self._say(f"closed the connection of {task}: {error}")
+            self._say(f"closed the connection of {connection.hello.task}: {error}")
             self._disconnect(connection, f"broke the protocol: {error}")
             return
         if not still_open and connection in self._connections:
@@ -410,7 +367,7 @@ class Coordinator:
 
     def _disconnect(self, connection: _Connection, how: str) -> None:
         member = connection.member
-        if connection.hello is not None and self._agents.get(connection.hello.task) is connection:
+        if self._agents.get(connection.hello.task) is connection:
             del self._agents[connection.hello.task]
         self._drop(connection)
         if member is not None and member.state != "left" and not member.lost:

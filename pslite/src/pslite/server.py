@@ -24,6 +24,7 @@ import numpy as np
 from pslite.auth import Acceptor, Identity, connect
 from pslite.blocks import Block, cut
 from pslite.channel import Channel, Inbox, listen
+from pslite.doorway import Doorway
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, Unreachable
 from pslite.holding import Array, BufferPool, Holding
 from pslite.messages import (
@@ -55,10 +56,6 @@ from pslite.plan import Member, Plan, Reduction, reduction
 from pslite.spec import JobSpec
 from pslite.wire import INIT, PARAM, PUSH, STATE, STATE_ACK, WRONG_OWNER, Header, Link
 
-#: seconds for a stranger to prove that it knows the token
-_HANDSHAKE_SECONDS = 10.0
-#: strangers at a time
-_MAX_STRANGERS = 64
 #: how long another member may take to accept a connection
 _CONNECT_SECONDS = 15.0
 #: seconds after which a broken data connection to a member fails the job, if the coordinator has not spoken before
@@ -81,15 +78,6 @@ class _Stage:
     moved_bytes: int = 0
     reported: bool = False
     began: float = 0.0
-
-
-@dataclass
-class _Stranger:
-    """A connection that has not proved anything yet."""
-
-    sock: socket.socket
-    acceptor: Acceptor
-    since: float
 
 
 class Server:
@@ -133,7 +121,7 @@ class Server:
         self._heartbeat = 1.0
         self._lease = 10.0
         self._heard = self._beaten = time.monotonic()
-        self._strangers: dict[socket.socket, _Stranger] = {}
+        self._doorway = Doorway(self._selector, self._listener, acceptor=self._acceptor, welcome=self._welcome, say=say)
         #: data connections that workers and servers opened to us
         self._links: dict[str, Link] = {}
         self._all_links: set[Link] = set()
@@ -171,7 +159,6 @@ class Server:
         """
         register = self._selector.register
         self._wake_out.setblocking(False)
-        register(self._listener, selectors.EVENT_READ, self._accept)
         register(self._control.sock, selectors.EVENT_READ, self._read_control)
         register(self._wake_out, selectors.EVENT_READ, self._take_prepared)
         try:
@@ -196,9 +183,8 @@ class Server:
         for stage in self._stages.values():
             for link in stage.peers.values():
                 link.close()
-        for stranger in self._strangers.values():
-            stranger.sock.close()
-        for closable in (self._control, self._listener, self._wake_in, self._wake_out, self._selector):
+        self._doorway.close()
+        for closable in (self._control, self._wake_in, self._wake_out, self._selector):
             closable.close()
 
     def _tick(self) -> None:
@@ -210,9 +196,7 @@ class Server:
             self._control.flush()
         if now - self._heard > self._lease:
             raise JobFailed(f"no word from the coordinator at {self._coordinator} for {self._lease:g} s")
-        for sock, stranger in list(self._strangers.items()):
-            if now - stranger.since > _HANDSHAKE_SECONDS:
-                self._drop_stranger(sock)
+        self._doorway.expire(now)
         for task, (since, reason) in list(self._lost.items()):
             if now - since > _BROKEN_SECONDS:
                 del self._lost[task]
@@ -223,56 +207,17 @@ class Server:
 
     # --- strangers ------------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:
-            return
-        if len(self._strangers) >= _MAX_STRANGERS:
-            sock.close()
-            return
-        sock.setblocking(False)
-        acceptor = Acceptor(
+    def _acceptor(self) -> Acceptor:
+        return Acceptor(
             job=self._job,
             task=self._identity.task,
             incarnation=self._identity.incarnation,
             token=self._identity.token,
             verdict=_data_only,
         )
-        self._strangers[sock] = _Stranger(sock, acceptor, time.monotonic())
-        self._selector.register(sock, selectors.EVENT_READ, lambda: self._greet(sock))
 
-    def _greet(self, sock: socket.socket) -> None:
-        acceptor = self._strangers[sock].acceptor
-        try:
-            # a handshake message is far smaller than a socket buffer, so sendall cannot block
-            while not acceptor.accepted and not acceptor.refusal:
-                data = sock.recv(acceptor.wanted)
-                if not data:
-                    self._drop_stranger(sock)
-                    return
-                answer = acceptor.feed(data)
-                if answer:
-                    sock.sendall(answer)
-        except BlockingIOError:
-            return
-        except (OSError, ProtocolError) as error:
-            self._say(f"dropped a connection from a stranger: {error}")
-            self._drop_stranger(sock)
-            return
-        hello = acceptor.hello
-        if acceptor.refusal or hello is None:
-            self._say(f"refused a connection that claims to be {hello.task if hello else '?'}: {acceptor.refusal}")
-            self._drop_stranger(sock)
-            return
-        del self._strangers[sock]
-        self._selector.unregister(sock)
+    def _welcome(self, sock: socket.socket, hello: Hello) -> None:
         self._adopt(Link(sock, hello.task, hello.incarnation, hello.role), incoming=True)
-
-    def _drop_stranger(self, sock: socket.socket) -> None:
-        if self._strangers.pop(sock, None):
-            self._selector.unregister(sock)
-            sock.close()
 
     # --- data connections -----------------------------------------------------------------------------------------
 
