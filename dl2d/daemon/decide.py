@@ -15,6 +15,7 @@ from dl2d.core.errors import PolicyError
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Placement, Policy
 from dl2d.daemon import guard
+from dl2d.daemon.deadline import at_once
 
 log = structlog.get_logger()
 
@@ -28,6 +29,8 @@ class Deciders:
     placement: Placement
     #: Seconds that the policy may take before the fallback's answer is used instead.
     patience: float = 5.0
+    #: How the policy is called: at once, or with a deadline for one that may never come back.
+    call: Callable[[Callable[[], Decision]], Decision] = at_once
 
 
 def decide(snapshot: Snapshot, deciders: Deciders, seed: int, timer: Callable[[], float]) -> Decision:
@@ -42,8 +45,8 @@ def decide(snapshot: Snapshot, deciders: Deciders, seed: int, timer: Callable[[]
     """
     begin = timer()
     try:
-        decision = _ask(deciders.policy, snapshot, deciders.placement, seed)
-    except Exception as error:  # noqa: BLE001 - a policy is a plug-in: whatever it raises, the cluster goes on
+        decision = deciders.call(lambda: _ask(deciders.policy, snapshot, deciders.placement, seed))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in: whatever it raises, the cluster goes on
         problem = f"{type(error).__name__}: {error}"
     else:
         took = timer() - begin

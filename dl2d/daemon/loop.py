@@ -23,6 +23,7 @@ from dl2d.core.store import Store
 from dl2d.daemon.admission import Admission
 from dl2d.daemon.api_server import ApiServer
 from dl2d.daemon.credentials import load_credentials
+from dl2d.daemon.deadline import Deadline
 from dl2d.daemon.decide import Deciders
 from dl2d.daemon.guard import GuardRules
 from dl2d.daemon.job_api import Services, create_api
@@ -285,6 +286,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 fallback=load_policy(settings.policy.fallback, "policy.fallback"),
                 placement=load_placement(settings.placement),
                 patience=settings.policy.timeout_seconds,
+                call=Deadline(settings.policy.timeout_seconds),
             ),
             launcher=self._launcher,
             rules=GuardRules(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.decision import Decision
-from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
+from dl2d.core.jobs import NOTHING, Allocation, Job, Role
 from dl2d.core.packing import Blocked, Packing, Scores
 from dl2d.core.plan import Deferred, Plan, Start, Stop
+from dl2d.daemon.room import Kind, Want, clear, room_with_leavers
 
 _ROLES = (Role.WORKER, Role.PS)
 
@@ -16,33 +18,57 @@ _ROLES = (Role.WORKER, Role.PS)
 def place(snapshot: Snapshot, decision: Decision, scores: Scores) -> Plan:
     """Plan the difference between what each job has and what was decided.
 
-    Tasks that stay keep their node. Of those that leave, the ones that have not begun go first, then the newest.
-    A job that has nothing starts with its minimum as a whole or not at all, so that jobs do not block one another with
+    Tasks that stay keep their node. Of those that leave, the ones go first whose room somebody waits for, then those
+    that have not begun, then the newest. A task may be moved to let a larger one in (``dl2d.daemon.room``). A job that has nothing starts with its minimum as a whole or not at all, so that jobs do not block one another with
     halves. What has no room now is deferred; room that draining tasks still hold counts as taken.
     """
     allocations = decision.allocations()
-    by_job: dict[tuple[JobKey, Role], list[Task]] = defaultdict(list)
+    by_kind: dict[Kind, list[Task]] = defaultdict(list)
     for task in snapshot.tasks:
         if task.state.wanted:
-            by_job[task.job, task.role].append(task)
+            by_kind[task.job, task.role].append(task)
     packing = Packing(snapshot.nodes, scores)
     starts: list[Start] = []
-    stops: list[Stop] = []
     deferred: list[Deferred] = []
+    surplus: dict[Kind, int] = {}
     for job in snapshot.jobs:
         target = allocations.get(job.key)
         if target is None:
             continue
-        has = Allocation(len(by_job[job.key, Role.WORKER]), len(by_job[job.key, Role.PS]))
-        for role in _ROLES:
-            surplus = has.count(role) - target.count(role)
-            if surplus > 0:
-                leaving = sorted(by_job[job.key, role], key=_first_to_leave)[:surplus]
-                stops += [Stop(job.key, task.id) for task in leaving]
+        has = Allocation(len(by_kind[job.key, Role.WORKER]), len(by_kind[job.key, Role.PS]))
+        surplus |= {(job.key, role): max(has.count(role) - target.count(role), 0) for role in _ROLES}
         started, missing = _start(job, has, target, packing)
         starts += started
         deferred += missing
-    return Plan(tuple(starts), tuple(stops), tuple(deferred))
+    demands = {job.key: job.request for job in snapshot.jobs}
+    wants = [
+        Want((item.job, item.role), demands[item.job].demand(item.role)) for item in deferred for _ in range(item.count)
+    ]
+    staying = [task for tasks in by_kind.values() for task in tasks]
+    clearing = clear(wants, room_with_leavers(packing.room(), snapshot.tasks), staying, surplus)
+    starts += _replacements(clearing.moving, packing)
+    return Plan(tuple(starts), tuple(_stops(by_kind, surplus, clearing.leaving)), tuple(deferred))
+
+
+def _stops(by_kind: Mapping[Kind, list[Task]], surplus: Mapping[Kind, int], leaving: Sequence[Task]) -> Iterator[Stop]:
+    """As many of each kind as there are too many: those that make room for others first."""
+    makes_room = set(leaving)
+    for kind, count in surplus.items():
+        tasks = sorted(by_kind[kind], key=lambda task: (task not in makes_room, *_first_to_leave(task)))
+        for task in tasks[:count]:
+            yield Stop(task.job, task.id)
+
+
+def _replacements(moving: Sequence[Task], packing: Packing) -> Iterator[Start]:
+    """Start another of a task's kind elsewhere; the next tick finds one too many, and the one in the way leaves."""
+    for task in moving:
+        node = packing.place(task.demand, task.role)
+        if isinstance(node, Blocked):
+            continue
+        if node == task.node:
+            packing.remove(node, task.demand)
+        else:
+            yield Start(task.job, task.role, node, task.demand)
 
 
 def _first_to_leave(task: Task) -> tuple[bool, int]:

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from policies.snapshots import a_job, a_snapshot, cluster
+
+from dl2d.core.cluster import Node, NodeState, Snapshot, Task, TaskState
+from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
+from dl2d.core.jobs import NOTHING, Allocation, Job, Role
+from dl2d.core.plan import Plan
+from dl2d.core.resources import Resources
+from dl2d.daemon.place import place
+from dl2d.placement.load_balance import LoadBalance
+
+WHY = Reason(Constraint.SATISFIED, "because")
+
+
+def plan_for(snapshot: Snapshot, wanted: dict[int, tuple[int, int]]) -> Plan:
+    """The plan for a decision that gives job ``number`` so many workers and servers."""
+    jobs = [
+        JobDecision(job.key, Allocation(*wanted[int(job.key.id)]), WHY)
+        for job in snapshot.jobs
+        if int(job.key.id) in wanted
+    ]
+    return place(snapshot, Decision("test", "1", tuple(jobs)), LoadBalance().scores)
+
+
+def roles(plan: Plan) -> Counter[tuple[str, Role]]:
+    return Counter((start.job.id, start.role) for start in plan.starts)
+
+
+def a_task(job: Job, role: Role, number: int, state: TaskState, node: str = "n0") -> Task:
+    return Task(job=job.key, id=f"{role}-{number}", role=role, node=node, demand=job.request.demand(role), state=state)
+
+
+def test_nothing_is_done_where_everything_is_as_it_should_be() -> None:
+    snapshot = a_snapshot([a_job(1)], cluster(2, cpu=8, gpu=2), held={0: Allocation(3, 2)})
+    assert plan_for(snapshot, {1: (3, 2)}) == Plan()
+    assert plan_for(snapshot, {}) == Plan()  # who was not decided on is left alone
+
+
+def test_those_that_have_not_begun_leave_first_then_the_newest() -> None:
+    job = a_job(1)
+    states = [TaskState.CONFIRMED, TaskState.ASKED, TaskState.JOINED, TaskState.GRANTED, TaskState.CONFIRMED]
+    tasks = [a_task(job, Role.WORKER, number, state) for number, state in enumerate(states)]
+    tasks.append(a_task(job, Role.WORKER, 9, TaskState.DRAINING))  # is leaving already and does not count
+    snapshot = replace(a_snapshot([job], cluster(1, cpu=99, gpu=99)), tasks=tuple(tasks))
+    leaving = [[stop.task for stop in plan_for(snapshot, {1: (left, 0)}).stops] for left in (4, 3, 2, 1)]
+    assert leaving == [
+        ["worker-3"],
+        ["worker-3", "worker-1"],
+        ["worker-3", "worker-1", "worker-4"],
+        ["worker-3", "worker-1", "worker-4", "worker-2"],
+    ]
+
+
+def test_a_job_that_has_nothing_starts_with_its_minimum_or_not_at_all() -> None:
+    job = a_job(1, min_workers=3)
+    short = plan_for(a_snapshot([job], cluster(1, cpu=8, gpu=2)), {1: (4, 2)})
+    assert short.starts == ()
+    assert [(item.role, item.count, item.nearest) for item in short.deferred] == [(Role.WORKER, 4, "n0")]
+    assert [(part.resource, part.wanted, part.had) for part in short.deferred[0].shortfalls] == [("gpu", 1, 0)]
+    enough = plan_for(a_snapshot([job], cluster(1, cpu=8, gpu=3)), {1: (4, 1)})
+    assert roles(enough) == {("1", Role.WORKER): 3, ("1", Role.PS): 1}
+    assert [(item.role, item.count) for item in enough.deferred] == [(Role.WORKER, 1)]
+
+
+def test_what_one_job_could_not_use_whole_is_there_for_the_next() -> None:
+    jobs = [a_job(1, min_workers=3), a_job(2)]
+    plan = plan_for(a_snapshot(jobs, cluster(1, cpu=8, gpu=2)), {1: (3, 1), 2: (2, 1)})
+    assert roles(plan) == {("2", Role.WORKER): 2, ("2", Role.PS): 1}
+
+
+def test_a_job_that_runs_grows_by_whatever_there_is_room_for() -> None:
+    snapshot = a_snapshot([a_job(1, min_workers=3)], cluster(1, cpu=12, gpu=4), held={0: Allocation(3, 1)})
+    plan = plan_for(snapshot, {1: (6, 3)})
+    assert roles(plan) == {("1", Role.WORKER): 1, ("1", Role.PS): 2}
+    assert [(item.role, item.count) for item in plan.deferred] == [(Role.WORKER, 2)]
+
+
+def test_room_that_a_leaving_task_still_holds_is_not_given() -> None:
+    first, second = a_job(1), a_job(2)
+    snapshot = a_snapshot([first, second], cluster(1, cpu=8, gpu=2), held={0: Allocation(2, 1)})
+    plan = plan_for(snapshot, {1: (1, 1), 2: (1, 1)})
+    assert [stop.task for stop in plan.stops] == ["worker-1"]
+    assert plan.starts == ()
+    assert [(item.job.id, item.role, item.count) for item in plan.deferred] == [("2", Role.WORKER, 1)]
+
+
+_nodes = st.lists(
+    st.tuples(st.integers(0, 12), st.integers(0, 6), st.integers(0, 4), st.sampled_from(NodeState)), max_size=4
+).map(
+    lambda nodes: [
+        Node(f"n{number}", Resources.of(cpu=cpu, gpu=gpu), Resources.of(cpu=used), state)
+        for number, (cpu, gpu, used, state) in enumerate(nodes)
+    ]
+)
+_jobs = st.lists(
+    st.tuples(st.integers(1, 4), st.integers(0, 2), st.integers(1, 3), st.integers(0, 6), st.integers(0, 6)), max_size=5
+)
+_tasks = st.lists(
+    st.tuples(st.integers(0, 4), st.sampled_from([Role.WORKER, Role.PS]), st.sampled_from(TaskState)), max_size=12
+)
+
+
+@given(_nodes, _jobs, _tasks)
+def test_whatever_is_decided(nodes, shapes, present) -> None:
+    jobs = [
+        a_job(number, worker=Resources.of(cpu=cpu, gpu=gpu), min_workers=least)
+        for number, (cpu, gpu, least, _, _) in enumerate(shapes, start=1)
+    ]
+    wanted = {number: shape[3:] for number, shape in enumerate(shapes, start=1)}
+    tasks = [
+        a_task(jobs[which % len(jobs)], role, number, state)
+        for number, (which, role, state) in enumerate(present)
+        if jobs and not state.ended
+    ]
+    snapshot = replace(a_snapshot(jobs, nodes), tasks=tuple(tasks))
+    plan = plan_for(snapshot, wanted)
+    assert plan == plan_for(snapshot, wanted)
+    for node in nodes:
+        starts = [start.demand for start in plan.starts if start.node == node.name]
+        if starts:  # only room that is free at this moment, and only where tasks are taken
+            assert node.state is NodeState.UP
+            assert Resources.total((node.used, *starts)).fits_in(node.capacity)
+    held = snapshot.held()
+    stopped = Counter((stop.job, stop.task) for stop in plan.stops)
+    assert all(count == 1 for count in stopped.values())
+    for job in jobs:
+        for role in (Role.WORKER, Role.PS):
+            has, target = held[job.key].count(role), Allocation(*wanted[int(job.key.id)]).count(role)
+            started = sum(start.job == job.key and start.role is role for start in plan.starts)
+            leaving = sum(stop.job == job.key and stop.task.startswith(f"{role}-") for stop in plan.stops)
+            short = sum(item.count for item in plan.deferred if item.job == job.key and item.role is role)
+            assert leaving == max(has - target, 0)
+            assert started + short <= max(target - has, 0)
+            assert not (started and leaving)
+            if short == 0 and held[job.key] != NOTHING:
+                assert started == max(target - has, 0)
+        if held[job.key] == NOTHING:
+            placed = Allocation(
+                *(sum(s.job == job.key and s.role is role for s in plan.starts) for role in (Role.WORKER, Role.PS))
+            )
+            assert placed == NOTHING or (placed.workers >= job.request.min_workers and placed.ps >= job.request.min_ps)
+    known = {(task.job, task.id): task for task in tasks}
+    assert all(known[stop.job, stop.task].state.wanted for stop in plan.stops)
