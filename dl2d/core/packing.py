@@ -104,6 +104,11 @@ class Packing:
         self._used[place] += vector
         return self._nodes[place].name
 
+    def room(self) -> dict[str, Resources]:
+        """What is free on each node that takes tasks."""
+        free = self._capacity - self._used
+        return {node.name: self._resources(free[place]) for place, node in enumerate(self._nodes) if self._up[place]}
+
     def remove(self, node: str, demand: Resources) -> None:
         """Take a task placed by ``place`` out again."""
         self._used[self._index[node]] -= self._cached(demand)[0]

@@ -27,6 +27,15 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """A task in whose place a larger one will start; another of its kind is started on ``node`` first."""
+
+    job: JobKey
+    task: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Deferred:
     """Tasks that were decided on but have no room yet; the next tick tries again."""
 
@@ -42,9 +51,11 @@ class Deferred:
 class Plan:
     """All starts and stops of a tick. Starts use only room that the resource manager says is free now."""
 
+    #: The replacements of ``moves`` are among them.
     starts: tuple[Start, ...] = ()
     stops: tuple[Stop, ...] = ()
     deferred: tuple[Deferred, ...] = ()
+    moves: tuple[Move, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import NOTHING, Allocation, Job, Role
 from dl2d.core.packing import Blocked, Packing, Scores
-from dl2d.core.plan import Deferred, Plan, Start, Stop
+from dl2d.core.plan import Deferred, Move, Plan, Start, Stop
 from dl2d.daemon.room import Kind, Want, clear, room_with_leavers
 
 _ROLES = (Role.WORKER, Role.PS)
@@ -19,8 +19,9 @@ def place(snapshot: Snapshot, decision: Decision, scores: Scores) -> Plan:
     """Plan the difference between what each job has and what was decided.
 
     Tasks that stay keep their node. Of those that leave, the ones go first whose room somebody waits for, then those
-    that have not begun, then the newest. A task may be moved to let a larger one in (``dl2d.daemon.room``). A job that has nothing starts with its minimum as a whole or not at all, so that jobs do not block one another with
-    halves. What has no room now is deferred; room that draining tasks still hold counts as taken.
+    that have not begun, then the newest. A task may be moved to let a larger one in (``dl2d.daemon.room``). A job that
+    has nothing starts with its minimum as a whole or not at all, so that jobs do not block one another with halves.
+    What has no room now is deferred; room that draining tasks still hold counts as taken.
     """
     allocations = decision.allocations()
     by_kind: dict[Kind, list[Task]] = defaultdict(list)
@@ -46,8 +47,14 @@ def place(snapshot: Snapshot, decision: Decision, scores: Scores) -> Plan:
     ]
     staying = [task for tasks in by_kind.values() for task in tasks]
     clearing = clear(wants, room_with_leavers(packing.room(), snapshot.tasks), staying, surplus)
-    starts += _replacements(clearing.moving, packing)
-    return Plan(tuple(starts), tuple(_stops(by_kind, surplus, clearing.leaving)), tuple(deferred))
+    moves = tuple(_moves(clearing.moving, packing))
+    starts += [Start(task.job, task.role, move.node, task.demand) for task, move in moves]
+    return Plan(
+        starts=tuple(starts),
+        stops=tuple(_stops(by_kind, surplus, clearing.leaving)),
+        deferred=tuple(deferred),
+        moves=tuple(move for _, move in moves),
+    )
 
 
 def _stops(by_kind: Mapping[Kind, list[Task]], surplus: Mapping[Kind, int], leaving: Sequence[Task]) -> Iterator[Stop]:
@@ -59,7 +66,7 @@ def _stops(by_kind: Mapping[Kind, list[Task]], surplus: Mapping[Kind, int], leav
             yield Stop(task.job, task.id)
 
 
-def _replacements(moving: Sequence[Task], packing: Packing) -> Iterator[Start]:
+def _moves(moving: Sequence[Task], packing: Packing) -> Iterator[tuple[Task, Move]]:
     """Start another of a task's kind elsewhere; the next tick finds one too many, and the one in the way leaves."""
     for task in moving:
         node = packing.place(task.demand, task.role)
@@ -68,7 +75,7 @@ def _replacements(moving: Sequence[Task], packing: Packing) -> Iterator[Start]:
         if node == task.node:
             packing.remove(node, task.demand)
         else:
-            yield Start(task.job, task.role, node, task.demand)
+            yield task, Move(task.job, task.id, node)
 
 
 def _first_to_leave(task: Task) -> tuple[bool, int]:

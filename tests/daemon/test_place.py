@@ -132,12 +132,14 @@ def test_whatever_is_decided(nodes, shapes, present) -> None:
     for job in jobs:
         for role in (Role.WORKER, Role.PS):
             has, target = held[job.key].count(role), Allocation(*wanted[int(job.key.id)]).count(role)
-            started = sum(start.job == job.key and start.role is role for start in plan.starts)
+            moved = sum(move.job == job.key and move.task.startswith(f"{role}-") for move in plan.moves)
+            started = sum(start.job == job.key and start.role is role for start in plan.starts) - moved
             leaving = sum(stop.job == job.key and stop.task.startswith(f"{role}-") for stop in plan.stops)
             short = sum(item.count for item in plan.deferred if item.job == job.key and item.role is role)
             assert leaving == max(has - target, 0)
             assert started + short <= max(target - has, 0)
             assert not (started and leaving)
+            assert not moved or plan.deferred
             if short == 0 and held[job.key] != NOTHING:
                 assert started == max(target - has, 0)
         if held[job.key] == NOTHING:

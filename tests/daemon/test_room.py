@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from daemon.world import World, nodes
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dl2d.core.cluster import Task, TaskState
+from dl2d.core.jobs import JobKey, Role
+from dl2d.core.resources import Resources
+from dl2d.daemon.room import Clearing, Want, clear
+
+A, B, C = (JobKey("test", name, 1) for name in "abc")
+
+
+def task(job: JobKey, number: int, node: str, state: TaskState = TaskState.CONFIRMED, **demand: float) -> Task:
+    return Task(job=job, id=f"worker-{number}", role=Role.WORKER, node=node, demand=Resources.of(demand), state=state)
+
+
+def want(job: JobKey, **demand: float) -> Want:
+    return Want((job, Role.WORKER), Resources.of(demand))
+
+
+def ids(clearing: Clearing) -> tuple[list[str], list[str]]:
+    return [task.id for task in clearing.leaving], [task.id for task in clearing.moving]
+
+
+def test_the_task_in_the_way_leaves_not_the_newest() -> None:
+    room = {"n1": Resources.of(cpu=2), "n2": Resources()}
+    tasks = [task(A, 0, "n1", cpu=2), task(A, 1, "n2", cpu=2), task(A, 2, "n2", cpu=2)]
+    assert ids(clear([want(B, cpu=4)], room, tasks, {(A, Role.WORKER): 1})) == (["worker-0"], [])
+
+
+def test_fewest_tasks_leave() -> None:
+    room = {"n1": Resources.of(cpu=1), "n2": Resources.of(cpu=1)}
+    tasks = [task(A, 0, "n1", cpu=1), task(A, 1, "n1", cpu=1), task(C, 2, "n2", cpu=2)]
+    assert ids(clear([want(B, cpu=3)], room, tasks, {(A, Role.WORKER): 2, (C, Role.WORKER): 1})) == (["worker-2"], [])
+
+
+def test_room_that_is_free_or_on_its_way_needs_no_victim() -> None:
+    room = {"n1": Resources.of(cpu=4)}
+    tasks = [task(A, 0, "n1", cpu=4)]
+    assert ids(clear([want(B, cpu=4)], room, tasks, {(A, Role.WORKER): 1})) == ([], [])
+
+
+def test_two_that_wait_do_not_count_on_the_same_room() -> None:
+    room = {"n1": Resources.of(cpu=4)}
+    tasks = [task(A, 0, "n1", cpu=4), task(A, 1, "n1", cpu=4)]
+    assert ids(clear([want(B, cpu=4)] * 2, room, tasks, {(A, Role.WORKER): 2})) == (["worker-1"], [])
+
+
+def test_a_small_task_moves_for_a_large_one() -> None:
+    room = {"n1": Resources.of(cpu=6), "n2": Resources.of(cpu=2)}
+    tasks = [task(A, 0, "n1", cpu=2)]
+    assert ids(clear([want(B, cpu=8)], room, tasks, {})) == ([], ["worker-0"])
+
+
+def test_nothing_moves_where_it_would_not_help() -> None:
+    room = {"n1": Resources.of(cpu=5), "n2": Resources.of(cpu=2)}
+    assert ids(clear([want(B, cpu=8)], room, [task(A, 0, "n1", cpu=2)], {})) == ([], [])
+    full = {"n1": Resources.of(cpu=6), "n2": Resources.of(cpu=1)}
+    assert ids(clear([want(B, cpu=8)], full, [task(A, 0, "n1", cpu=2)], {})) == ([], [])
+    joining = task(A, 0, "n1", TaskState.GRANTED, cpu=2)
+    assert ids(clear([want(B, cpu=8)], {"n1": Resources.of(cpu=6), "n2": Resources.of(cpu=2)}, [joining], {})) == (
+        [],
+        [],
+    )
+
+
+def test_a_job_whose_tasks_are_large_gets_in_among_small_ones() -> None:
+    world = World(cluster_nodes=nodes(4, cpu=8, gpu=2))
+    try:
+        small = world.submit(worker=Resources.of(cpu=2), ps=Resources.of(cpu=1), max_workers=10, max_ps=10)
+        world.settle()
+        large = world.submit(worker=Resources.of(cpu=7, gpu=2), ps=Resources.of(cpu=1), max_workers=2, max_ps=1)
+        world.settle(20)
+        decided = world.carry.standing.allocations()  # type: ignore[union-attr]
+        assert decided[large].workers >= 1
+        assert world.has(large) == decided[large]
+        assert world.has(small) == decided[small]
+    finally:
+        world.close()
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 6), st.integers(0, 2), st.integers(1, 3), st.integers(1, 6)), min_size=2, max_size=4
+    )
+)
+def test_what_is_decided_is_reached_or_said_to_wait(shapes) -> None:
+    world = World(cluster_nodes=nodes(3, cpu=8, gpu=2))
+    try:
+        keys = []
+        for cpu, gpu, ps, most in shapes:
+            keys.append(
+                world.submit(
+                    worker=Resources.of(cpu=cpu, gpu=gpu), ps=Resources.of(cpu=ps), max_workers=most, max_ps=most
+                )
+            )
+            world.settle(8)
+        world.settle(8)
+        report = world.tick(1.0)
+        waiting = {item.job for item in report.plan.deferred}
+        for key in keys:
+            assert world.has(key) == report.decision.allocations()[key] or key in waiting
+        assert not report.plan.stops  # nothing goes round in circles
+        assert not report.plan.starts
+    finally:
+        world.close()
