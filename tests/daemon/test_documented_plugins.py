@@ -1,0 +1,83 @@
+"""The plug-ins of docs/architecture.md, installed as a site would install them."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon.world import World, nodes
+from hypothesis import HealthCheck, given, settings
+from policies.snapshots import ask, snapshots
+
+from dl2d.core.resources import Resources
+from dl2d.daemon.guard import check
+from dl2d.daemon.plugins import POLICIES, available, load_manager, load_placement, load_policy
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "architecture.md"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", DOCUMENT.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "site_dl2d.py").write_text("\n".join(blocks("python")))
+    points = tomllib.loads("\n".join(blocks("toml")))["project"]["entry-points"]
+    info = tmp_path / "site_dl2d-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: site-dl2d\nVersion: 1\n")
+    sections = ["\n".join([f"[{group}]", *map(" = ".join, names.items())]) for group, names in points.items()]
+    (info / "entry_points.txt").write_text("\n".join(sections) + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("site_dl2d", None)
+
+
+@pytest.mark.usefixtures("site")
+def test_the_documented_policy_decides_whole_ticks() -> None:
+    assert "even" in available(POLICIES)
+    world = World(cluster_nodes=nodes(4), policy=load_policy("even"))
+    try:
+        keys = [world.submit(max_workers=8, max_ps=8) for _ in range(2)]
+        world.settle()
+        assert [world.has(key) for key in keys] == [(4, 4), (4, 4)]
+    finally:
+        world.close()
+
+
+@pytest.mark.usefixtures("site")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(snapshots)
+def test_the_documented_policy_answers_whatever_it_is_shown(snapshot: Any) -> None:
+    policy = load_policy("even")
+    decision = ask(policy, snapshot)
+    check(decision, snapshot)
+    assert decision == ask(policy, snapshot)
+
+
+@pytest.mark.usefixtures("site")
+def test_the_documented_manager_and_placement_work_together() -> None:
+    manager = load_manager("mine", {"nodes": {"a": {"cpu": 4}, "b": {"cpu": 8}}}, lambda: 5.0)
+    assert [node.capacity for node in manager.snapshot().nodes] == [Resources.of(cpu=4), Resources.of(cpu=8)]
+    assert manager.capabilities().cluster == "rehearsal"
+    world = World(cluster_nodes=list(manager.snapshot().nodes))
+    context = world.context()
+    try:
+        placement = load_placement("pack")
+        job = world.submit(worker=Resources.of(cpu=2), ps=Resources.of(cpu=1), max_workers=1, max_ps=1)
+        world.context = lambda: _with(context, placement)  # type: ignore[method-assign]
+        world.settle()
+        assert {task.node for task in world.store.tasks(live=True, job=job)} == {"a"}
+    finally:
+        world.close()
+
+
+def _with(context: Any, placement: Any) -> Any:
+    return replace(context, deciders=replace(context.deciders, placement=placement))
