@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from daemon_process import DaemonProcess
+from slurm_cluster import SlurmCluster, User, why_not
+
 from dl2d.core.cluster import TaskState
 from dl2d.core.jobs import JobKey, JobState
 from dl2d.core.store import Resize
 from pslite.testing import run_local
-from slurm_cluster import SlurmCluster, User, why_not
 
 WORKER = Path(__file__).parent.parent / "pslite" / "numpy_worker.py"
 
