@@ -6,17 +6,19 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import Job, JobState, Progress
 from dl2d.core.store import JobChange, RuntimePlan, TaskChange
 
 # No control characters: these words go into environments, the database and the log.
-_Word = Annotated[str, Field(max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
-_Text = Annotated[str, Field(max_length=4096)]
+_Word = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")]
+# The last words of a job are worth more than a rule: they are cut, not refused.
+_Text = Annotated[str, BeforeValidator(lambda said: said[:_MOST_SAID] if isinstance(said, str) else said)]
 _Count = Annotated[int, Field(ge=0, le=2**62)]
 _MOST_MEMBERS = 20_000
+_MOST_SAID = 4096
 
 
 class _Message(BaseModel):

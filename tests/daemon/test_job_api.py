@@ -337,6 +337,7 @@ class TestHeartbeat:
             ({"state": "failed", "reason": "worker-1 died: killed by signal 9"}, JobState.FAILED,
              "worker-1 died: killed by signal 9"),
             ({"state": "failed", "reason": "a\x1b[31m\0b\n"}, JobState.FAILED, "a?[31m?b\n"),
+            ({"state": "failed", "reason": "x" * 1_000_000}, JobState.FAILED, "x" * 4096),
             ({"state": "failed"}, JobState.FAILED, "no reason given"),
             ({"state": "cancelled"}, JobState.CANCELLED, "no reason given"),
         ],
@@ -351,6 +352,12 @@ class TestHeartbeat:
         late = world.heartbeat(job, state="running", version=10**6)
         assert (late.status_code, late.json()) == (200, {"members": [], "stop": True, "heartbeat_seconds": 1.5})
         assert world.store.job(job) == ended
+
+    def test_the_longest_host_name_that_there_is_fits(self, world):
+        job = world.submit()
+        host = ".".join(["h" * 62] * 4)
+        assert world.heartbeat(job, address=f"{host}:65535").status_code == 200
+        assert world.store.job(job).address == f"{host}:65535"
 
     def test_no_number_breaks_the_record(self, world):
         job = running(world)
