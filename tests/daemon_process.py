@@ -159,8 +159,9 @@ class DaemonProcess:
         self.wait_until(lambda: not self.store.tasks(live=True), "all tasks are released", timeout=timeout)
 
     def _outputs(self) -> str:
-        parts = []
-        for path in sorted(self.directory.rglob("*.log")) + sorted(self.directory.rglob("*.out")):
-            if path != self.log:
-                parts.append(f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-15:]))
-        return "\n".join(parts)
+        paths = sorted(self.directory.rglob("*.log")) + sorted(self.directory.rglob("*.out"))
+        return "\n".join(
+            f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-15:])
+            for path in paths
+            if path != self.log
+        )
