@@ -29,6 +29,8 @@ class ApiServer:
             raise ConfigError(
                 f"api.host={host} api.port={port}: {error.strerror}; choose another port, or end what uses it"
             ) from error
+        #: Host and port that it is bound to.
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -36,12 +38,6 @@ class ApiServer:
     def alive(self) -> bool:
         """Whether it serves; false once its thread has ended, however that came."""
         return self._thread is not None and self._thread.is_alive()
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port that it is bound to."""
-        host, port = self._socket.getsockname()[:2]
-        return str(host), int(port)
 
     def start(self, api: FastAPI) -> None:
         """Begin to serve."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.decision import Decision
-from dl2d.core.jobs import NOTHING, Allocation, Job, Role
+from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
 from dl2d.core.packing import Blocked, Packing, Scores
 from dl2d.core.plan import Deferred, Move, Plan, Start, Stop
 from dl2d.daemon.room import Kind, Want, clear, room_with_leavers
@@ -15,13 +15,14 @@ from dl2d.daemon.room import Kind, Want, clear, room_with_leavers
 _ROLES = (Role.WORKER, Role.PS)
 
 
-def place(snapshot: Snapshot, decision: Decision, scores: Scores) -> Plan:
+def place(snapshot: Snapshot, decision: Decision, scores: Scores, *, silent: Collection[JobKey] = ()) -> Plan:
     """Plan the difference between what each job has and what was decided.
 
     Tasks that stay keep their node. Of those that leave, the ones go first whose room somebody waits for, then those
     that have not begun, then the newest. A task may be moved to let a larger one in (``dl2d.daemon.room``). A job that
     has nothing starts with its minimum as a whole or not at all, so that jobs do not block one another with halves.
-    What has no room now is deferred; room that draining tasks still hold counts as taken.
+    What has no room now is deferred; room that draining tasks still hold counts as taken. Nothing of a ``silent`` job
+    is moved: its coordinator would not let the old task go.
     """
     allocations = decision.allocations()
     by_kind: dict[Kind, list[Task]] = defaultdict(list)
@@ -45,7 +46,7 @@ def place(snapshot: Snapshot, decision: Decision, scores: Scores) -> Plan:
     wants = [
         Want((item.job, item.role), demands[item.job].demand(item.role)) for item in deferred for _ in range(item.count)
     ]
-    staying = [task for tasks in by_kind.values() for task in tasks]
+    staying = [task for (key, _), tasks in by_kind.items() if key not in silent for task in tasks]
     clearing = clear(wants, room_with_leavers(packing.room(), snapshot.tasks), staying, surplus)
     moves = tuple(_moves(clearing.moving, packing))
     starts += [Start(task.job, task.role, move.node, task.demand) for task, move in moves]

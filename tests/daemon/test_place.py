@@ -90,6 +90,22 @@ def test_room_that_a_leaving_task_still_holds_is_not_given() -> None:
     assert [(item.job.id, item.role, item.count) for item in plan.deferred] == [("2", Role.WORKER, 1)]
 
 
+def test_a_task_moves_to_let_a_larger_one_in_unless_its_coordinator_is_silent() -> None:
+    small = a_job(1, worker=Resources.of(cpu=1))
+    large = a_job(2, worker=Resources.of(cpu=4), ps=Resources.of(cpu=1))
+    tasks = [a_task(small, Role.WORKER, number, TaskState.CONFIRMED, f"n{number}") for number in range(2)]
+    tasks.append(a_task(large, Role.PS, 0, TaskState.CONFIRMED, "n2"))
+    used = [replace(node, used=Resources.of(cpu=1)) for node in cluster(3, cpu=4)]
+    snapshot = replace(a_snapshot([small, large], used), tasks=tuple(tasks))
+    decision = Decision(
+        "test", "1",
+        (JobDecision(small.key, Allocation(2, 0), WHY), JobDecision(large.key, Allocation(1, 1), WHY)),
+    )  # fmt: skip
+    moved = place(snapshot, decision, LoadBalance().scores)
+    assert [move.job for move in moved.moves] == [small.key]
+    assert place(snapshot, decision, LoadBalance().scores, silent={small.key, large.key}).moves == ()
+
+
 _nodes = st.lists(
     st.tuples(st.integers(0, 12), st.integers(0, 6), st.integers(0, 4), st.sampled_from(NodeState)), max_size=4
 ).map(
