@@ -16,6 +16,7 @@ from local_cluster import LocalCluster
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.jobs import JobState
+from dl2d.daemon.credentials import load_credentials
 
 FAST = ("--optimizer", "momentum", "--step-seconds", "0.01")
 SLOW = ("--optimizer", "momentum", "--step-seconds", "0.05")
@@ -152,6 +153,13 @@ def test_a_killed_coordinator_ends_its_job_and_its_tasks(cluster: LocalCluster) 
 def test_a_cancelled_job_leaves_nothing(cluster: LocalCluster) -> None:
     job = cluster.train("mine", "--step-seconds", "0.2", max_workers=2, max_ps=1)
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
+    # Who looks at the processes, the log or the database learns no secret.
+    credentials = load_credentials(cluster.state_dir / "secret", create=False)
+    seen = [word for process in cluster.processes() for word in process.cmdline()]
+    seen += [cluster.log.read_text(), (cluster.state_dir / "dl2d.sqlite").read_bytes().decode(errors="replace")]
+    for secret in (credentials.token(job), credentials.for_job(job), credentials.for_submission()):
+        assert not any(secret in text for text in seen)
+    assert {(cluster.state_dir / name).stat().st_mode & 0o077 for name in ("secret", "dl2d.sqlite")} == {0}
     done = subprocess.run(
         [str(BIN / "dl2d"), "cancel", "mine", "--config", str(cluster.config)],
         check=False, capture_output=True, text=True, timeout=60, env=cluster.env,
