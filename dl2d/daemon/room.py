@@ -45,7 +45,7 @@ def clear(
     tasks: Iterable[Task],
     surplus: Mapping[Kind, int],
 ) -> Clearing:
-    """Choose what leaves or moves, one waiting task after the other, with the fewest tasks disturbed.
+    """Choose what leaves or moves, one waiting task after the other, with the fewest and newest tasks disturbed.
 
     Parameters
     ----------
@@ -71,9 +71,10 @@ def clear(
         node = next((name for name, here in free.items() if want.demand.fits_in(here)), None)
         if node is None:
             options = ((name, _victims(want.demand, free[name], on_node[name], left)) for name in free)
-            found = [(len(victims), name, victims) for name, victims in options if victims is not None]
+            found = [(name, victims) for name, victims in options if victims is not None]
             if found:
-                _, node, victims = min(found, key=lambda option: option[:2])
+                # The fewest, then the newest: those that have trained for long stay.
+                node, victims = min(found, key=lambda option: (len(option[1]), -min(task.number for task in option[1])))
                 for task in victims:
                     left[task.job, task.role] -= 1
                     on_node[node].remove(task)
