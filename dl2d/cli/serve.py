@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from dl2d.cli.logging import configure_logging
 from dl2d.cli.options import ConfigOption
 from dl2d.config.settings import DEFAULT_PATH, load_settings
@@ -16,15 +12,13 @@ from dl2d.store.sql import SqlStore
 
 def run(
     config: ConfigOption = DEFAULT_PATH,
-    upgrade: Annotated[
-        bool, typer.Option("--upgrade/--no-upgrade", help="Bring the database's schema up to date first.")
-    ] = True,
 ) -> None:
     """Run the daemon until SIGTERM; SIGHUP reads the configuration again."""
     settings = load_settings(config)
     configure_logging(settings.log)
     settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
-    if upgrade:
+    # An empty database is set up; one with an older schema is an admin's to upgrade, when no other daemon uses it.
+    if schema.current(settings.store_url) is None:
         schema.upgrade(settings.store_url)
     store = SqlStore(settings.store_url, progress_seconds=settings.store.progress_seconds)
     with Daemon(
