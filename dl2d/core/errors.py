@@ -24,6 +24,21 @@ class RequestError(Dl2dError):
         super().__init__(f"{where + ': ' if where else ''}{key}: {problem}")
 
 
+class WorkloadError(Dl2dError):
+    """A workload, or a speed model or profile in it, is malformed.
+
+    ``where`` is the file (or what else was read), ``job`` the id of the job at fault, or of the first that needs the
+    part at fault; ``key`` names the entry. Any of them is empty where it does not apply.
+    """
+
+    def __init__(self, key: str, problem: str, *, where: str = "", job: str = "") -> None:
+        self.key = key
+        self.problem = problem
+        self.where = where
+        self.job = job
+        super().__init__(": ".join(part for part in (where, job and f"job {job}", key, problem) if part))
+
+
 class PolicyError(Dl2dError):
     """A policy failed or gave an answer that is not an allocation."""
 

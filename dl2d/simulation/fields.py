@@ -1,0 +1,175 @@
+"""Strict reading of JSON objects: every error names the file, the job and the key; nothing unknown passes."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from dl2d.core.errors import RequestError, WorkloadError
+from dl2d.core.resources import Resources, parse_resources
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+ /:-]{0,127}")
+_LONGEST_SHOWN = 80
+
+
+class Fields:
+    """Takes keys out of a JSON object one by one; ``refuse_rest`` then refuses what is left.
+
+    ``prefix`` is put before every key in errors (``speeds.vgg-16.``). All readers raise ``WorkloadError``.
+    """
+
+    def __init__(self, given: object, *, where: str, job: str = "", prefix: str = "") -> None:
+        self.where = where
+        self.job = job
+        self._prefix = prefix
+        self._known: set[str] = set()
+        if not isinstance(given, Mapping):
+            raise WorkloadError(
+                prefix.rstrip("."), f"expected an object {{...}}, got {shown(given)}", where=where, job=job
+            )
+        self._given = {str(key): value for key, value in given.items()}
+
+    def bad(self, key: str, problem: str) -> WorkloadError:
+        """The error for one key of this object."""
+        return WorkloadError(f"{self._prefix}{key}", problem, where=self.where, job=self.job)
+
+    def has(self, key: str) -> bool:
+        """Whether the key is given."""
+        self._known.add(key)
+        return key in self._given
+
+    def value(self, key: str) -> object:
+        """A required value of any kind."""
+        self._known.add(key)
+        if key not in self._given:
+            near = difflib.get_close_matches(key, self._names() - self._known, n=1)
+            raise self.bad(key, f"missing{f' (is {shown(near[0])} meant?)' if near else ''}")
+        return self._given[key]
+
+    def items(self, key: str, *, most: int, least: int = 1) -> list[object]:
+        """A required list."""
+        value = self.value(key)
+        if not isinstance(value, list | tuple) or not least <= len(value) <= most:
+            raise self.bad(key, f"expected a list of {least} to {most} entries, got {listed(value)}")
+        return list(value)
+
+    def number(
+        self, key: str, *, most: float, least: float = 0.0, above: float | None = None, default: float | None = None
+    ) -> float:
+        """A number from ``least`` (or more than ``above``) to ``most``; required where there is no default."""
+        if default is not None and not self.has(key):
+            return default
+        return self.check_number(key, self.value(key), least=least, above=above, most=most)
+
+    def check_number(
+        self, key: str, value: object, *, most: float, least: float = 0.0, above: float | None = None
+    ) -> float:
+        """The value as a float within bounds."""
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not (least <= value <= most) or (above is not None and value <= above):  # type: ignore[operator]
+            low = f"{least:g} or more" if above is None else f"more than {above:g}"
+            raise self.bad(key, f"expected a number, {low} and at most {most:g}, got {shown(value)}")
+        return float(value)  # type: ignore[arg-type]
+
+    def whole(self, key: str, *, least: int, most: int, default: int | None = None) -> int:
+        """A whole number (``3`` or ``3.0``); required where there is no default."""
+        if default is not None and not self.has(key):
+            return default
+        return self.check_whole(key, self.value(key), least=least, most=most)
+
+    def check_whole(self, key: str, value: object, *, least: int, most: int) -> int:
+        """The value as an int within bounds."""
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not (least <= value <= most) or value != int(value):  # type: ignore[operator, call-overload]
+            raise self.bad(key, f"expected a whole number from {least} to {most}, got {shown(value)}")
+        return int(value)  # type: ignore[call-overload, no-any-return]
+
+    def flag(self, key: str) -> bool:
+        """``true`` or ``false``; false where it is not given."""
+        value = self._given[key] if self.has(key) else False
+        if not isinstance(value, bool):
+            raise self.bad(key, f"expected true or false, got {shown(value)}")
+        return value
+
+    def name(self, key: str, default: str | None = None) -> str:
+        """A name of plain characters; required where there is no default."""
+        if default is not None and not self.has(key):
+            return default
+        value = self.value(key)
+        if not isinstance(value, str) or not NAME.fullmatch(value):
+            raise self.bad(key, f"expected a name of up to 128 plain characters, got {shown(value)}")
+        return value
+
+    def prose(self, key: str, *, most: int) -> str:
+        """A required text of one character or more."""
+        value = self.value(key)
+        if not isinstance(value, str) or not 1 <= len(value) <= most:
+            raise self.bad(key, f"expected a text of up to {most} characters, got {shown(value)}")
+        return value
+
+    def choice(self, key: str, known: Collection[str], default: str | None = None) -> str:
+        """One of a few words; required where there is no default."""
+        if default is not None and not self.has(key):
+            return default
+        value = self.value(key)
+        if not isinstance(value, str) or value not in known:
+            hint = did_you_mean(value, known) if isinstance(value, str) else ""
+            raise self.bad(key, f"expected one of {', '.join(sorted(known))}, got {shown(value)}{hint}")
+        return value
+
+    def resources(self, key: str) -> Resources:
+        """What a task asks for or a node has: ``{"cpu": 2, "gpu": 1}`` or ``"cpu:2,gpu:1,memory:4G"``; not nothing."""
+        value = self.value(key)
+        if not isinstance(value, str | Mapping) or len(value) > 1000:
+            raise self.bad(key, f'expected resources such as {{"cpu": 2, "gpu": 1}}, got {shown(value)}')
+        try:
+            resources = parse_resources(value, key)
+        except RequestError as error:
+            raise self.bad(error.key, error.problem) from None
+        if not resources.thousandths:
+            raise self.bad(key, "is nothing; give at least one resource an amount above 0")
+        return resources
+
+    def refuse_rest(self) -> None:
+        """Refuse keys that nobody asked for."""
+        for key in self._given:
+            if key not in self._known:
+                raise self.bad(
+                    shown(key).strip("'"),
+                    f"unknown key{did_you_mean(key, self._known)}; known: {', '.join(sorted(self._known))}",
+                )
+
+    def nearest(self, known: Collection[str]) -> str:
+        """A hint where a given key looks like one of the known ones."""
+        return next((hint for key in sorted(self._names()) if (hint := did_you_mean(key, known))), "")
+
+    def _names(self) -> set[str]:
+        return {key for key in self._given if len(key) <= _LONGEST_SHOWN}
+
+
+def shown(value: object) -> str:
+    """The value as a message shows it, cut where it is long."""
+    if isinstance(value, str) and len(value) > _LONGEST_SHOWN:
+        return f"{value[:_LONGEST_SHOWN]!r}..."
+    if isinstance(value, list | tuple | Mapping):
+        return listed(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a whole number of thousands of digits
+        return f"a huge {type(value).__name__}"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def listed(value: object) -> str:
+    """A list or an object by its size, anything else as it is."""
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    return f"an object of {len(value)} keys" if isinstance(value, Mapping) else shown(value)
+
+
+def did_you_mean(word: str, known: Collection[str]) -> str:
+    """A hint at the known word most like the given one, or nothing."""
+    near = difflib.get_close_matches(word[:_LONGEST_SHOWN], sorted(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""

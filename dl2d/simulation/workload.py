@@ -1,0 +1,415 @@
+"""Workloads: a cluster, the speeds of its models, and the jobs that come to it. The format is in docs/workloads.md."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dl2d.core.cluster import Node
+from dl2d.core.errors import WorkloadError
+from dl2d.core.jobs import Architecture, Consistency, JobRequest
+from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.simulation.fields import NAME, Fields, did_you_mean, listed, shown
+from dl2d.simulation.profiles import SPEED_KINDS, load_profile
+from dl2d.simulation.speeds import MOST_INTERPOLATED, MOST_TASKS, PsAsync, SpeedModel, Table, parse_speed
+
+MOST_BYTES: Final = 64 * 1024**2
+MOST_JOBS: Final = 200_000
+MOST_MODELS: Final = 1000
+MOST_GROUPS: Final = 10_000
+MOST_NODES: Final = 100_000
+#: Latest slot in which a job may come: with slots of a second, almost four months.
+MOST_SLOTS: Final = 10_000_000
+_LONGEST_ID = 64
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """``count`` nodes that are alike."""
+
+    count: int
+    resources: Resources
+    name: str = "node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedJob:
+    """A job of a workload: what it asks for, and how long it really is."""
+
+    #: Unique in the workload: letters, digits, _ and -.
+    id: str
+    #: Type of the model; one of the workload's speeds.
+    model: str
+    #: Slot at whose start it is admitted, from 0.
+    submit_slot: int
+    #: Epochs after which it ends.
+    epochs: float
+    #: Epochs that its user says it takes: all that a scheduler sees.
+    declared_epochs: float
+    samples_per_epoch: float
+    #: Demand of one worker and of one parameter server; nothing for a PS of an all-reduce job.
+    worker: Resources
+    ps: Resources
+    #: Bounds on a job that runs; it may always wait with none, so 0 means the same as 1. PS counts are 0 for allreduce.
+    min_workers: int
+    max_workers: int
+    min_ps: int
+    max_ps: int
+    architecture: Architecture = Architecture.PS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """All that a simulation is fed with. ``jobs`` are in submit order, then by id (ids that are numbers as numbers)."""
+
+    slot_seconds: float
+    cluster: tuple[NodeGroup, ...]
+    #: By model; not to be changed.
+    speeds: Mapping[str, SpeedModel]
+    jobs: tuple[SimulatedJob, ...]
+
+    @property
+    def capacity(self) -> Resources:
+        """All that the cluster has."""
+        return Resources.total(group.resources * group.count for group in self.cluster)
+
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes one by one, in file order: ``node-001`` ..., numbered through groups of one name.
+
+        Numbers are padded so that names sort as the nodes stand.
+        """
+        totals = Counter[str]()
+        for group in self.cluster:
+            totals[group.name] += group.count
+        numbers = Counter[str]()
+        nodes: list[Node] = []
+        for group in self.cluster:
+            width = len(str(totals[group.name]))
+            for _ in range(group.count):
+                numbers[group.name] += 1
+                nodes.append(Node(f"{group.name}-{numbers[group.name]:0{width}d}", group.resources))
+        return tuple(nodes)
+
+    def epochs_in_slot(self, job: SimulatedJob, workers: int, ps: int) -> float:
+        """Epochs that the job does in one whole slot: speed x slot_seconds / samples_per_epoch."""
+        speed = self.speeds[job.model].samples_per_second(workers, ps)
+        return speed * self.slot_seconds / job.samples_per_epoch
+
+
+def to_request(job: SimulatedJob, workload: Workload) -> JobRequest:
+    """What a scheduler is told of the job: the declared epochs, never the real ones."""
+    speed = workload.speeds[job.model]
+    has_ps = job.architecture is Architecture.PS
+    return JobRequest(
+        name=job.model,
+        model=job.model,
+        epochs=job.declared_epochs,
+        samples_per_epoch=job.samples_per_epoch,
+        steps_per_epoch=None,
+        batch=speed.batch,
+        worker=job.worker,
+        ps=job.ps,
+        min_workers=max(1, job.min_workers),
+        max_workers=job.max_workers,
+        min_ps=max(1, job.min_ps) if has_ps else 0,
+        max_ps=job.max_ps if has_ps else 0,
+        architecture=job.architecture,
+        consistency=Consistency.ASYNC if isinstance(speed, PsAsync) else Consistency.SYNC,
+    )
+
+
+def read_workload(source: str | os.PathLike[str] | Mapping[str, object], *, where: str = "") -> Workload:
+    """Read and check a workload.
+
+    Parameters
+    ----------
+    source
+        Path of a JSON file of up to 64 MiB, or the object that one would hold.
+    where
+        What errors call it; the path by default.
+
+    Raises
+    ------
+    WorkloadError
+        The file cannot be read, is no JSON, lacks a key or has an unknown or bad one, or cannot be run: an empty
+        cluster, a job that fits no node or never gets on, an unknown model. Names file, job and key.
+    """
+    if isinstance(source, Mapping):
+        return _parse(source, where or "workload")
+    where = where or os.fspath(source)
+    return _parse(_load(source, where), where)
+
+
+def write_workload(workload: Workload, path: str | os.PathLike[str]) -> None:
+    """Write a workload as JSON, replacing the file as a whole; ``read_workload`` gives an equal one back.
+
+    Raises
+    ------
+    WorkloadError
+        The file cannot be written.
+    """
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps(describe_workload(workload), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        partial.replace(target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise WorkloadError("", f"cannot be written: {error.strerror or error}", where=os.fspath(path)) from None
+
+
+def describe_workload(workload: Workload) -> dict[str, object]:
+    """The workload as the object that a workload file holds."""
+    return {
+        "slot_seconds": workload.slot_seconds,
+        "cluster": [
+            {"name": group.name, "count": group.count, "resources": group.resources.as_dict()}
+            for group in workload.cluster
+        ],
+        "speeds": {model: speed.describe() for model, speed in workload.speeds.items()},
+        "jobs": [_describe_job(job) for job in workload.jobs],
+    }
+
+
+def _describe_job(job: SimulatedJob) -> dict[str, object]:
+    described: dict[str, object] = {
+        "id": job.id,
+        "model": job.model,
+        "submit_slot": job.submit_slot,
+        "epochs": job.epochs,
+        "declared_epochs": job.declared_epochs,
+        "samples_per_epoch": job.samples_per_epoch,
+        "worker": job.worker.as_dict(),
+        "min_workers": job.min_workers,
+        "max_workers": job.max_workers,
+        "architecture": str(job.architecture),
+    }
+    if job.architecture is Architecture.PS:
+        described |= {"ps": job.ps.as_dict(), "min_ps": job.min_ps, "max_ps": job.max_ps}
+    return described
+
+
+def _load(path: str | os.PathLike[str], where: str) -> object:
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise WorkloadError("", f"cannot be read: {error.strerror or error}", where=where) from None
+    except ValueError as error:  # a NUL in the name
+        raise WorkloadError("", f"cannot be read: {error}", where=where) from None
+    if len(data) > MOST_BYTES:
+        raise WorkloadError("", f"larger than {MOST_BYTES >> 20} MiB", where=where)
+
+    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+            raise WorkloadError(twice[:_LONGEST_ID], f"is given twice in one object{_id_of(found)}", where=where)
+        return found
+
+    try:
+        return json.loads(data.decode("utf-8-sig"), object_pairs_hook=once)
+    except (ValueError, RecursionError) as error:
+        raise WorkloadError("", f"is not JSON: {error}", where=where) from None
+
+
+def _id_of(found: Mapping[str, object]) -> str:
+    return f" (id {shown(found['id'])})" if "id" in found else ""
+
+
+def _parse(given: object, where: str) -> Workload:
+    fields = Fields(given, where=where)
+    slot_seconds = fields.number("slot_seconds", above=0.0, most=1e8)
+    groups = tuple(
+        _group(Fields(entry, where=where, prefix=f"cluster[{index}]."))
+        for index, entry in enumerate(fields.items("cluster", most=MOST_GROUPS))
+    )
+    total = sum(group.count for group in groups)
+    if not 1 <= total <= MOST_NODES:
+        raise fields.bad("cluster", f"expected 1 to {MOST_NODES} nodes in all, got {total}")
+    described = fields.value("speeds")
+    entries = fields.items("jobs", most=MOST_JOBS)
+    if not isinstance(described, Mapping) or not 1 <= len(described) <= MOST_MODELS:
+        raise fields.bad("speeds", f"expected an object of 1 to {MOST_MODELS} models, got {listed(described)}")
+    if fields.has("description"):
+        fields.prose("description", most=100_000)
+    fields.refuse_rest()
+    speeds = _speeds(described, _first_users(entries), where)
+    jobs: dict[str, SimulatedJob] = {}
+    fitness = _Fitness(groups, speeds, where)
+    for index, entry in enumerate(entries):
+        job = _job(entry, index, speeds, where)
+        if job.id in jobs:
+            raise WorkloadError("id", "two jobs have this id", where=where, job=job.id)
+        fitness.check(job)
+        jobs[job.id] = job
+    ordered = sorted(jobs.values(), key=lambda job: (job.submit_slot, _natural(job.id)))
+    return Workload(slot_seconds=slot_seconds, cluster=groups, speeds=speeds, jobs=tuple(ordered))
+
+
+def _natural(text: str) -> tuple[int, int, str]:
+    """Sort key of ids, as ``dl2d.core.cluster.in_submit_order`` has it: 9 before 10, numbers before names."""
+    return (0, int(text), text) if text.isdecimal() else (1, 0, text)
+
+
+def _group(fields: Fields) -> NodeGroup:
+    count = fields.whole("count", least=0, most=MOST_NODES)
+    group = NodeGroup(count, fields.resources("resources"), fields.name("name", "node"))
+    fields.refuse_rest()
+    return group
+
+
+def _first_users(entries: list[object]) -> dict[str, str]:
+    """By model the first job that uses it, as errors call it; of whatever can be read at all."""
+    users: dict[str, str] = {}
+    for index, entry in enumerate(entries):
+        if isinstance(entry, Mapping) and isinstance(model := entry.get("model"), str):
+            users.setdefault(model, _label(entry, index))
+    return users
+
+
+def _label(entry: object, index: int) -> str:
+    given = entry.get("id") if isinstance(entry, Mapping) else None
+    if isinstance(given, int | str) and not isinstance(given, bool) and given != "":
+        return shown(given).strip("'")
+    return f"number {index + 1} of the list"
+
+
+def _speeds(described: Mapping[str, object], users: Mapping[str, str], where: str) -> dict[str, SpeedModel]:
+    speeds: dict[str, SpeedModel] = {}
+    for model, description in described.items():
+        if not isinstance(model, str) or not NAME.fullmatch(model):
+            problem = f"{shown(model)} is no name of a model (up to 128 plain characters)"
+            raise WorkloadError("speeds", problem, where=where)
+        try:
+            if isinstance(description, Mapping) and "profile" in description:
+                speeds[model] = _profile_speed(description)
+            else:
+                speeds[model] = parse_speed(description)
+        except WorkloadError as error:
+            key = f"speeds.{model}.{error.key}" if error.key else f"speeds.{model}"
+            raise WorkloadError(key, error.problem, where=where, job=users.get(model, "")) from None
+    return speeds
+
+
+def _profile_speed(description: Mapping[str, object]) -> SpeedModel:
+    fields = Fields(description, where="")
+    profile = load_profile(fields.name("profile"))
+    kind = fields.choice("kind", SPEED_KINDS, "ps-sync")
+    fields.refuse_rest()
+    if kind not in profile.speeds:
+        raise fields.bad("kind", f"the profile {profile.name} has only {', '.join(sorted(profile.speeds))}")
+    return profile.speeds[kind]
+
+
+def _job(entry: object, index: int, speeds: Mapping[str, SpeedModel], where: str) -> SimulatedJob:
+    fields = Fields(entry, where=where, job=_label(entry, index))
+    identity = _identity(fields)
+    model = fields.name("model")
+    if model not in speeds:
+        known = ", ".join(sorted(speeds)[:20])
+        raise fields.bad("model", f"unknown model {model!r}{did_you_mean(model, speeds)}; speeds has {known}")
+    needs = speeds[model].architecture
+    architecture = Architecture(fields.choice("architecture", [*Architecture], needs))
+    if architecture is not needs:
+        raise fields.bad("architecture", f"{architecture}, but speeds.{model} is of {needs}")
+    has_ps = architecture is Architecture.PS
+    epochs = fields.number("epochs", above=0.0, most=1e9)
+    job = SimulatedJob(
+        id=identity,
+        model=model,
+        submit_slot=fields.whole("submit_slot", least=0, most=MOST_SLOTS),
+        epochs=epochs,
+        declared_epochs=fields.number("declared_epochs", above=0.0, most=1e9, default=epochs),
+        samples_per_epoch=fields.number("samples_per_epoch", above=0.0, most=1e15),
+        worker=fields.resources("worker"),
+        ps=fields.resources("ps") if has_ps else NO_RESOURCES,
+        min_workers=fields.whole("min_workers", least=0, most=MOST_TASKS, default=0),
+        max_workers=fields.whole("max_workers", least=1, most=MOST_TASKS),
+        min_ps=fields.whole("min_ps", least=0, most=MOST_TASKS, default=0) if has_ps else 0,
+        max_ps=fields.whole("max_ps", least=1, most=MOST_TASKS) if has_ps else 0,
+        architecture=architecture,
+    )
+    if not has_ps:
+        for key in ("ps", "min_ps", "max_ps"):  # one job list may serve both kinds
+            fields.has(key)
+    fields.refuse_rest()
+    if job.min_workers > job.max_workers:
+        raise fields.bad("min_workers", f"{job.min_workers} is more than max_workers, {job.max_workers}")
+    if job.min_ps > job.max_ps:
+        raise fields.bad("min_ps", f"{job.min_ps} is more than max_ps, {job.max_ps}")
+    return job
+
+
+def _identity(fields: Fields) -> str:
+    value = fields.value("id")
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**18 else value
+    plain = isinstance(text, str) and text.isascii() and text.replace("-", "_").replace("_", "a").isalnum()
+    if not plain or len(str(text)) > _LONGEST_ID:
+        raise fields.bad("id", f"expected up to {_LONGEST_ID} letters, digits, _ and -, got {shown(value)}")
+    return str(text)
+
+
+class _Fitness:
+    """Whether jobs can run at all on an empty cluster; remembers answers, for most jobs are alike."""
+
+    def __init__(self, groups: tuple[NodeGroup, ...], speeds: Mapping[str, SpeedModel], where: str) -> None:
+        self._groups = groups
+        self._capacity = Resources.total(group.resources * group.count for group in groups)
+        self._speeds = speeds
+        self._where = where
+        self._room: dict[Resources, int] = {}
+        self._moving: set[tuple[str, int, int]] = set()
+
+    def check(self, job: SimulatedJob) -> None:
+        """Refuse a job with tasks larger than any node, a least size larger than the cluster, or no speed at all."""
+        workers, ps = max(1, job.min_workers), max(1, job.min_ps) if job.max_ps else 0
+        for key, demand, count in (("worker", job.worker, workers), ("ps", job.ps, ps)):
+            if count and self._fitting(demand, MOST_TASKS) < count:
+                if not self._fitting(demand, 1):
+                    problem = f"no node has room for one task of {demand}"
+                else:
+                    problem = f"the whole cluster has no room for {count} tasks of {demand} (min_{key}s)"
+                raise WorkloadError(key, problem.replace("min_pss", "min_ps"), where=self._where, job=job.id)
+        least = job.worker * workers + job.ps * ps
+        if not least.fits_in(self._capacity):
+            short = "; ".join(map(str, least.shortfalls(self._capacity)))
+            problem = f"its least size, {workers} workers and {ps} PS, is more than the cluster: {short}"
+            raise WorkloadError("worker", problem, where=self._where, job=job.id)
+        kind = (job.model, job.max_workers, job.max_ps)
+        if kind not in self._moving:
+            self._check_speed(job)
+            self._moving.add(kind)
+
+    def _fitting(self, demand: Resources, most: int) -> int:
+        """How many tasks of this demand alone fit on the empty cluster, counted up to ``most``."""
+        if demand not in self._room:
+            room = 0
+            for group in self._groups:
+                if group.count and room < MOST_TASKS:
+                    have = dict(group.resources.thousandths)
+                    room += group.count * min(have.get(name, 0) // amount for name, amount in demand.thousandths)
+            self._room[demand] = room
+        return min(self._room[demand], most)
+
+    def _check_speed(self, job: SimulatedJob) -> None:
+        """Formulas are positive wherever a job may be; a table may be 0 all over the job's bounds."""
+        speed = self._speeds[job.model]
+        if not isinstance(speed, Table):
+            return
+        if len(speed.points) > MOST_INTERPOLATED and not speed.fills(job.max_workers, job.max_ps):
+            problem = (
+                f"speeds.{job.model} leaves sizes up to {job.max_workers} workers and {job.max_ps} PS unmeasured, and "
+                f"has more than the {MOST_INTERPOLATED} points that can be interpolated between"
+            )
+            raise WorkloadError("max_workers", problem, where=self._where, job=job.id)
+        if any(value > 0 and w <= job.max_workers and ps <= job.max_ps for ps, w, value in speed.points):
+            return
+        if not speed.grid(job.max_workers, job.max_ps).any():
+            problem = f"would never get on: speeds.{job.model} is 0 up to {job.max_workers} workers and {job.max_ps} PS"
+            raise WorkloadError("max_workers", problem, where=self._where, job=job.id)
