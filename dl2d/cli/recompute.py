@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from dl2d.core.codec import encode
 from dl2d.core.decision import Constraint, Decision
-from dl2d.core.policy import Placement, Policy
+from dl2d.core.placement import Placement
+from dl2d.core.policy import Policy
 from dl2d.core.store import Slot
 from dl2d.daemon.decide import Deciders, decide, inputs_hash
 from dl2d.daemon.plugins import PLACEMENTS, POLICIES, available, load_placement, load_policy

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +13,14 @@ from numpy.typing import NDArray
 from dl2d.core.cluster import Node, NodeState, Task
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
+from dl2d.core.placement import Placement
 from dl2d.core.resources import NO_RESOURCES, Resources, Shortfall
 
-Scores = Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
+#: How many nodes are tried one by one before all are looked at together.
+_FEW = 8
+
+#: A task that was added: its node, its demand, and whose incumbent it was.
+_Step = tuple[int, tuple[int, ...], tuple[JobKey, Role] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,32 +49,49 @@ class Packing:
     Tasks that run already (``incumbents``) are not in the packing at first. When their job is given tasks again, they
     are taken up where they are; until then new tasks keep out of their way as long as there is other room.
 
-    One ``add`` costs a constant number of vector operations over all nodes.
+    Nodes are kept in a heap by the placement's order, and those that are full for every demand seen are kept out of it,
+    so adding a task costs O(log nodes) as long as demands are alike; finding that no node has room costs one vector
+    operation over all nodes.
     """
 
-    def __init__(self, nodes: Sequence[Node], scores: Scores, *, incumbents: Iterable[Task] = ()) -> None:
+    def __init__(self, nodes: Sequence[Node], placement: Placement, *, incumbents: Iterable[Task] = ()) -> None:
         """``node.used`` counts as taken for good: pass what others hold (see ``for_decision``), or what all hold."""
         self._nodes = tuple(nodes)
-        self._scores = scores
+        self._placement = placement
         self._index = {node.name: place for place, node in enumerate(self._nodes)}
         incumbents = tuple(incumbents)
         names = {name for node in self._nodes for name, _ in node.capacity.thousandths}
         self._names = sorted(names | {name for task in incumbents for name, _ in task.demand.thousandths})
-        self._capacity = self._matrix([node.capacity for node in self._nodes])
-        self._used = self._matrix([node.used for node in self._nodes])
-        self._up = np.array([node.state is NodeState.UP for node in self._nodes], dtype=bool)
-        self._reserved = np.zeros_like(self._used)
-        self._incumbents: dict[tuple[JobKey, Role], list[tuple[int, NDArray[np.int64]]]] = defaultdict(list)
+        self._vectors: dict[Resources, tuple[int, ...] | None] = {}
+        self._capacity = [self._amounts(node.capacity) for node in self._nodes]
+        self._used = [list(self._amounts(node.used)) for node in self._nodes]
+        self._reserved = [[0] * len(self._names) for _ in self._nodes]
+        #: Tasks that wait to be taken up again, and on how many nodes: without any, nothing is reserved.
+        self._waiting = 0
+        self._incumbents: dict[tuple[JobKey, Role], list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
         for task in sorted(incumbents, key=lambda task: task.number, reverse=True):
             place = self._index.get(task.node)
             if place is not None:
-                demand = self._vector(task.demand)[0]
+                demand = self._amounts(task.demand)
                 self._incumbents[task.job, task.role].append((place, demand))
-                self._reserved[place] += demand
-        self._vectors: dict[Resources, tuple[NDArray[np.int64], bool]] = {}
+                self._reserve(place, demand, 1)
+        self._stamps = [0] * len(self._nodes)
+        self._heap = [
+            (placement.load(self._used[place], self._capacity[place]), place, 0)
+            for place, node in enumerate(self._nodes)
+            if node.state is NodeState.UP
+        ]
+        heapq.heapify(self._heap)
+        #: Demands that were asked for; nodes that have room for none of them are parked beside the heap.
+        self._seen: list[tuple[int, ...]] = []
+        self._parked: list[tuple[float, int, int]] = []
+        #: The same amounts as matrices, for questions about all nodes at once; shape (nodes, resources).
+        self._capacities = np.array(self._capacity, dtype=np.int64).reshape(len(self._nodes), len(self._names))
+        self._taken = np.array(self._used, dtype=np.int64).reshape(self._capacities.shape)
+        self._up = np.array([node.state is NodeState.UP for node in self._nodes], dtype=bool)
 
     @classmethod
-    def for_decision(cls, nodes: Sequence[Node], tasks: Iterable[Task], scores: Scores) -> Packing:
+    def for_decision(cls, nodes: Sequence[Node], tasks: Iterable[Task], placement: Placement) -> Packing:
         """A packing in which all our tasks may be given anew: only what others hold is taken.
 
         ``node.used`` must count all of ``tasks``. Tasks that are meant to stay are the incumbents.
@@ -78,115 +101,180 @@ class Packing:
         for task in tasks:
             ours[task.node].append(task.demand)
         others = [
-            Node(node.name, node.capacity, node.used.minus(Resources.total(ours.get(node.name, ()))), node.state)
+            Node(node.name, node.capacity, node.used.minus(Resources.total(ours[node.name])), node.state)
+            if node.name in ours
+            else node
             for node in nodes
         ]
-        return cls(others, scores, incumbents=[task for task in tasks if task.state.wanted])
+        return cls(others, placement, incumbents=[task for task in tasks if task.state.wanted])
 
     def add(self, job: Job, delta: Allocation) -> Blocked | None:
         """Add tasks of a job, all or none; returns what stood in the way."""
-        done: list[tuple[int, NDArray[np.int64], tuple[JobKey, Role] | None]] = []
+        done: list[_Step] = []
         for role in (Role.WORKER, Role.PS):
+            demand = job.request.demand(role)
             for _ in range(delta.count(role)):
-                step = self._take_up(job, role) or self._place_new(job, role)
+                step = self._take_up(job.key, role) or self._place_new(demand, role)
                 if isinstance(step, Blocked):
-                    self._undo(done)
+                    for taken in reversed(done):
+                        self._undo(taken)
                     return step
                 done.append(step)
         return None
 
     def place(self, demand: Resources, role: Role) -> str | Blocked:
         """Add one new task; returns its node, or what stood in the way."""
-        vector, known = self._cached(demand)
-        place = self._choose(vector) if known else None
-        if place is None:
-            return self._why_not(demand, role)
-        self._used[place] += vector
-        return self._nodes[place].name
+        step = self._place_new(demand, role)
+        return step if isinstance(step, Blocked) else self._nodes[step[0]].name
 
     def room(self) -> dict[str, Resources]:
         """What is free on each node that takes tasks."""
-        free = self._capacity - self._used
-        return {node.name: self._resources(free[place]) for place, node in enumerate(self._nodes) if self._up[place]}
+        return {node.name: self._free(place) for place, node in enumerate(self._nodes) if node.state is NodeState.UP}
 
     def remove(self, node: str, demand: Resources) -> None:
         """Take a task placed by ``place`` out again."""
-        self._used[self._index[node]] -= self._cached(demand)[0]
+        self._undo((self._index[node], self._amounts(demand), None))
 
-    def _take_up(self, job: Job, role: Role) -> tuple[int, NDArray[np.int64], tuple[JobKey, Role]] | None:
-        waiting = self._incumbents.get((job.key, role))
+    def _take_up(self, job: JobKey, role: Role) -> _Step | None:
+        waiting = self._incumbents.get((job, role))
         if not waiting:
             return None
         place, demand = waiting[-1]
-        if (self._used[place] + demand > self._capacity[place]).any():
+        if not self._fits(place, demand):
             return None
         waiting.pop()
-        self._used[place] += demand
-        self._reserved[place] -= demand
-        return place, demand, (job.key, role)
+        self._reserve(place, demand, -1)
+        self._take(place, demand)
+        return place, demand, (job, role)
 
-    def _place_new(self, job: Job, role: Role) -> tuple[int, NDArray[np.int64], None] | Blocked:
-        demand = job.request.demand(role)
-        vector, known = self._cached(demand)
-        place = self._choose(vector) if known else None
-        if place is None:
+    def _place_new(self, demand: Resources, role: Role) -> _Step | Blocked:
+        vector = self._vector(demand)
+        place = None if vector is None else self._choose(vector)
+        if vector is None or place is None:
             return self._why_not(demand, role)
-        self._used[place] += vector
+        self._take(place, vector)
         return place, vector, None
 
-    def _choose(self, demand: NDArray[np.int64]) -> int | None:
-        room = self._capacity - self._used - demand
-        fits = (room >= 0).all(axis=1) & self._up
-        if not fits.any():
-            return None
-        clear = fits & (room >= self._reserved).all(axis=1)
-        candidates = clear if clear.any() else fits
-        scores = np.where(candidates, self._scores(self._used, self._capacity, demand), np.inf)
-        return int(scores.argmin())
+    def _choose(self, demand: tuple[int, ...]) -> int | None:
+        """First node in the order with room, out of the way of incumbents where there is such a one."""
+        passed: list[tuple[float, int, int]] = []
+        second: int | None = None
+        chosen: int | None = None
+        heap, stamps = self._heap, self._stamps
+        while heap:
+            entry = heapq.heappop(heap)
+            place = entry[1]
+            if entry[2] != stamps[place]:
+                continue  # the node has changed since; its newer entry is in the heap too
+            passed.append(entry)
+            if self._fits(place, demand):
+                if not self._waiting or self._is_clear(place, demand):
+                    chosen = place
+                    break
+                second = place if second is None else second
+            elif not any(self._fits(place, other) for other in self._seen):
+                passed.pop()
+                self._parked.append(entry)
+            if self._placement.head_only:
+                break
+            if len(passed) == _FEW and second is None and not self._has_room(demand):
+                break
+        for entry in passed:
+            heapq.heappush(heap, entry)
+        if self._placement.head_only and self._parked:
+            self._unpark()  # a full node at the head of the order still ends the filling
+        return second if chosen is None else chosen
 
-    def _undo(self, done: list[tuple[int, NDArray[np.int64], tuple[JobKey, Role] | None]]) -> None:
-        for place, demand, incumbent in reversed(done):
-            self._used[place] -= demand
-            if incumbent is not None:
-                self._reserved[place] += demand
-                self._incumbents[incumbent].append((place, demand))
+    def _unpark(self) -> None:
+        for entry in self._parked:
+            heapq.heappush(self._heap, entry)
+        self._parked.clear()
+
+    def _has_room(self, demand: tuple[int, ...]) -> bool:
+        """Whether any node takes the demand."""
+        free = np.maximum(self._capacities - self._taken, 0)
+        fits = (free >= np.array(demand, dtype=np.int64)).all(axis=1)
+        return bool((fits & self._up).any())
+
+    def _fits(self, place: int, demand: tuple[int, ...]) -> bool:
+        used, capacity = self._used[place], self._capacity[place]
+        return all(
+            wanted <= whole - taken for wanted, taken, whole in zip(demand, used, capacity, strict=True) if wanted
+        )
+
+    def _is_clear(self, place: int, demand: tuple[int, ...]) -> bool:
+        used, capacity, reserved = self._used[place], self._capacity[place], self._reserved[place]
+        return all(
+            wanted + kept <= whole - taken
+            for wanted, taken, whole, kept in zip(demand, used, capacity, reserved, strict=True)
+            if wanted
+        )
+
+    def _take(self, place: int, demand: tuple[int, ...]) -> None:
+        used = self._used[place]
+        for number, wanted in enumerate(demand):
+            used[number] += wanted
+        self._moved(place)
+
+    def _undo(self, step: _Step) -> None:
+        place, demand, incumbent = step
+        used = self._used[place]
+        for number, wanted in enumerate(demand):
+            used[number] -= wanted
+        self._moved(place)
+        if incumbent is not None:
+            self._incumbents[incumbent].append((place, demand))
+            self._reserve(place, demand, 1)
+
+    def _moved(self, place: int) -> None:
+        self._taken[place] = self._used[place]
+        if self._nodes[place].state is not NodeState.UP:
+            return
+        self._stamps[place] += 1
+        load = self._placement.load(self._used[place], self._capacity[place])
+        heapq.heappush(self._heap, (load, place, self._stamps[place]))
+
+    def _reserve(self, place: int, demand: tuple[int, ...], sign: int) -> None:
+        reserved = self._reserved[place]
+        for number, wanted in enumerate(demand):
+            reserved[number] += sign * wanted
+        self._waiting += sign
 
     def _why_not(self, demand: Resources, role: Role) -> Blocked:
         """Name the binding constraint, on the node that lacks the least (as a fraction of the demand)."""
-        up = [place for place, ok in enumerate(self._up) if ok]
-        if not up:
+        if not self._up.any():
             return Blocked(role, Constraint.CAPACITY, "", demand.shortfalls(NO_RESOURCES))
-        nearest = min(up, key=lambda place: (_lack(demand, self._nodes[place].capacity), place))
-        missing = demand.shortfalls(self._nodes[nearest].capacity)
+        nearest = self._nodes[self._nearest(demand, self._capacities)]
+        missing = demand.shortfalls(nearest.capacity)
         if missing:
-            return Blocked(role, Constraint.INFEASIBLE, self._nodes[nearest].name, missing)
-        free = {place: self._resources(self._capacity[place] - self._used[place]) for place in up}
-        nearest = min(up, key=lambda place: (_lack(demand, free[place]), place))
-        in_total = demand.shortfalls(Resources.total(free.values()))
+            return Blocked(role, Constraint.INFEASIBLE, nearest.name, missing)
+        free = np.maximum(self._capacities - self._taken, 0)
+        place = self._nearest(demand, free)
+        total = free[self._up].sum(axis=0)
+        in_total = any(wanted > had for wanted, had in zip(self._amounts(demand), total, strict=True))
         constraint = Constraint.CAPACITY if in_total else Constraint.FRAGMENTED
-        return Blocked(role, constraint, self._nodes[nearest].name, demand.shortfalls(free[nearest]))
+        return Blocked(role, constraint, self._nodes[place].name, demand.shortfalls(self._free(place)))
 
-    def _cached(self, demand: Resources) -> tuple[NDArray[np.int64], bool]:
+    def _nearest(self, demand: Resources, room: NDArray[np.int64]) -> int:
+        """Node that takes tasks and lacks the least of a demand, as a fraction of it; the first of equals."""
+        wanted = np.array(self._amounts(demand), dtype=np.float64)
+        asked = wanted > 0
+        lack = (np.maximum(wanted - room, 0)[:, asked] / wanted[asked]).sum(axis=1)
+        return int(np.where(self._up, lack, np.inf).argmin())
+
+    def _vector(self, demand: Resources) -> tuple[int, ...] | None:
+        """Amounts in the order of ``_names``, or None where no node has any of something that is asked for."""
         if demand not in self._vectors:
-            self._vectors[demand] = self._vector(demand)
+            self._unpark()
+            known = {name for name, _ in demand.thousandths} <= set(self._names)
+            self._vectors[demand] = self._amounts(demand) if known else None
+            self._seen += [self._amounts(demand)] if known else []
         return self._vectors[demand]
 
-    def _vector(self, amounts: Resources) -> tuple[NDArray[np.int64], bool]:
-        """Amounts in the order of ``_names``, and whether all that is asked for exists on some node."""
-        given = dict(amounts.thousandths)
-        return np.array([given.get(name, 0) for name in self._names], dtype=np.int64), given.keys() <= set(self._names)
+    def _amounts(self, resources: Resources) -> tuple[int, ...]:
+        given = dict(resources.thousandths)
+        return tuple(given.get(name, 0) for name in self._names)
 
-    def _matrix(self, rows: Sequence[Resources]) -> NDArray[np.int64]:
-        matrix = np.zeros((len(rows), len(self._names)), dtype=np.int64)
-        for row, amounts in enumerate(rows):
-            matrix[row] = self._vector(amounts)[0]
-        return matrix
-
-    def _resources(self, row: NDArray[np.int64]) -> Resources:
-        return Resources(
-            tuple((name, int(amount)) for name, amount in zip(self._names, row, strict=True) if amount > 0)
-        )
-
-
-def _lack(demand: Resources, room: Resources) -> float:
-    return sum((short.wanted - short.had) / short.wanted for short in demand.shortfalls(room))
+    def _free(self, place: int) -> Resources:
+        free = zip(self._names, self._capacity[place], self._used[place], strict=True)
+        return Resources(tuple((name, whole - taken) for name, whole, taken in free if whole > taken))

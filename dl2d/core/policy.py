@@ -1,11 +1,10 @@
-"""The contracts of policies and placements: what a plug-in has to offer."""
+"""The contract of policies."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
@@ -33,32 +32,5 @@ class Policy(Protocol):
 
         ``packing`` starts with what others hold on the nodes and nothing of ours; a policy that adds tasks through it
         gives only what has room. It may be used up.
-        """
-        ...
-
-
-class Placement(Protocol):
-    """Chooses among the nodes on which a task fits."""
-
-    @property
-    def name(self) -> str:
-        """Name in the configuration."""
-        ...
-
-    def scores(
-        self, used: NDArray[np.int64], capacity: NDArray[np.int64], demand: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        """Score of each node, lowest best; equal scores are broken by node order.
-
-        Parameters
-        ----------
-        used, capacity
-            Thousandths of each resource by node, shape (nodes, resources).
-        demand
-            Thousandths of each resource that the task wants, shape (resources,).
-
-        Returns
-        -------
-        Shape (nodes,). Scores of nodes without room are not looked at.
         """
         ...

@@ -13,7 +13,8 @@ from dl2d.core.codec import digest
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.errors import PolicyError
 from dl2d.core.packing import Packing
-from dl2d.core.policy import Placement, Policy
+from dl2d.core.placement import Placement
+from dl2d.core.policy import Policy
 from dl2d.daemon import guard
 from dl2d.daemon.deadline import at_once
 
@@ -70,7 +71,7 @@ def inputs_hash(snapshot: Snapshot, policy: Policy, placement: Placement, seed: 
 
 
 def _ask(policy: Policy, snapshot: Snapshot, placement: Placement, seed: int) -> Decision:
-    packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, placement.scores)
+    packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, placement)
     decision = policy.decide(snapshot, packing, np.random.default_rng([seed, snapshot.slot]))
     guard.check(decision, snapshot)
     # What a job has is a fact and not the policy's to say: later stages rely on it.

@@ -8,14 +8,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
-from dl2d.core.packing import Blocked, Packing, Scores
+from dl2d.core.packing import Blocked, Packing
+from dl2d.core.placement import Placement
 from dl2d.core.plan import Deferred, Move, Plan, Start, Stop
 from dl2d.daemon.room import Kind, Want, clear, room_with_leavers
 
 _ROLES = (Role.WORKER, Role.PS)
 
 
-def place(snapshot: Snapshot, decision: Decision, scores: Scores, *, silent: Collection[JobKey] = ()) -> Plan:
+def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silent: Collection[JobKey] = ()) -> Plan:
     """Plan the difference between what each job has and what was decided.
 
     Tasks that stay keep their node. Of those that leave, the ones go first whose room somebody waits for, then those
@@ -29,7 +30,7 @@ def place(snapshot: Snapshot, decision: Decision, scores: Scores, *, silent: Col
     for task in snapshot.tasks:
         if task.state.wanted:
             by_kind[task.job, task.role].append(task)
-    packing = Packing(snapshot.nodes, scores)
+    packing = Packing(snapshot.nodes, placement)
     starts: list[Start] = []
     deferred: list[Deferred] = []
     surplus: dict[Kind, int] = {}

@@ -9,7 +9,8 @@ from typing import Any, cast
 import structlog
 
 from dl2d.core.errors import Dl2dError, PluginError
-from dl2d.core.policy import Placement, Policy
+from dl2d.core.placement import Placement
+from dl2d.core.policy import Policy
 from dl2d.core.resource_manager import ResourceManager
 
 log = structlog.get_logger()

@@ -111,7 +111,7 @@ def tick(context: Context, carry: Carry) -> tuple[Carry, Report]:
     else:
         proposed = decision = standing
         decided = False
-    plan = place(snapshot, decision, context.deciders.placement.scores, silent=silent)
+    plan = place(snapshot, decision, context.deciders.placement, silent=silent)
     outcome = apply(plan, {job.key: job for job in jobs}, context.store, context.manager, context.launcher, seen.at)
     seconds = context.timer() - begin
     report = Report(snapshot, decision, plan, outcome, decided, seconds)

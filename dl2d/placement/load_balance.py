@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 
 class LoadBalance:
@@ -16,10 +14,8 @@ class LoadBalance:
     """
 
     name: ClassVar[str] = "load_balance"
+    head_only: ClassVar[bool] = False
 
-    def scores(
-        self, used: NDArray[np.int64], capacity: NDArray[np.int64], demand: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        """Sum of used fractions by node; see ``dl2d.core.policy.Placement``."""
-        del demand
-        return np.asarray((used / np.maximum(capacity, 1)).sum(axis=1), dtype=np.float64)
+    def load(self, used: Sequence[int], capacity: Sequence[int]) -> float:
+        """Sum of used fractions; see ``dl2d.core.placement.Placement``."""
+        return sum(taken / whole for taken, whole in zip(used, capacity, strict=True) if whole)

@@ -25,7 +25,7 @@ def plan_for(snapshot: Snapshot, wanted: dict[int, tuple[int, int]]) -> Plan:
         for job in snapshot.jobs
         if int(job.key.id) in wanted
     ]
-    return place(snapshot, Decision("test", "1", tuple(jobs)), LoadBalance().scores)
+    return place(snapshot, Decision("test", "1", tuple(jobs)), LoadBalance())
 
 
 def roles(plan: Plan) -> Counter[tuple[str, Role]]:
@@ -101,9 +101,9 @@ def test_a_task_moves_to_let_a_larger_one_in_unless_its_coordinator_is_silent() 
         "test", "1",
         (JobDecision(small.key, Allocation(2, 0), WHY), JobDecision(large.key, Allocation(1, 1), WHY)),
     )  # fmt: skip
-    moved = place(snapshot, decision, LoadBalance().scores)
+    moved = place(snapshot, decision, LoadBalance())
     assert [move.job for move in moved.moves] == [small.key]
-    assert place(snapshot, decision, LoadBalance().scores, silent={small.key, large.key}).moves == ()
+    assert place(snapshot, decision, LoadBalance(), silent={small.key, large.key}).moves == ()
 
 
 _nodes = st.lists(

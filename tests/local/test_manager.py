@@ -212,7 +212,8 @@ def test_a_task_leads_its_own_session_and_has_only_standard_files_open(local: Lo
     assert node == "node-1"
     blocked, ignored = (int(line.split()[1], 16) for line in sorted(masks))
     assert blocked == 0
-    assert ignored & ~(1 << 12 | 1 << 24) == 0  # Python itself ignores SIGPIPE and SIGXFSZ
+    # Python itself ignores SIGPIPE and SIGXFSZ; the C library keeps signals 32 and 33 for itself.
+    assert ignored & ~(1 << 12 | 1 << 24 | 1 << 31 | 1 << 32) == 0
 
 
 def test_output_goes_to_a_private_file_and_is_added_to(local: LocalHarness) -> None:
@@ -247,7 +248,7 @@ def change(task: TaskSpec, **launch: object) -> TaskSpec:
         ({"argv": ()}, "the command is empty"),
         ({"argv": ("",)}, "the command is empty"),
         ({"argv": ("no-such-program",)}, r"program 'no-such-program' is not in the task's PATH \(/usr/bin:/bin\)"),
-        ({"argv": ("./missing",)}, r"program .*/work/missing does not exist"),
+        ({"argv": ("./missing",)}, r"program .*missing does not exist"),
         ({"argv": ("/",)}, "program / does not exist"),
         ({"argv": ("/etc/passwd",)}, "program /etc/passwd is not executable"),
         ({"argv": ("sh", "-c", "a\0b")}, "zero byte"),

@@ -1,19 +1,23 @@
 from __future__ import annotations
 
-import numpy as np
+import pytest
 
 from dl2d.placement.load_balance import LoadBalance
 
 
-def test_load_balance_takes_the_least_used_node_and_the_first_of_equals() -> None:
-    capacity = np.array([[8000, 2000], [8000, 2000], [16000, 2000]])
-    used = np.array([[4000, 0], [2000, 0], [4000, 0]])
-    assert LoadBalance().scores(used, capacity, np.array([1000, 0])).argmin() == 1
-    assert LoadBalance().scores(np.zeros((3, 2), dtype=np.int64), capacity, np.array([1, 0])).argmin() == 0
-
-
-def test_amounts_count_as_fractions_of_the_node() -> None:
-    """In a plain sum of MiB and cores, memory alone would decide."""
-    capacity = np.array([[8000, 64_000_000], [8000, 64_000_000]])
-    used = np.array([[8000, 1_000_000], [0, 2_000_000]])
-    assert LoadBalance().scores(used, capacity, np.array([1000, 0])).argmin() == 1
+@pytest.mark.parametrize(
+    ("used", "capacities", "first"),
+    [
+        pytest.param(
+            [(4000, 0), (2000, 0), (4000, 0)], [(8000, 2000), (8000, 2000), (16000, 2000)], 1, id="least used"
+        ),
+        pytest.param([(0, 0)] * 3, [(8000, 2000)] * 3, 0, id="the first of equals"),
+        pytest.param([(2000, 0), (2000, 0)], [(8000, 2000), (16000, 2000)], 1, id="as a fraction of the node"),
+        pytest.param([(8000, 10**6), (0, 2 * 10**6)], [(8000, 64 * 10**6)] * 2, 1, id="MiB do not drown cores"),
+        pytest.param([(0, 1000), (1000, 0)], [(8000, 2000), (8000, 2000)], 1, id="every type counts alike"),
+        pytest.param([(4000, 0), (3000, 0)], [(8000, 0), (8000, 2000)], 1, id="what a node has none of does not count"),
+    ],
+)
+def test_the_least_used_node_comes_first(used, capacities, first) -> None:
+    loads = [LoadBalance().load(taken, whole) for taken, whole in zip(used, capacities, strict=True)]
+    assert loads.index(min(loads)) == first

@@ -32,7 +32,7 @@ def a_job(number: int, **changes: Any) -> Job:
 
 def a_snapshot(jobs: list[Job], nodes: list[Node], held: dict[int, Allocation] | None = None) -> Snapshot:
     """Jobs of ``held`` run with that many tasks, put where there is room, and have their minimum as floor."""
-    packing, tasks, floors = Packing(nodes, LoadBalance().scores), [], []
+    packing, tasks, floors = Packing(nodes, LoadBalance()), [], []
     for number, has in (held or {}).items():
         job = jobs[number]
         for role in (Role.WORKER, Role.PS):
@@ -53,7 +53,7 @@ def a_snapshot(jobs: list[Job], nodes: list[Node], held: dict[int, Allocation] |
 
 
 def ask(policy: Policy, snapshot: Snapshot) -> Decision:
-    packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, LoadBalance().scores)
+    packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, LoadBalance())
     return policy.decide(snapshot, packing, np.random.default_rng(7))
 
 
