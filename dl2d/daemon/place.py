@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
 
 from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.decision import Decision
-from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
+from dl2d.core.jobs import NOTHING, Allocation, JobKey, Role
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.placement import Placement
 from dl2d.core.plan import Deferred, Move, Plan, Start, Stop
@@ -30,19 +31,17 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
     for task in snapshot.tasks:
         if task.state.wanted:
             by_kind[task.job, task.role].append(task)
+    held = {
+        job.key: Allocation(len(by_kind[job.key, Role.WORKER]), len(by_kind[job.key, Role.PS])) for job in snapshot.jobs
+    }
+    surplus = {
+        (job.key, role): max(held[job.key].count(role) - allocations[job.key].count(role), 0)
+        for job in snapshot.jobs
+        if job.key in allocations
+        for role in _ROLES
+    }
     packing = Packing(snapshot.nodes, placement)
-    starts: list[Start] = []
-    deferred: list[Deferred] = []
-    surplus: dict[Kind, int] = {}
-    for job in snapshot.jobs:
-        target = allocations.get(job.key)
-        if target is None:
-            continue
-        has = Allocation(len(by_kind[job.key, Role.WORKER]), len(by_kind[job.key, Role.PS]))
-        surplus |= {(job.key, role): max(has.count(role) - target.count(role), 0) for role in _ROLES}
-        started, missing = _start(job, has, target, packing)
-        starts += started
-        deferred += missing
+    starts, deferred = _start(_wanted(snapshot, decision, held), snapshot, held, packing)
     demands = {job.key: job.request for job in snapshot.jobs}
     wants = [
         Want((item.job, item.role), demands[item.job].demand(item.role)) for item in deferred for _ in range(item.count)
@@ -85,32 +84,84 @@ def _first_to_leave(task: Task) -> tuple[bool, int]:
     return begun, -task.number
 
 
-def _start(job: Job, has: Allocation, target: Allocation, packing: Packing) -> tuple[list[Start], list[Deferred]]:
-    missing = Allocation(max(target.workers - has.workers, 0), max(target.ps - has.ps, 0))
-    if missing == NOTHING:
-        return [], []
-    request = job.request
-    at_once = Allocation(request.min_workers, request.min_ps) if has == NOTHING else NOTHING
+def _wanted(
+    snapshot: Snapshot, decision: Decision, held: Mapping[JobKey, Allocation]
+) -> Iterator[tuple[JobKey, tuple[Role, ...]]]:
+    """What each job lacks, bundle by bundle: in the order in which it was decided, then what the guard added."""
+    allocations = decision.allocations()
+    there = {(key, role): has.count(role) for key, has in held.items() for role in _ROLES}
+    lacks = {
+        (job.key, role): max(allocations[job.key].count(role) - there[job.key, role], 0)
+        for job in snapshot.jobs
+        if job.key in allocations
+        for role in _ROLES
+    }
+    rest = (
+        (job.key, bundle)
+        for job in snapshot.jobs
+        if job.key in allocations
+        for bundle in (
+            Allocation(job.request.min_workers, job.request.min_ps),
+            *repeat(Allocation(1, 1), max(allocations[job.key])),
+        )
+    )
+    for key, bundle in chain(decision.actions, rest):
+        new: list[Role] = []
+        # Workers and servers in turn, so that what fits makes whole bundles.
+        for number in range(max(bundle)):
+            for role in _ROLES:
+                if number >= bundle.count(role):
+                    continue
+                if there[key, role] > 0:
+                    there[key, role] -= 1
+                elif lacks[key, role] > 0:
+                    lacks[key, role] -= 1
+                    new.append(role)
+        if new:
+            yield key, tuple(new)
+
+
+def _start(
+    wanted: Iterable[tuple[JobKey, tuple[Role, ...]]],
+    snapshot: Snapshot,
+    held: Mapping[JobKey, Allocation],
+    packing: Packing,
+) -> tuple[list[Start], list[Deferred]]:
+    requests = {job.key: job.request for job in snapshot.jobs}
     starts: list[Start] = []
-    blocked: dict[Role, Blocked] = {}
-    # Workers and servers in turn, so that what fits makes whole bundles.
-    wanted = [role for number in range(max(missing)) for role in _ROLES if number < missing.count(role)]
-    for role in wanted:
-        if role in blocked:
-            continue
-        demand = request.demand(role)
-        node = packing.place(demand, role)
-        if isinstance(node, Blocked):
-            blocked[role] = node
-        else:
-            starts.append(Start(job.key, role, node, demand))
-    placed = Allocation(*(sum(start.role is role for start in starts) for role in _ROLES))
-    if placed.workers < at_once.workers or placed.ps < at_once.ps:
-        for start in starts:
-            packing.remove(start.node, start.demand)
-        starts, placed = [], NOTHING
-    short = [
-        Deferred(job.key, role, missing.count(role) - placed.count(role), why.nearest, why.shortfalls)
-        for role, why in blocked.items()
+    waiting: dict[Kind, tuple[int, Blocked]] = {}
+    waits_whole: dict[JobKey, Blocked] = {}
+    begun = {key for key, has in held.items() if has != NOTHING}
+    for key, roles in wanted:
+        request = requests[key]
+        placed: list[Start] = []
+        blocked: Blocked | None = waits_whole.get(key)
+        missing: list[tuple[Role, Blocked]] = []
+        for role in roles:
+            before = blocked or (waiting[key, role][1] if (key, role) in waiting else None)
+            node = before or packing.place(request.demand(role), role)
+            if isinstance(node, Blocked):
+                missing.append((role, node))
+            else:
+                placed.append(Start(key, role, node, request.demand(role)))
+        counts = Counter(start.role for start in placed)
+        too_few = counts[Role.WORKER] < request.min_workers or counts[Role.PS] < request.min_ps
+        if key not in begun and (missing or too_few):
+            # Its first bundle is its minimum: as a whole or not at all.
+            for start in placed:
+                packing.remove(start.node, start.demand)
+            placed = []
+            if missing:
+                # What it waits for is room for the role that has none.
+                why = waits_whole.setdefault(key, missing[0][1])
+                missing = [(role, why) for role in roles if role is why.role]
+        elif placed:
+            begun.add(key)
+        starts += placed
+        for role, why in missing:
+            count, first = waiting.get((key, role), (0, why))
+            waiting[key, role] = (count + 1, first)
+    deferred = [
+        Deferred(key, role, count, why.nearest, why.shortfalls) for (key, role), (count, why) in waiting.items()
     ]
-    return starts, short
+    return starts, deferred
