@@ -12,6 +12,7 @@ from dl2d.core.resources import Resources, parse_resources
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+ /:-]{0,127}")
 _LONGEST_SHOWN = 80
+_MOST_RESOURCES = 1000
 
 
 class Fields:
@@ -29,7 +30,11 @@ class Fields:
             raise WorkloadError(
                 prefix.rstrip("."), f"expected an object {{...}}, got {shown(given)}", where=where, job=job
             )
-        self._given = {str(key): value for key, value in given.items()}
+        self._given: dict[str, object] = {}
+        for key, value in given.items():
+            if not isinstance(key, str):
+                raise WorkloadError(prefix.rstrip("."), f"the key {shown(key)} is no text", where=where, job=job)
+            self._given[key] = value
 
     def bad(self, key: str, problem: str) -> WorkloadError:
         """The error for one key of this object."""
@@ -122,12 +127,17 @@ class Fields:
     def resources(self, key: str) -> Resources:
         """What a task asks for or a node has: ``{"cpu": 2, "gpu": 1}`` or ``"cpu:2,gpu:1,memory:4G"``; not nothing."""
         value = self.value(key)
-        if not isinstance(value, str | Mapping) or len(value) > 1000:
+        if not isinstance(value, str | Mapping) or len(value) > _MOST_RESOURCES:
             raise self.bad(key, f'expected resources such as {{"cpu": 2, "gpu": 1}}, got {shown(value)}')
+        for name, amount in value.items() if isinstance(value, Mapping) else ():
+            if not isinstance(name, str):
+                raise self.bad(key, f"the key {shown(name)} is no text")
+            if not isinstance(amount, int | float | str) or isinstance(amount, bool):
+                raise self.bad(f"{key}.{printable(name)}", f"expected a number, got {shown(amount)}")
         try:
             resources = parse_resources(value, key)
         except RequestError as error:
-            raise self.bad(error.key, error.problem) from None
+            raise self.bad(printable(error.key), error.problem) from None
         if not resources.thousandths:
             raise self.bad(key, "is nothing; give at least one resource an amount above 0")
         return resources
@@ -136,10 +146,8 @@ class Fields:
         """Refuse keys that nobody asked for."""
         for key in self._given:
             if key not in self._known:
-                raise self.bad(
-                    shown(key).strip("'"),
-                    f"unknown key{did_you_mean(key, self._known)}; known: {', '.join(sorted(self._known))}",
-                )
+                known = ", ".join(sorted(self._known))
+                raise self.bad(printable(key), f"unknown key{did_you_mean(key, self._known)}; known are {known}")
 
     def nearest(self, known: Collection[str]) -> str:
         """A hint where a given key looks like one of the known ones."""
@@ -160,6 +168,11 @@ def shown(value: object) -> str:
     except (ValueError, RecursionError):  # a whole number of thousands of digits
         return f"a huge {type(value).__name__}"
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def printable(key: str) -> str:
+    """A key as errors name it: as it is, or quoted and cut where that could spoil a line of a log."""
+    return key if key.isprintable() and len(key) <= _LONGEST_SHOWN else shown(key)
 
 
 def listed(value: object) -> str:

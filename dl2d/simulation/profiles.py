@@ -197,8 +197,9 @@ def parse_profile(given: object, *, where: str) -> Profile:
     speeds: dict[str, SpeedModel] = {}
     for kind in SPEED_KINDS:
         if of_speeds.has(kind) or kind in _ALWAYS:
+            speed = of_speeds.value(kind)
             try:
-                speeds[kind] = parse_speed(of_speeds.value(kind))
+                speeds[kind] = parse_speed(speed)
             except WorkloadError as error:
                 raise of_speeds.bad(f"{kind}.{error.key}".rstrip("."), error.problem) from None
             expected = Architecture.PS if kind in ("ps-sync", "physical") else Architecture.ALLREDUCE

@@ -14,7 +14,7 @@ from dl2d.core.cluster import Node
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture, Consistency, JobRequest
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.simulation.fields import NAME, Fields, did_you_mean, listed, shown
+from dl2d.simulation.fields import NAME, Fields, did_you_mean, listed, printable, shown
 from dl2d.simulation.profiles import SPEED_KINDS, load_profile
 from dl2d.simulation.speeds import MOST_INTERPOLATED, MOST_TASKS, PsAsync, SpeedModel, Table, parse_speed
 
@@ -209,7 +209,7 @@ def _load(path: str | os.PathLike[str], where: str) -> object:
         found = dict(pairs)
         if len(found) < len(pairs):
             twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
-            raise WorkloadError(twice[:_LONGEST_ID], f"is given twice in one object{_id_of(found)}", where=where)
+            raise WorkloadError(printable(twice), f"is given twice in one object{_id_of(found)}", where=where)
         return found
 
     try:
