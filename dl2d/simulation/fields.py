@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Final
 
 from dl2d.core.errors import RequestError, WorkloadError
@@ -57,7 +58,8 @@ class Fields:
         """A required list."""
         value = self.value(key)
         if not isinstance(value, list | tuple) or not least <= len(value) <= most:
-            raise self.bad(key, f"expected a list of {least} to {most} entries, got {listed(value)}")
+            entries = f"{most}" if least == most else f"{least} to {most}"
+            raise self.bad(key, f"expected a list of {entries} entries, got {listed(value)}")
         return list(value)
 
     def number(
@@ -107,8 +109,10 @@ class Fields:
             raise self.bad(key, f"expected a name of up to 128 plain characters, got {shown(value)}")
         return value
 
-    def prose(self, key: str, *, most: int) -> str:
-        """A required text of one character or more."""
+    def prose(self, key: str, *, most: int, default: str | None = None) -> str:
+        """A text of one character or more; required where there is no default."""
+        if default is not None and not self.has(key):
+            return default
         value = self.value(key)
         if not isinstance(value, str) or not 1 <= len(value) <= most:
             raise self.bad(key, f"expected a text of up to {most} characters, got {shown(value)}")
@@ -129,13 +133,14 @@ class Fields:
         value = self.value(key)
         if not isinstance(value, str | Mapping) or len(value) > _MOST_RESOURCES:
             raise self.bad(key, f'expected resources such as {{"cpu": 2, "gpu": 1}}, got {shown(value)}')
-        for name, amount in value.items() if isinstance(value, Mapping) else ():
-            if not isinstance(name, str):
-                raise self.bad(key, f"the key {shown(name)} is no text")
-            if not isinstance(amount, int | float | str) or isinstance(amount, bool):
-                raise self.bad(f"{key}.{printable(name)}", f"expected a number, got {shown(amount)}")
+        if isinstance(value, Mapping):
+            for name, amount in value.items():
+                if not isinstance(name, str):
+                    raise self.bad(key, f"the key {shown(name)} is no text")
+                if not isinstance(amount, int | float | str) or isinstance(amount, bool):
+                    raise self.bad(f"{key}.{printable(name)}", f"expected a number, got {shown(amount)}")
         try:
-            resources = parse_resources(value, key)
+            resources = _resources(value if isinstance(value, str) else tuple(value.items()), key)
         except RequestError as error:
             raise self.bad(printable(error.key), error.problem) from None
         if not resources.thousandths:
@@ -155,6 +160,12 @@ class Fields:
 
     def _names(self) -> set[str]:
         return {key for key in self._given if len(key) <= _LONGEST_SHOWN}
+
+
+@lru_cache(maxsize=1024)
+def _resources(value: str | tuple[tuple[str, float | str], ...], key: str) -> Resources:
+    """Most tasks of a workload ask for the same, so answers are kept."""
+    return parse_resources(value if isinstance(value, str) else dict(value), key)
 
 
 def shown(value: object) -> str:

@@ -24,8 +24,8 @@ N = TypeVar("N", float, Grid)
 MOST_TASKS: Final = 1000
 #: Most measured points of a table.
 MOST_POINTS: Final = 16_384
-#: Most points that can be interpolated between: the linear system takes 8 bytes x points squared, twice (256 MiB).
-MOST_INTERPOLATED: Final = 4096
+#: Most points that can be interpolated between: solving for weights takes four times 8 bytes x points squared, 200 MB.
+MOST_INTERPOLATED: Final = 2500
 #: A measurement below this share of the table's median is taken for a failed run (``drop_failed``).
 FAILED_SHARE: Final = 0.05
 _FASTEST = 1e12
@@ -253,7 +253,7 @@ class Table:
     ``f(x) = sum_i weight_i * |x - x_i|`` over the measured points x_i = (ps, workers), Euclidean distance in raw
     counts, weights such that f equals every measurement (no smoothing, no polynomial); what comes out below 0 is 0.
     One point alone holds everywhere. Beyond the measured area this extrapolates. The same surface as in DL2's simulator
-    (arXiv 1909.06040, section 6). Measured points are given back as they are.
+    (arXiv 1909.06040). Measured points are given back as they are.
     """
 
     #: (ps, workers, samples/s), ascending, no two for the same counts; ps is 0 for ``allreduce``.

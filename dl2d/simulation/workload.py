@@ -26,6 +26,8 @@ MOST_NODES: Final = 100_000
 #: Latest slot in which a job may come: with slots of a second, almost four months.
 MOST_SLOTS: Final = 10_000_000
 _LONGEST_ID = 64
+# Below this a length is a slip, and quotients of it could overflow.
+_SMALLEST = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class Workload:
     #: By model; not to be changed.
     speeds: Mapping[str, SpeedModel]
     jobs: tuple[SimulatedJob, ...]
+    #: For people: what it is and where it came from.
+    description: str = ""
 
     @property
     def capacity(self) -> Resources:
@@ -166,6 +170,7 @@ def write_workload(workload: Workload, path: str | os.PathLike[str]) -> None:
 def describe_workload(workload: Workload) -> dict[str, object]:
     """The workload as the object that a workload file holds."""
     return {
+        **({"description": workload.description} if workload.description else {}),
         "slot_seconds": workload.slot_seconds,
         "cluster": [
             {"name": group.name, "count": group.count, "resources": group.resources.as_dict()}
@@ -224,7 +229,7 @@ def _id_of(found: Mapping[str, object]) -> str:
 
 def _parse(given: object, where: str) -> Workload:
     fields = Fields(given, where=where)
-    slot_seconds = fields.number("slot_seconds", above=0.0, most=1e8)
+    slot_seconds = fields.number("slot_seconds", above=_SMALLEST, most=1e8)
     groups = tuple(
         _group(Fields(entry, where=where, prefix=f"cluster[{index}]."))
         for index, entry in enumerate(fields.items("cluster", most=MOST_GROUPS))
@@ -236,8 +241,7 @@ def _parse(given: object, where: str) -> Workload:
     entries = fields.items("jobs", most=MOST_JOBS)
     if not isinstance(described, Mapping) or not 1 <= len(described) <= MOST_MODELS:
         raise fields.bad("speeds", f"expected an object of 1 to {MOST_MODELS} models, got {listed(described)}")
-    if fields.has("description"):
-        fields.prose("description", most=100_000)
+    description = fields.prose("description", most=100_000, default="")
     fields.refuse_rest()
     speeds = _speeds(described, _first_users(entries), where)
     jobs: dict[str, SimulatedJob] = {}
@@ -249,7 +253,9 @@ def _parse(given: object, where: str) -> Workload:
         fitness.check(job)
         jobs[job.id] = job
     ordered = sorted(jobs.values(), key=lambda job: (job.submit_slot, _natural(job.id)))
-    return Workload(slot_seconds=slot_seconds, cluster=groups, speeds=speeds, jobs=tuple(ordered))
+    return Workload(
+        slot_seconds=slot_seconds, cluster=groups, speeds=speeds, jobs=tuple(ordered), description=description
+    )
 
 
 def _natural(text: str) -> tuple[int, int, str]:
@@ -319,14 +325,14 @@ def _job(entry: object, index: int, speeds: Mapping[str, SpeedModel], where: str
     if architecture is not needs:
         raise fields.bad("architecture", f"{architecture}, but speeds.{model} is of {needs}")
     has_ps = architecture is Architecture.PS
-    epochs = fields.number("epochs", above=0.0, most=1e9)
+    epochs = fields.number("epochs", above=_SMALLEST, most=1e9)
     job = SimulatedJob(
         id=identity,
         model=model,
         submit_slot=fields.whole("submit_slot", least=0, most=MOST_SLOTS),
         epochs=epochs,
-        declared_epochs=fields.number("declared_epochs", above=0.0, most=1e9, default=epochs),
-        samples_per_epoch=fields.number("samples_per_epoch", above=0.0, most=1e15),
+        declared_epochs=fields.number("declared_epochs", above=_SMALLEST, most=1e9, default=epochs),
+        samples_per_epoch=fields.number("samples_per_epoch", above=_SMALLEST, most=1e15),
         worker=fields.resources("worker"),
         ps=fields.resources("ps") if has_ps else NO_RESOURCES,
         min_workers=fields.whole("min_workers", least=0, most=MOST_TASKS, default=0),
@@ -364,10 +370,17 @@ class _Fitness:
         self._speeds = speeds
         self._where = where
         self._room: dict[Resources, int] = {}
-        self._moving: set[tuple[str, int, int]] = set()
+        self._passed: set[tuple[object, ...]] = set()
 
     def check(self, job: SimulatedJob) -> None:
         """Refuse a job with tasks larger than any node, a least size larger than the cluster, or no speed at all."""
+        kind = (job.model, job.worker, job.ps, job.min_workers, job.max_workers, job.min_ps, job.max_ps)
+        if kind not in self._passed:
+            self._check_room(job)
+            self._check_speed(job)
+            self._passed.add(kind)
+
+    def _check_room(self, job: SimulatedJob) -> None:
         workers, ps = max(1, job.min_workers), max(1, job.min_ps) if job.max_ps else 0
         for key, demand, count in (("worker", job.worker, workers), ("ps", job.ps, ps)):
             if count and self._fitting(demand, MOST_TASKS) < count:
@@ -381,10 +394,6 @@ class _Fitness:
             short = "; ".join(map(str, least.shortfalls(self._capacity)))
             problem = f"its least size, {workers} workers and {ps} PS, is more than the cluster: {short}"
             raise WorkloadError("worker", problem, where=self._where, job=job.id)
-        kind = (job.model, job.max_workers, job.max_ps)
-        if kind not in self._moving:
-            self._check_speed(job)
-            self._moving.add(kind)
 
     def _fitting(self, demand: Resources, most: int) -> int:
         """How many tasks of this demand alone fit on the empty cluster, counted up to ``most``."""

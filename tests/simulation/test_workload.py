@@ -153,7 +153,8 @@ def test_what_is_described_reads_back_equal(entries) -> None:
 
 
 def test_files_are_written_whole_and_read_back(tmp_path) -> None:
-    read = read_workload(workload(job(), job(id="2", model="ring")))
+    read = read_workload(workload(job(), job(id="2", model="ring"), description="made by a test"))
+    assert read.description == "made by a test"
     path = tmp_path / "w.json"
     path.write_text("older")
     write_workload(read, path)
@@ -199,12 +200,13 @@ def test_a_missing_key_of_the_file_is_named(key: str) -> None:
         ({"submit_slot": 1.5}, "submit_slot", "whole"),
         ({"submit_slot": "0"}, "submit_slot", "whole"),
         ({"submit_slot": 10**400}, "submit_slot", "whole"),
-        ({"epochs": 0}, "epochs", "more than 0"),
+        ({"epochs": 0}, "epochs", "more than 1e-09"),
         ({"epochs": math.nan}, "epochs", "nan"),
         ({"epochs": math.inf}, "epochs", "inf"),
         ({"epochs": None}, "epochs", "None"),
-        ({"declared_epochs": -1}, "declared_epochs", "more than 0"),
-        ({"samples_per_epoch": 0}, "samples_per_epoch", "more than 0"),
+        ({"declared_epochs": -1}, "declared_epochs", "more than 1e-09"),
+        ({"samples_per_epoch": 5e-324}, "samples_per_epoch", "more than 1e-09"),
+        ({"samples_per_epoch": 0}, "samples_per_epoch", "more than 1e-09"),
         ({"min_workers": 17}, "min_workers", "more than max_workers"),
         ({"min_ps": 17}, "min_ps", "more than max_ps"),
         ({"max_workers": 0}, "max_workers", "from 1"),
@@ -347,6 +349,11 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(module, "MOST_BYTES", 100)
     with pytest.raises(WorkloadError, match="larger than"):
         read_workload(path)
+
+
+def test_more_jobs_than_there_is_room_for(monkeypatch) -> None:
+    monkeypatch.setattr(module, "MOST_JOBS", 2)
+    assert refused(workload(job(id=1), job(id=2), job(id=3))).key == "jobs"
 
 
 # Whatever the file holds, nothing but a WorkloadError comes out.
