@@ -13,10 +13,10 @@ import typer
 
 from dl2d import __version__
 from dl2d.cli import check as checking
-from dl2d.cli import configuration, db, history, policy, serve, status, submit, unit, why
+from dl2d.cli import configuration, db, history, policy, serve, simulate, status, submit, unit, why
 from dl2d.cli.demo.command import demo
 from dl2d.cli.logging import log_warnings_only
-from dl2d.core.errors import ConfigError, Dl2dError, PluginError, RequestError
+from dl2d.core.errors import ConfigError, Dl2dError, PluginError, RequestError, WorkloadError
 
 app = typer.Typer(
     name="dl2d",
@@ -25,12 +25,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
     help="Sizes elastic deep-learning jobs on a cluster and resizes them while they train.",
 )
-_JOBS, _ADMIN = "Jobs", "Administration"
+_JOBS, _ADMIN, _RESEARCH = "Jobs", "Administration", "Research"
 app.command("submit", rich_help_panel=_JOBS)(submit.submit)
 app.command("cancel", rich_help_panel=_JOBS)(submit.cancel)
 app.command("status", rich_help_panel=_JOBS)(status.status)
 app.command("why", rich_help_panel=_JOBS)(why.why)
 app.command("history", rich_help_panel=_JOBS)(history.history)
+app.command("simulate", rich_help_panel=_RESEARCH)(simulate.simulate)
 app.command("demo", rich_help_panel=_ADMIN)(demo)
 app.command("run", rich_help_panel=_ADMIN)(serve.run)
 app.command("check", rich_help_panel=_ADMIN)(checking.check)
@@ -61,7 +62,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script; ``arguments`` default to the process's own."""
     try:
         app(arguments, prog_name="dl2d")
-    except (ConfigError, RequestError, PluginError) as error:
+    except (ConfigError, RequestError, PluginError, WorkloadError) as error:
         print(f"dl2d: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
     except Dl2dError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from dl2d.core.jobs import Allocation, Job, JobKey, Role
 from dl2d.core.placement import Placement
 from dl2d.core.resources import NO_RESOURCES, Resources, Shortfall
 
-#: How many nodes are tried one by one before all are looked at together.
-_FEW = 8
+#: A node in a heap: its place in the order, which one it is, and its count of changes when it was put in.
+_Entry = tuple[float, int, int]
+#: The demand that every node has room for.
+_ANY: tuple[int, ...] = ()
 
 #: A task that was added: its node, its demand, and whose incumbent it was.
 _Step = tuple[int, tuple[int, ...], tuple[JobKey, Role] | None]
@@ -49,9 +52,8 @@ class Packing:
     Tasks that run already (``incumbents``) are not in the packing at first. When their job is given tasks again, they
     are taken up where they are; until then new tasks keep out of their way as long as there is other room.
 
-    Nodes are kept in a heap by the placement's order, and those that are full for every demand seen are kept out of it,
-    so adding a task costs O(log nodes) as long as demands are alike; finding that no node has room costs one vector
-    operation over all nodes.
+    For each demand that was asked for, the nodes with room for it are kept in a heap by the placement's order. Adding a
+    task costs O(demands x log nodes), asking for a new demand O(nodes), and so does saying why there is no room.
     """
 
     def __init__(self, nodes: Sequence[Node], placement: Placement, *, incumbents: Iterable[Task] = ()) -> None:
@@ -75,16 +77,16 @@ class Packing:
                 demand = self._amounts(task.demand)
                 self._incumbents[task.job, task.role].append((place, demand))
                 self._reserve(place, demand, 1)
+        #: Counts the changes of each node: an entry of a heap with an older count is stale.
         self._stamps = [0] * len(self._nodes)
-        self._heap = [
-            (placement.load(self._used[place], self._capacity[place]), place, 0)
-            for place, node in enumerate(self._nodes)
-            if node.state is NodeState.UP
-        ]
-        heapq.heapify(self._heap)
-        #: Demands that were asked for; nodes that have room for none of them are parked beside the heap.
-        self._seen: list[tuple[int, ...]] = []
-        self._parked: list[tuple[float, int, int]] = []
+        self._heaps: dict[tuple[int, ...], list[_Entry]] = {}
+        if placement.head_only:
+            self._heaps[_ANY] = self._heap_of(_ANY)
+        #: Numbers what is used where: the same steps lead to the same state, so that a reason is found once in each.
+        self._states = itertools.count(1)
+        self._state = 0
+        self._reached: dict[tuple[int, int, tuple[int, ...]], int] = {}
+        self._reasons: dict[tuple[int, Resources, Role], Blocked] = {}
         #: The same amounts as matrices, for questions about all nodes at once; shape (nodes, resources).
         self._capacities = np.array(self._capacity, dtype=np.int64).reshape(len(self._nodes), len(self._names))
         self._taken = np.array(self._used, dtype=np.int64).reshape(self._capacities.shape)
@@ -111,6 +113,7 @@ class Packing:
     def add(self, job: Job, delta: Allocation) -> Blocked | None:
         """Add tasks of a job, all or none; returns what stood in the way."""
         done: list[_Step] = []
+        before = self._state
         for role in (Role.WORKER, Role.PS):
             demand = job.request.demand(role)
             for _ in range(delta.count(role)):
@@ -118,6 +121,7 @@ class Packing:
                 if isinstance(step, Blocked):
                     for taken in reversed(done):
                         self._undo(taken)
+                    self._state = before
                     return step
                 done.append(step)
         return None
@@ -134,6 +138,7 @@ class Packing:
     def remove(self, node: str, demand: Resources) -> None:
         """Take a task placed by ``place`` out again."""
         self._undo((self._index[node], self._amounts(demand), None))
+        self._state = next(self._states)
 
     def _take_up(self, job: JobKey, role: Role) -> _Step | None:
         waiting = self._incumbents.get((job, role))
@@ -151,55 +156,54 @@ class Packing:
         vector = self._vector(demand)
         place = None if vector is None else self._choose(vector)
         if vector is None or place is None:
-            return self._why_not(demand, role)
+            asked = (self._state, demand, role)
+            if asked not in self._reasons:
+                self._reasons[asked] = self._why_not(demand, role)
+            return self._reasons[asked]
         self._take(place, vector)
         return place, vector, None
 
     def _choose(self, demand: tuple[int, ...]) -> int | None:
         """First node in the order with room, out of the way of incumbents where there is such a one."""
-        passed: list[tuple[float, int, int]] = []
-        second: int | None = None
-        chosen: int | None = None
-        heap, stamps = self._heap, self._stamps
-        while heap:
-            entry = heapq.heappop(heap)
-            place = entry[1]
-            if entry[2] != stamps[place]:
-                continue  # the node has changed since; its newer entry is in the heap too
-            passed.append(entry)
-            if self._fits(place, demand):
-                if not self._waiting or self._is_clear(place, demand):
-                    chosen = place
-                    break
-                second = place if second is None else second
-            elif not any(self._fits(place, other) for other in self._seen):
-                passed.pop()
-                self._parked.append(entry)
-            if self._placement.head_only:
-                break
-            if len(passed) == _FEW and second is None and not self._has_room(demand):
-                break
+        if self._placement.head_only:
+            head = self._head(self._heaps[_ANY])
+            return head if head is not None and self._fits(head, demand) else None
+        heap = self._heaps.get(demand)
+        if heap is None:
+            heap = self._heaps[demand] = self._heap_of(demand)
+        first = self._head(heap)
+        if first is None or not self._waiting or self._is_clear(first, demand):
+            return first
+        passed: list[_Entry] = []
+        chosen = None
+        while chosen is None and (place := self._head(heap)) is not None:
+            if self._is_clear(place, demand):
+                chosen = place
+            else:
+                passed.append(heapq.heappop(heap))
         for entry in passed:
             heapq.heappush(heap, entry)
-        if self._placement.head_only and self._parked:
-            self._unpark()  # a full node at the head of the order still ends the filling
-        return second if chosen is None else chosen
+        return first if chosen is None else chosen
 
-    def _unpark(self) -> None:
-        for entry in self._parked:
-            heapq.heappush(self._heap, entry)
-        self._parked.clear()
+    def _head(self, heap: list[_Entry]) -> int | None:
+        """First node of a heap, or None; stale entries on the way are dropped."""
+        while heap and heap[0][2] != self._stamps[heap[0][1]]:
+            heapq.heappop(heap)
+        return heap[0][1] if heap else None
 
-    def _has_room(self, demand: tuple[int, ...]) -> bool:
-        """Whether any node takes the demand."""
-        free = np.maximum(self._capacities - self._taken, 0)
-        fits = (free >= np.array(demand, dtype=np.int64)).all(axis=1)
-        return bool((fits & self._up).any())
+    def _heap_of(self, demand: tuple[int, ...]) -> list[_Entry]:
+        heap = [
+            (self._placement.load(self._used[place], self._capacity[place]), place, self._stamps[place])
+            for place, node in enumerate(self._nodes)
+            if node.state is NodeState.UP and self._fits(place, demand)
+        ]
+        heapq.heapify(heap)
+        return heap
 
     def _fits(self, place: int, demand: tuple[int, ...]) -> bool:
         used, capacity = self._used[place], self._capacity[place]
         return all(
-            wanted <= whole - taken for wanted, taken, whole in zip(demand, used, capacity, strict=True) if wanted
+            wanted <= whole - taken for wanted, taken, whole in zip(demand, used, capacity, strict=False) if wanted
         )
 
     def _is_clear(self, place: int, demand: tuple[int, ...]) -> bool:
@@ -211,6 +215,10 @@ class Packing:
         )
 
     def _take(self, place: int, demand: tuple[int, ...]) -> None:
+        step = (self._state, place, demand)
+        if step not in self._reached:
+            self._reached[step] = next(self._states)
+        self._state = self._reached[step]
         used = self._used[place]
         for number, wanted in enumerate(demand):
             used[number] += wanted
@@ -228,11 +236,13 @@ class Packing:
 
     def _moved(self, place: int) -> None:
         self._taken[place] = self._used[place]
+        self._stamps[place] += 1
         if self._nodes[place].state is not NodeState.UP:
             return
-        self._stamps[place] += 1
-        load = self._placement.load(self._used[place], self._capacity[place])
-        heapq.heappush(self._heap, (load, place, self._stamps[place]))
+        entry = (self._placement.load(self._used[place], self._capacity[place]), place, self._stamps[place])
+        for demand, heap in self._heaps.items():
+            if self._fits(place, demand):
+                heapq.heappush(heap, entry)
 
     def _reserve(self, place: int, demand: tuple[int, ...], sign: int) -> None:
         reserved = self._reserved[place]
@@ -265,10 +275,8 @@ class Packing:
     def _vector(self, demand: Resources) -> tuple[int, ...] | None:
         """Amounts in the order of ``_names``, or None where no node has any of something that is asked for."""
         if demand not in self._vectors:
-            self._unpark()
             known = {name for name, _ in demand.thousandths} <= set(self._names)
             self._vectors[demand] = self._amounts(demand) if known else None
-            self._seen += [self._amounts(demand)] if known else []
         return self._vectors[demand]
 
     def _amounts(self, resources: Resources) -> tuple[int, ...]:

@@ -9,10 +9,10 @@ from typing import ClassVar
 import numpy as np
 
 from dl2d.core.cluster import Snapshot
-from dl2d.core.decision import Alternative, Decision
+from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.jobs import Allocation, Job
 from dl2d.core.packing import Packing
-from dl2d.policies.filling import Filling, next_bundle
+from dl2d.policies.filling import Filling
 
 
 class Drf:
@@ -22,16 +22,28 @@ class Drf:
     equal shares are broken by submit order. The paper's algorithm ends when the chosen user's task does not fit; as its
     tasks differ between users, others may still fit, so a job without room is set aside and filling goes on.
     Alternatives are scored by the dominant share that the job has with them.
+
+    Parameters
+    ----------
+    end_at_first_failure
+        End for everybody at the first bundle that has no room, as in the paper's Algorithm 1 and in the DL2 authors'
+        simulator.
+    whole_bundles
+        A job grows by a worker and a PS together, and stops when it has all it may have of either.
     """
 
     name: ClassVar[str] = "drf"
     version: ClassVar[str] = "1"
 
+    def __init__(self, *, end_at_first_failure: bool = False, whole_bundles: bool = False) -> None:
+        self._end_at_first_failure = end_at_first_failure
+        self._whole_bundles = whole_bundles
+
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``. Cost: bundles x (log jobs + one pass over the nodes)."""
         del rng
         capacity = snapshot.capacity
-        filling = Filling(snapshot, packing)
+        filling = Filling(snapshot, packing, whole_bundles=self._whole_bundles)
 
         def share(job: Job, allocation: Allocation) -> float:
             return job.request.demand_of(allocation).dominant_share(capacity)[0]
@@ -40,12 +52,18 @@ class Drf:
         heapq.heapify(queue)
         while queue:
             _, order, job = heapq.heappop(queue)
-            if filling.grow(job) is None:
+            stopped = filling.grow(job)
+            if stopped is None:
                 heapq.heappush(queue, (share(job, filling.allocations[job.key]), order, job))
+            elif self._end_at_first_failure and stopped.constraint is not Constraint.SATISFIED:
+                for _, _, other in sorted(queue):
+                    text = f"filling ended at {job.key.id} ({job.request.name}), whose next bundle has no room"
+                    filling.refuse(other, Reason(Constraint.QUEUE, text))
+                break
         alternatives = {}
         for job in snapshot.jobs:
             has = filling.allocations[job.key]
-            step = next_bundle(job, has)
+            step = filling.next_bundle(job)
             options = (has,) if step is None else (has, Allocation(has.workers + step.workers, has.ps + step.ps))
             scored = [(option, share(job, option)) for option in options]
             # An infinite share means that the cluster has nothing of what is asked for: no alternative at all.

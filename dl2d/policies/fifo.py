@@ -18,15 +18,23 @@ class Fifo:
 
     A job whose tasks are larger than any node is passed over, for no waiting would help it. Running jobs keep their
     floors, so that nothing that trains is lost to a job that came earlier.
+
+    Parameters
+    ----------
+    whole_bundles
+        A job grows by a worker and a PS together, and stops when it has all it may have of either.
     """
 
     name: ClassVar[str] = "fifo"
     version: ClassVar[str] = "1"
 
+    def __init__(self, *, whole_bundles: bool = False) -> None:
+        self._whole_bundles = whole_bundles
+
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``."""
         del rng
-        filling = Filling(snapshot, packing)
+        filling = Filling(snapshot, packing, whole_bundles=self._whole_bundles)
         ahead: Job | None = None
         for job in snapshot.jobs:
             if ahead is not None:

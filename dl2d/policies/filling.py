@@ -8,10 +8,11 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
 from dl2d.core.packing import Blocked, Packing
 
 
-def next_bundle(job: Job, now: Allocation) -> Allocation | None:
+def next_bundle(job: Job, now: Allocation, *, whole: bool = False) -> Allocation | None:
     """What to add to a job that has ``now``: its minimum at first, then one worker and one PS, within its bounds.
 
-    Where the job allows only some worker counts, the step goes to the next of them. None when it has all it may have.
+    Where the job allows only some worker counts, the step goes to the next of them. Where it has all it may have of one
+    role, it goes on with the other alone, unless only ``whole`` bundles are given. None when nothing is left to add.
     """
     request = job.request
     if now.workers == 0:
@@ -21,14 +22,19 @@ def next_bundle(job: Job, now: Allocation) -> Allocation | None:
     more_workers = workers - now.workers if workers else 0
     more_ps = min(max(more_workers, 1), request.max_ps - now.ps)
     step = Allocation(more_workers, max(more_ps, 0))
-    return None if step == NOTHING else step
+    short = not more_workers or (request.max_ps > 0 and step.ps < more_workers)
+    return None if step == NOTHING or (whole and short) else step
 
 
 class Filling:
-    """A cluster being filled from a snapshot: floors first, then the bundles that a policy asks for."""
+    """A cluster being filled from a snapshot: floors first, then the bundles that a policy asks for.
 
-    def __init__(self, snapshot: Snapshot, packing: Packing) -> None:
+    With ``whole_bundles`` a job grows by a worker and a PS together or not at all.
+    """
+
+    def __init__(self, snapshot: Snapshot, packing: Packing, *, whole_bundles: bool = False) -> None:
         self._packing = packing
+        self._whole_bundles = whole_bundles
         self._jobs = snapshot.jobs
         self._held = snapshot.held()
         self.allocations: dict[JobKey, Allocation] = dict.fromkeys((job.key for job in snapshot.jobs), NOTHING)
@@ -42,9 +48,13 @@ class Filling:
                 packing.add(job, floor)
                 self._give(job, floor)
 
+    def next_bundle(self, job: Job) -> Allocation | None:
+        """What ``grow`` would add, room or not."""
+        return next_bundle(job, self.allocations[job.key], whole=self._whole_bundles)
+
     def grow(self, job: Job) -> Reason | None:
         """Give the job its next bundle; returns (and keeps) the reason where it gets none."""
-        step = next_bundle(job, self.allocations[job.key])
+        step = self.next_bundle(job)
         if step is None:
             has = self.allocations[job.key]
             return self._stop(job, Reason(Constraint.SATISFIED, f"has its maximum of {has}"))

@@ -1,0 +1,110 @@
+"""``dl2d simulate``: workloads in virtual time, on this machine, without a daemon."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from dl2d.cli.options import JsonOption
+from dl2d.core.errors import PluginError
+from dl2d.core.policy import Policy
+from dl2d.daemon.plugins import load_placement, load_policy
+from dl2d.simulation.preset import Preset, PresetName, preset
+from dl2d.simulation.replay import Replayed, Rules, replay
+from dl2d.simulation.workload import read_workload
+
+
+def simulate(
+    workload: Annotated[Path, typer.Option("--workload", "-w", help="Workload file (docs/workloads.md).")],
+    policy: Annotated[
+        list[str] | None, typer.Option("--policy", "-p", help="Policy to run; may be repeated. Default: drf.")
+    ] = None,
+    preset_name: Annotated[
+        PresetName | None, typer.Option("--preset", help="Rules of another simulator, to compare with its figures.")
+    ] = None,
+    placement: Annotated[str, typer.Option(help="Placement, where no preset says so.")] = "load_balance",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of policies that draw.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Replay a workload under one policy after another and compare completion times.
+
+    It is the daemon's own tick on a simulated cluster. Times are in slots of the workload's length.
+    """
+    jobs = read_workload(workload)
+    chosen = preset(preset_name) if preset_name is not None else Preset(Rules(), load_placement(placement), {})
+    results: dict[str, Replayed] = {}
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as display:
+        for name in dict.fromkeys(policy or ["drf"]):
+            bar = display.add_task(name, total=len(jobs.jobs))
+
+            def show(done: int, total: int, bar=bar) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+                display.update(bar, completed=done, total=total)
+
+            results[name] = replay(
+                jobs,
+                _policy(name, chosen),
+                chosen.placement,
+                rules=chosen.rules,
+                seed=seed,
+                timer=time.perf_counter,
+                progress=show,
+            )
+    if as_json:
+        typer.echo(json.dumps({"policies": {name: _as_json(result) for name, result in results.items()}}))
+    else:
+        Console().print(_table(results))
+
+
+def _policy(name: str, chosen: Preset) -> Policy:
+    made: Callable[[], Policy] | None = chosen.policies.get(name)
+    if made is not None:
+        return made()
+    if chosen.policies:
+        raise PluginError(f"--policy: this preset has no {name!r}; it has {', '.join(sorted(chosen.policies))}")
+    return load_policy(name)
+
+
+def _as_json(result: Replayed) -> dict[str, object]:
+    p50, p99 = _percentiles(result.decision_ms)
+    return {
+        "avg_jct_slots": result.avg_jct,
+        "avg_jct_slots_plain": result.avg_jct_plain,
+        "makespan_slots": result.makespan,
+        "jobs": {job.id: job.jct for job in result.jobs},
+        "decision_ms": {"p50": p50, "p99": p99},
+    }
+
+
+def _table(results: dict[str, Replayed]) -> Table:
+    table = Table(box=None)
+    for title, justify in (
+        ("POLICY", "left"), ("JOBS", "right"), ("AVG JCT", "right"), ("AVG JCT PLAIN", "right"),
+        ("MAKESPAN", "right"), ("DECISION p50 ms", "right"), ("p99 ms", "right"),
+    ):  # fmt: skip
+        table.add_column(title, justify=justify)  # type: ignore[arg-type]
+    for name, result in results.items():
+        p50, p99 = _percentiles(result.decision_ms)
+        table.add_row(
+            name, str(len(result.jobs)), f"{result.avg_jct:.3f}", f"{result.avg_jct_plain:.3f}",
+            f"{result.makespan:.2f}", f"{p50:.2f}", f"{p99:.2f}",
+        )  # fmt: skip
+    return table
+
+
+def _percentiles(values: tuple[float, ...]) -> tuple[float, float]:
+    if len(values) < 2:
+        return (values or (0.0,))[0], (values or (0.0,))[0]
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return cuts[49], cuts[98]

@@ -1,0 +1,209 @@
+"""A store in memory, for virtual time: the contract of ``dl2d.core.store.Store`` without a disk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dl2d.core.cluster import Task, TaskState, in_submit_order
+from dl2d.core.errors import DuplicateJob, StoreError
+from dl2d.core.jobs import Job, JobKey, JobState, Progress, Role
+from dl2d.core.plan import Start
+from dl2d.core.store import (
+    DecisionEntry,
+    JobChange,
+    Resize,
+    RuntimePlan,
+    Slot,
+    SlotSummary,
+    TaskChange,
+)
+
+
+class MemoryStore:
+    """Keeps what a run needs while it runs: live jobs and tasks, and the slots if ``keep_slots``.
+
+    Ended tasks are forgotten, so a year of cluster time does not fill the memory; histories that only the command line
+    asks for (resizes, series, runtime plans) are empty.
+    """
+
+    def __init__(self, *, keep_slots: bool = False) -> None:
+        self._jobs: dict[JobKey, Job] = {}
+        self._live: dict[JobKey, Job] = {}
+        self._tasks: dict[tuple[JobKey, str], Task] = {}
+        self._numbers = Counter[tuple[JobKey, Role]]()
+        self._slots: list[Slot] = []
+        self._keep_slots = keep_slots
+        self._last_slot = 0
+
+    def acquire(self, holder: str) -> None:
+        """Nobody else can reach this memory."""
+
+    def close(self) -> None:
+        """Nothing to give up."""
+
+    def next_job_id(self, cluster: str) -> str:
+        """A number never given before."""
+        del cluster
+        return str(len(self._jobs) + 1)
+
+    def add_job(self, job: Job) -> None:
+        """Keep a new job."""
+        if job.key in self._jobs:
+            raise DuplicateJob(f"job {job.key.slug} is known already")
+        self._jobs[job.key] = job
+        if not job.state.ended:
+            self._live[job.key] = job
+
+    def job(self, key: JobKey) -> Job | None:
+        """The job, ended or not."""
+        return self._jobs.get(key)
+
+    def find_jobs(self, text: str) -> tuple[Job, ...]:
+        """Jobs whose slug, id or name is ``text``, newest first."""
+        return tuple(
+            job for job in reversed(self._jobs.values()) if text in (job.key.slug, job.key.id, job.request.name)
+        )
+
+    def jobs(self, *, live: bool, limit: int | None = None) -> tuple[Job, ...]:
+        """Live jobs, or the newest of all."""
+        if live:
+            return in_submit_order(list(self._live.values()))
+        newest = list(self._jobs.values())[-limit:] if limit else list(self._jobs.values())
+        return in_submit_order(newest)
+
+    def change_job(self, key: JobKey, change: JobChange, at: float) -> Job:
+        """Apply a change; see the contract."""
+        job = self._jobs.get(key)
+        if job is None:
+            raise StoreError(f"there is no job {key.slug}")
+        given = {
+            name: value
+            for name in ("state", "anchor", "address", "end_reason", "digest")
+            if (value := getattr(change, name)) is not None
+        }
+        if job.state.ended:
+            given = {name: value for name, value in given.items() if name in ("anchor", "address")}
+        if given.get("state") is JobState.READY and job.state is JobState.RUNNING:
+            del given["state"]
+        job = replace(job, **given)
+        if job.state is JobState.RUNNING and job.started_at is None:
+            job = replace(job, started_at=at)
+        if job.state.ended and job.ended_at is None:
+            job = replace(job, ended_at=at)
+        self._keep(job)
+        return job
+
+    def report_progress(self, key: JobKey, progress: Progress) -> None:
+        """Set the job's progress."""
+        self._keep(replace(self._jobs[key], progress=progress))
+
+    def series(self, key: JobKey) -> tuple[Progress, ...]:
+        """Not kept."""
+        del key
+        return ()
+
+    def ask_tasks(self, starts: Sequence[Start], at: float) -> tuple[Task, ...]:
+        """Keep new tasks, numbered on from the job's last of that role."""
+        tasks = []
+        for start in starts:
+            number = self._numbers[start.job, start.role]
+            self._numbers[start.job, start.role] += 1
+            task = Task(
+                job=start.job, id=f"{start.role}-{number}", role=start.role, node=start.node, demand=start.demand,
+                asked_at=at, since=at,
+            )  # fmt: skip
+            self._tasks[task.job, task.id] = task
+            tasks.append(task)
+        return tuple(tasks)
+
+    def tasks(self, *, live: bool, job: JobKey | None = None) -> tuple[Task, ...]:
+        """Tasks that have not ended; ended ones are forgotten. In the order in which they were asked for."""
+        del live
+        if job is None:
+            return tuple(self._tasks.values())
+        return tuple(task for task in self._tasks.values() if task.job == job)
+
+    def change_tasks(self, changes: Sequence[TaskChange], at: float) -> tuple[Task, ...]:
+        """Move tasks forward; see the contract."""
+        moved = []
+        for change in changes:
+            task = self._tasks.get((change.job, change.task))
+            if task is None:
+                continue
+            forward = change.state.rank > task.state.rank
+            state = change.state if forward else task.state
+            task = replace(
+                task,
+                state=state,
+                since=at if forward else task.since,
+                handle=task.handle if change.handle is None else change.handle,
+                note=task.note if change.note is None else change.note,
+            )
+            if forward:
+                moved.append(task)
+            if state in (TaskState.RELEASED, TaskState.FAILED):
+                del self._tasks[task.job, task.id]
+            else:
+                self._tasks[task.job, task.id] = task
+        return tuple(moved)
+
+    def resizes(self, job: JobKey | None = None, *, limit: int = 1000) -> tuple[Resize, ...]:
+        """Not kept."""
+        del job, limit
+        return ()
+
+    def add_runtime_plans(self, job: JobKey, plans: Sequence[RuntimePlan]) -> None:
+        """Not kept."""
+
+    def runtime_plans(self, job: JobKey) -> tuple[RuntimePlan, ...]:
+        """Not kept."""
+        del job
+        return ()
+
+    def record_slot(self, slot: Slot) -> None:
+        """Count the slot, and keep it if asked to."""
+        self._last_slot = slot.number
+        if self._keep_slots:
+            self._slots.append(slot)
+
+    def last_slot_number(self) -> int:
+        """Number of the newest slot; 0 if there is none."""
+        return self._last_slot
+
+    def slot(self, number: int) -> Slot | None:
+        """A whole slot, if slots are kept."""
+        return next((slot for slot in self._slots if slot.number == number), None)
+
+    def slots(self, *, limit: int = 100) -> tuple[SlotSummary, ...]:
+        """Kept slots, newest first."""
+        return tuple(
+            SlotSummary(
+                slot.number, slot.at, slot.decision.policy, slot.decision.policy_version, slot.inputs_hash,
+                slot.seconds,
+                sum(entry.allocation != entry.previous for entry in slot.decision.jobs),
+                len(slot.outcome.started), len(slot.plan.stops), len(slot.outcome.failures),
+            )
+            for slot in reversed(self._slots[-limit:])
+        )  # fmt: skip
+
+    def decisions(self, job: JobKey, *, limit: int = 100) -> tuple[DecisionEntry, ...]:
+        """The job's decisions in kept slots, newest first."""
+        found = (
+            DecisionEntry(
+                slot.number, slot.at, slot.decision.policy, slot.decision.policy_version, slot.inputs_hash,
+                slot.decision.measure, entry,
+            )
+            for slot in reversed(self._slots)
+            for entry in slot.decision.jobs
+            if entry.job == job
+        )  # fmt: skip
+        return tuple(entry for _, entry in zip(range(limit), found, strict=False))
+
+    def _keep(self, job: Job) -> None:
+        self._jobs[job.key] = job
+        if job.state.ended:
+            self._live.pop(job.key, None)
+        else:
+            self._live[job.key] = job

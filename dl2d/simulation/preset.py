@@ -1,0 +1,49 @@
+"""Named ways to simulate."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from dl2d.core.placement import Placement
+from dl2d.core.policy import Policy
+from dl2d.placement.dl2_paper import Dl2Paper
+from dl2d.policies.drf import Drf
+from dl2d.policies.fifo import Fifo
+from dl2d.simulation.replay import Rules
+
+
+class PresetName(enum.StrEnum):
+    """The presets, by name."""
+
+    DL2_PAPER = "dl2-paper"
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """What a preset puts in place of the defaults."""
+
+    rules: Rules
+    placement: Placement
+    #: Policies that differ from their defaults, by name.
+    policies: Mapping[str, Callable[[], Policy]]
+
+
+def preset(name: PresetName) -> Preset:
+    """A preset by name.
+
+    ``dl2-paper``: the rules of the DL2 authors' simulator. The cluster is emptied and refilled in each slot, a task
+    goes to the node with the least used resources (plain sum over types, ties by node order), and filling ends for
+    everybody at the first task that does not fit there.
+    """
+    match name:
+        case PresetName.DL2_PAPER:
+            return Preset(
+                rules=Rules(empty_each_slot=True),
+                placement=Dl2Paper(),
+                policies={
+                    "fifo": lambda: Fifo(whole_bundles=True),
+                    "drf": lambda: Drf(end_at_first_failure=True, whole_bundles=True),
+                },
+            )

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+JOB = {
+    "id": "1", "model": "m", "submit_slot": 0, "epochs": 5.0, "samples_per_epoch": 100.0,
+    "worker": {"cpu": 2, "gpu": 4}, "ps": {"cpu": 2}, "max_workers": 2, "max_ps": 2,
+}  # fmt: skip
+WORKLOAD = {
+    "slot_seconds": 100,
+    "cluster": [{"count": 1, "resources": {"cpu": 8, "gpu": 8}}],
+    "speeds": {"m": {"table": [[1.0, 2.0], [1.0, 2.0]]}},
+    "jobs": [JOB],
+}
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Path:
+    path = tmp_path / "jobs.json"
+    path.write_text(json.dumps(WORKLOAD))
+    return path
+
+
+@pytest.mark.parametrize("preset", [(), ("--preset", "dl2-paper")])
+def test_policies_are_compared_as_one_json_object(dl2d, workload: Path, preset: tuple[str, ...]) -> None:
+    ran = dl2d("simulate", "--workload", workload, "--policy", "drf", "--policy", "fifo", "--json", *preset)
+    assert ran.status == 0, ran.err
+    policies = json.loads(ran.out)["policies"]
+    assert list(policies) == ["drf", "fifo"]
+    for result in policies.values():
+        assert result["avg_jct_slots"] == result["makespan_slots"] == 2.5
+        assert result["avg_jct_slots_plain"] == 3.0
+        assert result["jobs"] == {"1": 2.5}
+        assert 0 <= result["decision_ms"]["p50"] <= result["decision_ms"]["p99"]
+
+
+def test_without_json_a_table_is_printed(dl2d, workload: Path) -> None:
+    ran = dl2d("simulate", "-w", workload)
+    assert ran.status == 0, ran.err
+    assert [line.split()[0] for line in ran.out.splitlines()] == ["POLICY", "drf"]
+    assert "2.500" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "words"),
+    [
+        (["--policy", "nonsense"], {}, "there is no 'nonsense'"),
+        (["--policy", "srtf", "--preset", "dl2-paper"], {}, "this preset has no 'srtf'; it has drf, fifo"),
+        (["--placement", "nowhere"], {}, "there is no 'nowhere'"),
+        (["--preset", "nonsense"], {}, "nonsense"),
+        ([], {"epochs": -1}, "epochs"),
+        ([], {"model": "other"}, "other"),
+    ],
+)
+def test_wrong_use_is_told_and_ends_with_status_2(dl2d, workload: Path, options, change, words) -> None:
+    workload.write_text(json.dumps({**WORKLOAD, "jobs": [{**JOB, **change}]}))
+    ran = dl2d("simulate", "--workload", workload, *options)
+    assert ran.status == 2
+    assert words in ran.err
+
+
+def test_a_missing_workload_is_told(dl2d, tmp_path: Path) -> None:
+    ran = dl2d("simulate", "--workload", tmp_path / "gone.json")
+    assert ran.status == 2
+    assert "gone.json" in ran.err
