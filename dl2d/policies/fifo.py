@@ -7,10 +7,9 @@ from typing import ClassVar
 import numpy as np
 
 from dl2d.core.cluster import Snapshot
-from dl2d.core.decision import Constraint, Decision, Reason
-from dl2d.core.jobs import Job
+from dl2d.core.decision import Decision
 from dl2d.core.packing import Packing
-from dl2d.policies.filling import Filling
+from dl2d.policies.filling import Filling, fill_in_turn
 
 
 class Fifo:
@@ -35,15 +34,5 @@ class Fifo:
         """See ``dl2d.core.policy.Policy``."""
         del rng
         filling = Filling(snapshot, packing, whole_bundles=self._whole_bundles)
-        ahead: Job | None = None
-        for job in snapshot.jobs:
-            if ahead is not None:
-                text = f"waits for {ahead.key.id} ({ahead.request.name}), which came first and has no room to grow"
-                filling.refuse(job, Reason(Constraint.QUEUE, text))
-                continue
-            stopped = None
-            while stopped is None:
-                stopped = filling.grow(job)
-            if stopped.constraint in (Constraint.CAPACITY, Constraint.FRAGMENTED):
-                ahead = job
+        fill_in_turn(filling, snapshot.jobs, lambda _: "came first")
         return filling.decision(self.name, self.version)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
@@ -102,6 +104,25 @@ class Filling:
     def _stop(self, job: Job, reason: Reason) -> Reason:
         self.reasons.setdefault(job.key, reason)
         return reason
+
+
+def fill_in_turn(filling: Filling, jobs: Iterable[Job], why_first: Callable[[Job], str]) -> None:
+    """Serve jobs whole, one after the other, and end at the first that has no room for its next bundle.
+
+    A job whose tasks are larger than any node is passed over, for no waiting would help it. ``why_first`` completes
+    "waits for X, which ..." for those behind the one that has no room.
+    """
+    ahead: Job | None = None
+    for job in jobs:
+        if ahead is not None:
+            text = f"waits for {ahead.key.id} ({ahead.request.name}), which {why_first(ahead)} and has no room to grow"
+            filling.refuse(job, Reason(Constraint.QUEUE, text))
+            continue
+        stopped = None
+        while stopped is None:
+            stopped = filling.grow(job)
+        if stopped.constraint in (Constraint.CAPACITY, Constraint.FRAGMENTED):
+            ahead = job
 
 
 def _no_room(blocked: Blocked, step: Allocation) -> Reason:

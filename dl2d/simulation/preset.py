@@ -11,6 +11,7 @@ from dl2d.core.policy import Policy
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
+from dl2d.policies.srtf import Srtf
 from dl2d.simulation.replay import Rules
 
 
@@ -44,6 +45,7 @@ def preset(name: PresetName) -> Preset:
                 placement=Dl2Paper(),
                 policies={
                     "fifo": lambda: Fifo(whole_bundles=True),
+                    "srtf": lambda: Srtf(by_fraction=True, whole_bundles=True),
                     "drf": lambda: Drf(end_at_first_failure=True, whole_bundles=True),
                 },
             )

@@ -50,7 +50,11 @@ def test_config_prints_a_sample_that_loads(dl2d: Dl2d, tmp_path: Path):
 def test_policy_list(dl2d: Dl2d, tmp_path: Path):
     config = write_config(tmp_path, policy={"name": "fifo", "fallback": "drf"})
     shown = dl2d("policy", "list", "--json", "-c", config).json
-    assert {each["name"]: each["charge"] for each in shown["policy"]} == {"drf": "fallback", "fifo": "decides"}
+    assert {each["name"]: each["charge"] for each in shown["policy"]} == {
+        "drf": "fallback",
+        "fifo": "decides",
+        "srtf": None,
+    }
     assert {each["name"]: each["charge"] for each in shown["placement"]} == {"load_balance": "places"}
     text = dl2d("policy", "list", "-c", config).out
     line = next(line for line in text.splitlines() if " fifo " in line)

@@ -2,8 +2,8 @@
 
 The cluster is emptied and refilled in each slot. A task goes to the node with the least used resources (sum over
 types, ties by index); the filling ends at the first task that does not fit there. FIFO gives each job in turn bundles
-up to its caps; DRF adds one bundle to the job with the least dominant share. A job that ends inside its last slot
-counts the used fraction.
+up to its caps, SRTF does so by remaining fraction; DRF adds one bundle to the job with the least dominant share. A job
+that ends inside its last slot counts the used fraction.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ def average_jct(workload: dict[str, Any], policy: str, speed: Callable[[dict[str
             return max(both[name] * has[job["id"]] / total[name] for name in types if total[name])
 
         growing = list(present)
+        if policy == "srtf":
+            growing.sort(key=lambda job: left[job["id"]] / job["epochs"])
         while growing:
-            job = growing[0] if policy == "fifo" else min(growing, key=share)
+            job = min(growing, key=share) if policy == "drf" else growing[0]
             if not bundle(job):
                 break
             has[job["id"]] += 1

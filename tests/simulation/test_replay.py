@@ -95,7 +95,7 @@ def speed_of(given: dict[str, Any]):
     return speed
 
 
-@pytest.mark.parametrize("policy", ["fifo", "drf"])
+@pytest.mark.parametrize("policy", ["fifo", "srtf", "drf"])
 @pytest.mark.parametrize(("seed", "nodes"), [(1, 96), (2, 24), (3, 12), (4, 7)])
 def test_the_preset_agrees_with_an_independent_simulator(policy: str, seed: int, nodes: int) -> None:
     given = workload(seed, nodes=nodes, jobs=60)

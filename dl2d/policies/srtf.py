@@ -1,0 +1,81 @@
+"""SRTF: the job with the shortest remaining time is served first."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from typing import ClassVar
+
+import numpy as np
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Alternative, Decision
+from dl2d.core.jobs import Job, JobKey
+from dl2d.core.packing import Packing
+from dl2d.policies.filling import Filling, fill_in_turn
+
+
+class Srtf:
+    """Serves jobs whole in the order of their remaining time, and ends at the first bundle that has no room.
+
+    Remaining time is the declared work that is left over the speed at which the job last trained; a job that has not
+    trained yet counts with the mean speed of jobs of its type, or of all jobs, or (where nothing was measured at all)
+    with one sample a second, which orders jobs by their work. Equal times are broken by submit order. Preemptive as the
+    textbook's: a running job that is not among the shortest falls back to its floor.
+
+    Parameters
+    ----------
+    by_fraction
+        Order by the remaining fraction of the epochs instead, as the DL2 authors' simulator does.
+    whole_bundles
+        A job grows by a worker and a PS together, and stops when it has all it may have of either.
+    """
+
+    name: ClassVar[str] = "srtf"
+    version: ClassVar[str] = "1"
+
+    def __init__(self, *, by_fraction: bool = False, whole_bundles: bool = False) -> None:
+        self._by_fraction = by_fraction
+        self._whole_bundles = whole_bundles
+
+    def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+        """See ``dl2d.core.policy.Policy``. Cost: jobs x log jobs, and the bundles."""
+        del rng
+        filling = Filling(snapshot, packing, whole_bundles=self._whole_bundles)
+        left = _fractions(snapshot) if self._by_fraction else _seconds(snapshot)
+        order = sorted(snapshot.jobs, key=lambda job: left[job.key])  # stable: equal ones stay in submit order
+        unit = "of its epochs" if self._by_fraction else "s"
+        fill_in_turn(filling, order, lambda ahead: f"has less left ({left[ahead.key]:.3g} {unit})")
+        return filling.decision(
+            self.name,
+            self.version,
+            measure="remaining fraction" if self._by_fraction else "remaining seconds",
+            alternatives={key: (Alternative(has, left[key]),) for key, has in filling.allocations.items()},
+        )
+
+
+def _fractions(snapshot: Snapshot) -> dict[JobKey, float]:
+    return {job.key: max(1.0 - job.progress.epoch / job.request.epochs, 0.0) for job in snapshot.jobs}
+
+
+def _seconds(snapshot: Snapshot) -> dict[JobKey, float]:
+    """Remaining time of each job, seconds."""
+    measured: dict[str, list[float]] = defaultdict(list)
+    for job in snapshot.jobs:
+        if job.progress.samples_per_second:
+            measured[job.request.model].append(job.progress.samples_per_second)
+    overall = [speed for speeds in measured.values() for speed in speeds]
+
+    def speed(job: Job) -> float:
+        if job.progress.samples_per_second:
+            return job.progress.samples_per_second
+        return statistics.fmean(measured.get(job.request.model) or overall or [1.0])
+
+    return {job.key: _samples_left(job) / speed(job) for job in snapshot.jobs}
+
+
+def _samples_left(job: Job) -> float:
+    """Declared work that is left; updates count as samples where neither batch nor samples were declared."""
+    request = job.request
+    per_epoch = request.samples_per_epoch or (request.steps_per_epoch or 1.0) * (request.batch or 1)
+    return max(request.epochs - job.progress.epoch, 0.0) * per_epoch
