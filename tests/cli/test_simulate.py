@@ -28,6 +28,8 @@ def workload(tmp_path: Path) -> Path:
 def test_policies_are_compared_as_one_json_object(dl2d, workload: Path, preset: tuple[str, ...]) -> None:
     ran = dl2d("simulate", "--workload", workload, "--policy", "drf", "--policy", "fifo", "--json", *preset)
     assert ran.status == 0, ran.err
+    bound = json.loads(ran.out)["bound"]
+    assert bound == {"avg_jct_slots": 2.5, "best_size": 2.5, "capacity": 2.5, "resource": "gpu"}
     policies = json.loads(ran.out)["policies"]
     assert list(policies) == ["drf", "fifo"]
     for result in policies.values():
@@ -40,7 +42,7 @@ def test_policies_are_compared_as_one_json_object(dl2d, workload: Path, preset: 
 def test_without_json_a_table_is_printed(dl2d, workload: Path) -> None:
     ran = dl2d("simulate", "-w", workload)
     assert ran.status == 0, ran.err
-    assert [line.split()[0] for line in ran.out.splitlines()] == ["POLICY", "drf"]
+    assert [line.split()[0] for line in ran.out.splitlines()] == ["POLICY", "drf", "bound"]
     assert "2.500" in ran.out
 
 

@@ -1,0 +1,113 @@
+"""A bound on average completion time that no policy can beat, so that a result can be read as distance to the limit."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dl2d.core.jobs import Architecture
+from dl2d.core.resources import Resources
+from dl2d.simulation.workload import SimulatedJob, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Lower bounds on the average completion time, in slots."""
+
+    #: Each job at its best size from its first slot on, as if it were alone.
+    best_size: float
+    #: The jobs share the cluster's total of the scarcest resource, and each needs the least of it that it can.
+    capacity: float
+    #: The resource of ``capacity``; "" where none is scarce.
+    resource: str
+
+    @property
+    def avg_jct(self) -> float:
+        """The larger of the two."""
+        return max(self.best_size, self.capacity)
+
+
+def lower_bound(workload: Workload) -> Bound:
+    """Bound the average completion time of a workload (``Replayed.avg_jct``), whatever the policy.
+
+    ``best_size``: a job cannot go faster than at its best size.
+
+    ``capacity``: a job's progress costs at least the least resource-time per epoch of any of its sizes. With placement,
+    slots and sizes relaxed away, the cluster is one machine that works off these costs at the rate of its capacity. On
+    one machine, preemptive shortest-remaining-processing-time minimises the total of completion times of jobs that come
+    over time (Schrage, Operations Research 16, 1968), so no policy does better. The largest over resources counts.
+    """
+    lengths = []
+    costs: list[dict[str, float]] = []
+    for job in workload.jobs:
+        length, cost = _best(job, workload)
+        lengths.append(length)
+        costs.append(cost)
+    capacity = workload.capacity
+    shared = [
+        (
+            _shared_machine([(job.submit_slot, cost.get(name, 0.0) / amount) for job, cost in _pairs(workload, costs)]),
+            name,
+        )
+        for name, amount in capacity.as_dict().items()
+    ]
+    best, resource = max(shared, default=(0.0, ""))
+    return Bound(best_size=statistics.fmean(lengths), capacity=best, resource=resource if best > 0 else "")
+
+
+def _pairs(workload: Workload, costs: Sequence[dict[str, float]]) -> Sequence[tuple[SimulatedJob, dict[str, float]]]:
+    return list(zip(workload.jobs, costs, strict=True))
+
+
+def _best(job: SimulatedJob, workload: Workload) -> tuple[float, dict[str, float]]:
+    """Slots at the best size, and for each resource the least amount x slots that the job takes at any size."""
+    has_ps = job.architecture is Architecture.PS
+    grid = workload.speeds[job.model].grid(job.max_workers, job.max_ps if has_ps else 0)
+    per_slot = np.asarray(grid, dtype=np.float64) * workload.slot_seconds / job.samples_per_epoch
+    counts: NDArray[np.int64] = np.indices(per_slot.shape)
+    ps, workers = counts[0], counts[1]
+    runs = (workers >= max(job.min_workers, 1)) & (per_slot > 0)
+    if has_ps:
+        runs &= ps >= max(job.min_ps, 1)
+    if not runs.any():
+        return math.inf, {}
+    slots = job.epochs / per_slot[runs]
+    cost = {
+        name: float((slots * (workers[runs] * job.worker.get(name) + ps[runs] * job.ps.get(name))).min())
+        for name in _names(job.worker, job.ps)
+    }
+    return float(slots.min()), cost
+
+
+def _names(*vectors: Resources) -> set[str]:
+    return {name for vector in vectors for name, _ in vector.thousandths}
+
+
+def _shared_machine(jobs: Sequence[tuple[float, float]]) -> float:
+    """Average completion time of (release, length) on one machine under preemptive SRPT; O(n log n)."""
+    coming = sorted(jobs)
+    waiting: list[tuple[float, float]] = []
+    now = total = 0.0
+    place = 0
+    while place < len(coming) or waiting:
+        if not waiting:
+            now = max(now, coming[place][0])
+        while place < len(coming) and coming[place][0] <= now:
+            release, length = coming[place]
+            heapq.heappush(waiting, (length, release))
+            place += 1
+        left, release = heapq.heappop(waiting)
+        until = coming[place][0] if place < len(coming) else math.inf
+        if now + left <= until:
+            now += left
+            total += now - release
+        else:
+            heapq.heappush(waiting, (left - (until - now), release))
+            now = until
+    return total / len(jobs) if jobs else 0.0
