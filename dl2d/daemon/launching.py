@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 
 from dl2d.core.cluster import Task, task_tag
 from dl2d.core.jobs import Job, Launch, Role
@@ -61,4 +61,4 @@ class Launcher:
 
 def with_runner(launch: Launch) -> tuple[str, ...]:
     """The command, run by ``dl2-run`` unless it says so itself."""
-    return launch.argv if PurePath(launch.argv[0]).name == RUNNER else (RUNNER, *launch.argv)
+    return launch.argv if posixpath.basename(launch.argv[0]) == RUNNER else (RUNNER, *launch.argv)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dl2d.core.cluster import Node, Snapshot, Task, in_submit_order
+from dl2d.core.cluster import Snapshot, Task, in_submit_order
 from dl2d.core.jobs import Allocation, Job, JobKey, JobState, Launch
 from dl2d.core.resource_manager import RmJobState, RmSnapshot
 from dl2d.core.resources import Resources
@@ -26,15 +26,14 @@ def take_snapshot(jobs: Iterable[Job], tasks: Iterable[Task], seen: RmSnapshot, 
     for task in tasks:
         if task.handle not in holding:
             promised[task.node].append(task.demand)
-    nodes = tuple(_with_promised(node, promised.get(node.name, ())) for node in seen.nodes)
+    nodes = tuple(
+        replace(node, used=Resources.total((node.used, *promised[node.name]))) if node.name in promised else node
+        for node in seen.nodes
+    )
     present = in_submit_order(
         [replace(job, launch=_NO_LAUNCH) for job in jobs if job.state in (JobState.READY, JobState.RUNNING)]
     )
     return Snapshot(at=seen.at, slot=slot, nodes=nodes, jobs=present, tasks=tasks, floors=tuple(_floors(present)))
-
-
-def _with_promised(node: Node, promised: Iterable[Resources]) -> Node:
-    return replace(node, used=Resources.total((node.used, *promised)))
 
 
 def _floors(jobs: Iterable[Job]) -> Iterable[tuple[JobKey, Allocation]]:

@@ -51,7 +51,7 @@ class SimulatedManager:
         if not used.fits_in(node.capacity):
             missing = "; ".join(map(str, task.demand.shortfalls(node.capacity.minus(node.used))))
             raise Rejected(f"{task.tag}: no room on {task.node} ({missing})")
-        self._nodes[task.node] = replace(node, used=used)
+        self._nodes[task.node] = Node(node.name, node.capacity, used, node.state, node.remark)
         self._number += 1
         handle = str(self._number)
         job = RmJob(
@@ -69,7 +69,8 @@ class SimulatedManager:
             if running is None:
                 continue
             node = self._nodes[running.job.node]
-            self._nodes[node.name] = replace(node, used=node.used.minus(running.demand))
+            used = node.used.minus(running.demand)
+            self._nodes[node.name] = Node(node.name, node.capacity, used, node.state, node.remark)
             self._ended.append(replace(running.job, state=RmJobState.CANCELLED, reason="stopped"))
 
     def vouch(self, rm_id: str, proof: str) -> Anchor:

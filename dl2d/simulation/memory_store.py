@@ -134,11 +134,17 @@ class MemoryStore:
                 continue
             forward = change.state.rank > task.state.rank
             state = change.state if forward else task.state
-            task = replace(
-                task,
+            # Written out, for ``dataclasses.replace`` takes most of a simulation's time otherwise.
+            task = Task(
+                job=task.job,
+                id=task.id,
+                role=task.role,
+                node=task.node,
+                demand=task.demand,
                 state=state,
-                since=at if forward else task.since,
                 handle=task.handle if change.handle is None else change.handle,
+                asked_at=task.asked_at,
+                since=at if forward else task.since,
                 note=task.note if change.note is None else change.note,
             )
             if forward:
