@@ -7,7 +7,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,11 +22,13 @@ from dl2d.daemon.plugins import load_placement, load_policy
 from dl2d.simulation.bound import Bound, lower_bound
 from dl2d.simulation.preset import Preset, PresetName, preset
 from dl2d.simulation.replay import Replayed, Rules, replay
-from dl2d.simulation.workload import read_workload
+from dl2d.simulation.sources import load_source, source_forms
 
 
 def simulate(
-    workload: Annotated[Path, typer.Option("--workload", "-w", help="Workload file (docs/workloads.md).")],
+    workload: Annotated[
+        str, typer.Option("--workload", "-w", help=f"What to replay: {source_forms()} (docs/workloads.md).")
+    ],
     policy: Annotated[
         list[str] | None, typer.Option("--policy", "-p", help="Policy to run; may be repeated. Default: drf.")
     ] = None,
@@ -35,18 +36,21 @@ def simulate(
         PresetName | None, typer.Option("--preset", help="Rules of another simulator, to compare with its figures.")
     ] = None,
     placement: Annotated[str, typer.Option(help="Placement, where no preset says so.")] = "load_balance",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of policies that draw.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of policies and workloads that draw.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Replay a workload under one policy after another and compare completion times.
 
     It is the daemon's own tick on a simulated cluster. Times are in slots of the workload's length.
     """
-    jobs = read_workload(workload)
+    sourced = load_source(workload, seed=seed)
+    jobs = sourced.workload
     chosen = preset(preset_name) if preset_name is not None else Preset(Rules(), load_placement(placement), {})
     limit = lower_bound(jobs)
     results: dict[str, Replayed] = {}
     console = Console(stderr=True)
+    if sourced.note:
+        typer.echo(sourced.note, err=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as display:
         for name in dict.fromkeys(policy or ["drf"]):

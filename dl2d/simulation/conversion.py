@@ -1,0 +1,290 @@
+"""From jobs as logs and generators know them (submitted, ran so long on so many GPUs) to jobs of a workload."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from typing import Final, Self
+
+from dl2d.core.errors import WorkloadError
+from dl2d.core.jobs import Architecture
+from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.simulation.fields import Fields, did_you_mean, shown
+from dl2d.simulation.profiles import load_profile, profile_names
+from dl2d.simulation.speeds import MOST_TASKS
+from dl2d.simulation.workload import MOST_JOBS, MOST_NODES, MOST_SLOTS, Workload, read_workload
+
+#: Why jobs are left out.
+TOO_LARGE: Final = f"more than {MOST_TASKS} workers"
+NO_ROOM: Final = "larger than the cluster"
+_LONGEST_SETTING = 1000
+# A worker's share of a GPU is counted in thousandths, as resources are.
+_SMALLEST_SHARE = 0.001
+_DIGITS = 9
+_MOST_EPOCHS = 1e9
+_LEAST_EPOCHS = 2e-9
+
+
+@dataclass(frozen=True, slots=True)
+class PastJob:
+    """One job as a log has it. ``submit`` and ``seconds`` (more than 0) are in seconds, ``submit`` from any origin."""
+
+    id: str
+    submit: float
+    seconds: float
+    #: GPUs it ran on; 0 for a job of CPUs only.
+    gpus: int
+    #: Cores it ran on; looked at only where it had no GPU.
+    cpus: float = 0.0
+    #: Share of each of its GPUs.
+    gpu_share: float = 1.0
+    #: Name of its profile; drawn where it is empty.
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings that users write as ``key=value``. Checked when made: a bad one is a ``WorkloadError``."""
+
+    #: Length of a slot.
+    slot_seconds: float = 1200.0
+    #: Nodes of the cluster; 0: as many as have the work fill ``load`` of them, and as the largest job needs.
+    nodes: int = 0
+    #: What a node has.
+    node: str = "cpu:64,gpu:8"
+    #: Share of the cluster that the work would fill at the sizes it had, where ``nodes`` is 0.
+    load: float = 0.7
+    #: ``ps`` or ``allreduce``.
+    architecture: str = "ps"
+    #: Profiles to draw from, with commas between; by default those on GPUs for a job that had one, else the others.
+    models: str = ""
+    #: Bounds of a job that ran with g workers: from floor(g x shrink), at least 1, to ceil(g x stretch).
+    shrink: float = 0.0
+    stretch: float = 2.0
+
+    def __post_init__(self) -> None:
+        self.check_number("slot_seconds", least=1e-3, most=1e8)
+        self.check_number("nodes", least=0, most=MOST_NODES)
+        self.check_number("load", least=1e-3, most=1000.0)
+        self.check_word("architecture", [str(entry) for entry in Architecture])
+        self.check_number("shrink", least=0.0, most=1.0)
+        self.check_number("stretch", least=1.0, most=float(MOST_TASKS))
+        for name in self.model_names:
+            load_profile(name)
+        _ = self.node_resources
+
+    def check_number(self, key: str, *, least: float, most: float) -> None:
+        """Refuse a number out of bounds, NaN among them."""
+        value = getattr(self, key)
+        if not least <= value <= most:
+            raise WorkloadError(key, f"expected a number from {least:g} to {most:g}, got {shown(value)}")
+
+    def check_word(self, key: str, known: Sequence[str]) -> None:
+        """Refuse a word that is not known."""
+        value = getattr(self, key)
+        if value not in known:
+            raise WorkloadError(key, f"expected one of {', '.join(known)}, got {shown(value)}")
+
+    @property
+    def node_resources(self) -> Resources:
+        """``node``, read."""
+        return Fields({"node": self.node}, where="").resources("node")
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """``models``, one by one; none where the default holds."""
+        return tuple(name.strip() for name in self.models.split(",")) if self.models else ()
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Self:
+        """Read settings from texts by key.
+
+        Raises
+        ------
+        WorkloadError
+            A key is unknown, a value is no number or out of bounds; names the key.
+        """
+        known: dict[str, object] = {field.name: field.default for field in dataclasses.fields(cls)}
+        values: dict[str, object] = {}
+        for key, text in given.items():
+            if key not in known:
+                hint = did_you_mean(key, known)
+                raise WorkloadError(key, f"unknown setting{hint}; known are {', '.join(sorted(known))}")
+            if len(text) > _LONGEST_SETTING:
+                raise WorkloadError(key, f"longer than {_LONGEST_SETTING} characters")
+            try:
+                values[key] = type(known[key])(text)  # type: ignore[call-arg]
+            except ValueError:
+                kind = "a whole number" if isinstance(known[key], int) else "a number"
+                raise WorkloadError(key, f"expected {kind}, got {shown(text)}") from None
+        return cls(**values)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A workload, and how many of the jobs given are not in it, by reason."""
+
+    workload: Workload
+    left_out: Mapping[str, int]
+
+
+def draw_by_hash(seed: int) -> Callable[[PastJob, Sequence[str]], str]:
+    """The rule by which logged jobs get a model: the first 8 bytes of SHA-256 of ``SEED:ID``, modulo their number.
+
+    It looks at nothing else, so a job keeps its model whatever part of the log is read.
+    """
+
+    def draw(job: PastJob, names: Sequence[str]) -> str:
+        digest = hashlib.sha256(f"{seed}:{job.id}".encode()).digest()
+        return names[int.from_bytes(digest[:8], "big") % len(names)]
+
+    return draw
+
+
+def convert(jobs: Iterable[PastJob], settings: Settings, *, seed: int, where: str, description: str) -> Converted:
+    """Make a workload of logged jobs, such that each takes the time it took if it gets the size it had.
+
+    A job of g GPUs has had g workers of one GPU each (and g PSs); one without GPU as many workers as its cores give.
+    Its work is seconds x speed(g, g) samples, with the speed of its profile. It comes in slot
+    floor((submit - earliest submit) / slot_seconds). What it declares is what it takes.
+
+    Raises
+    ------
+    WorkloadError
+        No job is left, there are too many, or they span too many slots; names ``where``.
+    """
+    draw = draw_by_hash(seed)
+    given = sorted(jobs, key=lambda job: (job.submit, job.id))
+    sized: list[tuple[PastJob, str, int]] = []
+    left_out = Counter[str]()
+    gpu_names, cpu_names = _candidates(settings.model_names)
+    for job in given:
+        names = gpu_names if job.gpus else cpu_names
+        model = job.model or draw(job, names)
+        workers = job.gpus or max(1, math.ceil(job.cpus / max(load_profile(model).worker.get("cpu"), 1e-3)))
+        if workers > MOST_TASKS:
+            left_out[TOO_LARGE] += 1
+        else:
+            sized.append((job, model, workers))
+    node = settings.node_resources
+    nodes = settings.nodes or _nodes_for(sized, settings, where)
+    kept: list[dict[str, object]] = []
+    first = sized[0][0].submit if sized else 0.0
+    used: set[str] = set()
+    for job, model, workers in sized:
+        slot = (job.submit - first) / settings.slot_seconds
+        if slot > MOST_SLOTS:
+            problem = f"job {job.id} would come in slot {slot:.0f}, after slot {MOST_SLOTS}; take longer slots"
+            raise WorkloadError("slot_seconds", problem, where=where)
+        least = max(1, math.floor(workers * settings.shrink))
+        worker, ps = _demands(job, model, settings)
+        if not _has_room(worker, ps, least, node, nodes):
+            left_out[NO_ROOM] += 1
+            continue
+        kept.append(_described(job, model, workers, math.floor(slot + 1e-9), settings))
+        used.add(model)
+    if not kept:
+        reasons = ", ".join(f"{reason} ({count})" for reason, count in left_out.items())
+        raise WorkloadError("", f"no job can be used{f': {reasons}' if reasons else ''}", where=where)
+    if len(kept) > MOST_JOBS:
+        raise WorkloadError("jobs", f"{len(kept)} jobs, more than {MOST_JOBS}; take fewer", where=where)
+    speeds = {name: load_profile(name).speed(Architecture(settings.architecture)).describe() for name in sorted(used)}
+    cluster = [{"name": "node", "count": nodes, "resources": node.as_dict()}]
+    described = {
+        "description": description, "slot_seconds": settings.slot_seconds, "cluster": cluster, "speeds": speeds,
+        "jobs": kept,
+    }  # fmt: skip
+    return Converted(read_workload(described, where=where), dict(left_out))
+
+
+@cache
+def _candidates(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Profiles for jobs with GPUs and for jobs without: those named, or all that fit."""
+    if names:
+        return names, names
+    known = profile_names()
+    on_gpu = tuple(name for name in known if load_profile(name).worker.get("gpu"))
+    return on_gpu, tuple(name for name in known if name not in on_gpu)
+
+
+def _demands(job: PastJob, model: str, settings: Settings) -> tuple[Resources, Resources]:
+    profile = load_profile(model)
+    share = max(_SMALLEST_SHARE, job.gpu_share) if job.gpus else 0.0
+    return _demands_of(profile.name, share, settings.architecture)
+
+
+@cache
+def _demands_of(profile_name: str, share: float, architecture: str) -> tuple[Resources, Resources]:
+    """Of one worker and one PS: the profile's, with the share of a GPU that the job had."""
+    profile = load_profile(profile_name)
+    amounts = profile.worker.as_dict()
+    if share and "gpu" in amounts:
+        amounts["gpu"] *= share
+    return Resources.of(amounts), profile.ps if architecture == Architecture.PS else NO_RESOURCES
+
+
+def _per_node(demand: Resources, node: Resources) -> int:
+    have = dict(node.thousandths)
+    return min((have.get(name, 0) // amount for name, amount in demand.thousandths), default=MOST_TASKS)
+
+
+def _has_room(worker: Resources, ps: Resources, least: int, node: Resources, nodes: int) -> bool:
+    """Whether the least size can be told to fit, as workload files are checked: each kind alone, and their sum."""
+    alone = all(_per_node(demand, node) * nodes >= least for demand in (worker, ps) if demand.thousandths)
+    return alone and (worker * least + ps * least).fits_in(node * nodes)
+
+
+def _nodes_for(sized: Sequence[tuple[PastJob, str, int]], settings: Settings, where: str) -> int:
+    """Nodes on which the work, at the sizes it had and spread from first submit to last end, fills ``load``."""
+    if not sized:
+        return 1
+    work, most = Counter[str](), Counter[str]()
+    for job, model, workers in sized:
+        worker, ps = _demands(job, model, settings)
+        for name, amount in (worker * workers + ps * workers).thousandths:
+            work[name] += int(amount * max(1.0, job.seconds))
+            most[name] = max(most[name], amount)
+    span = max(job.submit + job.seconds for job, _, _ in sized) - sized[0][0].submit
+    have = dict(settings.node_resources.thousandths)
+    nodes = 1
+    for name in sorted(work):
+        if name in have:
+            mean = Fraction(work[name]) / Fraction(max(span, 1.0))
+            nodes = max(nodes, math.ceil(mean / Fraction(settings.load) / have[name]), -(-most[name] // have[name]))
+    if nodes > MOST_NODES:
+        problem = f"the work needs {nodes} nodes such as this, more than {MOST_NODES}; set nodes, or take larger ones"
+        raise WorkloadError("node", problem, where=where)
+    return nodes
+
+
+def _described(job: PastJob, model: str, workers: int, slot: int, settings: Settings) -> dict[str, object]:
+    profile = load_profile(model)
+    worker, ps = _demands(job, model, settings)
+    has_ps = settings.architecture == Architecture.PS
+    epochs = job.seconds * _speed(profile.name, settings.architecture, workers) / profile.samples_per_epoch
+    most = min(MOST_TASKS, math.ceil(workers * settings.stretch))
+    described: dict[str, object] = {
+        "id": job.id,
+        "model": model,
+        "submit_slot": slot,
+        "epochs": min(_MOST_EPOCHS, max(_LEAST_EPOCHS, float(f"{epochs:.{_DIGITS}g}"))),
+        "samples_per_epoch": profile.samples_per_epoch,
+        "worker": worker.as_dict(),
+        "min_workers": max(1, math.floor(workers * settings.shrink)),
+        "max_workers": most,
+    }
+    if has_ps:
+        described |= {"ps": ps.as_dict(), "min_ps": described["min_workers"], "max_ps": most}
+    return described
+
+
+@cache
+def _speed(profile_name: str, architecture: str, workers: int) -> float:
+    """Samples per second at the size that the job had."""
+    return load_profile(profile_name).speed(Architecture(architecture)).samples_per_second(workers, workers)

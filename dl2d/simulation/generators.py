@@ -1,0 +1,275 @@
+"""Made-up workloads: pure functions of a settings record and a seeded ``numpy`` generator.
+
+Two fits to public traces are the defaults; no part of a trace is in here.
+
+- *ITP*: the 69,351 jobs of ten Microsoft ITP clusters, March to May 2021, published with ElasticFlow (Gu et al.,
+  ASPLOS 2023; microsoft/elasticflow-traces, MIT License). Maximum-likelihood lognormal of durations: mean of ln
+  seconds 9.02 (median 8,267 s), deviation 1.21. Hill estimate of the Pareto exponent of the longest tenth: 1.12. GPUs
+  of a job: 1 for 83.2 %, 2 for 2.1 %, 4 for 3.4 %, 8 for 10.1 %, 16 for 0.6 %, more for 0.6 %. Mean length of runs of
+  hours with an arrival 3.2 h, without one 4.6 h.
+- *Philly*: the 82,247 GPU jobs of Microsoft Philly, September to December 2017 (Jeon et al., ATC 2019;
+  msr-fiddle/philly-traces, CC BY 4.0). Lognormal of durations: mean of ln seconds 6.79 (median 889 s), deviation 2.16.
+  First harmonic of arrivals by hour of the day: amplitude 0.29, highest at 5:00 of the trace's clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dl2d.core.errors import WorkloadError
+from dl2d.simulation.conversion import PastJob, Settings, convert
+from dl2d.simulation.fields import did_you_mean
+from dl2d.simulation.profiles import load_profile, profile_names
+from dl2d.simulation.speeds import MOST_TASKS
+from dl2d.simulation.workload import MOST_JOBS, MOST_SLOTS, Workload
+
+_Floats = NDArray[np.float64]
+_DAY_SECONDS = 86_400.0
+#: GPUs of a job and their shares, of ITP; the 0.6 % with more than 16 are left out.
+GPU_SHARES: Final[Mapping[int, float]] = MappingProxyType({1: 0.832, 2: 0.021, 4: 0.034, 8: 0.101, 16: 0.006})
+# Slots in the made-up arrival pattern of ``dl2``, and from how many first slots a trace starts.
+_PATTERN_SLOTS = 60
+_OFFSETS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dl2Settings(Settings):
+    """Arrivals as in DL2's simulator: a fixed list of arrivals per slot, from a drawn offset on, capped; fixed lengths.
+
+    After the "Google_Trace" and "Normal" modes of the simulator of Peng et al., "DL2" (arXiv:1909.06040); the list and
+    the lengths are our own. In slot t come min(cap, round(cap x f(t + offset))) jobs, with offset uniform in 0..4 and f
+    a pattern of 60 slots between 0.3 and 1.3 with a burst in slot 1. Types are uniform; type k of K (by name, from 1)
+    runs for longest x k / K slots on one worker and one PS.
+    """
+
+    jobs: int = 60
+    nodes: int = 12
+    #: Most arrivals of a slot.
+    cap: int = 3
+    #: Slots that the longest type takes on one worker and one PS.
+    longest_slots: float = 60.0
+    #: Bound on workers and on PSs of every job.
+    stretch: float = 16.0
+
+    def __post_init__(self) -> None:
+        Settings.__post_init__(self)
+        self.check_number("jobs", least=1, most=MOST_JOBS)
+        self.check_number("cap", least=1, most=10_000)
+        self.check_number("longest_slots", least=1e-3, most=1e6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoissonSettings(Settings):
+    """Arrivals at a constant mean rate, lognormal lengths, GPUs from ``GPU_SHARES``. Others add to these."""
+
+    jobs: int = 60
+    nodes: int = 12
+    stretch: float = 4.0
+    #: Mean number of arrivals per slot.
+    rate: float = 2.0
+    #: Most GPUs of a job; larger draws are not made.
+    most_gpus: int = 16
+    #: Lengths at the size drawn: median and deviation of the logarithm; fitted to ITP. Longer ones are cut.
+    median_seconds: float = 8267.0
+    sigma: float = 1.21
+    longest_seconds: float = 2_592_000.0
+
+    def __post_init__(self) -> None:
+        Settings.__post_init__(self)
+        self.check_number("jobs", least=1, most=MOST_JOBS)
+        self.check_number("rate", least=1e-5, most=1e6)
+        self.check_number("most_gpus", least=1, most=MOST_TASKS)
+        self.check_number("median_seconds", least=1.0, most=1e8)
+        self.check_number("sigma", least=0.0, most=10.0)
+        self.check_number("longest_seconds", least=1.0, most=1e9)
+        if self.jobs / self.rate > MOST_SLOTS / 2:
+            raise WorkloadError("rate", f"{self.jobs} jobs at {self.rate:g} a slot take over {MOST_SLOTS // 2} slots")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiurnalSettings(PoissonSettings):
+    """Arrivals at rate x (1 + amplitude cos(2 pi (hour - peak_hour) / 24)); slot 0 starts at hour 0."""
+
+    #: 0: constant; 1: none at the quietest hour. Fitted to Philly.
+    amplitude: float = 0.29
+    peak_hour: float = 5.0
+
+    def __post_init__(self) -> None:
+        PoissonSettings.__post_init__(self)
+        self.check_number("amplitude", least=0.0, most=1.0)
+        self.check_number("peak_hour", least=0.0, most=24.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BurstySettings(PoissonSettings):
+    """Arrivals in bursts: periods with and without them take turns, with exponential lengths; ``rate`` is over both."""
+
+    #: Mean length of periods with and without arrivals, in slots; ITP's hours with slots of 20 minutes.
+    on_slots: float = 9.6
+    off_slots: float = 13.7
+
+    def __post_init__(self) -> None:
+        PoissonSettings.__post_init__(self)
+        self.check_number("on_slots", least=0.1, most=1e5)
+        self.check_number("off_slots", least=0.0, most=1e5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeavyTailedSettings(PoissonSettings):
+    """Arrivals as ``poisson``, lengths lognormal as Philly's or Pareto with the exponent of ITP's tail."""
+
+    #: ``lognormal`` (median_seconds, sigma) or ``pareto``: P(longer than x) = (least / x) ** alpha, with that median.
+    law: str = "lognormal"
+    median_seconds: float = 889.0
+    sigma: float = 2.16
+    alpha: float = 1.12
+
+    def __post_init__(self) -> None:
+        PoissonSettings.__post_init__(self)
+        self.check_word("law", ("lognormal", "pareto"))
+        self.check_number("alpha", least=0.05, most=100.0)
+
+
+def dl2(settings: Dl2Settings, random: np.random.Generator) -> Workload:
+    """A workload as ``Dl2Settings`` describes it."""
+    names = sorted(settings.model_names or profile_names())
+    offset = int(random.integers(_OFFSETS))
+    slots: list[int] = []
+    slot = 0
+    while len(slots) < settings.jobs:
+        arrivals = _pattern((slot + offset) % _PATTERN_SLOTS, settings.cap)
+        slots += [slot] * arrivals
+        slot += 1
+    kinds = random.integers(len(names), size=settings.jobs)
+    jobs = []
+    for index, kind in enumerate(kinds.tolist()):
+        seconds = settings.longest_slots * settings.slot_seconds * (kind + 1) / len(names)
+        jobs.append(_job(index, slots[index] * settings.slot_seconds, seconds, 1, names[kind]))
+    return _finish("dl2", jobs, settings)
+
+
+def poisson(settings: PoissonSettings, random: np.random.Generator) -> Workload:
+    """A workload as ``PoissonSettings`` describes it."""
+    return _drawn("poisson", settings, random, _steady(settings, random) / settings.rate, _lognormal(settings, random))
+
+
+def diurnal(settings: DiurnalSettings, random: np.random.Generator) -> Workload:
+    """A workload as ``DiurnalSettings`` describes it: unit-rate arrivals put through the inverse of the summed rate."""
+    day = _DAY_SECONDS / settings.slot_seconds
+    peak = settings.peak_hour / 24.0 * day
+    wave = settings.amplitude * day / (2.0 * math.pi)
+    target = _steady(settings, random) / settings.rate
+    base = wave * math.sin(2.0 * math.pi * peak / day)
+    low, high = np.maximum(target - 2.0 * wave, 0.0), target + 2.0 * wave
+    for _ in range(60):  # bisection; the summed rate never falls
+        middle = (low + high) / 2.0
+        early = middle + wave * np.sin(2.0 * math.pi * (middle - peak) / day) + base < target
+        low, high = np.where(early, middle, low), np.where(early, high, middle)
+    return _drawn("diurnal", settings, random, np.maximum.accumulate(high), _lognormal(settings, random))
+
+
+def bursty(settings: BurstySettings, random: np.random.Generator) -> Workload:
+    """A workload as ``BurstySettings`` describes it; it begins with a period of arrivals."""
+    share = settings.on_slots / (settings.on_slots + settings.off_slots)
+    busy = _steady(settings, random) * share / settings.rate
+    periods = max(16, int(2.0 * busy[-1] / settings.on_slots))
+    ends: _Floats = np.empty(0)
+    while not len(ends) or ends[-1] <= busy[-1]:
+        more = np.cumsum(random.exponential(settings.on_slots, periods))
+        ends = np.concatenate([ends, more + (ends[-1] if len(ends) else 0.0)])
+    pauses = np.concatenate([[0.0], np.cumsum(random.exponential(settings.off_slots, len(ends)))])
+    submits = busy + pauses[np.searchsorted(ends, busy, side="right")]
+    return _drawn("bursty", settings, random, submits, _lognormal(settings, random))
+
+
+def heavy_tailed(settings: HeavyTailedSettings, random: np.random.Generator) -> Workload:
+    """A workload as ``HeavyTailedSettings`` describes it."""
+    submits = _steady(settings, random) / settings.rate
+    if settings.law == "lognormal":
+        seconds = _lognormal(settings, random)
+    else:
+        least = settings.median_seconds / 2.0 ** (1.0 / settings.alpha)
+        draws = 1.0 - random.random(settings.jobs)  # in (0, 1]
+        seconds = np.exp(np.minimum(math.log(least) - np.log(draws) / settings.alpha, 50.0))
+    return _drawn("heavy-tailed", settings, random, submits, seconds)
+
+
+#: By name: the settings and the function.
+GENERATORS: Final[Mapping[str, tuple[type[Settings], Callable[[Any, np.random.Generator], Workload]]]] = (
+    MappingProxyType(
+        {
+            "dl2": (Dl2Settings, dl2),
+            "poisson": (PoissonSettings, poisson),
+            "diurnal": (DiurnalSettings, diurnal),
+            "bursty": (BurstySettings, bursty),
+            "heavy-tailed": (HeavyTailedSettings, heavy_tailed),
+        }
+    )
+)
+
+
+def generate(name: str, given: Mapping[str, str], random: np.random.Generator) -> Workload:
+    """A workload of the generator of this name, with settings as users write them.
+
+    Raises
+    ------
+    WorkloadError
+        There is no such generator, or a setting is unknown or bad.
+    """
+    if name not in GENERATORS:
+        raise WorkloadError(
+            "generator", f"there is no {name!r}{did_you_mean(name, GENERATORS)}; there are {', '.join(GENERATORS)}"
+        )
+    kind, function = GENERATORS[name]
+    return function(kind.parse(given), random)
+
+
+def _pattern(index: int, cap: int) -> int:
+    """Arrivals in one slot of the made-up list: two waves of different length, and a burst that the cap cuts."""
+    share = 4.0 if index == 1 else 0.8 + 0.3 * math.sin(index * math.pi / 10.0) + 0.2 * math.sin(index * math.pi / 3.0)
+    return min(cap, max(0, round(cap * share)))
+
+
+def _steady(settings: PoissonSettings, random: np.random.Generator) -> _Floats:
+    """Arrival times of a Poisson process of one arrival per unit of time."""
+    return np.cumsum(random.exponential(1.0, settings.jobs))
+
+
+def _lognormal(settings: PoissonSettings, random: np.random.Generator) -> _Floats:
+    exponents = math.log(settings.median_seconds) + settings.sigma * random.standard_normal(settings.jobs)
+    return np.exp(np.minimum(exponents, 50.0))
+
+
+def _drawn(
+    name: str, settings: PoissonSettings, random: np.random.Generator, submits: _Floats, seconds: _Floats
+) -> Workload:
+    """Draw GPUs and models to arrivals in slots and lengths in seconds."""
+    sizes = [gpus for gpus in GPU_SHARES if gpus <= settings.most_gpus]
+    shares = np.array([GPU_SHARES[gpus] for gpus in sizes])
+    gpus = random.choice(sizes, settings.jobs, p=shares / shares.sum())
+    on_gpu = [entry for entry in profile_names() if load_profile(entry).worker.get("gpu")]
+    names = settings.model_names or tuple(on_gpu)
+    kinds = random.integers(len(names), size=settings.jobs)
+    # To milliseconds, so that the last bits of a processor's exp and log decide nothing.
+    lengths = np.round(np.clip(seconds, 1.0, settings.longest_seconds), 3)
+    starts = np.floor(submits) * settings.slot_seconds
+    jobs = [
+        _job(index, float(starts[index]), float(lengths[index]), int(gpus[index]), names[kind])
+        for index, kind in enumerate(kinds.tolist())
+    ]
+    return _finish(name, jobs, settings)
+
+
+def _job(index: int, submit: float, seconds: float, gpus: int, model: str) -> PastJob:
+    return PastJob(id=str(index + 1), submit=submit, seconds=seconds, gpus=gpus, model=model)
+
+
+def _finish(name: str, jobs: list[PastJob], settings: Settings) -> Workload:
+    return convert(jobs, settings, seed=0, where=f"generator {name}", description=f"made by generator {name}").workload

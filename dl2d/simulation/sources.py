@@ -1,0 +1,110 @@
+"""Where workloads come from, as ``dl2d simulate --workload`` names it: a file, a generator or a job log."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+
+from dl2d.core.errors import WorkloadError
+from dl2d.simulation.fields import did_you_mean, printable, shown
+from dl2d.simulation.generators import GENERATORS, generate
+from dl2d.simulation.traces import FORMATS, TraceSettings, read_trace, summary
+from dl2d.simulation.workload import Workload, read_workload
+
+_PREFIX = re.compile(r"([a-z][a-z0-9-]+):(.*)", re.DOTALL)
+_MOST_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sourced:
+    """A workload, and a line for people on how it came about (none for a workload file)."""
+
+    workload: Workload
+    note: str = ""
+
+
+def load_source(source: str, *, seed: int = 0) -> Sourced:
+    """Read or make the workload that a text names.
+
+    Parameters
+    ----------
+    source
+        ``generator:NAME[?key=value&...]``, ``FORMAT:FILE[?key=value&...]`` with a format of
+        ``dl2d.simulation.traces.FORMATS``, or the path of a workload file. Values, not file names, may be
+        percent-encoded. A ``?`` is taken as part of a file's name unless a ``=`` follows it. ``./sacct:x`` is a file.
+    seed
+        For what is drawn, unless ``seed`` is among the keys.
+
+    Raises
+    ------
+    WorkloadError
+        It is none of these, or cannot be read; names the source.
+    """
+    match = _PREFIX.fullmatch(source)
+    kind, rest = match.groups() if match else ("", "")
+    if kind == "generator":
+        name, given = _settings(rest, source)
+        drawn = np.random.default_rng(_seed(given, seed, source))
+        try:
+            workload = generate(name, given, drawn)
+        except WorkloadError as error:
+            raise _at(error, source) from None
+        nodes = sum(group.count for group in workload.cluster)
+        return Sourced(workload, f"{printable(source)}: {len(workload.jobs)} jobs, {nodes} nodes")
+    if kind in FORMATS:
+        file, given = _settings(rest, source)
+        own_seed = _seed(given, seed, source)
+        try:
+            settings = TraceSettings.parse(given)
+        except WorkloadError as error:
+            raise _at(error, source) from None
+        read = read_trace(kind, Path(file), settings, seed=own_seed)
+        return Sourced(read.workload, f"{kind}:{printable(Path(file).name)}: {summary(read)}")
+    if kind and not _exists(source):
+        known = ["generator", *FORMATS]
+        problem = f"there is no such file, and {kind!r} is no kind of source{did_you_mean(kind, known)}"
+        raise WorkloadError("", f"{problem}; there are {', '.join(known)}", where=printable(source))
+    return Sourced(read_workload(source))
+
+
+def source_forms() -> str:
+    """For help texts: what may be given."""
+    return f"a file, generator:NAME ({', '.join(GENERATORS)}) or FORMAT:FILE ({', '.join(FORMATS)})"
+
+
+def _exists(source: str) -> bool:
+    try:
+        return Path(source).exists()
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False
+
+
+def _settings(rest: str, source: str) -> tuple[str, dict[str, str]]:
+    name, mark, query = rest.rpartition("?")
+    if not mark or "=" not in query:
+        return rest, {}
+    given: dict[str, str] = {}
+    for part in query.split("&"):
+        key, equals, value = part.partition("=")
+        if not equals or key in given:
+            problem = "is given twice" if equals else "expected key=value"
+            raise WorkloadError(printable(key), problem, where=printable(source))
+        given[key] = unquote(value)
+    return name, given
+
+
+def _seed(given: dict[str, str], default: int, source: str) -> int:
+    text = given.pop("seed", None)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= _MOST_SEED):
+        raise WorkloadError("seed", f"expected a whole number of 0 or more, got {shown(text)}", where=printable(source))
+    return int(text)
+
+
+def _at(error: WorkloadError, source: str) -> WorkloadError:
+    return WorkloadError(error.key, error.problem, where=error.where or printable(source), job=error.job)

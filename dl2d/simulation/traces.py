@@ -1,0 +1,406 @@
+"""Readers of job logs: Philly, ITP (ElasticFlow), Alibaba openb and Slurm's ``sacct``.
+
+Files may be gzipped. They are read line by line; what is malformed is an error that names file, line and column, what
+is merely of no use (never started, still running, no length) is left out and counted.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import BinaryIO, Final, NoReturn, cast
+
+from dl2d.core.errors import WorkloadError
+from dl2d.simulation.conversion import PastJob, Settings, convert
+from dl2d.simulation.fields import shown
+from dl2d.simulation.workload import MOST_JOBS, Workload
+
+#: Largest log, unpacked.
+MOST_BYTES: Final = 1024**3
+MOST_LINE_BYTES: Final = 65_536
+#: Usable rows that are kept while a log is read; about 300 MB.
+MOST_ROWS: Final = 1_000_000
+_MOST_COLUMNS = 500
+_MOST_SECONDS = 1e12
+_MOST_GPUS = 10**7
+
+NO_TIME: Final = "no start or end"
+NO_LENGTH: Final = "ran for no time"
+NOT_ENDED: Final = "not ended"
+STEP: Final = "a step, not a job"
+ARRAY_REST: Final = "tasks of an array that have not started"
+AGAIN: Final = "an id a second time"
+OUTSIDE: Final = "outside the window"
+BEYOND: Final = "beyond the number of jobs asked for"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSettings(Settings):
+    """What part of a log to take."""
+
+    #: Most jobs, the first of the window; 0: all, up to 200,000.
+    jobs: int = 0
+    #: Window of submit times, in hours from the first usable job; 0 hours: to the end.
+    start_hours: float = 0.0
+    hours: float = 0.0
+
+    def __post_init__(self) -> None:
+        Settings.__post_init__(self)
+        self.check_number("jobs", least=0, most=MOST_JOBS)
+        self.check_number("start_hours", least=0.0, most=1e8)
+        self.check_number("hours", least=0.0, most=1e8)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTrace:
+    """A workload read from a log; ``rows`` = jobs of the workload + all of ``left_out``."""
+
+    workload: Workload
+    #: Rows of the file, its header not counted.
+    rows: int
+    #: Rows left out, by reason.
+    left_out: Mapping[str, int]
+
+
+class _Row:
+    """One line by column; reading a cell that is malformed raises with file, line and column."""
+
+    __slots__ = ("_cells", "_where", "line")
+
+    def __init__(self, cells: Mapping[str, str], where: str, line: int) -> None:
+        self._cells = cells
+        self._where = where
+        self.line = line
+
+    def __contains__(self, column: str) -> bool:
+        return column in self._cells
+
+    def text(self, column: str) -> str:
+        """A cell as it is, without spaces around; nothing where there is no such column."""
+        return self._cells.get(column, "").strip()
+
+    def bad(self, column: str, problem: str) -> NoReturn:
+        """Raise the error for one cell."""
+        raise WorkloadError(f"line {self.line}: {column}", problem, where=self._where)
+
+    def number(self, column: str, *, most: float = _MOST_SECONDS, least: float = -_MOST_SECONDS) -> float:
+        """A cell as a number."""
+        return self.as_number(column, self.text(column), least=least, most=most)
+
+    def as_number(self, column: str, text: str, *, least: float, most: float) -> float:
+        """Part of a cell as a number."""
+        try:
+            value = float(text)
+        except ValueError:
+            self.bad(column, f"expected a number, got {shown(text)}")
+        if not least <= value <= most:
+            self.bad(column, f"expected a number from {least:g} to {most:g}, got {shown(text)}")
+        return value
+
+    def count(self, column: str, *, most: int = _MOST_GPUS) -> int:
+        """A cell as a whole number of 0 or more."""
+        value = self.number(column, least=0.0, most=float(most))
+        if value != int(value):
+            self.bad(column, f"expected a whole number, got {shown(self.text(column))}")
+        return int(value)
+
+    def time(self, column: str) -> float:
+        """A cell as seconds since 1970: a date and time (UTC where no zone is given), or a number of seconds."""
+        text = self.text(column)
+        if text.lstrip("-").isdecimal():
+            return self.number(column)
+        try:
+            moment = datetime.fromisoformat(text)
+            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            self.bad(column, f"expected a time such as 2024-05-06T07:08:09, got {shown(text)}")
+
+
+#: What a row is: a job, or why it is none.
+_Reader = Callable[[_Row], PastJob | str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    read: _Reader
+    #: Columns without which a file is not of this format, in lower case.
+    columns: tuple[str, ...]
+
+
+def _checked(job: PastJob) -> PastJob | str:
+    return job if job.seconds > 0 and job.gpus + job.cpus > 0 else NO_LENGTH
+
+
+def _philly(row: _Row) -> PastJob | str:
+    # The list has no ids: a job is called by its line.
+    submit, seconds = row.time("timestamp"), row.number("duration")
+    return _checked(PastJob(str(row.line), submit, seconds, row.count("num_gpus"), cpus=1.0))
+
+
+def _itp(row: _Row) -> PastJob | str:
+    submit, seconds = row.number("submission_time"), row.number("duration")
+    return _checked(PastJob(_plain_id(row, "job_id"), submit, seconds, row.count("num_gpu"), cpus=1.0))
+
+
+def _openb(row: _Row) -> PastJob | str:
+    if not row.text("scheduled_time") or not row.text("deletion_time"):
+        return NO_TIME
+    seconds = row.number("deletion_time") - row.number("scheduled_time")
+    gpus = row.count("num_gpu")
+    share = row.number("gpu_milli", least=0.0, most=1000.0) / 1000.0 if gpus == 1 and row.text("gpu_milli") else 1.0
+    cpus = row.number("cpu_milli", least=0.0, most=1e9) / 1000.0
+    job = PastJob(_plain_id(row, "name"), row.number("creation_time"), seconds, gpus, cpus=cpus, gpu_share=share)
+    return _checked(job)
+
+
+_UNENDED = frozenset({"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING", "CONFIGURING", "COMPLETING"})
+_UNKNOWN = frozenset({"", "unknown", "none", "n/a", "invalid"})
+_JOB_ID = re.compile(r"\d{1,18}(?:_(?P<task>\d{1,18}|\[[^\]]*\]?(?:\.\.\.)?)|\+\d{1,18})?(?P<step>\.\S+)?", re.ASCII)
+_ELAPSED = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,8}):(\d{1,2})(?:\.\d{1,9})?", re.ASCII)
+
+
+def _sacct(row: _Row) -> PastJob | str:
+    identity = _JOB_ID.fullmatch(row.text("jobid"))
+    if identity is None:
+        row.bad("jobid", f"expected a job id of Slurm, such as 12, 12_3 or 12.batch, got {shown(row.text('jobid'))}")
+    if identity["step"]:
+        return STEP
+    if (identity["task"] or "").startswith("["):
+        return ARRAY_REST
+    # ``CANCELLED by 1000`` is one state with its user.
+    if row.text("state").split(" ")[0].upper() in _UNENDED:
+        return NOT_ENDED
+    if row.text("submit").lower() in _UNKNOWN:
+        return NO_TIME
+    seconds = _ran_for(row)
+    if seconds is None:
+        return NO_TIME
+    gpus, cpus = _allocated(row)
+    return _checked(PastJob(row.text("jobid").replace("+", "-"), row.time("submit"), seconds, gpus, cpus=cpus))
+
+
+def _ran_for(row: _Row) -> float | None:
+    """Seconds from start to end, or nothing where either is unknown."""
+    for column in ("start", "end"):
+        if column in row and row.text(column).lower() in _UNKNOWN:
+            return None
+    if row.text("elapsedraw"):
+        return row.number("elapsedraw", least=0.0)
+    if (text := row.text("elapsed")).lower() not in _UNKNOWN:
+        match = _ELAPSED.fullmatch(text)
+        if match is None:
+            row.bad("elapsed", f"expected [days-]hours:minutes:seconds, got {shown(text)}")
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return ((days * 24.0 + hours) * 60.0 + minutes) * 60.0 + seconds
+    if "start" in row and "end" in row:
+        return row.time("end") - row.time("start")
+    return None
+
+
+def _allocated(row: _Row) -> tuple[int, float]:
+    """GPUs and cores: of AllocTRES where it is filled, else of ReqTRES, else of the older columns."""
+    gpus = cpus = 0.0
+    for column in ("alloctres", "reqtres"):
+        if text := row.text(column):
+            gpus, cpus = _tres(row, column, text)
+            break
+    else:
+        for column in ("allocgres", "reqgres"):
+            if text := row.text(column):
+                gpus = _gres(row, column, text)
+                break
+    for column in ("ncpus", "alloccpus", "reqcpus"):
+        if row.text(column):
+            cpus = cpus or float(row.count(column))
+    return int(gpus), max(1.0, cpus)
+
+
+def _tres(row: _Row, column: str, text: str) -> tuple[float, float]:
+    """``billing=8,cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=64G``; the plain gpu is the total of its types."""
+    total: float | None = None
+    typed = cpus = 0.0
+    for entry in text.split(","):
+        name, equals, amount = entry.partition("=")
+        if not equals:
+            row.bad(column, f"expected name=amount, got {shown(entry)}")
+        if name == "gres/gpu" or name.startswith("gres/gpu:") or name == "cpu":
+            value = row.as_number(column, amount, least=0.0, most=float(_MOST_GPUS))
+            if value != int(value):
+                row.bad(column, f"expected a whole number of {name}, got {shown(amount)}")
+            if name == "cpu":
+                cpus = value
+            elif name == "gres/gpu":
+                total = value
+            else:
+                typed += value
+    return (typed if total is None else total), cpus
+
+
+def _gres(row: _Row, column: str, text: str) -> float:
+    """``gpu:2`` or ``gpu:a100:2``, per node in older Slurm: taken times NNodes."""
+    gpus = 0.0
+    for entry in text.split(","):
+        parts = entry.split("(")[0].split(":")
+        if parts[0] == "gpu":
+            gpus += row.as_number(column, parts[-1], least=0.0, most=1e5) if len(parts) > 1 else 1.0
+    nodes = row.count("nnodes", most=100_000) if row.text("nnodes") else 1
+    return math.floor(gpus) * max(1, nodes)
+
+
+_PLAIN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+
+
+def _plain_id(row: _Row, column: str) -> str:
+    text = row.text(column)
+    if not _PLAIN_ID.fullmatch(text):
+        row.bad(column, f"expected up to 64 letters, digits, _ and -, got {shown(text)}")
+    return text
+
+
+#: By name, as ``NAME:FILE`` has it.
+FORMATS: Final[Mapping[str, _Format]] = MappingProxyType(
+    {
+        "sacct": _Format(_sacct, ("jobid", "submit")),
+        "philly": _Format(_philly, ("timestamp", "duration", "num_gpus")),
+        "itp": _Format(_itp, ("job_id", "submission_time", "duration", "num_gpu")),
+        "openb": _Format(
+            _openb, ("name", "cpu_milli", "num_gpu", "gpu_milli", "creation_time", "deletion_time", "scheduled_time")
+        ),
+    }
+)
+
+
+def read_trace(name: str, path: Path, settings: TraceSettings, *, seed: int = 0) -> ReadTrace:
+    """Read a log of one of the ``FORMATS`` as a workload.
+
+    Models are drawn as ``dl2d.simulation.conversion.draw_by_hash`` says; ``convert`` says what becomes of the rest.
+
+    Raises
+    ------
+    WorkloadError
+        The file cannot be read, is not of the format, is too large or has no usable job; names file, line and column.
+    """
+    where = str(path)
+    jobs: list[PastJob] = []
+    left_out = Counter[str]()
+    seen: set[str] = set()
+    rows = 0
+    try:
+        with _opened(path) as raw:
+            for row in _rows(_unpacked(raw), FORMATS[name], where):
+                rows += 1
+                job = FORMATS[name].read(row)
+                if isinstance(job, str):
+                    left_out[job] += 1
+                elif job.id in seen:
+                    left_out[AGAIN] += 1
+                else:
+                    seen.add(job.id)
+                    jobs.append(job)
+                    if len(jobs) > MOST_ROWS:
+                        raise WorkloadError("", f"more than {MOST_ROWS} usable rows; cut it", where=where)
+    except (OSError, EOFError, zlib.error) as error:  # gzip.BadGzipFile is an OSError
+        said = getattr(error, "strerror", None) or error
+        raise WorkloadError("", f"cannot be read: {said}", where=where) from None
+    taken = _window(jobs, settings, left_out)
+    description = f"read from {path.name} ({name})"
+    if not taken:
+        raise WorkloadError("", f"no job can be used of {rows} rows{_reasons(left_out)}", where=where)
+    converted = convert(taken, settings, seed=seed, where=where, description=description)
+    left_out.update(converted.left_out)
+    return ReadTrace(converted.workload, rows, dict(sorted(left_out.items())))
+
+
+def summary(read: ReadTrace) -> str:
+    """For people: how much of a log was taken, and why the rest was not."""
+    counts = f"{read.rows} rows, {len(read.workload.jobs)} jobs"
+    return f"{counts}, {sum(group.count for group in read.workload.cluster)} nodes{_reasons(read.left_out)}"
+
+
+def _reasons(left_out: Mapping[str, int]) -> str:
+    listed = ", ".join(f"{reason} ({count})" for reason, count in left_out.items() if count)
+    return f"; left out: {listed}" if listed else ""
+
+
+def _window(jobs: list[PastJob], settings: TraceSettings, left_out: Counter[str]) -> list[PastJob]:
+    if not jobs:
+        return []
+    jobs = sorted(jobs, key=lambda job: (job.submit, job.id))
+    start = jobs[0].submit + 3600.0 * settings.start_hours
+    end = start + 3600.0 * settings.hours if settings.hours else math.inf
+    inside = [job for job in jobs if start <= job.submit < end]
+    taken = inside[: settings.jobs or len(inside)]
+    for reason, count in ((OUTSIDE, len(jobs) - len(inside)), (BEYOND, len(inside) - len(taken))):
+        if count:
+            left_out[reason] += count
+    return taken
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except ValueError as error:  # a NUL in the name
+        raise WorkloadError("", f"cannot be read: {error}", where=shown(str(path))) from None
+
+
+def _unpacked(raw: BinaryIO) -> BinaryIO:
+    packed = raw.read(2) == b"\x1f\x8b"
+    raw.seek(0)
+    # Buffered, for GzipFile's own readline is slow.
+    return cast("BinaryIO", io.BufferedReader(gzip.GzipFile(fileobj=raw))) if packed else raw
+
+
+def _lines(file: BinaryIO, where: str) -> Iterator[str]:
+    total = number = 0
+    while line := file.readline(MOST_LINE_BYTES + 1):
+        number += 1
+        total += len(line)
+        if len(line) > MOST_LINE_BYTES:
+            raise WorkloadError(f"line {number}", f"longer than {MOST_LINE_BYTES} bytes", where=where)
+        if total > MOST_BYTES:
+            raise WorkloadError(f"line {number}", f"more than {MOST_BYTES >> 20} MiB", where=where)
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError:
+            raise WorkloadError(f"line {number}", "is not UTF-8", where=where) from None
+
+
+def _rows(file: BinaryIO, form: _Format, where: str) -> Iterator[_Row]:
+    lines = _lines(file, where)
+    header = next(lines, "")
+    if "|" in header:  # sacct --parsable2; --parsable ends lines with one more
+        delimiter, quoting = "|", csv.QUOTE_NONE
+    else:
+        delimiter, quoting = ",", csv.QUOTE_MINIMAL
+    try:
+        first = next(csv.reader([header], delimiter=delimiter, quoting=quoting), [])  # type: ignore[arg-type]
+        columns = [name.strip().lower() for name in first]
+        if columns and not columns[-1]:
+            columns.pop()
+        if len(columns) > _MOST_COLUMNS or len(set(columns)) < len(columns):
+            raise WorkloadError("line 1", "a column is named twice, or there are too many", where=where)
+        if missing := [name for name in form.columns if name not in columns]:
+            problem = f"there is no column {', '.join(missing)}; there are {shown(', '.join(columns))}"
+            raise WorkloadError("line 1", problem, where=where)
+        reader = csv.reader(lines, delimiter=delimiter, quoting=quoting)  # type: ignore[arg-type]
+        for cells in reader:
+            if not cells:
+                continue
+            if len(cells) == len(columns) + 1 and not cells[-1]:
+                cells.pop()
+            number = reader.line_num + 1
+            if len(cells) != len(columns):
+                raise WorkloadError(f"line {number}", f"expected {len(columns)} columns, got {len(cells)}", where=where)
+            yield _Row(dict(zip(columns, cells, strict=True)), where, number)
+    except csv.Error as error:
+        raise WorkloadError("", f"is no table of lines and columns: {error}", where=where) from None
