@@ -20,10 +20,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dist")
-    subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, CHECKOUT],
-        check=True, capture_output=True, timeout=300,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, CHECKOUT]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
     return next(out.glob("*.whl"))
 
 
