@@ -68,3 +68,30 @@ def test_a_missing_workload_is_told(dl2d, tmp_path: Path) -> None:
     ran = dl2d("simulate", "--workload", tmp_path / "gone.json")
     assert ran.status == 2
     assert "gone.json" in ran.err
+
+
+def test_a_generator_and_a_log_are_replayed(dl2d, tmp_path: Path) -> None:
+    log = tmp_path / "jobs.csv"
+    log.write_text(
+        "JobID|Submit|Start|End|State|AllocTRES|Elapsed\n"
+        "1|2024-03-01T00:00:00|2024-03-01T00:10:00|2024-03-01T01:10:00|COMPLETED|cpu=8,gres/gpu=2|01:00:00\n"
+        "1.batch|2024-03-01T00:10:00|2024-03-01T00:10:00|2024-03-01T01:10:00|COMPLETED|cpu=8,gres/gpu=2|01:00:00\n"
+    )
+    for source, jobs, note in (
+        (f"sacct:{log}?slot_seconds=600", 1, "2 rows, 1 jobs, 1 nodes; left out: a step, not a job (1)"),
+        ("generator:dl2?jobs=9", 9, "9 jobs, 12 nodes"),
+    ):
+        ran = dl2d("simulate", "--workload", source, "--policy", "fifo", "--json", "--seed", 4)
+        assert ran.status == 0, ran.err
+        assert len(json.loads(ran.out)["policies"]["fifo"]["jobs"]) == jobs
+        assert note in ran.err
+        again = dl2d("simulate", "--workload", source, "--policy", "fifo", "--json", "--seed", 4)
+        times = [json.loads(each.out)["policies"]["fifo"]["jobs"] for each in (ran, again)]
+        assert times[0] == times[1]
+
+
+@pytest.mark.parametrize("source", ["generator:dl3", "generator:dl2?cap=0", "sacct:gone.csv", "sacc:gone.csv"])
+def test_a_wrong_source_is_told(dl2d, source: str) -> None:
+    ran = dl2d("simulate", "--workload", source)
+    assert ran.status == 2
+    assert source.partition(":")[2].partition("?")[0] in ran.err
