@@ -208,13 +208,13 @@ def _ran_for(row: _Row) -> float | None:
 
 
 def _allocated(row: _Row) -> tuple[int, float]:
-    """GPUs and cores: of AllocTRES where it is filled, else of ReqTRES, else of the older columns."""
+    """GPUs and cores: of AllocTRES where it is filled, else of ReqTRES; GPUs that these lack, of the older columns."""
     gpus = cpus = 0.0
     for column in ("alloctres", "reqtres"):
         if text := row.text(column):
             gpus, cpus = _tres(row, column, text)
             break
-    else:
+    if not gpus:  # many sites do not count GPUs among TRES
         for column in ("allocgres", "reqgres"):
             if text := row.text(column):
                 gpus = _gres(row, column, text)

@@ -134,6 +134,11 @@ def test_sacct_without_elapsed_takes_end_minus_start_and_numbers_for_times(tmp_p
     assert seconds_at(trace, "7", 6) == pytest.approx(500)
 
 
+def test_sacct_gpus_that_are_not_among_tres_are_taken_from_gres(tmp_path: Path) -> None:
+    table = "JobID|Submit|Elapsed|AllocTRES|ReqGRES\n7|2024-03-01T02:00:00|01:15|cpu=4,node=1|gpu:2(S:0)\n"
+    assert seconds_at(read(tmp_path, "sacct", table, stretch=1), "7", 2) == pytest.approx(75)
+
+
 def test_sacct_raw_seconds_and_requested_resources(tmp_path: Path) -> None:
     trace = read(tmp_path, "sacct", "JobID|Submit|ElapsedRaw|ReqTRES\n7|2024-03-01T02:00:00|75|cpu=4,gres/gpu=3\n")
     assert seconds_at(trace, "7", 3) == pytest.approx(75)
