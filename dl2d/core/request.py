@@ -10,18 +10,18 @@ import difflib
 import enum
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from dl2d.core.errors import RequestError
 from dl2d.core.jobs import Architecture, Consistency, JobRequest
 from dl2d.core.resources import Resources, parse_resources
+from dl2d.core.wording import did_you_mean, shown
 
 E = TypeVar("E", bound=enum.StrEnum)
 MOST_EPOCHS = 1e6
 MOST_TASKS = 10_000
-_LONGEST_SHOWN = 100
 _DIRECTIVE = re.compile(r"#DL2(?:\s+(.*))?", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+ /:-]{0,127}")
 
@@ -71,7 +71,7 @@ def parse_request(given: Mapping[str, object], *, rules: RequestRules, where: st
         known = ", ".join(sorted(rules.models))
         raise RequestError(
             "model",
-            f"unknown model type {model!r}{_did_you_mean(model, rules.models)}; this site knows {known} "
+            f"unknown model type {model!r}{did_you_mean(model, rules.models)}; this site knows {known} "
             "(an admin adds more under jobs.models)",
             where=where,
         )
@@ -207,7 +207,7 @@ class _Fields:
     def near_miss(self, key: str) -> str:
         """The given key that is most like a missing one and is none itself: a slip of the pen."""
         near = difflib.get_close_matches(key, sorted(self._given.keys() - _KEYS), n=1)
-        return f" (is {_shown(near[0])} meant?)" if near else ""
+        return f" (is {shown(near[0])} meant?)" if near else ""
 
     def _bad(self, key: str, problem: str) -> RequestError:
         return RequestError(key, problem, where=self._where)
@@ -219,7 +219,7 @@ class _Fields:
         except ValueError:  # a whole number of thousands of digits
             text = ""
         if not _NAME.fullmatch(text):
-            raise self._bad(key, f"expected a name of up to 128 plain characters, got {_shown(value)}")
+            raise self._bad(key, f"expected a name of up to 128 plain characters, got {shown(value)}")
         return text
 
     def number(self, key: str, *, above: float, most: float) -> float:
@@ -235,7 +235,7 @@ class _Fields:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not above < number <= most:
-            raise self._bad(key, f"must be a number above {above:g} and at most {most:g}, got {_shown(value)}")
+            raise self._bad(key, f"must be a number above {above:g} and at most {most:g}, got {shown(value)}")
         return number
 
     def whole(self, key: str, *, least: int, most: int, default: int | None) -> int | None:
@@ -247,7 +247,7 @@ class _Fields:
         except ValueError:
             number = None
         if number is None or not least <= number <= most:
-            raise self._bad(key, f"must be a whole number from {least} to {most}, got {_shown(value)}")
+            raise self._bad(key, f"must be a whole number from {least} to {most}, got {shown(value)}")
         return number
 
     def choice(self, key: str, kind: type[E], default: E) -> E:
@@ -255,7 +255,7 @@ class _Fields:
         try:
             return kind(str(value))
         except ValueError:
-            raise self._bad(key, f"must be one of {', '.join(kind)}, got {_shown(value)}") from None
+            raise self._bad(key, f"must be one of {', '.join(kind)}, got {shown(value)}") from None
 
     def resources(self, key: str, default: Resources | None) -> Resources:
         value = self._take(key, _REQUIRED if default is None else default)
@@ -281,28 +281,14 @@ class _Fields:
             except ValueError:
                 count = 0
             if not 1 <= count <= MOST_TASKS:
-                raise self._bad(key, f"expected worker counts such as 1,2,4 or powers-of-two, got {_shown(part)}")
+                raise self._bad(key, f"expected worker counts such as 1,2,4 or powers-of-two, got {shown(part)}")
             counts.append(count)
         return tuple(sorted(set(counts)))
 
     def refuse_rest(self) -> None:
         for key in self._given:
             if key not in self._known:
-                raise self._bad(key, f"unknown key{_did_you_mean(key, self._known)}")
-
-
-def _shown(value: object) -> str:
-    """The value as a message shows it, cut where it is long."""
-    try:
-        text = repr(value)
-    except ValueError:  # a whole number of thousands of digits
-        return f"a huge {type(value).__name__}"
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
-
-
-def _did_you_mean(word: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(word, sorted(known), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+                raise self._bad(key, f"unknown key{did_you_mean(key, self._known)}")
 
 
 def _listed(counts: tuple[int, ...]) -> str:

@@ -15,7 +15,8 @@ from typing import Final, Self
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.simulation.fields import Fields, did_you_mean, shown
+from dl2d.core.wording import did_you_mean, shown
+from dl2d.simulation.fields import Fields
 from dl2d.simulation.profiles import load_profile, profile_names
 from dl2d.simulation.speeds import MOST_TASKS
 from dl2d.simulation.workload import MOST_JOBS, MOST_NODES, MOST_SLOTS, Workload, read_workload

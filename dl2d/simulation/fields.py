@@ -10,9 +10,9 @@ from typing import Final
 
 from dl2d.core.errors import RequestError, WorkloadError
 from dl2d.core.resources import Resources, parse_resources
+from dl2d.core.wording import LONGEST_SHOWN, did_you_mean, printable, shown
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+ /:-]{0,127}")
-_LONGEST_SHOWN = 80
 _MOST_RESOURCES = 1000
 
 
@@ -59,7 +59,7 @@ class Fields:
         value = self.value(key)
         if not isinstance(value, list | tuple) or not least <= len(value) <= most:
             entries = f"{most}" if least == most else f"{least} to {most}"
-            raise self.bad(key, f"expected a list of {entries} entries, got {listed(value)}")
+            raise self.bad(key, f"expected a list of {entries} entries, got {shown(value)}")
         return list(value)
 
     def number(
@@ -159,41 +159,10 @@ class Fields:
         return next((hint for key in sorted(self._names()) if (hint := did_you_mean(key, known))), "")
 
     def _names(self) -> set[str]:
-        return {key for key in self._given if len(key) <= _LONGEST_SHOWN}
+        return {key for key in self._given if len(key) <= LONGEST_SHOWN}
 
 
 @lru_cache(maxsize=1024)
 def _resources(value: str | tuple[tuple[str, float | str], ...], key: str) -> Resources:
     """Most tasks of a workload ask for the same, so answers are kept."""
     return parse_resources(value if isinstance(value, str) else dict(value), key)
-
-
-def shown(value: object) -> str:
-    """The value as a message shows it, cut where it is long."""
-    if isinstance(value, str) and len(value) > _LONGEST_SHOWN:
-        return f"{value[:_LONGEST_SHOWN]!r}..."
-    if isinstance(value, list | tuple | Mapping):
-        return listed(value)
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # a whole number of thousands of digits
-        return f"a huge {type(value).__name__}"
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
-
-
-def printable(key: str) -> str:
-    """A key as errors name it: as it is, or quoted and cut where that could spoil a line of a log."""
-    return key if key.isprintable() and len(key) <= _LONGEST_SHOWN else shown(key)
-
-
-def listed(value: object) -> str:
-    """A list or an object by its size, anything else as it is."""
-    if isinstance(value, list | tuple):
-        return f"a list of {len(value)}"
-    return f"an object of {len(value)} keys" if isinstance(value, Mapping) else shown(value)
-
-
-def did_you_mean(word: str, known: Collection[str]) -> str:
-    """A hint at the known word most like the given one, or nothing."""
-    near = difflib.get_close_matches(word[:_LONGEST_SHOWN], sorted(known), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.errors import WorkloadError
+from dl2d.core.wording import did_you_mean
 from dl2d.simulation.conversion import PastJob, Settings, convert
-from dl2d.simulation.fields import did_you_mean
 from dl2d.simulation.profiles import load_profile, profile_names
 from dl2d.simulation.speeds import MOST_TASKS
 from dl2d.simulation.workload import MOST_JOBS, MOST_SLOTS, Workload

@@ -15,7 +15,8 @@ from typing import Final
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture
 from dl2d.core.resources import Resources
-from dl2d.simulation.fields import Fields, did_you_mean
+from dl2d.core.wording import did_you_mean
+from dl2d.simulation.fields import Fields
 from dl2d.simulation.speeds import MOST_TASKS, SpeedModel, parse_speed
 
 #: ``ps-sync``: Optimus' function. ``physical``: from hardware. ``allreduce``: ring. ``measured``: an all-reduce table.

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from dl2d.core.errors import WorkloadError
-from dl2d.simulation.fields import did_you_mean, printable, shown
+from dl2d.core.wording import did_you_mean, printable, shown
 from dl2d.simulation.generators import GENERATORS, generate
 from dl2d.simulation.traces import FORMATS, TraceSettings, read_trace, summary
 from dl2d.simulation.workload import Workload, read_workload

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture
-from dl2d.simulation.fields import Fields, listed, shown
+from dl2d.core.wording import shown
+from dl2d.simulation.fields import Fields
 
 Grid = NDArray[np.float64]
 N = TypeVar("N", float, Grid)
@@ -364,7 +365,7 @@ def parse_speed(description: object, *, where: str = "") -> SpeedModel:
     fields = Fields(description, where=where)
     kinds = [kind for kind in _KINDS if fields.has(kind)]
     if len(kinds) != 1:
-        given = " and ".join(kinds) if kinds else f"{listed(description)}{fields.nearest(_KINDS)}"
+        given = " and ".join(kinds) if kinds else f"{shown(description)}{fields.nearest(_KINDS)}"
         raise WorkloadError("", f"expected exactly one of {', '.join(_KINDS)}, got {given}", where=where)
     model = _parse_formula(fields) if kinds[0] == "formula" else _parse_table(fields, kinds[0])
     fields.refuse_rest()

@@ -21,8 +21,8 @@ from types import MappingProxyType
 from typing import BinaryIO, Final, NoReturn, cast
 
 from dl2d.core.errors import WorkloadError
+from dl2d.core.wording import shown
 from dl2d.simulation.conversion import PastJob, Settings, convert
-from dl2d.simulation.fields import shown
 from dl2d.simulation.workload import MOST_JOBS, Workload
 
 #: Largest log, unpacked.

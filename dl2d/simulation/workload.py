@@ -14,7 +14,8 @@ from dl2d.core.cluster import Node
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture, Consistency, JobRequest
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.simulation.fields import NAME, Fields, did_you_mean, listed, printable, shown
+from dl2d.core.wording import did_you_mean, printable, shown
+from dl2d.simulation.fields import NAME, Fields
 from dl2d.simulation.profiles import SPEED_KINDS, load_profile
 from dl2d.simulation.speeds import MOST_INTERPOLATED, MOST_TASKS, PsAsync, SpeedModel, Table, parse_speed
 
@@ -240,7 +241,7 @@ def _parse(given: object, where: str) -> Workload:
     described = fields.value("speeds")
     entries = fields.items("jobs", most=MOST_JOBS)
     if not isinstance(described, Mapping) or not 1 <= len(described) <= MOST_MODELS:
-        raise fields.bad("speeds", f"expected an object of 1 to {MOST_MODELS} models, got {listed(described)}")
+        raise fields.bad("speeds", f"expected an object of 1 to {MOST_MODELS} models, got {shown(described)}")
     description = fields.prose("description", most=100_000, default="")
     fields.refuse_rest()
     speeds = _speeds(described, _first_users(entries), where)
