@@ -68,7 +68,7 @@ class Packing:
         self._capacity = [self._amounts(node.capacity) for node in self._nodes]
         self._used = [list(self._amounts(node.used)) for node in self._nodes]
         self._reserved = [[0] * len(self._names) for _ in self._nodes]
-        #: Tasks that wait to be taken up again, and on how many nodes: without any, nothing is reserved.
+        #: How many incumbents wait to be taken up again: without any, nothing is reserved.
         self._waiting = 0
         self._incumbents: dict[tuple[JobKey, Role], list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
         for task in sorted(incumbents, key=lambda task: task.number, reverse=True):

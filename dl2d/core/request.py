@@ -6,7 +6,6 @@ Both go through ``parse_request``, so a key means the same everywhere and an err
 
 from __future__ import annotations
 
-import difflib
 import enum
 import math
 import re
@@ -17,7 +16,7 @@ from typing import TypeVar
 from dl2d.core.errors import RequestError
 from dl2d.core.jobs import Architecture, Consistency, JobRequest
 from dl2d.core.resources import Resources, parse_resources
-from dl2d.core.wording import did_you_mean, shown
+from dl2d.core.wording import did_you_mean, is_meant, shown
 
 E = TypeVar("E", bound=enum.StrEnum)
 MOST_EPOCHS = 1e6
@@ -206,8 +205,7 @@ class _Fields:
 
     def near_miss(self, key: str) -> str:
         """The given key that is most like a missing one and is none itself: a slip of the pen."""
-        near = difflib.get_close_matches(key, sorted(self._given.keys() - _KEYS), n=1)
-        return f" (is {shown(near[0])} meant?)" if near else ""
+        return is_meant(key, self._given.keys() - _KEYS)
 
     def _bad(self, key: str, problem: str) -> RequestError:
         return RequestError(key, problem, where=self._where)

@@ -26,6 +26,12 @@ def printable(key: str) -> str:
     return key if key.isprintable() and len(key) <= LONGEST_SHOWN else shown(key)
 
 
+def is_meant(missing: str, given: Collection[str]) -> str:
+    """A hint at the given word that may have been meant for a missing one, or nothing."""
+    near = difflib.get_close_matches(missing, sorted(given), n=1)
+    return f" (is {shown(near[0])} meant?)" if near else ""
+
+
 def did_you_mean(word: str, known: Collection[str]) -> str:
     """A hint at the known word most like the given one, or nothing."""
     near = difflib.get_close_matches(word[:LONGEST_SHOWN], sorted(known), n=1)

@@ -61,9 +61,10 @@ def check(decision: Decision, snapshot: Snapshot) -> None:
     decided = {entry.job: entry.allocation for entry in decision.jobs}
     if len(decided) != len(decision.jobs) or decided.keys() != {job.key for job in snapshot.jobs}:
         raise PolicyError(f"policy {decision.policy} did not decide for every job exactly once")
+    floors = dict(snapshot.floors)
     for job in snapshot.jobs:
         workers, ps = decided[job.key]
-        request, floor = job.request, snapshot.floor_of(job.key)
+        request, floor = job.request, floors.get(job.key, NOTHING)
         in_bounds = (request.allows(workers) and request.min_ps <= ps <= request.max_ps) or (workers, ps) == NOTHING
         if not in_bounds or workers < floor.workers or ps < floor.ps:
             raise PolicyError(
@@ -103,13 +104,14 @@ def _limit_users(
     if not rules.per_user.thousandths:
         return entries
     limited = {name for name, _ in rules.per_user.thousandths}
+    floors = dict(snapshot.floors)
     held: dict[str, Resources] = defaultdict(Resources)
     result = []
     for entry in entries:
         job = jobs[entry.job]
         user = job.owner.user
         allocation = entry.allocation
-        floor = snapshot.floor_of(entry.job)
+        floor = floors.get(entry.job, NOTHING)
         while not _within(held[user] + job.request.demand_of(allocation), rules.per_user, limited):
             smaller = _smaller(job, allocation, floor)
             if smaller is None:

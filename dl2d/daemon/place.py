@@ -8,7 +8,7 @@ from itertools import chain, repeat
 
 from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.decision import Decision
-from dl2d.core.jobs import NOTHING, Allocation, JobKey, Role
+from dl2d.core.jobs import NOTHING, Allocation, JobKey, JobRequest, Role
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.placement import Placement
 from dl2d.core.plan import Deferred, Move, Plan, Start, Stop
@@ -31,9 +31,8 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
     for task in snapshot.tasks:
         if task.state.wanted:
             by_kind[task.job, task.role].append(task)
-    held = {
-        job.key: Allocation(len(by_kind[job.key, Role.WORKER]), len(by_kind[job.key, Role.PS])) for job in snapshot.jobs
-    }
+    held = snapshot.held()
+    requests = {job.key: job.request for job in snapshot.jobs}
     surplus = {
         (job.key, role): max(held[job.key].count(role) - allocations[job.key].count(role), 0)
         for job in snapshot.jobs
@@ -41,10 +40,11 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
         for role in _ROLES
     }
     packing = Packing(snapshot.nodes, placement)
-    starts, deferred = _start(_wanted(snapshot, decision, held), snapshot, held, packing)
-    demands = {job.key: job.request for job in snapshot.jobs}
+    starts, deferred = _start(_wanted(snapshot, decision, held), requests, held, packing)
     wants = [
-        Want((item.job, item.role), demands[item.job].demand(item.role)) for item in deferred for _ in range(item.count)
+        Want((item.job, item.role), requests[item.job].demand(item.role))
+        for item in deferred
+        for _ in range(item.count)
     ]
     staying = [task for (key, _), tasks in by_kind.items() if key not in silent for task in tasks]
     clearing = clear(wants, room_with_leavers(packing.room(), snapshot.tasks), staying, surplus)
@@ -123,11 +123,10 @@ def _wanted(
 
 def _start(
     wanted: Iterable[tuple[JobKey, tuple[Role, ...]]],
-    snapshot: Snapshot,
+    requests: Mapping[JobKey, JobRequest],
     held: Mapping[JobKey, Allocation],
     packing: Packing,
 ) -> tuple[list[Start], list[Deferred]]:
-    requests = {job.key: job.request for job in snapshot.jobs}
     starts: list[Start] = []
     waiting: dict[Kind, tuple[int, Blocked]] = {}
     waits_whole: dict[JobKey, Blocked] = {}

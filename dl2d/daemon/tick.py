@@ -168,8 +168,9 @@ def _mend(context: Context, seen: RmSnapshot, carry: Carry) -> tuple[tuple[Job, 
     store, failures = context.store, dict(carry.failures)
     live_jobs, live_tasks = store.jobs(live=True), store.tasks(live=True)
     heard = heard_since(live_jobs, dict(carry.heard), seen.at, context.patience.silent)
+    live = {job.key for job in live_jobs}
     for key, _ in carry.heard:
-        if key not in heard and any(job.key == key for job in live_jobs):
+        if key not in heard and key in live:
             log.warning("coordinator is silent", job=key.id, seconds=context.patience.silent)
     found = reconcile(
         live_jobs,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Mapping
 from functools import lru_cache
@@ -10,7 +9,7 @@ from typing import Final
 
 from dl2d.core.errors import RequestError, WorkloadError
 from dl2d.core.resources import Resources, parse_resources
-from dl2d.core.wording import LONGEST_SHOWN, did_you_mean, printable, shown
+from dl2d.core.wording import LONGEST_SHOWN, did_you_mean, is_meant, printable, shown
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+ /:-]{0,127}")
 _MOST_RESOURCES = 1000
@@ -50,8 +49,7 @@ class Fields:
         """A required value of any kind."""
         self._known.add(key)
         if key not in self._given:
-            near = difflib.get_close_matches(key, self._names() - self._known, n=1)
-            raise self.bad(key, f"missing{f' (is {shown(near[0])} meant?)' if near else ''}")
+            raise self.bad(key, f"missing{is_meant(key, self._names() - self._known)}")
         return self._given[key]
 
     def items(self, key: str, *, most: int, least: int = 1) -> list[object]:

@@ -21,7 +21,7 @@ from pslite.blocks import Block, cut
 from pslite.channel import Channel, Inbox, listen
 from pslite.director import Director, MemberReport, PlanReport, Reply, Result, Status, Suspension
 from pslite.doorway import Doorway
-from pslite.errors import Cancelled, JobFailed, ProtocolError
+from pslite.errors import Cancelled, ProtocolError
 from pslite.messages import (
     MAX_CONTROL_BYTES,
     Abort,
@@ -844,9 +844,3 @@ def _how(told: AgentExit) -> str:
         return f"died: killed by signal {told.signal}"
     tail = f": {told.text}" if told.text else ""
     return f"died: its process ended with status {told.status}{tail}"
-
-
-def raise_for(status: Status) -> None:
-    """Raise JobFailed if the job did not come to its end."""
-    if status.state != "finished":
-        raise JobFailed(status.reason or "unknown")
