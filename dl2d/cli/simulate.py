@@ -6,7 +6,6 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -16,10 +15,9 @@ from rich.table import Table
 
 from dl2d.cli.options import JsonOption
 from dl2d.core.codec import as_plain
-from dl2d.core.errors import PluginError
-from dl2d.core.policy import Policy
-from dl2d.daemon.plugins import load_placement, load_policy
+from dl2d.daemon.plugins import load_placement
 from dl2d.simulation.bound import Bound, lower_bound
+from dl2d.simulation.contenders import contender
 from dl2d.simulation.preset import Preset, PresetName, preset
 from dl2d.simulation.replay import Replayed, Rules, replay
 from dl2d.simulation.sources import load_source, source_forms
@@ -61,7 +59,7 @@ def simulate(
 
             results[name] = replay(
                 jobs,
-                _policy(name, chosen),
+                contender(name, jobs, chosen),
                 chosen.placement,
                 rules=chosen.rules,
                 seed=seed,
@@ -73,15 +71,6 @@ def simulate(
         typer.echo(json.dumps({"policies": policies, "bound": {"avg_jct_slots": limit.avg_jct, **as_plain(limit)}}))
     else:
         Console().print(_table(results, limit))
-
-
-def _policy(name: str, chosen: Preset) -> Policy:
-    made: Callable[[], Policy] | None = chosen.policies.get(name)
-    if made is not None:
-        return made()
-    if chosen.policies:
-        raise PluginError(f"--policy: this preset has no {name!r}; it has {', '.join(sorted(chosen.policies))}")
-    return load_policy(name)
 
 
 def _as_json(result: Replayed) -> dict[str, object]:

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
+from dl2d.core.measured import MeasuredLoss, MeasuredSpeeds
 from dl2d.core.resources import NO_RESOURCES, Resources
 
 
@@ -131,6 +132,10 @@ class Snapshot:
     tasks: tuple[Task, ...]
     #: Allocation below which a job must not fall, for jobs that have one.
     floors: tuple[tuple[JobKey, Allocation], ...] = ()
+    #: Speeds that were measured so far, for the kinds of these jobs; empty unless the policy needs them.
+    speeds: tuple[MeasuredSpeeds, ...] = ()
+    #: How these jobs' losses fell; empty unless the policy needs them.
+    losses: tuple[MeasuredLoss, ...] = ()
 
     @property
     def capacity(self) -> Resources:

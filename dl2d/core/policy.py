@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Protocol
 
 import numpy as np
@@ -9,6 +10,18 @@ import numpy as np
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.packing import Packing
+
+
+class Evidence(enum.StrEnum):
+    """What a policy may ask to find in its snapshots beyond nodes, jobs and tasks: it is looked up for no other."""
+
+    #: ``Snapshot.speeds``.
+    SPEEDS = "speeds"
+    #: ``Snapshot.losses``.
+    LOSSES = "losses"
+
+
+NO_EVIDENCE: frozenset[Evidence] = frozenset()
 
 
 class Policy(Protocol):
@@ -25,6 +38,11 @@ class Policy(Protocol):
     @property
     def version(self) -> str:
         """Changes whenever equal inputs may give another answer."""
+        ...
+
+    @property
+    def needs(self) -> frozenset[Evidence]:
+        """What the snapshot has to hold; ``NO_EVIDENCE`` for a policy that looks at nodes, jobs and tasks alone."""
         ...
 
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:

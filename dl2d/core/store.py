@@ -6,13 +6,14 @@ tick and the job API may both write: whoever comes second with an older state ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.decision import Decision, JobDecision
 from dl2d.core.jobs import Job, JobKey, JobState, Progress, Role
+from dl2d.core.measured import MeasuredLoss, MeasuredSpeeds, TrainingKind
 from dl2d.core.plan import Outcome, Plan, Start
 
 
@@ -181,6 +182,17 @@ class Store(Protocol):
 
     def series(self, key: JobKey) -> tuple[Progress, ...]:
         """The job's progress over time, oldest first."""
+        ...
+
+    def speeds(self, kinds: Collection[TrainingKind]) -> tuple[MeasuredSpeeds, ...]:
+        """What was measured of these kinds so far, sorted by kind; those of which nothing was measured are left out.
+
+        Every report of progress that has a speed counts once, for the size at which it says the job trains.
+        """
+        ...
+
+    def losses(self, jobs: Collection[JobKey]) -> tuple[MeasuredLoss, ...]:
+        """How the losses of these jobs fell, sorted by key; those that never reported one are left out."""
         ...
 
     # Tasks and resizes

@@ -14,7 +14,7 @@ from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.errors import PolicyError
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
-from dl2d.core.policy import Policy
+from dl2d.core.policy import Evidence, Policy
 from dl2d.daemon import guard
 from dl2d.daemon.deadline import at_once
 
@@ -32,6 +32,11 @@ class Deciders:
     patience: float = 5.0
     #: How the policy is called: at once, or with a deadline for one that may never come back.
     call: Callable[[Callable[[], Decision]], Decision] = at_once
+
+    @property
+    def needs(self) -> frozenset[Evidence]:
+        """What the snapshot has to hold for either of them."""
+        return self.policy.needs | self.fallback.needs
 
 
 def decide(snapshot: Snapshot, deciders: Deciders, seed: int, timer: Callable[[], float]) -> Decision:

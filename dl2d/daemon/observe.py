@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from dl2d.core.cluster import Snapshot, Task, in_submit_order
 from dl2d.core.jobs import Allocation, Job, JobKey, JobState, Launch
+from dl2d.core.measured import TrainingKind
+from dl2d.core.policy import Evidence
 from dl2d.core.resource_manager import RmJobState, RmSnapshot
 from dl2d.core.resources import Resources
+from dl2d.core.store import Store
 
 _NO_LAUNCH = Launch((), "")
 
@@ -34,6 +37,16 @@ def take_snapshot(jobs: Iterable[Job], tasks: Iterable[Task], seen: RmSnapshot, 
         [replace(job, launch=_NO_LAUNCH) for job in jobs if job.state in (JobState.READY, JobState.RUNNING)]
     )
     return Snapshot(at=seen.at, slot=slot, nodes=nodes, jobs=present, tasks=tasks, floors=tuple(_floors(present)))
+
+
+def with_evidence(snapshot: Snapshot, needs: Collection[Evidence], store: Store) -> Snapshot:
+    """The snapshot with what a policy needs to know of the past."""
+    if Evidence.SPEEDS in needs:
+        kinds = {TrainingKind.of(job.request) for job in snapshot.jobs}
+        snapshot = replace(snapshot, speeds=store.speeds(kinds))
+    if Evidence.LOSSES in needs:
+        snapshot = replace(snapshot, losses=store.losses([job.key for job in snapshot.jobs]))
+    return snapshot
 
 
 def _floors(jobs: Iterable[Job]) -> Iterable[tuple[JobKey, Allocation]]:

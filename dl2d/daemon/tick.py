@@ -19,7 +19,7 @@ from dl2d.daemon.apply import apply, start_anchor
 from dl2d.daemon.decide import Deciders, decide, inputs_hash
 from dl2d.daemon.guard import GuardRules, Memory, guard
 from dl2d.daemon.launching import Launcher
-from dl2d.daemon.observe import take_snapshot
+from dl2d.daemon.observe import take_snapshot, with_evidence
 from dl2d.daemon.place import place
 from dl2d.daemon.reconcile import Patience, heard_since, reconcile
 
@@ -105,6 +105,7 @@ def tick(context: Context, carry: Carry) -> tuple[Carry, Report]:
     due = not 0 <= since < context.slot_seconds or answered != carry.answered
     standing = carry.standing
     if standing is None or due:
+        snapshot = with_evidence(snapshot, context.deciders.needs, context.store)
         proposed = decide(snapshot, context.deciders, context.seed, context.timer)
         decision = guard(proposed, snapshot, context.rules, carry.memory, silent=silent)
         decided = True

@@ -12,6 +12,7 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.jobs import Allocation, Job
 from dl2d.core.packing import Packing
+from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.filling import Filling
 
 
@@ -34,6 +35,7 @@ class Drf:
 
     name: ClassVar[str] = "drf"
     version: ClassVar[str] = "1"
+    needs: ClassVar[frozenset[Evidence]] = NO_EVIDENCE
 
     def __init__(self, *, end_at_first_failure: bool = False, whole_bundles: bool = False) -> None:
         self._end_at_first_failure = end_at_first_failure

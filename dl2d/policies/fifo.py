@@ -9,6 +9,7 @@ import numpy as np
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.packing import Packing
+from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.filling import Filling, fill_in_turn
 
 
@@ -26,6 +27,7 @@ class Fifo:
 
     name: ClassVar[str] = "fifo"
     version: ClassVar[str] = "1"
+    needs: ClassVar[frozenset[Evidence]] = NO_EVIDENCE
 
     def __init__(self, *, whole_bundles: bool = False) -> None:
         self._whole_bundles = whole_bundles

@@ -12,6 +12,7 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Decision
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.packing import Packing
+from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.filling import Filling, fill_in_turn
 
 
@@ -33,6 +34,7 @@ class Srtf:
 
     name: ClassVar[str] = "srtf"
     version: ClassVar[str] = "1"
+    needs: ClassVar[frozenset[Evidence]] = NO_EVIDENCE
 
     def __init__(self, *, by_fraction: bool = False, whole_bundles: bool = False) -> None:
         self._by_fraction = by_fraction

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from dl2d.core.cluster import Task, TaskState, in_submit_order
 from dl2d.core.errors import DuplicateJob, StoreError
-from dl2d.core.jobs import Job, JobKey, JobState, Progress, Role
+from dl2d.core.jobs import Allocation, Job, JobKey, JobState, Progress, Role
+from dl2d.core.measured import LossPoint, MeasuredLoss, MeasuredSpeeds, SpeedPoint, TrainingKind, thinned
 from dl2d.core.plan import Start
 from dl2d.core.store import (
     DecisionEntry,
@@ -32,6 +33,8 @@ class MemoryStore:
         self._jobs: dict[JobKey, Job] = {}
         self._live: dict[JobKey, Job] = {}
         self._tasks: dict[tuple[JobKey, str], Task] = {}
+        self._speeds: dict[TrainingKind, dict[Allocation, tuple[float, int]]] = defaultdict(dict)
+        self._losses: dict[JobKey, list[LossPoint]] = defaultdict(list)
         self._numbers = Counter[tuple[JobKey, Role]]()
         self._slots: list[Slot] = []
         self._keep_slots = keep_slots
@@ -96,13 +99,35 @@ class MemoryStore:
         return job
 
     def report_progress(self, key: JobKey, progress: Progress) -> None:
-        """Set the job's progress."""
-        self._keep(replace(self._jobs[key], progress=progress))
+        """Set the job's progress, and count its speed and loss."""
+        job = self._jobs[key]
+        self._keep(replace(job, progress=progress))
+        if progress.samples_per_second and progress.workers:
+            sizes = self._speeds[TrainingKind.of(job.request)]
+            size = Allocation(progress.workers, progress.ps)
+            mean, count = sizes.get(size, (0.0, 0))
+            sizes[size] = (mean + (progress.samples_per_second - mean) / (count + 1), count + 1)
+        if progress.loss is not None:
+            self._losses[key].append(LossPoint(progress.epoch, progress.loss))
 
     def series(self, key: JobKey) -> tuple[Progress, ...]:
         """Not kept."""
         del key
         return ()
+
+    def speeds(self, kinds: Collection[TrainingKind]) -> tuple[MeasuredSpeeds, ...]:
+        """What was measured of these kinds so far."""
+        return tuple(
+            MeasuredSpeeds(
+                kind, tuple(SpeedPoint(size, mean, count) for size, (mean, count) in sorted(self._speeds[kind].items()))
+            )
+            for kind in sorted(kinds)
+            if kind in self._speeds
+        )
+
+    def losses(self, jobs: Collection[JobKey]) -> tuple[MeasuredLoss, ...]:
+        """How the losses of these jobs fell."""
+        return tuple(MeasuredLoss(key, thinned(self._losses[key])) for key in sorted(jobs) if key in self._losses)
 
     def ask_tasks(self, starts: Sequence[Start], at: float) -> tuple[Task, ...]:
         """Keep new tasks, numbered on from the job's last of that role."""
@@ -211,5 +236,6 @@ class MemoryStore:
         self._jobs[job.key] = job
         if job.state.ended:
             self._live.pop(job.key, None)
+            self._losses.pop(job.key, None)
         else:
             self._live[job.key] = job

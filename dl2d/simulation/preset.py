@@ -6,6 +6,7 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from dl2d.core.measured import KnownSpeeds
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.placement.dl2_paper import Dl2Paper
@@ -27,8 +28,8 @@ class Preset:
 
     rules: Rules
     placement: Placement
-    #: Policies that differ from their defaults, by name.
-    policies: Mapping[str, Callable[[], Policy]]
+    #: The preset's policies by name, made from the workload's true speeds; empty for all that are installed.
+    policies: Mapping[str, Callable[[KnownSpeeds], Policy]]
 
 
 def preset(name: PresetName) -> Preset:
@@ -44,8 +45,8 @@ def preset(name: PresetName) -> Preset:
                 rules=Rules(empty_each_slot=True),
                 placement=Dl2Paper(),
                 policies={
-                    "fifo": lambda: Fifo(whole_bundles=True),
-                    "srtf": lambda: Srtf(by_fraction=True, whole_bundles=True),
-                    "drf": lambda: Drf(end_at_first_failure=True, whole_bundles=True),
+                    "fifo": lambda _: Fifo(whole_bundles=True),
+                    "srtf": lambda _: Srtf(by_fraction=True, whole_bundles=True),
+                    "drf": lambda _: Drf(end_at_first_failure=True, whole_bundles=True),
                 },
             )

@@ -16,6 +16,7 @@ from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import PolicyError
 from dl2d.core.jobs import NOTHING, Allocation, Owner
 from dl2d.core.packing import Packing
+from dl2d.core.policy import NO_EVIDENCE
 from dl2d.core.resources import Resources
 from dl2d.daemon.deadline import Deadline
 from dl2d.daemon.decide import Deciders, decide
@@ -169,7 +170,7 @@ def test_what_the_guard_lets_through_is_still_a_decision(snapshot, rules, ago, s
 class Scripted:
     """A policy that does what a test says."""
 
-    name, version = "scripted", "1"
+    name, version, needs = "scripted", "1", NO_EVIDENCE
 
     def __init__(self, action: Any) -> None:
         self._action = action

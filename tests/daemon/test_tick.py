@@ -17,6 +17,7 @@ from dl2d.core.errors import Rejected, Unavailable
 from dl2d.core.jobs import NOTHING, Allocation, JobState, Progress, Role
 from dl2d.core.packing import Packing
 from dl2d.core.plan import Start
+from dl2d.core.policy import NO_EVIDENCE
 from dl2d.core.resource_manager import RmJobState
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange
@@ -299,6 +300,7 @@ def test_a_drained_node_gets_nothing_new_and_keeps_what_it_has(world: World) -> 
 class Broken:
     name = "broken"
     version = "1"
+    needs = NO_EVIDENCE
 
     def __init__(self, how: str) -> None:
         self.how = how

@@ -99,7 +99,7 @@ def speed_of(given: dict[str, Any]):
 @pytest.mark.parametrize(("seed", "nodes"), [(1, 96), (2, 24), (3, 12), (4, 7)])
 def test_the_preset_agrees_with_an_independent_simulator(policy: str, seed: int, nodes: int) -> None:
     given = workload(seed, nodes=nodes, jobs=60)
-    done = run(given, PAPER.policies[policy](), PAPER.placement, rules=PAPER.rules)
+    done = run(given, PAPER.policies[policy](None), PAPER.placement, rules=PAPER.rules)
     assert done.avg_jct == pytest.approx(average_jct(given, policy, speed_of(given)), rel=1e-9)
 
 

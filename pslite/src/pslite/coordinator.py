@@ -743,6 +743,8 @@ class Coordinator:
         if not all_moved or pending.drained < leavers or not pending.pushed.keys() >= {m.task for m in plan.workers}:
             return
         self._plan = plan
+        # What was measured so far belongs to another size.
+        del self._speed[:-1]
         self._pending = None
         self._given_up = 0
         self._report(pending)

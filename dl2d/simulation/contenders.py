@@ -1,0 +1,62 @@
+"""The policies that a simulation can run, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dl2d.core.errors import PluginError
+from dl2d.core.jobs import Architecture, Job
+from dl2d.core.measured import KnownSpeeds
+from dl2d.core.policy import Policy
+from dl2d.core.wording import did_you_mean
+from dl2d.daemon.plugins import POLICIES, available, load_policy
+from dl2d.simulation.preset import Preset
+from dl2d.simulation.speeds import SpeedModel
+from dl2d.simulation.workload import Workload
+
+#: Policies that can be told the workload's speeds instead of measuring them, by the name they have then.
+TOLD: Final[dict[str, Callable[[KnownSpeeds], Policy]]] = {}
+
+
+class TrueSpeeds:
+    """A workload's own speeds, for policies that are told them (``dl2d.core.measured.KnownSpeeds``)."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._speeds = workload.speeds
+        self._grids: dict[tuple[str, int, int], NDArray[np.float64]] = {}
+
+    def grid(self, job: Job) -> NDArray[np.float64]:
+        """See ``KnownSpeeds.grid``; jobs of one model with equal bounds are given the same array."""
+        request = job.request
+        max_ps = request.max_ps if request.architecture is Architecture.PS else 0
+        asked = (request.model, request.max_workers, max_ps)
+        if asked not in self._grids:
+            model: SpeedModel = self._speeds[request.model]
+            grid = model.grid(request.max_workers, max_ps)
+            grid.flags.writeable = False
+            self._grids[asked] = grid
+        return self._grids[asked]
+
+
+def contender(name: str, workload: Workload, chosen: Preset) -> Policy:
+    """A policy by name: the preset's own, one that is told the workload's speeds (``NAME-true``), or a plug-in.
+
+    Raises
+    ------
+    PluginError
+        There is none of this name; says which there are.
+    """
+    if name in chosen.policies:
+        return chosen.policies[name](TrueSpeeds(workload))
+    if not chosen.policies:
+        if name in TOLD:
+            return TOLD[name](TrueSpeeds(workload))
+        if name in (installed := available(POLICIES)):
+            return load_policy(name)
+    known = sorted(chosen.policies or {*installed, *TOLD})
+    where = " in this preset" if chosen.policies else ""
+    raise PluginError(f"--policy: there is no {name!r}{where}{did_you_mean(name, known)}; there are {', '.join(known)}")
