@@ -58,5 +58,7 @@ def contender(name: str, workload: Workload, chosen: Preset) -> Policy:
         if name in (installed := available(POLICIES)):
             return load_policy(name)
     known = sorted(chosen.policies or {*installed, *TOLD})
-    where = " in this preset" if chosen.policies else ""
-    raise PluginError(f"--policy: there is no {name!r}{where}{did_you_mean(name, known)}; there are {', '.join(known)}")
+    near = did_you_mean(name, known)
+    if chosen.policies:
+        raise PluginError(f"--policy: this preset has no {name!r}{near}; it has {', '.join(known)}")
+    raise PluginError(f"--policy: there is no {name!r}{near}; there are {', '.join(known)}")
