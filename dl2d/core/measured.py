@@ -29,11 +29,11 @@ class TrainingKind(NamedTuple):
 
 
 class SpeedPoint(NamedTuple):
-    """Speed at one size: the mean of ``count`` measurements, samples per second."""
+    """Speed at one size: the mean of so many measurements, samples per second."""
 
     allocation: Allocation
     samples_per_second: float
-    count: int
+    measurements: int
 
 
 @dataclass(frozen=True, slots=True)

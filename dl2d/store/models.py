@@ -235,6 +235,20 @@ class ProgressRow(Base):
     ps: Mapped[int]
 
 
+class SpeedRow(Base):
+    """How fast jobs of a kind were seen to train at one size."""
+
+    __tablename__ = "speeds"
+
+    model: Mapped[str] = mapped_column(Words(), primary_key=True)
+    architecture: Mapped[str] = mapped_column(primary_key=True, comment="ps or allreduce")
+    consistency: Mapped[str] = mapped_column(primary_key=True, comment="sync or async")
+    workers: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    ps: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    samples_per_second: Mapped[float] = mapped_column(comment="mean over the measurements")
+    measurements: Mapped[int] = mapped_column(comment="rows of progress that count in the mean")
+
+
 class LeaseRow(Base):
     """Who holds the store, or held it last; the lock itself is a file lock or an advisory lock."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, event, func, insert, select, tuple_, update
@@ -12,7 +13,8 @@ from sqlalchemy.exc import IntegrityError
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.errors import AlreadyRunning, DuplicateJob, SchemaOutdated, StoreError
-from dl2d.core.jobs import Job, JobKey, JobState, Progress, Role
+from dl2d.core.jobs import Allocation, Architecture, Consistency, Job, JobKey, JobState, Progress, Role
+from dl2d.core.measured import MOST_LOSSES, LossPoint, MeasuredLoss, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.plan import Start
 from dl2d.core.store import (
     DecisionEntry,
@@ -38,6 +40,7 @@ from dl2d.store.models import (
     ResizeRow,
     RuntimePlanRow,
     SlotRow,
+    SpeedRow,
     TaskRow,
     table_of,
 )
@@ -192,7 +195,7 @@ class SqlStore:
             if values:
                 connection.execute(update(JobRow).where(JobRow.number == row.number).values(**values))
             if "ended_at" in values and row.progress_at > (row.series_at or 0.0):
-                self._add_to_series(connection, row.number, rows.to_progress(row, row.progress_at))
+                self._add_to_series(connection, row, rows.to_progress(row, row.progress_at))
             return rows.to_job(_locked_job(connection, key))
 
     def report_progress(self, key: JobKey, progress: Progress) -> None:
@@ -206,7 +209,7 @@ class SqlStore:
             connection.execute(update(JobRow).where(JobRow.number == row.number).values(**values))
             last = row.series_at
             if last is None or (progress.at > last and progress.at - last >= self._progress_seconds):
-                self._add_to_series(connection, row.number, progress)
+                self._add_to_series(connection, row, progress)
 
     def series(self, key: JobKey) -> tuple[Progress, ...]:
         """See ``Store.series``."""
@@ -219,15 +222,78 @@ class SqlStore:
         with self._database.reading(f"reading progress of job {key.slug}") as connection:
             return tuple(rows.to_progress(row, row.at) for row in connection.execute(query))
 
+    def speeds(self, kinds: Collection[TrainingKind]) -> tuple[MeasuredSpeeds, ...]:
+        """See ``Store.speeds``."""
+        key = (SpeedRow.model, SpeedRow.architecture, SpeedRow.consistency)
+        points: dict[TrainingKind, list[SpeedPoint]] = defaultdict(list)
+        with self._database.reading("reading measured speeds") as connection:
+            for batch in _batches({tuple(map(str, kind)) for kind in kinds}, _MOST_VALUES // len(key)):
+                query = select(*_columns(SpeedRow)).where(tuple_(*key).in_(batch))
+                for row in connection.execute(query.order_by(*key, SpeedRow.workers, SpeedRow.ps)):
+                    kind = TrainingKind(row.model, Architecture(row.architecture), Consistency(row.consistency))
+                    size = Allocation(row.workers, row.ps)
+                    points[kind].append(SpeedPoint(size, row.samples_per_second, row.measurements))
+        return tuple(MeasuredSpeeds(kind, tuple(points[kind])) for kind in sorted(points))
+
+    def losses(self, jobs: Collection[JobKey]) -> tuple[MeasuredLoss, ...]:
+        """See ``Store.losses``. Reads the progress of these jobs once; what comes back is thinned by the database."""
+        table = table_of(ProgressRow)
+        newest_first = func.row_number().over(partition_by=table.c.job_number, order_by=table.c.at.desc())
+        slugs = {key.slug: key for key in jobs}
+        found: dict[JobKey, list[LossPoint]] = defaultdict(list)
+        with self._database.reading("reading losses") as connection:
+            for batch in _batches(slugs):
+                numbered = (
+                    select(
+                        JobRow.slug,
+                        table.c.epoch,
+                        table.c.loss,
+                        table.c.at,
+                        (newest_first - 1).label("back"),
+                        func.count().over(partition_by=table.c.job_number).label("total"),
+                    )
+                    .join(JobRow, JobRow.number == table.c.job_number)
+                    .where(JobRow.slug.in_(batch), table.c.loss.is_not(None))
+                    .subquery()
+                )
+                apart = (numbered.c.total + (MOST_LOSSES - 1)) // MOST_LOSSES
+                query = select(numbered).where(numbered.c.back % apart == 0).order_by(numbered.c.slug, numbered.c.at)
+                for row in connection.execute(query):
+                    found[slugs[row.slug]].append(LossPoint(row.epoch, row.loss))
+        return tuple(MeasuredLoss(key, tuple(found[key])) for key in sorted(found))
+
     def _jobs(self, doing: str, query: Select[Any]) -> tuple[Job, ...]:
         with self._database.reading(doing) as connection:
             found = connection.execute(query).all()
         return tuple(sorted(map(rows.to_job, found), key=lambda job: rows.submit_order(job.key)))
 
-    @staticmethod
-    def _add_to_series(connection: Connection, number: int, progress: Progress) -> None:
-        connection.execute(insert(table_of(ProgressRow)), {"job_number": number, **rows.of_progress(progress, at="at")})
-        connection.execute(update(JobRow).where(JobRow.number == number).values(series_at=progress.at))
+    def _add_to_series(self, connection: Connection, row: Row[Any], progress: Progress) -> None:
+        values = rows.of_progress(progress, at="at")
+        connection.execute(insert(table_of(ProgressRow)), {"job_number": row.number, **values})
+        connection.execute(update(JobRow).where(JobRow.number == row.number).values(series_at=progress.at))
+        if not values["samples_per_second"] or not progress.workers:
+            return
+        kind = TrainingKind.of(rows.to_job(row).request)
+        first = self._upsert(SpeedRow).values(
+            model=kind.model,
+            architecture=kind.architecture.value,
+            consistency=kind.consistency.value,
+            workers=progress.workers,
+            ps=progress.ps,
+            samples_per_second=values["samples_per_second"],
+            measurements=1,
+        )
+        count = SpeedRow.measurements + 1
+        mean = SpeedRow.samples_per_second
+        connection.execute(
+            first.on_conflict_do_update(
+                index_elements=[*SpeedRow.__table__.primary_key],
+                set_={
+                    "samples_per_second": mean + (first.excluded.samples_per_second - mean) / count,
+                    "measurements": count,
+                },
+            )
+        )
 
     # Tasks and resizes
 

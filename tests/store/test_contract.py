@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from store.samples import PS, WORKER, a_job, a_slot, starts
@@ -11,7 +12,8 @@ from store.samples import PS, WORKER, a_job, a_slot, starts
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.decision import Alternative
 from dl2d.core.errors import DuplicateJob, StoreError
-from dl2d.core.jobs import Allocation, JobKey, JobState, Launch, Progress, Role
+from dl2d.core.jobs import Allocation, Architecture, Consistency, JobKey, JobState, Launch, Progress, Role
+from dl2d.core.measured import MOST_LOSSES, LossPoint, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.plan import Start
 from dl2d.core.store import JobChange, ResizeEvent, RuntimePlan, TaskChange
 from dl2d.store.sql import SqlStore
@@ -345,3 +347,51 @@ def test_the_demand_of_a_task_is_exact(store):
     demand = PS * 3 + WORKER
     store.ask_tasks([Start(job.key, Role.PS, "n1", demand)], 1.0)
     assert store.tasks(live=True)[0].demand == demand
+
+
+class TestEvidence:
+    """What policies may need to know of the past."""
+
+    KIND = TrainingKind("digits-mlp", Architecture.PS, Consistency.SYNC)
+
+    def test_speeds_are_means_by_size_over_all_jobs_of_a_kind(self, store):
+        one, other = a_job(), a_job(number=2)
+        for job in (one, other):
+            store.add_job(job)
+        kind = TrainingKind.of(one.request)
+        store.report_progress(one.key, Progress(at=100.0, samples_per_second=10.0, workers=2, ps=1))
+        store.report_progress(other.key, Progress(at=100.0, samples_per_second=20.0, workers=2, ps=1))
+        store.report_progress(other.key, Progress(at=110.0, samples_per_second=60.0, workers=2, ps=1))
+        store.report_progress(other.key, Progress(at=120.0, samples_per_second=7.0, workers=1, ps=3))
+        points = (SpeedPoint(Allocation(1, 3), 7.0, 1), SpeedPoint(Allocation(2, 1), pytest.approx(30.0), 3))
+        assert store.speeds([kind]) == (MeasuredSpeeds(kind, points),)
+        assert store.speeds([kind._replace(model="another"), kind._replace(consistency=Consistency.ASYNC)]) == ()
+        assert store.speeds([]) == ()
+
+    def test_what_says_no_speed_counts_for_none(self, store):
+        store.add_job(job := a_job())
+        for at, more in enumerate([{}, {"samples_per_second": 0.0, "workers": 1}, {"samples_per_second": 5.0},
+                                   {"samples_per_second": math.nan, "workers": 1}], start=1):  # fmt: skip
+            store.report_progress(job.key, Progress(at=100.0 * at, **more))
+        assert store.speeds([TrainingKind.of(job.request)]) == ()
+
+    def test_reports_that_do_not_enter_the_series_are_not_counted(self, store):
+        store.add_job(job := a_job())
+        for at in (100.0, 101.0, 102.0):
+            store.report_progress(job.key, Progress(at=at, samples_per_second=8.0, workers=1, ps=1))
+        [measured] = store.speeds([TrainingKind.of(job.request)])
+        assert measured.points == (SpeedPoint(Allocation(1, 1), 8.0, 1),)
+
+    def test_losses_are_thinned_evenly_and_end_with_the_newest(self, store):
+        store.add_job(job := a_job())
+        store.add_job(a_job(number=2))
+        for number in range(100):
+            loss = None if number == 50 else 1.0 / (1 + number)
+            store.report_progress(job.key, Progress(at=100.0 + 10 * number, epoch=number / 4, loss=loss))
+        [fell] = store.losses([job.key, a_job(number=2).key])
+        assert fell.job == job.key
+        assert len(fell.points) <= MOST_LOSSES
+        assert fell.points[-1] == LossPoint(99 / 4, 1 / 100)
+        apart = [after.epoch - before.epoch for before, after in pairwise(fell.points)]
+        assert set(apart) <= {1.0, 1.25}
+        assert store.losses([]) == ()
