@@ -32,6 +32,11 @@ class SimulatedManager:
         #: Virtual time, seconds.
         self.now = 0.0
 
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes as they are."""
+        return tuple(self._nodes.values())
+
     def capabilities(self) -> Capabilities:
         """Jobs come from the workload, not through the manager."""
         return Capabilities("simulated", self._cluster, "1", starts_anchors=False, other_users=True)

@@ -8,7 +8,7 @@ that ends inside its last slot counts the fraction that it used.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dl2d.core.cluster import Task, TaskState
@@ -23,6 +23,7 @@ from dl2d.daemon.guard import GuardRules
 from dl2d.daemon.launching import Launcher
 from dl2d.daemon.reconcile import Patience
 from dl2d.daemon.tick import Carry, Context, tick
+from dl2d.simulation.books import Books, SlotSeries
 from dl2d.simulation.manager import SimulatedManager
 from dl2d.simulation.memory_store import MemoryStore
 from dl2d.simulation.workload import SimulatedJob, Workload, to_request
@@ -57,6 +58,8 @@ class JobOutcome:
     #: Last slot it ran in, and which fraction of it.
     last_slot: int
     fraction: float
+    #: Slots in which it had another size than in the slot before, its first start aside.
+    resizes: int = 0
 
     @property
     def jct(self) -> float:
@@ -78,6 +81,15 @@ class Replayed:
     slots: int
     #: Milliseconds of each decision.
     decision_ms: tuple[float, ...] = field(repr=False)
+    #: By resource, amount x time held over amount x time there was, from the first job's slot to the end of the last.
+    utilisation: Mapping[str, float] = field(default_factory=dict)
+    #: Slot by slot, where it was asked for.
+    series: SlotSeries | None = field(default=None, repr=False)
+
+    @property
+    def resizes(self) -> int:
+        """Changes of size of all jobs together (see ``JobOutcome.resizes``)."""
+        return sum(job.resizes for job in self.jobs)
 
     @property
     def avg_jct(self) -> float:
@@ -104,8 +116,9 @@ def replay(
     seed: int = 0,
     timer: Callable[[], float],
     progress: Callable[[int, int], None] | None = None,
+    keep_series: bool = False,
 ) -> Replayed:
-    """Run a workload to its end.
+    """Run a workload to its end; ``keep_series`` asks for ``Replayed.series``.
 
     ``timer`` gives seconds on a monotonic clock, for the decisions' times alone: nothing else depends on real time, so
     equal arguments give equal results. ``progress`` is told how many of how many jobs have ended, after each slot.
@@ -115,13 +128,20 @@ def replay(
     SimulationError
         The jobs do not all end within ``rules.most_slots``, or a policy's decision never comes to rest.
     """
-    run = _Run(workload, policy, placement, rules or Rules(), seed, timer)
+    run = _Run(workload, policy, placement, rules or Rules(), seed, timer, Books(keep=keep_series))
     while not run.done:
         run.slot()
         if progress is not None:
             progress(len(run.outcomes), len(workload.jobs))
     outcomes = sorted(run.outcomes.values(), key=lambda job: run.order[job.id])
-    return Replayed(policy=policy.name, jobs=tuple(outcomes), slots=run.now, decision_ms=tuple(run.decision_ms))
+    return Replayed(
+        policy=policy.name,
+        jobs=tuple(outcomes),
+        slots=run.now,
+        decision_ms=tuple(run.decision_ms),
+        utilisation=run.books.utilisation(run.now),
+        series=run.books.series,
+    )
 
 
 class _Run:
@@ -133,6 +153,7 @@ class _Run:
         rules: Rules,
         seed: int,
         timer: Callable[[], float],
+        books: Books,
     ) -> None:
         self.workload = workload
         self.rules = rules
@@ -145,6 +166,7 @@ class _Run:
         self._store = MemoryStore()
         self._coming = sorted(workload.jobs, key=lambda job: (job.submit_slot, self.order[job.id]), reverse=True)
         self._running: dict[JobKey, SimulatedJob] = {}
+        self.books = books
         self._epochs: dict[JobKey, float] = {}
         self._carry = Carry()
         # A failure of the policy is a result here, not something to be papered over.
@@ -234,16 +256,24 @@ class _Run:
         held: dict[JobKey, list[int]] = {key: [0, 0] for key in self._running}
         for task in tasks:
             held[task.job][task.role is Role.PS] += 1
+        done = list(self._epochs_in_slot(held))
+        self.books.enter(
+            self.now,
+            self._manager.nodes,
+            {self._running[key].id: Allocation(*counts) for key, counts in held.items()},
+            {self._running[key].id for key, epochs in done if epochs > 0},
+        )
         ended: set[JobKey] = set()
         end = self._manager.now + self.workload.slot_seconds
-        for key, epochs in list(self._epochs_in_slot(held)):
+        for key, epochs in done:
             job = self._running[key]
             left = job.epochs - self._epochs[key]
             if epochs >= left > 0:
                 fraction = left / epochs
                 self.outcomes[job.id] = JobOutcome(
-                    id=job.id, submit_slot=job.submit_slot, last_slot=self.now, fraction=fraction
-                )
+                    id=job.id, submit_slot=job.submit_slot, last_slot=self.now, fraction=fraction,
+                    resizes=self.books.forget(job.id),
+                )  # fmt: skip
                 ended.add(key)
                 self._store.change_job(key, JobChange(state=JobState.FINISHED, end_reason="did all epochs"), end)
                 del self._running[key], self._epochs[key]
