@@ -71,6 +71,21 @@ def load_source(source: str, *, seed: int = 0) -> Sourced:
     return Sourced(read_workload(source))
 
 
+def named_file(source: str) -> tuple[str, str, str] | None:
+    """The file that a source names: what stands before it (``itp:``), its path, and what follows (``?jobs=3``).
+
+    None for a generator. Whether there is such a file is not looked at.
+    """
+    match = _PREFIX.fullmatch(source)
+    kind, rest = match.groups() if match else ("", "")
+    if kind == "generator":
+        return None
+    if kind not in FORMATS:
+        return "", source, ""
+    path = _parts(rest)[0]
+    return f"{kind}:", path, rest[len(path) :]
+
+
 def source_forms() -> str:
     """For help texts: what may be given."""
     return f"a file, generator:NAME ({', '.join(GENERATORS)}) or FORMAT:FILE ({', '.join(FORMATS)})"
@@ -83,10 +98,16 @@ def _exists(source: str) -> bool:
         return False
 
 
-def _settings(rest: str, source: str) -> tuple[str, dict[str, str]]:
+def _parts(rest: str) -> tuple[str, str]:
+    """Name and settings of what stands behind the first colon."""
     name, mark, query = rest.rpartition("?")
-    if not mark or "=" not in query:
-        return rest, {}
+    return (name, query) if mark and "=" in query else (rest, "")
+
+
+def _settings(rest: str, source: str) -> tuple[str, dict[str, str]]:
+    name, query = _parts(rest)
+    if not query:
+        return name, {}
     given: dict[str, str] = {}
     for part in query.split("&"):
         key, equals, value = part.partition("=")
