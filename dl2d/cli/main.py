@@ -7,38 +7,82 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from importlib import import_module
+from types import MappingProxyType
+from typing import Annotated, Final
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from dl2d import __version__
-from dl2d.cli import check as checking
-from dl2d.cli import configuration, db, history, policy, serve, simulate, status, submit, unit, why
-from dl2d.cli.demo.command import demo
 from dl2d.cli.logging import log_warnings_only
 from dl2d.core.errors import ConfigError, Dl2dError, PluginError, RequestError, WorkloadError
 
+_JOBS, _ADMIN, _RESEARCH = "Jobs", "Administration", "Research"
+#: By command: its module in ``dl2d.cli``, the function or the ``typer.Typer`` in there, and its panel of the help.
+_COMMANDS: Final = MappingProxyType(
+    {
+        "submit": ("submit", "submit", _JOBS),
+        "cancel": ("submit", "cancel", _JOBS),
+        "status": ("status", "status", _JOBS),
+        "why": ("why", "why", _JOBS),
+        "history": ("history", "history", _JOBS),
+        "simulate": ("simulate", "simulate", _RESEARCH),
+        "demo": ("demo.command", "demo", _ADMIN),
+        "run": ("serve", "run", _ADMIN),
+        "check": ("check", "check", _ADMIN),
+        "config": ("configuration", "config", _ADMIN),
+        "unit": ("unit", "unit", _ADMIN),
+        "db": ("db", "app", _ADMIN),
+        "policy": ("policy", "app", _ADMIN),
+    }
+)
+
+
+class _Commands(TyperGroup):
+    """Imports a command's module when the command is asked for: no command waits for what only others need."""
+
+    def list_commands(self, ctx: object) -> list[str]:
+        """See ``TyperGroup``."""
+        del ctx
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: object, cmd_name: str) -> TyperCommand | TyperGroup | None:
+        """See ``TyperGroup``."""
+        del ctx
+        # For an unknown one all are loaded: near ones are looked for among those that are.
+        for name in [cmd_name] if cmd_name in _COMMANDS else _COMMANDS:
+            if name not in self.commands:
+                self.commands[name] = _load(name)
+        found = self.commands.get(cmd_name)
+        return found if isinstance(found, TyperCommand | TyperGroup) else None
+
+
+def _load(name: str) -> TyperCommand | TyperGroup:
+    module, attribute, panel = _COMMANDS[name]
+    found = getattr(import_module(f"dl2d.cli.{module}"), attribute)
+    holder = typer.Typer()
+    holder.callback()(lambda: None)  # a group even of one command
+    if isinstance(found, typer.Typer):
+        holder.add_typer(found, name=name, rich_help_panel=panel)
+    else:
+        holder.command(name, rich_help_panel=panel)(found)
+    group = get_command(holder)
+    assert isinstance(group, TyperGroup)
+    command = group.commands[name]
+    assert isinstance(command, TyperCommand | TyperGroup)
+    return command
+
+
 app = typer.Typer(
     name="dl2d",
+    cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
     help="Sizes elastic deep-learning jobs on a cluster and resizes them while they train.",
 )
-_JOBS, _ADMIN, _RESEARCH = "Jobs", "Administration", "Research"
-app.command("submit", rich_help_panel=_JOBS)(submit.submit)
-app.command("cancel", rich_help_panel=_JOBS)(submit.cancel)
-app.command("status", rich_help_panel=_JOBS)(status.status)
-app.command("why", rich_help_panel=_JOBS)(why.why)
-app.command("history", rich_help_panel=_JOBS)(history.history)
-app.command("simulate", rich_help_panel=_RESEARCH)(simulate.simulate)
-app.command("demo", rich_help_panel=_ADMIN)(demo)
-app.command("run", rich_help_panel=_ADMIN)(serve.run)
-app.command("check", rich_help_panel=_ADMIN)(checking.check)
-app.command("config", rich_help_panel=_ADMIN)(configuration.config)
-app.command("unit", rich_help_panel=_ADMIN)(unit.unit)
-app.add_typer(db.app, name="db", rich_help_panel=_ADMIN)
-app.add_typer(policy.app, name="policy", rich_help_panel=_ADMIN)
 
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it so

@@ -14,7 +14,6 @@ from dl2d.config.settings import DEFAULT_PATH, Settings
 from dl2d.core.errors import RequestError
 from dl2d.core.jobs import Job
 from dl2d.core.store import Store
-from dl2d.store.sql import SqlStore
 
 ConfigOption = Annotated[
     Path,
@@ -29,6 +28,8 @@ _MOST_COMPARED = 200
 @contextlib.contextmanager
 def reading(settings: Settings) -> Iterator[Store]:
     """The store, opened to be read beside a running daemon: no lease is taken and no schema changed."""
+    from dl2d.store.sql import SqlStore  # noqa: PLC0415 - half a second that commands without a store do not wait for
+
     store = SqlStore(settings.store_url)
     try:
         yield store
