@@ -60,11 +60,15 @@ class Filling:
         if step is None:
             has = self.allocations[job.key]
             return self._stop(job, Reason(Constraint.SATISFIED, f"has its maximum of {has}"))
+        blocked = self.add(job, step)
+        return None if blocked is None else self._stop(job, _no_room(blocked, step))
+
+    def add(self, job: Job, step: Allocation) -> Blocked | None:
+        """Give the job these tasks, all or none, for a policy with steps of its own; returns what stood in the way."""
         blocked = self._packing.add(job, step)
-        if blocked is not None:
-            return self._stop(job, _no_room(blocked, step))
-        self._give(job, step)
-        return None
+        if blocked is None:
+            self._give(job, step)
+        return blocked
 
     def refuse(self, job: Job, reason: Reason) -> None:
         """Keep a reason of the policy's own for a job that gets no more."""

@@ -14,6 +14,7 @@ from dl2d.core.jobs import Job, JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.filling import Filling, fill_in_turn
+from dl2d.policies.remaining import samples_left
 
 
 class Srtf:
@@ -73,11 +74,4 @@ def _seconds(snapshot: Snapshot) -> dict[JobKey, float]:
             return job.progress.samples_per_second
         return statistics.fmean(measured.get(job.request.model) or overall or [1.0])
 
-    return {job.key: _samples_left(job) / speed(job) for job in snapshot.jobs}
-
-
-def _samples_left(job: Job) -> float:
-    """Declared work that is left; updates count as samples where neither batch nor samples were declared."""
-    request = job.request
-    per_epoch = request.samples_per_epoch or (request.steps_per_epoch or 1.0) * (request.batch or 1)
-    return max(request.epochs - job.progress.epoch, 0.0) * per_epoch
+    return {job.key: samples_left(job) / speed(job) for job in snapshot.jobs}

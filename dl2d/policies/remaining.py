@@ -1,0 +1,44 @@
+"""How much work a job has left."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dl2d.core.jobs import Job
+from dl2d.core.measured import MeasuredLoss
+from dl2d.policies.loss_fit import fit_loss
+
+
+class Remaining(NamedTuple):
+    """Work that is left, and how it was found where that was not simply by the declared epochs."""
+
+    samples: float
+    note: str = ""
+
+
+def samples_left(job: Job, epochs: float | None = None) -> float:
+    """Work that is left until ``epochs``, by default those declared, in samples.
+
+    Updates count as samples where neither batch nor samples were declared.
+    """
+    request = job.request
+    per_epoch = request.samples_per_epoch or (request.steps_per_epoch or 1.0) * (request.batch or 1)
+    return max((request.epochs if epochs is None else epochs) - job.progress.epoch, 0.0) * per_epoch
+
+
+def until_settled(job: Job, loss: MeasuredLoss | None, threshold: float) -> Remaining:
+    """Work that is left until an epoch lowers the loss by less than ``threshold`` of the largest loss.
+
+    A job trains no longer than it declared. The declared epochs count as well where the fit says nothing: too few
+    losses, none that falls, or the job trains on although its loss should have settled.
+    """
+    declared = samples_left(job)
+    fit = None if loss is None else fit_loss(loss.points)
+    if fit is None:
+        return Remaining(declared, "by its declared epochs, for its losses say nothing yet")
+    epoch = fit.settles(threshold)
+    if epoch <= job.progress.epoch:
+        return Remaining(declared, f"by its declared epochs, for it is past epoch {epoch}, where its loss should settle")
+    if epoch >= job.request.epochs:
+        return Remaining(declared, f"by its declared epochs, for its loss should not settle before epoch {epoch}")
+    return Remaining(samples_left(job, epoch), f"until its loss should settle at epoch {epoch}")
