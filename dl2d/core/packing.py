@@ -5,25 +5,33 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import add, sub
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.cluster import Node, NodeState, Task
 from dl2d.core.decision import Constraint
-from dl2d.core.jobs import Allocation, Job, JobKey, Role
+from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Role
 from dl2d.core.placement import Placement
 from dl2d.core.resources import NO_RESOURCES, Resources, Shortfall
 
+#: Amounts in the order of ``Packing._names``, in thousandths.
+_Vector = tuple[int, ...]
 #: A node in a heap: its place in the order, which one it is, and its count of changes when it was put in.
 _Entry = tuple[float, int, int]
 #: The demand that every node has room for.
-_ANY: tuple[int, ...] = ()
+_ANY: _Vector = ()
 
 #: A task that was added: its node, its demand, and whose incumbent it was.
-_Step = tuple[int, tuple[int, ...], tuple[JobKey, Role] | None]
+_Step = tuple[int, _Vector, tuple[JobKey, Role] | None]
+
+#: Demands whose nodes are kept in order; for further ones all nodes are looked at each time.
+_MOST_HEAPS = 16
+
+_ROLES = (Role.WORKER, Role.PS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +54,42 @@ class Blocked:
                 return f"no room for a {self.role} ({missing} on {self.nearest or 'every node'})"
 
 
+@dataclass(slots=True, eq=False)
+class _Level:
+    """What is used and reserved on a node: one record for all nodes on which it is the same."""
+
+    capacity: _Vector
+    used: _Vector
+    reserved: _Vector
+    load: float
+    #: Levels that taking or giving back something leads to, by (demand, change of used, change of reserved).
+    after: dict[tuple[_Vector, int, int], _Level] = field(default_factory=dict)
+    #: The heaps that nodes of this level belong into, out of the first so many that there were.
+    heaps: list[list[_Entry]] = field(default_factory=list)
+    heaps_known: int = -1
+    _fitting: dict[_Vector, bool] = field(default_factory=dict)
+
+    def fits(self, demand: _Vector, *, clear: bool = False) -> bool:
+        """Whether there is room for a demand; ``clear`` of what is reserved."""
+        if clear:
+            room = zip(demand, self.used, self.reserved, self.capacity, strict=False)
+            return all(wanted + taken + kept <= whole for wanted, taken, kept, whole in room if wanted)
+        known = self._fitting.get(demand)
+        if known is None:
+            room = zip(demand, self.used, self.capacity, strict=False)
+            known = self._fitting[demand] = all(wanted + taken <= whole for wanted, taken, whole in room if wanted)
+        return known
+
+
 class Packing:
     """Room on nodes while tasks are added, in exact thousandths.
 
     Tasks that run already (``incumbents``) are not in the packing at first. When their job is given tasks again, they
     are taken up where they are; until then new tasks keep out of their way as long as there is other room.
 
-    For each demand that was asked for, the nodes with room for it are kept in a heap by the placement's order. Adding a
-    task costs O(demands x log nodes), asking for a new demand O(nodes), and so does saying why there is no room.
+    For each of the first demands that are asked for, the nodes with room for it are kept in a heap by the placement's
+    order: adding a task then costs O(demands x log nodes). Asking for a new demand costs O(nodes), as does each task of
+    any further demand, and saying why there is no room.
     """
 
     def __init__(self, nodes: Sequence[Node], placement: Placement, *, incumbents: Iterable[Task] = ()) -> None:
@@ -64,33 +100,43 @@ class Packing:
         incumbents = tuple(incumbents)
         names = {name for node in self._nodes for name, _ in node.capacity.thousandths}
         self._names = sorted(names | {name for task in incumbents for name, _ in task.demand.thousandths})
-        self._vectors: dict[Resources, tuple[int, ...] | None] = {}
-        self._capacity = [self._amounts(node.capacity) for node in self._nodes]
-        self._used = [list(self._amounts(node.used)) for node in self._nodes]
-        self._reserved = [[0] * len(self._names) for _ in self._nodes]
+        self._vectors: dict[Resources, _Vector | None] = {}
         #: How many incumbents wait to be taken up again: without any, nothing is reserved.
         self._waiting = 0
-        self._incumbents: dict[tuple[JobKey, Role], list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
+        self._incumbents: dict[tuple[JobKey, Role], list[tuple[int, _Vector]]] = defaultdict(list)
+        reserved: dict[int, _Vector] = {}
         for task in sorted(incumbents, key=lambda task: task.number, reverse=True):
             place = self._index.get(task.node)
             if place is not None:
                 demand = self._amounts(task.demand)
                 self._incumbents[task.job, task.role].append((place, demand))
-                self._reserve(place, demand, 1)
+                reserved[place] = tuple(map(add, reserved.get(place, (0,) * len(self._names)), demand))
+                self._waiting += 1
+        self._levels: dict[tuple[_Vector, _Vector, _Vector], _Level] = {}
+        nothing = (0,) * len(self._names)
+        self._at = [
+            self._level(self._amounts(node.capacity), self._amounts(node.used), reserved.get(place, nothing))
+            for place, node in enumerate(self._nodes)
+        ]
+        self._takes = [node.state is NodeState.UP for node in self._nodes]
         #: Counts the changes of each node: an entry of a heap with an older count is stale.
         self._stamps = [0] * len(self._nodes)
-        self._heaps: dict[tuple[int, ...], list[_Entry]] = {}
-        if placement.head_only:
-            self._heaps[_ANY] = self._heap_of(_ANY)
+        #: By demand, and whether room that is reserved does not count.
+        self._heaps: dict[tuple[_Vector, bool], list[_Entry]] = {}
         #: Numbers what is used where: the same steps lead to the same state, so that a reason is found once in each.
         self._states = itertools.count(1)
         self._state = 0
-        self._reached: dict[tuple[int, int, tuple[int, ...]], int] = {}
+        self._reached: dict[tuple[int, int, _Vector], int] = {}
         self._reasons: dict[tuple[int, Resources, Role], Blocked] = {}
-        #: The same amounts as matrices, for questions about all nodes at once; shape (nodes, resources).
-        self._capacities = np.array(self._capacity, dtype=np.int64).reshape(len(self._nodes), len(self._names))
-        self._taken = np.array(self._used, dtype=np.int64).reshape(self._capacities.shape)
-        self._up = np.array([node.state is NodeState.UP for node in self._nodes], dtype=bool)
+        #: The same as matrices, for questions about all nodes at once; shape (resources, nodes). Nodes that have
+        #: changed since are brought up to date when the next question comes.
+        shape = (len(self._nodes), len(self._names))
+        self._capacities = np.array([level.capacity for level in self._at], dtype=np.int64).reshape(shape).T.copy()
+        self._free = np.empty_like(self._capacities)
+        self._clear = np.empty_like(self._capacities)
+        self._loads = np.empty(len(self._nodes))
+        self._changed = set(range(len(self._nodes)))
+        self._up = np.array(self._takes, dtype=bool)
 
     @classmethod
     def for_decision(cls, nodes: Sequence[Node], tasks: Iterable[Task], placement: Placement) -> Packing:
@@ -114,7 +160,7 @@ class Packing:
         """Add tasks of a job, all or none; returns what stood in the way."""
         done: list[_Step] = []
         before = self._state
-        for role in (Role.WORKER, Role.PS):
+        for role in _ROLES:
             demand = job.request.demand(role)
             for _ in range(delta.count(role)):
                 step = self._take_up(job.key, role) or self._place_new(demand, role)
@@ -131,12 +177,61 @@ class Packing:
         step = self._place_new(demand, role)
         return step if isinstance(step, Blocked) else self._nodes[step[0]].name
 
+    def place_on(self, node: str, demand: Resources) -> bool:
+        """Add one new task on a node of the caller's choice; returns whether it has room and takes tasks."""
+        place = self._index.get(node)
+        vector = self._vector(demand)
+        if place is None or vector is None or not self._takes[place] or not self._at[place].fits(vector):
+            return False
+        self._take(place, vector)
+        return True
+
+    def gather(
+        self, request: JobRequest, new: Allocation, there: Mapping[str, Allocation]
+    ) -> list[tuple[Role, str]] | None:
+        """Add tasks of a job on as few nodes as hold them evenly, all or none; returns their nodes.
+
+        The nodes that hold tasks of the job already (``there``) are joined by the first others in the order that have
+        room for a worker and a PS, one more at a time, until the job's workers and its PSs can both be laid evenly:
+        each new one goes to the node with the fewest of its role. None where no number of nodes will do.
+        """
+        vectors = [self._vector(request.demand(role)) for role in _ROLES]
+        together = tuple(
+            sum(amounts)
+            for amounts in zip(
+                *(vector for role, vector in zip(_ROLES, vectors, strict=True) if vector and new.count(role)),
+                strict=True,
+            )
+        )
+        if any(vector is None and new.count(role) for role, vector in zip(_ROLES, vectors, strict=True)):
+            return None
+        places = [place for name in there if (place := self._index.get(name)) is not None and self._takes[place]]
+        places.sort(key=lambda place: (self._at[place].load, place))
+        has = [[there[self._nodes[place].name].count(role) for place in places] for role in _ROLES]
+        most = max(sum(counts) + new.count(role) for role, counts in zip(_ROLES, has, strict=True))
+        order = self._in_order(together)
+        laid = self._evenly(places, has, vectors, new)
+        while laid is None and len(places) < most:
+            place = next((place for place in order if place not in places), None)
+            if place is None:
+                break
+            places.append(place)
+            for counts in has:
+                counts.append(0)
+            laid = self._evenly(places, has, vectors, new)
+        order.close()
+        for role, place in laid or ():
+            vector = vectors[_ROLES.index(role)]
+            assert vector is not None
+            self._take(place, vector)
+        return None if laid is None else [(role, self._nodes[place].name) for role, place in laid]
+
     def room(self) -> dict[str, Resources]:
         """What is free on each node that takes tasks."""
-        return {node.name: self._free(place) for place, node in enumerate(self._nodes) if node.state is NodeState.UP}
+        return {node.name: self._room_on(place) for place, node in enumerate(self._nodes) if self._takes[place]}
 
     def remove(self, node: str, demand: Resources) -> None:
-        """Take a task placed by ``place`` out again."""
+        """Take a task out again that was placed by anything but ``add``."""
         self._undo((self._index[node], self._amounts(demand), None))
         self._state = next(self._states)
 
@@ -145,11 +240,11 @@ class Packing:
         if not waiting:
             return None
         place, demand = waiting[-1]
-        if not self._fits(place, demand):
+        if not self._at[place].fits(demand):
             return None
         waiting.pop()
-        self._reserve(place, demand, -1)
-        self._take(place, demand)
+        self._waiting -= 1
+        self._take(place, demand, kept=-1)
         return place, demand, (job, role)
 
     def _place_new(self, demand: Resources, role: Role) -> _Step | Blocked:
@@ -163,92 +258,137 @@ class Packing:
         self._take(place, vector)
         return place, vector, None
 
-    def _choose(self, demand: tuple[int, ...]) -> int | None:
+    def _choose(self, demand: _Vector) -> int | None:
         """First node in the order with room, out of the way of incumbents where there is such a one."""
         if self._placement.head_only:
-            head = self._head(self._heaps[_ANY])
-            return head if head is not None and self._fits(head, demand) else None
-        heap = self._heaps.get(demand)
+            head = self._first(_ANY, clear=False)
+            return head if head is not None and self._at[head].fits(demand) else None
+        clear = self._first(demand, clear=True) if self._waiting else None
+        return self._first(demand, clear=False) if clear is None else clear
+
+    def _first(self, demand: _Vector, *, clear: bool) -> int | None:
+        """First node in the order with room."""
+        heap = self._heap(demand, clear=clear)
+        if heap is not None:
+            stamps = self._stamps
+            while heap and heap[0][2] != stamps[heap[0][1]]:
+                heapq.heappop(heap)
+            return heap[0][1] if heap else None
+        fitting = self._fitting(demand, clear=clear)
+        place = int(np.where(fitting, self._loads, np.inf).argmin()) if fitting.size else 0
+        return place if fitting.any() else None
+
+    def _in_order(self, demand: _Vector) -> Iterator[int]:
+        """All nodes with room in the order. Nothing may be taken before the generator is closed."""
+        heap = self._heap(demand, clear=False)
         if heap is None:
-            heap = self._heaps[demand] = self._heap_of(demand)
-        first = self._head(heap)
-        if first is None or not self._waiting or self._is_clear(first, demand):
-            return first
+            places = np.flatnonzero(self._fitting(demand, clear=False))
+            yield from places[np.argsort(self._loads[places], kind="stable")].tolist()
+            return
         passed: list[_Entry] = []
-        chosen = None
-        while chosen is None and (place := self._head(heap)) is not None:
-            if self._is_clear(place, demand):
-                chosen = place
-            else:
+        try:
+            while self._first(demand, clear=False) is not None:
                 passed.append(heapq.heappop(heap))
-        for entry in passed:
-            heapq.heappush(heap, entry)
-        return first if chosen is None else chosen
+                yield passed[-1][1]
+        finally:
+            for entry in passed:
+                heapq.heappush(heap, entry)
 
-    def _head(self, heap: list[_Entry]) -> int | None:
-        """First node of a heap, or None; stale entries on the way are dropped."""
-        while heap and heap[0][2] != self._stamps[heap[0][1]]:
-            heapq.heappop(heap)
-        return heap[0][1] if heap else None
+    def _evenly(
+        self, places: Sequence[int], has: Sequence[Sequence[int]], vectors: Sequence[_Vector | None], new: Allocation
+    ) -> list[tuple[Role, int]] | None:
+        """Each new task with the fewest of its role, the first of equals; None where one has no room there."""
+        if not places:
+            return None
+        laid: list[tuple[Role, int]] = []
+        taken: dict[int, list[int]] = {}
+        for role, counts_now, vector in zip(_ROLES, has, vectors, strict=True):
+            counts = list(counts_now)
+            for _ in range(new.count(role)):
+                assert vector is not None
+                which = counts.index(min(counts))
+                counts[which] += 1
+                laid.append((role, places[which]))
+                so_far = taken.get(places[which])
+                taken[places[which]] = list(vector) if so_far is None else list(map(add, so_far, vector))
+        return laid if all(self._at[place].fits(tuple(amounts)) for place, amounts in taken.items()) else None
 
-    def _heap_of(self, demand: tuple[int, ...]) -> list[_Entry]:
-        heap = [
-            (self._placement.load(self._used[place], self._capacity[place]), place, self._stamps[place])
-            for place, node in enumerate(self._nodes)
-            if node.state is NodeState.UP and self._fits(place, demand)
-        ]
-        heapq.heapify(heap)
+    def _heap(self, demand: _Vector, *, clear: bool) -> list[_Entry] | None:
+        """The nodes with room for a demand; None where too many demands have a heap already."""
+        heap = self._heaps.get((demand, clear))
+        if heap is None and len(self._heaps) < _MOST_HEAPS:
+            places = np.flatnonzero(self._fitting(demand, clear=clear)).tolist()
+            heap = [(self._at[place].load, place, self._stamps[place]) for place in places]
+            heapq.heapify(heap)
+            self._heaps[demand, clear] = heap
         return heap
 
-    def _fits(self, place: int, demand: tuple[int, ...]) -> bool:
-        used, capacity = self._used[place], self._capacity[place]
-        return all(
-            wanted <= whole - taken for wanted, taken, whole in zip(demand, used, capacity, strict=False) if wanted
-        )
+    def _fitting(self, demand: _Vector, *, clear: bool) -> NDArray[np.bool_]:
+        """Which nodes take tasks and have room; shape (nodes,)."""
+        self._catch_up()
+        fitting = self._up.copy()
+        for wanted, had in zip(demand, self._clear if clear else self._free, strict=False):
+            if wanted:
+                fitting &= had >= wanted
+        return fitting
 
-    def _is_clear(self, place: int, demand: tuple[int, ...]) -> bool:
-        used, capacity, reserved = self._used[place], self._capacity[place], self._reserved[place]
-        return all(
-            wanted + kept <= whole - taken
-            for wanted, taken, whole, kept in zip(demand, used, capacity, reserved, strict=True)
-            if wanted
-        )
+    def _catch_up(self) -> None:
+        """Bring the matrices up to date."""
+        if not self._changed:
+            return
+        places = list(self._changed)
+        levels = [self._at[place] for place in places]
+        shape = (len(places), len(self._names))
+        used = np.array([level.used for level in levels], dtype=np.int64).reshape(shape).T
+        reserved = np.array([level.reserved for level in levels], dtype=np.int64).reshape(shape).T
+        self._free[:, places] = self._capacities[:, places] - used
+        self._clear[:, places] = self._free[:, places] - reserved
+        self._loads[places] = [level.load for level in levels]
+        self._changed.clear()
 
-    def _take(self, place: int, demand: tuple[int, ...]) -> None:
+    def _take(self, place: int, demand: _Vector, *, kept: int = 0) -> None:
         step = (self._state, place, demand)
-        if step not in self._reached:
-            self._reached[step] = next(self._states)
-        self._state = self._reached[step]
-        used = self._used[place]
-        for number, wanted in enumerate(demand):
-            used[number] += wanted
-        self._moved(place)
+        reached = self._reached.get(step)
+        if reached is None:
+            reached = self._reached[step] = next(self._states)
+        self._state = reached
+        self._change(place, demand, 1, kept)
 
     def _undo(self, step: _Step) -> None:
         place, demand, incumbent = step
-        used = self._used[place]
-        for number, wanted in enumerate(demand):
-            used[number] -= wanted
-        self._moved(place)
         if incumbent is not None:
             self._incumbents[incumbent].append((place, demand))
-            self._reserve(place, demand, 1)
+            self._waiting += 1
+        self._change(place, demand, -1, 0 if incumbent is None else 1)
 
-    def _moved(self, place: int) -> None:
-        self._taken[place] = self._used[place]
-        self._stamps[place] += 1
-        if self._nodes[place].state is not NodeState.UP:
+    def _change(self, place: int, demand: _Vector, used: int, kept: int) -> None:
+        """Add a demand, so many times, to what is used and to what is reserved on a node."""
+        level = self._at[place]
+        after = level.after.get((demand, used, kept))
+        if after is None:
+            changed = [level.used, level.reserved]
+            for which, sign in enumerate((used, kept)):
+                if sign:
+                    changed[which] = tuple(map(add if sign > 0 else sub, changed[which], demand))
+            after = level.after[demand, used, kept] = self._level(level.capacity, *changed)
+        self._at[place] = after
+        self._changed.add(place)
+        stamp = self._stamps[place] = self._stamps[place] + 1
+        if not self._takes[place]:
             return
-        entry = (self._placement.load(self._used[place], self._capacity[place]), place, self._stamps[place])
-        for demand, heap in self._heaps.items():
-            if self._fits(place, demand):
-                heapq.heappush(heap, entry)
+        if after.heaps_known != len(self._heaps):
+            after.heaps_known = len(self._heaps)
+            after.heaps = [heap for (asked, clear), heap in self._heaps.items() if after.fits(asked, clear=clear)]
+        entry = (after.load, place, stamp)
+        for heap in after.heaps:
+            heapq.heappush(heap, entry)
 
-    def _reserve(self, place: int, demand: tuple[int, ...], sign: int) -> None:
-        reserved = self._reserved[place]
-        for number, wanted in enumerate(demand):
-            reserved[number] += sign * wanted
-        self._waiting += sign
+    def _level(self, capacity: _Vector, used: _Vector, reserved: _Vector) -> _Level:
+        level = self._levels.get((capacity, used, reserved))
+        if level is None:
+            load = self._placement.load(used, capacity)
+            level = self._levels[capacity, used, reserved] = _Level(capacity, used, reserved, load)
+        return level
 
     def _why_not(self, demand: Resources, role: Role) -> Blocked:
         """Name the binding constraint, on the node that lacks the least (as a fraction of the demand)."""
@@ -258,31 +398,33 @@ class Packing:
         missing = demand.shortfalls(nearest.capacity)
         if missing:
             return Blocked(role, Constraint.INFEASIBLE, nearest.name, missing)
-        free = np.maximum(self._capacities - self._taken, 0)
+        self._catch_up()
+        free = np.maximum(self._free, 0)
         place = self._nearest(demand, free)
-        total = free[self._up].sum(axis=0)
+        total = free[:, self._up].sum(axis=1)
         in_total = any(wanted > had for wanted, had in zip(self._amounts(demand), total, strict=True))
         constraint = Constraint.CAPACITY if in_total else Constraint.FRAGMENTED
-        return Blocked(role, constraint, self._nodes[place].name, demand.shortfalls(self._free(place)))
+        return Blocked(role, constraint, self._nodes[place].name, demand.shortfalls(self._room_on(place)))
 
     def _nearest(self, demand: Resources, room: NDArray[np.int64]) -> int:
         """Node that takes tasks and lacks the least of a demand, as a fraction of it; the first of equals."""
         wanted = np.array(self._amounts(demand), dtype=np.float64)
         asked = wanted > 0
-        lack = (np.maximum(wanted - room, 0)[:, asked] / wanted[asked]).sum(axis=1)
+        lack = (np.maximum(wanted[asked, None] - room[asked], 0) / wanted[asked, None]).sum(axis=0)
         return int(np.where(self._up, lack, np.inf).argmin())
 
-    def _vector(self, demand: Resources) -> tuple[int, ...] | None:
+    def _vector(self, demand: Resources) -> _Vector | None:
         """Amounts in the order of ``_names``, or None where no node has any of something that is asked for."""
         if demand not in self._vectors:
             known = {name for name, _ in demand.thousandths} <= set(self._names)
             self._vectors[demand] = self._amounts(demand) if known else None
         return self._vectors[demand]
 
-    def _amounts(self, resources: Resources) -> tuple[int, ...]:
+    def _amounts(self, resources: Resources) -> _Vector:
         given = dict(resources.thousandths)
         return tuple(given.get(name, 0) for name in self._names)
 
-    def _free(self, place: int) -> Resources:
-        free = zip(self._names, self._capacity[place], self._used[place], strict=True)
+    def _room_on(self, place: int) -> Resources:
+        level = self._at[place]
+        free = zip(self._names, level.capacity, level.used, strict=True)
         return Resources(tuple((name, whole - taken) for name, whole, taken in free if whole > taken))

@@ -19,6 +19,14 @@ class Placement(Protocol):
         """Whether only the first node in the order is tried, as in the DL2 authors' simulator; otherwise all are."""
         ...
 
+    @property
+    def gathers(self) -> bool:
+        """Whether the new tasks of a job are laid evenly on as few nodes as hold them, the smallest job first.
+
+        Only where no number of nodes will do, they are placed one by one. Otherwise all are, in the decided order.
+        """
+        ...
+
     def load(self, used: Sequence[int], capacity: Sequence[int]) -> float:
         """Place of a node in the order, lowest first; equal ones by node order.
 

@@ -14,6 +14,7 @@ class Dl2Paper:
 
     name: ClassVar[str] = "dl2_paper"
     head_only: ClassVar[bool] = True
+    gathers: ClassVar[bool] = False
 
     def load(self, used: Sequence[int], capacity: Sequence[int]) -> float:
         """Plain sum of used amounts; see ``dl2d.core.placement.Placement``."""

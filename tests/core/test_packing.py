@@ -11,7 +11,9 @@ from dl2d.core.decision import Constraint
 from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Launch, Owner, Role
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.placement.best_fit import BestFit
 from dl2d.placement.load_balance import LoadBalance
+from dl2d.placement.optimus import Optimus
 
 PLACEMENT = LoadBalance()
 FOUR = Resources.of(cpu=4)
@@ -154,3 +156,135 @@ def test_equal_nodes_are_taken_in_order_and_load_is_balanced() -> None:
     packing = Packing([Node(f"n{number}", Resources.of(cpu=4)) for number in range(3)], PLACEMENT)
     assert [packing.place(Resources.of(cpu=1), Role.WORKER) for _ in range(6)] == ["n0", "n1", "n2"] * 2
     assert PLACEMENT.load([0], [0]) == 0.0
+
+
+def test_a_task_goes_where_the_caller_says_if_there_is_room_and_tasks_are_taken() -> None:
+    nodes = [Node("n0", FOUR), Node("n1", FOUR), Node("n2", FOUR, state=NodeState.DRAINING)]
+    packing = Packing(nodes, PLACEMENT)
+    assert packing.place_on("n1", Resources.of(cpu=3))
+    assert not packing.place_on("n1", Resources.of(cpu=2))
+    assert not packing.place_on("n2", Resources.of(cpu=1))
+    assert not packing.place_on("gone", Resources.of(cpu=1))
+    assert not packing.place_on("n0", Resources.of(tpu=1))
+    assert packing.room()["n1"] == Resources.of(cpu=1)
+    packing.remove("n1", Resources.of(cpu=3))
+    assert packing.room()["n1"] == FOUR
+
+
+@given(node_lists, st.lists(st.tuples(demands, st.booleans()), min_size=20, max_size=60), st.booleans())
+def test_each_of_many_demands_gets_the_first_node_in_the_order(nodes, wanted, best) -> None:
+    """However many demands there are: up to some they are looked up in heaps, beyond that all nodes are looked at."""
+    placement = BestFit() if best else PLACEMENT
+    packing = Packing(nodes, placement)
+    names = sorted({name for node in nodes for name, _ in node.capacity.thousandths})
+    amounts = lambda resources: [round(resources.get(name) * 1000) for name in names]
+    used = {node.name: node.used for node in nodes}
+    for demand, taken_out in wanted:
+        fitting = [
+            node
+            for node in nodes
+            if node.state is NodeState.UP and demand.fits_in(node.capacity.minus(used[node.name]))
+        ]
+        loads = [placement.load(amounts(used[node.name]), amounts(node.capacity)) for node in fitting]
+        where = packing.place(demand, Role.WORKER)
+        assert (where if isinstance(where, str) else None) == (
+            fitting[loads.index(min(loads))].name if fitting else None
+        )
+        if isinstance(where, str) and taken_out:
+            packing.remove(where, demand)
+        elif isinstance(where, str):
+            used[where] += demand
+
+
+@given(st.integers(1, 4), st.integers(0, 6), st.lists(st.integers(1, 3), min_size=1, max_size=24))
+def test_new_tasks_go_round_incumbents_whatever_the_number_of_demands(nodes, room, others) -> None:
+    """Each node has a job's task; those of others take its room only when there is no other."""
+    job = a_job(Resources.of(cpu=2), Resources())
+    tasks = [a_task(job, number, f"n{number}") for number in range(nodes)]
+    packing = Packing(
+        [Node(f"n{number}", Resources.of(cpu=2 + room)) for number in range(nodes)], PLACEMENT, incumbents=tasks
+    )
+    free = [room] * nodes
+    for number, cpu in enumerate(others):
+        # Demands that differ by a thousandth: more of them than there are heaps.
+        where = packing.place(Resources.of(cpu=cpu - number / 1000), Role.WORKER)
+        if max(free) < cpu:
+            break
+        assert isinstance(where, str)
+        assert free[int(where[1:])] >= cpu
+        free[int(where[1:])] -= cpu
+    else:
+        assert packing.add(job, Allocation(nodes, 0)) is None
+
+
+def gathered(nodes: list[int], new: tuple[int, int], there: dict[str, Allocation] | None = None) -> list[str] | None:
+    """Nodes of the workers and then of the PSs, on nodes of so many CPUs: a worker takes two of them, a PS one."""
+    packing = Packing([Node(f"n{number}", Resources.of(cpu=cpu)) for number, cpu in enumerate(nodes)], Optimus())
+    before = packing.room()
+    request = a_job(Resources.of(cpu=2), Resources.of(cpu=1)).request
+    laid = packing.gather(request, Allocation(*new), there or {})
+    if laid is None:
+        assert packing.room() == before
+        return None
+    left = dict(before)
+    for role, node in laid:
+        left[node] = left[node].minus(request.demand(role))
+    assert left == packing.room()
+    assert [role for role, _ in laid] == [Role.WORKER] * new[0] + [Role.PS] * new[1]
+    return [node for _, node in laid]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "new", "expected"),
+    [
+        pytest.param([6, 6, 6], (2, 2), ["n0"] * 4, id="one node is enough"),
+        pytest.param([6, 6, 6], (4, 4), ["n0", "n1"] * 4, id="two nodes, the same on each"),
+        pytest.param([6, 6, 6], (3, 3), ["n0", "n1", "n0"] * 2, id="what is left over begins at the first"),
+        pytest.param([6, 6], (4, 2), ["n0", "n1", "n0", "n1", "n0", "n1"], id="more workers than PSs"),
+        pytest.param([5, 5, 5], (3, 3), ["n0", "n1", "n2"] * 2, id="two nodes have the room, but not evenly"),
+        pytest.param([12, 3], (4, 4), ["n0"] * 8, id="the node with the most comes first"),
+        pytest.param([2, 6, 6], (2, 2), ["n1"] * 4, id="a node without room for both is passed over"),
+        pytest.param([6, 6], (5, 5), None, id="no number of nodes will do"),
+        pytest.param([], (1, 1), None, id="no nodes"),
+    ],
+)  # fmt: skip
+def test_a_job_is_laid_evenly_on_the_fewest_nodes(nodes, new, expected) -> None:
+    assert gathered(nodes, new) == expected
+
+
+@pytest.mark.parametrize(
+    ("there", "new", "expected"),
+    [
+        pytest.param({"n1": (1, 1)}, (1, 1), ["n1", "n1"], id="its own node first"),
+        pytest.param({"n1": (2, 2)}, (1, 1), ["n0", "n0"], id="another, as that is more even"),
+        pytest.param({"n0": (1, 0), "n1": (0, 1)}, (1, 1), ["n1", "n0"], id="where its role is fewest"),
+        pytest.param({"gone": (1, 1)}, (1, 1), ["n0", "n0"], id="on a node that is gone"),
+    ],
+)
+def test_tasks_that_run_count_in_the_evenness(there, new, expected) -> None:
+    used = {name: Allocation(*has) for name, has in there.items()}
+    room = [6 - 2 * used.get(f"n{number}", (0, 0))[0] - used.get(f"n{number}", (0, 0))[1] for number in range(3)]
+    if "gone" in there or used.get("n1") != (2, 2):
+        room = [6, 6, 6]  # as roomy as each other, so that only the evenness decides
+    assert gathered(room, new, used) == expected
+
+
+@given(node_lists, demands, demands, st.integers(0, 6), st.integers(0, 6), st.integers(0, 20))
+def test_gathering_fills_no_node_beyond_its_room_and_is_even(nodes, worker, ps, workers, servers, others) -> None:
+    packing = Packing(nodes, Optimus())
+    for number in range(others):  # more demands than are kept in heaps
+        packing.place(Resources.of(cpu=(number + 1) / 1000), Role.PS)
+    before = packing.room()
+    laid = packing.gather(a_job(worker, ps).request, Allocation(workers, servers), {})
+    taken: dict[str, list[Resources]] = {name: [] for name in before}
+    for role, node in laid or []:
+        taken[node].append(worker if role is Role.WORKER else ps)
+    for name, room in before.items():
+        assert Resources.total(taken[name]).fits_in(room)
+        assert packing.room()[name] == room.minus(Resources.total(taken[name]))
+    if laid:
+        on = sorted({node for _, node in laid})
+        for role, count in ((Role.WORKER, workers), (Role.PS, servers)):
+            each = Counter(node for kind, node in laid if kind is role)
+            assert sum(each.values()) == count
+            assert max(each.values(), default=0) - min(each[node] for node in on) <= 1
