@@ -1,0 +1,275 @@
+"""Runs of experiments: a folder per run, a file per finished cell, so that nothing finished is ever lost.
+
+==================  ====================================================================================
+definition.yaml     what was run, exactly; with ``inputs/`` it is all that is needed to run it again
+inputs/             the files that the definition names
+cells/              one file per finished cell, with its series and timings
+results.json        results of all cells: the same bytes whenever and wherever it is run
+timings.json        how long it took
+environment.json    versions and machine
+==================  ====================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dl2d.core.codec import as_plain
+from dl2d.core.errors import Dl2dError
+from dl2d.simulation.experiments.cells import Cell, Finished, Runner, cells_of, check_cell, replay_cell
+from dl2d.simulation.experiments.definition import (
+    Experiment,
+    digest,
+    file_digest,
+    read_experiment,
+    write_experiment,
+)
+from dl2d.simulation.experiments.environment import code_digest, environment
+from dl2d.simulation.experiments.executors import Executor
+from dl2d.simulation.sources import named_file
+
+DEFINITION, RESULTS, TIMINGS, ENVIRONMENT = "definition.yaml", "results.json", "timings.json", "environment.json"
+_CELLS, _INPUTS = "cells", "inputs"
+
+
+class ExperimentError(Dl2dError):
+    """An experiment cannot be run here, or has not been."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run as its folder has it."""
+
+    folder: Path
+    experiment: Experiment
+    digest: str
+    cells: tuple[Cell, ...]
+    #: Finished cells by number.
+    finished: Mapping[int, Finished]
+    #: How many different states of the code the finished cells were run with.
+    codes: int
+
+    @property
+    def failures(self) -> tuple[Finished, ...]:
+        """Cells that were run and failed."""
+        return tuple(done for _, done in sorted(self.finished.items()) if done.error)
+
+    @property
+    def missing(self) -> tuple[Cell, ...]:
+        """Cells that have no result yet."""
+        return tuple(
+            cell for cell in self.cells if cell.number not in self.finished or self.finished[cell.number].error
+        )
+
+
+class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell's file."""
+
+    digest: str
+    code: str
+    finished: Finished
+
+
+def check_experiment(experiment: Experiment) -> tuple[str, ...]:
+    """Make every workload and every policy once, without running any; returns what there is to say of the workloads.
+
+    Raises ``WorkloadError`` or ``PluginError``.
+    """
+    notes = []
+    for case in experiment.cases:
+        first = replace(experiment, cases=(case,), seeds=experiment.seeds[:1])
+        said = [check_cell(cell) for cell in cells_of(first)]
+        notes.append(f"{case.name}: {said[0]}" if said[0] else case.name)
+    return tuple(notes)
+
+
+def begin_run(experiment: Experiment, folder: Path, *, resume: bool = False) -> Run:
+    """Make a folder ready for a run, or take up the one that it has.
+
+    Raises
+    ------
+    ExperimentError
+        The folder has something in it (and ``resume`` is not set), has another experiment, or cannot be written.
+    WorkloadError
+        A file of the definition cannot be read.
+    """
+    try:
+        if (folder / DEFINITION).exists():
+            if not resume:
+                raise ExperimentError(
+                    f"{folder} has a run already; --resume goes on with it, --out names another folder"
+                )
+            found = read_run(folder)
+            if found.digest != (wanted := digest(experiment)):
+                raise ExperimentError(
+                    f"{folder} has another experiment, {found.experiment.name} version {found.experiment.version} with "
+                    f"digest {found.digest[:12]}, not {wanted[:12]}; --out names another folder"
+                )
+            _write_json(folder / ENVIRONMENT, environment())
+            return found
+        if folder.exists() and any(folder.iterdir()):
+            raise ExperimentError(f"{folder} is not empty and has no run of an experiment; --out names another folder")
+        (folder / _CELLS).mkdir(parents=True, exist_ok=True)
+        _write_json(folder / ENVIRONMENT, environment())
+        bundled = _bundle(experiment, folder)
+        _write(folder / DEFINITION, write_experiment(bundled))  # last: with it the folder is a run
+    except OSError as error:
+        raise ExperimentError(f"{error.filename or folder}: {error.strerror or error}") from None
+    return read_run(folder)
+
+
+def read_run(folder: Path) -> Run:
+    """A run from its folder, whether it came to its end or not.
+
+    Raises ``ExperimentError`` where there is none, ``WorkloadError`` where its definition was spoiled.
+    """
+    path = folder / DEFINITION
+    if not path.is_file():
+        raise ExperimentError(f"{folder} has no run of an experiment: there is no {DEFINITION}")
+    experiment = read_experiment(path)
+    fingerprint = digest(experiment)
+    cells = cells_of(experiment)
+    finished: dict[int, Finished] = {}
+    codes: set[str] = set()
+    for cell in cells:
+        kept = _read_cell(_cell_path(folder, cell))
+        if kept is not None and kept.digest == fingerprint:
+            finished[cell.number] = kept.finished
+            codes.add(kept.code)
+    return Run(
+        folder=folder, experiment=experiment, digest=fingerprint, cells=cells, finished=finished, codes=len(codes)
+    )
+
+
+def run_cells(
+    run: Run,
+    executor: Executor,
+    *,
+    runner: Runner = replay_cell,
+    clock: Callable[[], float] = time.monotonic,
+    progress: Callable[[Finished], None] | None = None,
+) -> Run:
+    """Run the missing cells of a run, keep each as soon as it is finished, and write results when all were run.
+
+    Stopped by whatever is raised (Ctrl-C), it leaves the finished cells for a later call.
+
+    Raises
+    ------
+    ExperimentError
+        The folder cannot be written.
+    """
+    code = code_digest()
+    begin = clock()
+    numbers = {(cell.case.name, cell.policy, cell.seed): cell for cell in run.cells}
+    finished = dict(run.finished)
+    results: Iterator[Finished] = executor.map(runner, run.missing)
+    try:
+        for done in results:
+            cell = numbers[done.case, done.policy, done.seed]
+            kept = _Kept(digest=run.digest, code=code, finished=_portable(done, run.folder))
+            _write(_cell_path(run.folder, cell), msgspec.json.encode(kept, order="deterministic").decode() + "\n")
+            finished[cell.number] = kept.finished
+            if progress is not None:
+                progress(kept.finished)
+        done_run = replace(read_run(run.folder), finished=finished)
+        _write(run.folder / RESULTS, _results(done_run))
+        _write_json(run.folder / TIMINGS, _timings(done_run, clock() - begin, len(run.missing)))
+    except OSError as error:
+        raise ExperimentError(f"{error.filename or run.folder}: {error.strerror or error}") from None
+    finally:
+        close = getattr(results, "close", None)
+        if close is not None:
+            close()
+    return done_run
+
+
+def _results(run: Run) -> str:
+    """One line per cell, so that two runs can be compared with ``diff``."""
+    head = {"experiment": run.experiment.name, "version": run.experiment.version, "digest": run.digest}
+    lines = ",\n".join(f"  {json.dumps(_entry(done), sort_keys=True)}" for done in _in_order(run))
+    fields = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
+    return f'{{\n{fields} "cells": [\n{lines}\n ]\n}}\n'
+
+
+def _entry(done: Finished) -> dict[str, Any]:
+    entry: dict[str, Any] = {"workload": done.case, "policy": done.policy, "seed": done.seed}
+    return {**entry, **as_plain(done.result)} if done.result is not None else {**entry, "error": done.error}
+
+
+def _timings(run: Run, seconds: float, cells: int) -> dict[str, Any]:
+    return {
+        "last_run": {"seconds": seconds, "cells": cells},
+        "cells": [
+            {"workload": done.case, "policy": done.policy, "seed": done.seed, **as_plain(done.timings)}
+            for done in _in_order(run)
+            if done.timings is not None
+        ],
+    }
+
+
+def _in_order(run: Run) -> Sequence[Finished]:
+    return [done for _, done in sorted(run.finished.items())]
+
+
+def _portable(done: Finished, folder: Path) -> Finished:
+    """Errors without the place of the folder, for which two runs would differ."""
+    here = f"{folder.resolve()}{os.sep}"
+    return replace(done, error=done.error.replace(here, "")) if done.error else done
+
+
+def _cell_path(folder: Path, cell: Cell) -> Path:
+    slug = re.sub(r"[^A-Za-z0-9.]+", "-", f"{cell.case.name}-{cell.policy}").strip("-")[:60]
+    return folder / _CELLS / f"{cell.number:04d}-{slug}-{cell.seed}.json"
+
+
+def _read_cell(path: Path) -> _Kept | None:
+    """A cell's file; None where there is none or it is spoiled: such a cell is run again."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Kept)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _bundle(experiment: Experiment, folder: Path) -> Experiment:
+    """Copy the files that are named into the folder; returns the experiment that names the copies."""
+    names: dict[str, str] = {}  # by name the digest of its content
+    cases = []
+    for case in experiment.cases:
+        file = named_file(case.source)
+        if file is None:
+            cases.append(case)
+            continue
+        head, path, rest = file
+        content = file_digest(Path(path))
+        name = Path(path).name
+        number = 1
+        while names.get(name, content) != content:
+            number += 1
+            name = f"{number}-{Path(path).name}"
+        if name not in names:
+            (folder / _INPUTS).mkdir(exist_ok=True)
+            shutil.copyfile(path, folder / _INPUTS / name)
+            names[name] = content
+        cases.append(replace(case, source=f"{head}{_INPUTS}/{name}{rest}"))
+    return replace(experiment, cases=tuple(cases))
+
+
+def _write_json(path: Path, value: object) -> None:
+    _write(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file as a whole. Raises OSError."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
