@@ -1,0 +1,442 @@
+"""Many simulated clusters stepped at once: the rules of preset ``dl2-paper`` on arrays, for learning.
+
+``dl2d.simulation.replay`` says what is true, one cluster at a time; this agrees with it to the last digits (a test
+holds the two together) and is some thousand times faster. Axis 0 of every array is the cluster. No loop here runs over
+clusters or jobs, except where a cluster draws from its own generator: at resets, and in each slot under speed noise.
+
+The rules: tasks go one at a time to the node with the least used resources (plain sum over types, ties by node order),
+and to no other; a slot's work is speed x slot_seconds / samples_per_epoch; a job that ends inside its last slot counts
+the used fraction, and what it holds stays blocked until the slot is over; then the cluster is emptied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dl2d.simulation.library import NEVER, Floats, Ints, Library
+
+Bools = NDArray[np.bool_]
+
+#: Load of a node that is not there: never the least.
+_ABSENT: Final = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotReport:
+    """What the jobs of k clusters did in a slot. Arrays of shape (k, J) are 0 for jobs that were not there."""
+
+    #: The clusters, shape (k,), and the slot that is over in each.
+    which: Ints
+    slot: Ints
+    #: Jobs that were admitted and had not ended when the slot began.
+    present: Bools
+    #: Workers and PSs that each job had.
+    workers: Ints
+    ps: Ints
+    #: Share of its declared epochs that the job does in a whole slot at this size: not cut off where it ends.
+    rate: Floats
+    #: Share of its declared epochs that it did: as ``rate``, cut off at its end.
+    progress: Floats
+    #: Jobs that ended in this slot, and after which fraction of it; 1 for others.
+    ended: Bools
+    fraction: Floats
+
+
+class Clusters:
+    """N clusters, each with a workload of a library. Arrays that are public are for reading.
+
+    Parameters
+    ----------
+    library
+        The workloads.
+    count
+        N.
+    speed_noise
+        s: what a job does in a slot is multiplied by 1 + U(-s, s), drawn for each job and slot.
+    epochs_error
+        e: declared epochs are the real ones times 1 + U(-e, e), drawn for each job at a reset; with 0, and only then,
+        the workload's own declared epochs hold.
+
+    Raises
+    ------
+    ValueError
+        A number is out of bounds: N below 1, s or e not in [0, 1).
+    """
+
+    def __init__(self, library: Library, count: int, *, speed_noise: float = 0.0, epochs_error: float = 0.0) -> None:
+        if count < 1:
+            raise ValueError(f"count: expected 1 or more clusters, got {count}")
+        for name, value in (("speed_noise", speed_noise), ("epochs_error", epochs_error)):
+            if not 0.0 <= value < 1.0:
+                raise ValueError(f"{name}: expected a number from 0 to less than 1, got {value}")
+        self.library = library
+        self.count = count
+        self._noise = speed_noise
+        self._error = epochs_error
+        _, jobs, nodes, resources = library.size
+        self._jobs, self._nodes, self._resources = jobs, nodes, resources
+        self.generators: list[np.random.Generator | None] = [None] * count
+        #: Which workload of the library each cluster has.
+        self.workload: Ints = np.zeros(count, dtype=np.int64)
+        #: The slot that is being filled; slots without any job are passed over. And how many slots were filled.
+        self.slot: Ints = np.zeros(count, dtype=np.int64)
+        self.played: Ints = np.zeros(count, dtype=np.int64)
+        #: Jobs that have not ended, of which some are still to come.
+        self.left: Ints = np.zeros(count, dtype=np.int64)
+        # Of the workload, gathered at resets; shapes as in the library with N for K.
+        self.submit: Ints = np.full((count, jobs), NEVER, dtype=np.int64)
+        self.epochs: Floats = np.zeros((count, jobs))
+        self.declared: Floats = np.ones((count, jobs))
+        self.model: Ints = np.zeros((count, jobs), dtype=np.int64)
+        self.least: Ints = np.zeros((count, jobs, 2), dtype=np.int64)
+        self.most: Ints = np.zeros((count, jobs, 2), dtype=np.int64)
+        self.demand: Ints = np.zeros((count, jobs, 2, resources), dtype=np.int64)
+        #: Capacity of whole clusters, shape (N, R).
+        self.capacity: Ints = np.zeros((count, resources), dtype=np.int64)
+        #: Of each job: admitted and not ended; workers and PSs, shape (N, J, 2); epochs done; when it ended (-1).
+        self.present: Bools = np.zeros((count, jobs), dtype=np.bool_)
+        self.sizes: Ints = np.zeros((count, jobs, 2), dtype=np.int64)
+        self.done: Floats = np.zeros((count, jobs))
+        self.last_slot: Ints = np.full((count, jobs), -1, dtype=np.int64)
+        self.fraction: Floats = np.zeros((count, jobs))
+        #: Free amounts of each node, shape (R, N, M); used amounts of each cluster, shape (R, N); and the placement's
+        #: order of nodes: the sum of used amounts, shape (N, M).
+        self.free: Ints = np.zeros((resources, count, nodes), dtype=np.int64)
+        self.used: Ints = np.zeros((resources, count), dtype=np.int64)
+        self.load: Ints = np.zeros((count, nodes), dtype=np.int64)
+        # The same memory as vectors, for fast gathering.
+        self._flat_free = [part.reshape(-1) for part in self.free]
+        self._flat_load = self.load.reshape(-1)
+        self._flat_present = self.present.reshape(-1)
+        self._flat_sizes = self.sizes.reshape(-1)
+        self._flat_most = self.most.reshape(-1)
+        self._flat_demand = self.demand.reshape(-1, resources)
+        self._speeds = library.speeds.reshape(-1)
+        #: Where in ``_speeds`` the size (0, 0) of a job stands.
+        self._speed: Ints = np.zeros((count, jobs), dtype=np.int64)
+        self._samples: Floats = np.ones((count, jobs))
+        self._seconds: Floats = np.ones(count)
+
+    @property
+    def over(self) -> Bools:
+        """Clusters whose jobs have all ended, shape (N,)."""
+        over: Bools = self.left == 0
+        return over
+
+    def completion(self) -> Floats:
+        """Completion times in slots (last slot - submit slot + used fraction of it), shape (N, J); NaN: not ended."""
+        times: Floats = np.where(self.last_slot >= 0, self.last_slot - self.submit + self.fraction, np.nan)
+        return times
+
+    def reset(
+        self,
+        which: Ints,
+        workloads: Ints | None = None,
+        generators: Sequence[np.random.Generator] | None = None,
+    ) -> None:
+        """Begin anew, in the first slot that has a job.
+
+        Parameters
+        ----------
+        which
+            The clusters, shape (k,), distinct.
+        workloads
+            Their workloads, shape (k,); by default each draws one with its generator.
+        generators
+            Their generators from now on, one for each: what a cluster draws does not depend on its neighbours. By
+            default they go on with what they have, and a cluster that has none gets one of seed 0.
+        """
+        library = self.library
+        for place, cluster in enumerate(which.tolist()):
+            generator = generators[place] if generators is not None else self.generators[cluster]
+            generator = np.random.default_rng(0) if generator is None else generator
+            self.generators[cluster] = generator
+            number = int(workloads[place] if workloads is not None else generator.integers(len(library.ids)))
+            self.workload[cluster] = number
+            self.declared[cluster] = library.declared[number]
+            if self._error:
+                jobs = library.jobs[number]
+                factors = 1.0 + generator.uniform(-self._error, self._error, jobs)
+                self.declared[cluster, :jobs] = library.epochs[number, :jobs] * factors
+        chosen = self.workload[which]
+        self.submit[which] = library.submit[chosen]
+        self.epochs[which] = library.epochs[chosen]
+        self.model[which] = library.model[chosen]
+        self.least[which] = library.least[chosen]
+        self.most[which] = library.most[chosen]
+        self.demand[which] = library.demand[chosen]
+        _, rows, columns = library.speeds.shape
+        self._speed[which] = library.speed[chosen] * (rows * columns)
+        self._samples[which] = library.samples[chosen]
+        self._seconds[which] = library.slot_seconds[chosen]
+        self.capacity[which] = np.maximum(library.capacity[chosen], 0).sum(axis=1)
+        self.left[which] = library.jobs[chosen]
+        self.done[which] = 0.0
+        self.last_slot[which] = -1
+        self.fraction[which] = 0.0
+        self.played[which] = 0
+        self.slot[which] = 0
+        self._admit(which)
+        self._empty(which)
+
+    def give(self, which: Ints, jobs: Ints, workers: Ints, ps: Ints) -> Bools:
+        """Give tasks to one job in each of k clusters: workers and PSs in turn, each to the least used node.
+
+        Parameters
+        ----------
+        which, jobs
+            Clusters, distinct, and the job in each; shape (k,).
+        workers, ps
+            How many tasks; shape (k,), 0 or more.
+
+        Returns
+        -------
+        Bools
+            Shape (k,): whether a job got its tasks. It gets all of them or none: none where it is not present, would
+            have more than its most, or one of them does not fit on the least used node.
+        """
+        at = which * self._jobs + jobs
+        now = self.sizes.reshape(-1, 2)[at]
+        asked = np.stack((workers, ps), axis=1)
+        fits: Bools = self._flat_present[at] & (now + asked <= self.most.reshape(-1, 2)[at]).all(axis=1)
+        taken: list[tuple[Ints, Ints, Ints]] = []
+        for number, role in np.ndindex(int(asked.max(initial=0)), 2):
+            (rows,) = np.nonzero(fits & (asked[:, role] > number))
+            if len(rows):
+                demand = self._flat_demand[at[rows] * 2 + role]
+                nodes, room = self._heads(which[rows], demand)
+                fits[rows[~room]] = False
+                rows, nodes, demand = rows[room], nodes[room], demand[room]
+                self._take(which[rows], nodes, demand)
+                taken.append((rows, nodes, demand))
+        if not fits.all():
+            for rows, nodes, demand in taken:
+                undone = ~fits[rows]
+                if undone.any():
+                    self._take(which[rows[undone]], nodes[undone], -demand[undone])
+        self.sizes.reshape(-1, 2)[at] = now + asked * fits[:, None]
+        return fits
+
+    def give_one(self, role: int, which: Ints, jobs: Ints, nodes: Ints) -> None:
+        """Give one task of a role (0: worker, 1: PS) to one job in each of k clusters, unchecked: the caller has.
+
+        ``nodes``, shape (k,), are where ``heads`` said, as cluster x M + node.
+        """
+        at = (which * self._jobs + jobs) * 2 + role
+        self._take(which, nodes, self._flat_demand[at])
+        self._flat_sizes[at] += 1
+
+    def heads(self) -> tuple[Ints, Ints, Ints]:
+        """The least used node of each cluster, the next one, and how far the first is ahead.
+
+        Returns
+        -------
+        tuple[Ints, Ints, Ints]
+            Shape (N,): both nodes as cluster x M + node, and a bound: the first stays the least used one if less than
+            this is added to its load.
+        """
+        base = np.arange(self.count) * self._nodes
+        first = self.load.argmin(axis=1) + base
+        load = self._flat_load[first]
+        self._flat_load[first] = _ABSENT
+        second = self.load.argmin(axis=1) + base
+        ahead = self._flat_load[second] - load + (first < second)
+        self._flat_load[first] = load
+        return first, second, ahead
+
+    def fill(self, targets: Ints, which: Ints | None = None, *, in_turn: bool = False) -> Bools:
+        """Fill clusters towards wanted sizes, task by task, until a task does not fit (it ends for that cluster).
+
+        Jobs take turns in submit order, one task a turn: of the role that has the smaller share of its target so far,
+        the worker where shares are equal. ``in_turn`` serves each job whole before the next instead.
+
+        Parameters
+        ----------
+        targets
+            Workers and PSs of each job, shape (k, J, 2), counted from none: call it once in a slot, before any
+            ``give``. They are cut to the job's most; of jobs that are not present they are not looked at.
+        which
+            The clusters, distinct, shape (k,); all by default.
+        in_turn
+            See above.
+
+        Returns
+        -------
+        Bools
+            Shape (k,): whether all targets were reached.
+        """
+        which = np.arange(self.count) if which is None else which
+        targets = np.minimum(np.maximum(targets, 0), self.most[which]) * self.present[which][:, :, None]
+        tasks, lengths = _sequence(targets, in_turn=in_turn)
+        wanted = lengths.copy()
+        if tasks.shape[1]:
+            self._place(which, tasks, lengths)
+        places = np.arange(tasks.shape[1])
+        flat = (np.arange(len(which))[:, None] * (2 * self._jobs) + tasks)[places < lengths[:, None]]
+        self.sizes[which] += np.bincount(flat, minlength=len(which) * 2 * self._jobs).reshape(-1, self._jobs, 2)
+        reached: Bools = lengths == wanted
+        return reached
+
+    def end_slot(self, which: Ints) -> SlotReport:
+        """Run the slot in these clusters (shape (k,), distinct): work, admit those who come next, empty the cluster.
+
+        A cluster that is over stays as it is.
+        """
+        sizes = self.sizes[which]
+        present = self.present[which]
+        workers, ps = sizes[:, :, 0], sizes[:, :, 1]
+        runs = (sizes >= self.least[which]).all(axis=2) & present
+        columns = self.library.speeds.shape[2]
+        speed = self._speeds[self._speed[which] + ps * columns + workers]
+        # In the order of Workload.epochs_in_slot, so that results are the same to the last bit.
+        epochs = np.where(runs, speed * self._seconds[which][:, None] / self._samples[which], 0.0)
+        if self._noise:
+            for place, cluster in enumerate(which.tolist()):
+                jobs = int(self.library.jobs[self.workload[cluster]])
+                generator = self.generators[cluster]
+                assert generator is not None  # reset gave one
+                epochs[place, :jobs] *= 1.0 + generator.uniform(-self._noise, self._noise, jobs)
+        done = self.done[which]
+        left = self.epochs[which] - done
+        ended = (epochs > 0.0) & (epochs >= left)
+        declared = self.declared[which]
+        fraction = np.ones_like(epochs)
+        # Rounding may leave nothing to do to a job that was not seen to end.
+        np.divide(np.maximum(left, 0.0), epochs, out=fraction, where=ended)
+        progress = np.where(ended, left, epochs)
+        slot = self.slot[which]
+        report = SlotReport(
+            which=which, slot=slot, present=present, workers=workers, ps=ps,
+            rate=epochs / declared, progress=progress / declared, ended=ended, fraction=fraction,
+        )  # fmt: skip
+        self.done[which] = done + progress
+        if ended.any():
+            rows, jobs_ = np.nonzero(ended)
+            at = which[rows], jobs_
+            self.last_slot[at] = slot[rows]
+            self.fraction[at] = fraction[rows, jobs_]
+            self.left[which] -= ended.sum(axis=1)
+        going = present.any(axis=1)
+        self.slot[which] = slot + going
+        self.played[which] += going
+        self._admit(which)
+        self._empty(which)
+        return report
+
+    def _admit(self, which: Ints) -> None:
+        """Jobs that have come by now; where there is none, time goes on to the next one's slot."""
+        coming = np.where(self.last_slot[which] < 0, self.submit[which], NEVER)
+        slot = self.slot[which]
+        present = coming <= slot[:, None]
+        idle = ~present.any(axis=1) & (self.left[which] > 0)
+        if idle.any():
+            slot[idle] = coming[idle].min(axis=1)
+            self.slot[which] = slot
+            present = coming <= slot[:, None]
+        self.present[which] = present
+
+    def _empty(self, which: Ints) -> None:
+        capacity = self.library.capacity[self.workload[which]]
+        self.sizes[which] = 0
+        self.free[:, which] = np.moveaxis(capacity, 2, 0)
+        self.used[:, which] = 0
+        self.load[which] = np.where(capacity[:, :, 0] < 0, _ABSENT, 0)
+
+    def _heads(self, which: Ints, demand: Ints) -> tuple[Ints, Bools]:
+        """The least used node of each, as cluster x M + node, and whether it has room; shapes (k,), (k, R)."""
+        most = 2 * len(which) >= self.count
+        nodes: Ints = self.load.argmin(axis=1)[which] if most else self.load[which].argmin(axis=1)
+        nodes += which * self._nodes
+        room = demand[:, 0] <= self._flat_free[0][nodes]
+        for number in range(1, self._resources):
+            room &= demand[:, number] <= self._flat_free[number][nodes]
+        return nodes, room
+
+    def _take(self, which: Ints, nodes: Ints, demand: Ints) -> None:
+        """Take (or give back) amounts, shape (k, R), on one node of each cluster."""
+        total = demand[:, 0]
+        for number in range(self._resources):
+            amount = demand[:, number]
+            self._flat_free[number][nodes] -= amount
+            self.used[number][which] += amount
+            if number:
+                total = total + amount
+        self._flat_load[nodes] += total
+
+    def _place(self, which: Ints, tasks: Ints, lengths: Ints) -> None:
+        """Place tasks in sequence; ``tasks`` (k, T) are job x 2 + role, and ``lengths`` (k,) are cut to what fits."""
+        base = which * (2 * self._jobs)
+        cursor = self._first_round(which, tasks, lengths)
+        (alive,) = np.nonzero(cursor < lengths)
+        cursor = cursor[alive]
+        while len(alive):
+            clusters = which[alive]
+            demand = self._flat_demand[base[alive] + tasks[alive, cursor]]
+            nodes, room = self._heads(clusters, demand)
+            if room.all():
+                self._take(clusters, nodes, demand)
+            else:
+                lengths[alive[~room]] = cursor[~room]
+                self._take(clusters[room], nodes[room], demand[room])
+            cursor += 1
+            keep = room & (cursor < lengths[alive])
+            if not keep.all():
+                alive, cursor = alive[keep], cursor[keep]
+
+    def _first_round(self, which: Ints, tasks: Ints, lengths: Ints) -> Ints:
+        """On an empty cluster the t-th task goes to the t-th node, if no task is free of charge: all of them at once.
+
+        Returns how many tasks were dealt with in each, shape (k,).
+        """
+        nodes = self.library.nodes[self.workload[which]]
+        width = int(min(self._nodes, tasks.shape[1]))
+        dealt = np.minimum(nodes, lengths)
+        inside = np.arange(width) < dealt[:, None]
+        demand = self._flat_demand[which[:, None] * (2 * self._jobs) + tasks[:, :width]] * inside[:, :, None]
+        weight = demand.sum(axis=2)
+        if self.used[:, which].any() or not weight[inside].all():
+            return np.zeros_like(lengths)
+        room = np.ones_like(inside)
+        for number in range(self._resources):
+            room &= demand[:, :, number] <= np.maximum(self.free[number, which, :width], 0)
+        failed = ~room.all(axis=1)
+        if failed.any():
+            lengths[failed] = (~room[failed]).argmax(axis=1)
+            dealt = np.minimum(dealt, lengths)
+            inside = np.arange(width) < dealt[:, None]
+            demand *= inside[:, :, None]
+            weight = weight * inside
+        for number in range(self._resources):
+            self.free[number, which, :width] -= demand[:, :, number]
+            self.used[number, which] = demand[:, :, number].sum(axis=1)
+        self.load[which, :width] += weight
+        return dealt
+
+
+def _sequence(targets: Ints, *, in_turn: bool) -> tuple[Ints, Ints]:
+    """The order of ``Clusters.fill``: tasks as job x 2 + role, shape (k, T), padded; and how many, shape (k,).
+
+    Worker i of W stands after the PSs j of P with j / P < i / W, and PS j after the workers with i / W <= j / P: so the
+    turn in which a job gets a task is known at once, and the order is that of turns, then jobs (``in_turn``: of jobs).
+    """
+    count, jobs, _ = targets.shape
+    workers, ps = targets[:, :, :1], targets[:, :, 1:]
+    lengths = targets.sum(axis=(1, 2))
+    longest = int(lengths.max(initial=0))
+    number = np.arange(int(targets.max(initial=0)))
+    at_worker = number + -(-(number * ps) // np.maximum(workers, 1))
+    at_ps = number + np.where(workers > 0, number * workers // np.maximum(ps, 1) + 1, 0)
+    turns = np.stack((at_worker, at_ps), axis=2)  # (k, J, 2, number)
+    row, job, role, _ = wanted = np.nonzero(number < targets[:, :, :, None])
+    turn = turns[wanted]
+    most = int(turn.max(initial=0)) + 1
+    key = (row * jobs + job) * most + turn if in_turn else (row * most + turn) * jobs + job
+    order = np.argsort(key, kind="stable")
+    tasks = np.zeros((count, longest), dtype=np.int64)
+    tasks[np.arange(longest) < lengths[:, None]] = (job * 2 + role)[order]
+    return tasks, lengths

@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulation.drawn import drawn
+
+from dl2d.core.errors import WorkloadError
+from dl2d.simulation.clusters import Clusters
+from dl2d.simulation.library import NEVER, Library
+from dl2d.simulation.preset import PresetName, preset
+from dl2d.simulation.replay import replay
+from dl2d.simulation.workload import Workload, read_workload
+
+PAPER = preset(PresetName.DL2_PAPER)
+
+
+def begun(workloads: list[Workload], **more: float) -> Clusters:
+    """One cluster for each workload, in its first slot."""
+    clusters = Clusters(Library.of(workloads), len(workloads), **more)
+    everywhere = np.arange(len(workloads))
+    clusters.reset(everywhere, everywhere, [np.random.default_rng(number) for number in range(len(workloads))])
+    return clusters
+
+
+def bundles_left(clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
+    """What each job gets next under whole bundles, (N, J, 2); and whether it may have it."""
+    least, has = clusters.least, clusters.sizes
+    step = np.where(has.any(axis=2)[:, :, None], np.minimum(least, 1), least)
+    return step, clusters.present & (has + step <= clusters.most).all(axis=2)
+
+
+def drf(clusters: Clusters) -> np.ndarray:
+    """Keys of jobs: the dominant share, exactly as DRF has it."""
+    held = (clusters.sizes[:, :, :, None] * clusters.demand).sum(axis=2)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.nan_to_num(held / clusters.capacity[:, None, :]).max(axis=2)
+
+
+def fifo(clusters: Clusters) -> np.ndarray:
+    return np.zeros(clusters.present.shape)
+
+
+def play(clusters: Clusters, key: Callable[[Clusters], np.ndarray]) -> np.ndarray:
+    """Whole bundles to the job with the least key, the first of equals; a slot's filling ends at the first refusal."""
+    everywhere = np.arange(clusters.count)
+    while not clusters.over.all():
+        filling = ~clusters.over
+        while filling.any():
+            step, may = bundles_left(clusters)
+            keys = np.where(may, key(clusters), np.inf)
+            filling &= may.any(axis=1)
+            which = everywhere[filling]
+            jobs = keys.argmin(axis=1)[filling]
+            filling[which] = clusters.give(which, jobs, step[which, jobs, 0], step[which, jobs, 1])
+        clusters.end_slot(everywhere)
+    return clusters.completion()
+
+
+@pytest.mark.parametrize(("policy", "key"), [("drf", drf), ("fifo", fifo)])
+@pytest.mark.parametrize("first", [0, 10, 20])
+def test_completion_times_are_those_of_the_replay(policy: str, key, first: int) -> None:
+    """Ten at once, of different sizes: overload, gaps, uneven nodes, fractions, all-reduce, holes in tables.
+
+    Least sizes are one bundle: the replay decides on larger first bundles workers first and starts them in turn, which
+    on the least used node alone need not come to the same.
+    """
+    workloads = [drawn(seed, jobs=6 + seed % 9, most_least=1) for seed in range(first, first + 10)]
+    times = play(begun(workloads), key)
+    ticks = count()
+    for own, workload in zip(times, workloads, strict=True):
+        told = replay(
+            workload, PAPER.policies[policy](None), PAPER.placement, rules=PAPER.rules, timer=lambda: next(ticks)
+        )
+        expected = [job.jct for job in told.jobs]
+        np.testing.assert_allclose(own[: len(expected)], expected, rtol=1e-9, atol=0)
+        assert np.isnan(own[len(expected) :]).all()
+
+
+@pytest.mark.parametrize("nodes", [96, 12])
+def test_sixty_jobs_agree_with_the_replay(nodes: int) -> None:
+    workload = drawn(7, jobs=60, nodes=nodes, plain=True, most_least=1)
+    ticks = count()
+    told = replay(workload, PAPER.policies["drf"](None), PAPER.placement, rules=PAPER.rules, timer=lambda: next(ticks))
+    times = play(begun([workload]), drf)
+    np.testing.assert_allclose(times[0], [job.jct for job in told.jobs], rtol=1e-9, atol=0)
+
+
+def one_node(*, epochs: list[float], **more: Any) -> Workload:
+    """A node of 8 CPUs and 8 GPUs; bundles of (4, 4) at s(1 w) = 1 and s(2 w) = 2 samples/s: 1 and 2 epochs a slot."""
+    jobs = [
+        {"id": str(number), "model": "m", "submit_slot": 0, "epochs": length, "samples_per_epoch": 100.0,
+         "worker": {"cpu": 2, "gpu": 4}, "ps": {"cpu": 2}, "max_workers": 2, "max_ps": 2, **more}
+        for number, length in enumerate(epochs, start=1)
+    ]  # fmt: skip
+    return read_workload(
+        {
+            "slot_seconds": 100,
+            "cluster": [{"count": 1, "resources": {"cpu": 8, "gpu": 8}}],
+            "speeds": {"m": {"table": [[1.0, 2.0], [1.0, 2.0]]}},
+            "jobs": jobs,
+        }
+    )
+
+
+ONE = np.ones(1, dtype=np.int64)
+HERE = np.zeros(1, dtype=np.int64)
+
+
+def give(clusters: Clusters, job: int, workers: int, ps: int) -> bool:
+    return bool(clusters.give(HERE, HERE + job, ONE * workers, ONE * ps)[0])
+
+
+def test_a_slot_tells_what_was_done_and_what_could_have_been() -> None:
+    """5 epochs, 2 a slot: the third slot ends in its middle; its rate is still that of a whole slot."""
+    clusters = begun([one_node(epochs=[5.0])])
+    reports = []
+    for _ in range(3):
+        assert give(clusters, 0, 2, 2)
+        reports.append(clusters.end_slot(HERE))
+    assert [float(report.rate[0, 0]) for report in reports] == [0.4, 0.4, 0.4]
+    assert [float(report.progress[0, 0]) for report in reports] == [0.4, 0.4, 0.2]
+    assert [bool(report.ended[0, 0]) for report in reports] == [False, False, True]
+    assert [float(report.fraction[0, 0]) for report in reports] == [1.0, 1.0, 0.5]
+    assert (reports[2].workers[0, 0], reports[2].ps[0, 0], int(reports[2].slot[0])) == (2, 2, 2)
+    assert clusters.over.all()
+    assert clusters.completion()[0, 0] == 2.5
+
+
+def test_a_job_gets_all_of_its_tasks_or_none() -> None:
+    clusters = begun([one_node(epochs=[5.0, 5.0])])
+    assert give(clusters, 0, 1, 1)
+    assert not give(clusters, 1, 2, 1), "the second worker has no GPUs left"
+    assert clusters.sizes[0].tolist() == [[1, 1], [0, 0]]
+    assert clusters.free[:, 0, 0].tolist() == [4000, 4000]
+    assert clusters.used[:, 0].tolist() == [4000, 4000]
+    assert clusters.load[0].tolist() == [8000]
+    assert give(clusters, 1, 1, 1)
+    assert not give(clusters, 1, 0, 1)
+
+
+def test_no_job_gets_more_than_its_most_or_anything_before_it_comes_or_after_it_ended() -> None:
+    clusters = begun([one_node(epochs=[0.5, 5.0], ps={"cpu": 0.5}, worker={"cpu": 0.5})])
+    assert not give(clusters, 0, 3, 0)
+    assert not give(clusters, 0, 0, 3)
+    assert give(clusters, 0, 1, 2)
+    clusters.end_slot(HERE)
+    assert not give(clusters, 0, 1, 1), "it has ended"
+    assert give(clusters, 1, 1, 1)
+
+
+def test_a_job_below_its_least_size_does_not_run() -> None:
+    clusters = begun([one_node(epochs=[5.0], min_workers=2)])
+    assert give(clusters, 0, 1, 1)
+    assert clusters.end_slot(HERE).rate[0, 0] == 0.0
+    assert give(clusters, 0, 2, 1)
+    assert clusters.end_slot(HERE).rate[0, 0] == 0.4
+
+
+def test_slots_without_jobs_are_passed_over() -> None:
+    workload = one_node(epochs=[1.0], submit_slot=7)
+    clusters = begun([workload])
+    assert (clusters.slot[0], clusters.played[0]) == (7, 0)
+    assert give(clusters, 0, 1, 1)
+    clusters.end_slot(HERE)
+    assert (clusters.slot[0], clusters.played[0], clusters.completion()[0, 0]) == (8, 1, 1.0)
+
+
+def test_a_cluster_that_is_over_stays_as_it_is() -> None:
+    clusters = begun([one_node(epochs=[1.0])])
+    give(clusters, 0, 1, 1)
+    clusters.end_slot(HERE)
+    report = clusters.end_slot(HERE)
+    assert not report.present.any()
+    assert not report.rate.any()
+    assert (clusters.slot[0], clusters.played[0]) == (1, 1)
+
+
+def plainly(clusters: Clusters, targets: np.ndarray, *, in_turn: bool) -> list[list[list[int]]]:
+    """``fill``, one task at a time through ``give``: by the words of its documentation."""
+    for cluster in range(clusters.count):
+        here = np.array([cluster])
+        wanted = np.minimum(targets[cluster], clusters.most[cluster])
+        full = False
+        moved = True
+        while moved and not full:
+            moved = False
+            for job in np.flatnonzero(clusters.present[cluster]).tolist():
+                more = True
+                while more and not full:
+                    (w, p), (has_w, has_p) = wanted[job].tolist(), clusters.sizes[cluster, job].tolist()
+                    if has_w == w and has_p == p:
+                        break
+                    worker = has_w < w and (has_p == p or has_w * p <= has_p * w)
+                    full = not clusters.give(here, ONE * job, ONE * worker, ONE * (not worker))[0]
+                    moved = True
+                    more = in_turn
+    return clusters.sizes.tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.booleans(), st.integers(0, 3))
+def test_filling_goes_as_if_task_by_task(seed: int, in_turn: bool, slots: int) -> None:
+    draw = np.random.default_rng(seed)
+    workloads = [drawn(seed + number, jobs=int(draw.integers(1, 12))) for number in range(3)]
+    ours, plain = begun(workloads), begun(workloads)
+    for _ in range(slots + 1):
+        targets = draw.integers(0, 20, (*ours.present.shape, 2))
+        reached = ours.fill(targets, in_turn=in_turn)
+        assert ours.sizes.tolist() == plainly(plain, targets, in_turn=in_turn)
+        wanted = np.minimum(targets, ours.most) * ours.present[:, :, None]
+        assert reached.tolist() == (ours.sizes == wanted).all(axis=(1, 2)).tolist()
+        for name in ("free", "used", "load"):
+            assert getattr(ours, name).tolist() == getattr(plain, name).tolist()
+        for clusters in (ours, plain):
+            clusters.end_slot(np.arange(3))
+
+
+def test_filling_some_clusters_leaves_the_others_alone() -> None:
+    clusters = begun([drawn(seed) for seed in range(4)])
+    which = np.array([3, 1])
+    clusters.fill(clusters.most[which], which)
+    assert clusters.sizes[which].any(axis=(1, 2)).all()
+    assert not clusters.sizes[[0, 2]].any()
+    assert not clusters.used[:, [0, 2]].any()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6))
+def test_capacity_holds_and_work_is_conserved(seed: int) -> None:
+    """Under random sizes: no node is over-used, books agree with sizes, and all epochs are done exactly once."""
+    draw = np.random.default_rng(seed)
+    clusters = begun([drawn(seed + number, jobs=5) for number in range(3)], speed_noise=0.3)
+    everywhere = np.arange(3)
+    present = clusters.submit < NEVER
+    shares = np.zeros(present.shape)
+    for _ in range(400):
+        clusters.fill(draw.integers(0, 17, (*present.shape, 2)))
+        assert (clusters.free[:, clusters.load < 2**62] >= 0).all()
+        held = (clusters.sizes[:, :, :, None] * clusters.demand).sum(axis=(1, 2))
+        assert held.tolist() == clusters.used.T.tolist()
+        report = clusters.end_slot(everywhere)
+        assert (report.progress <= report.rate).all()
+        shares += report.progress
+        assert not clusters.sizes.any()
+        if clusters.over.all():
+            break
+    done = clusters.last_slot >= 0
+    np.testing.assert_allclose(shares[done], 1.0, rtol=1e-12)
+    np.testing.assert_allclose(clusters.done[done], clusters.epochs[done], rtol=1e-12)
+    assert (clusters.done[present & ~done] <= clusters.epochs[present & ~done]).all()
+
+
+def filled_slots(clusters: Clusters, slots: int) -> list[list[np.ndarray]]:
+    everywhere = np.arange(clusters.count)
+    rates: list[list[np.ndarray]] = [[] for _ in everywhere]
+    for _ in range(slots):
+        clusters.fill(clusters.most)
+        report = clusters.end_slot(everywhere)
+        for own, rate in zip(rates, report.rate, strict=True):
+            own.append(rate)
+    return rates
+
+
+def test_what_a_cluster_draws_does_not_depend_on_its_neighbours() -> None:
+    """Alone, or among others with more jobs and nodes: the same draws, the same rates, bit for bit."""
+    workloads = [drawn(seed, jobs=4 + 3 * seed) for seed in range(4)]
+    together = begun(workloads, speed_noise=0.2, epochs_error=0.3)
+    rates = filled_slots(together, 12)
+    for number, workload in enumerate(workloads):
+        alone = Clusters(Library.of([workload]), 1, speed_noise=0.2, epochs_error=0.3)
+        alone.reset(HERE, HERE, [np.random.default_rng(number)])
+        own = filled_slots(alone, 12)[0]
+        jobs = len(workload.jobs)
+        assert alone.declared[0].tobytes() == together.declared[number, :jobs].tobytes()
+        assert [rate.tobytes() for rate in own] == [rate[:jobs].tobytes() for rate in rates[number]]
+
+
+def test_noise_stays_within_its_bounds_and_differs_from_slot_to_slot() -> None:
+    plain, noisy = begun([one_node(epochs=[1e6])]), begun([one_node(epochs=[1e6])], speed_noise=0.2)
+    exact = float(filled_slots(plain, 1)[0][0][0])
+    factors = np.array([rate[0] / exact for rate in filled_slots(noisy, 400)[0]])
+    assert factors.min() > 0.8
+    assert factors.max() < 1.2
+    assert factors.std() == pytest.approx(0.2 / 3**0.5, rel=0.1)
+    assert abs(factors.mean() - 1) < 0.02
+
+
+def test_declared_epochs_err_and_real_ones_do_not() -> None:
+    workloads = [drawn(3, jobs=60)]
+    clusters = begun(workloads, epochs_error=0.3)
+    real = np.array([job.epochs for job in workloads[0].jobs])
+    assert clusters.epochs[0].tolist() == real.tolist()
+    factors = clusters.declared[0] / real
+    assert 0.7 <= factors.min() < 0.8
+    assert 1.2 < factors.max() <= 1.3
+    assert begun(workloads).declared[0].tolist() == [job.declared_epochs for job in workloads[0].jobs]
+
+
+def test_workloads_are_drawn_by_seed_where_none_is_named() -> None:
+    library = Library.of([drawn(seed, jobs=3) for seed in range(5)])
+
+    def chosen(seed: int) -> list[int]:
+        clusters = Clusters(library, 40)
+        clusters.reset(np.arange(40), generators=[np.random.default_rng([seed, number]) for number in range(40)])
+        return clusters.workload.tolist()
+
+    assert chosen(1) == chosen(1) != chosen(2)
+    assert set(chosen(1)) == set(range(5))
+
+
+def test_some_may_begin_anew_while_others_go_on() -> None:
+    workloads = [drawn(seed) for seed in range(3)]
+    clusters = begun(workloads)
+    filled_slots(clusters, 3)
+    kept = clusters.done[0].copy()
+    clusters.reset(np.array([1]), np.array([1]))
+    assert clusters.done[0].tolist() == kept.tolist()
+    assert clusters.played.tolist() == [3, 0, 3]
+    assert not clusters.done[1].any()
+
+
+def test_equal_speeds_are_kept_once() -> None:
+    workloads = [drawn(4, jobs=20), drawn(4, jobs=20), drawn(5, jobs=20)]
+    library = Library.of(workloads)
+    distinct = {workload.speeds[job.model] for workload in workloads for job in workload.jobs}
+    assert len(library.speeds) == len(distinct)
+
+
+def test_types_are_numbered_as_one_says() -> None:
+    workload = drawn(1)
+    models = ["ring", "other", "m2", "m1", "m0", "holes"]
+    library = Library.of([workload], models=models)
+    assert [models[number] for number in library.model[0]] == [job.model for job in workload.jobs]
+    with pytest.raises(WorkloadError, match="models: the list lacks"):
+        Library.of([workload], models=["ring"])
+
+
+def test_a_library_needs_something_in_it() -> None:
+    with pytest.raises(WorkloadError, match="a library needs a workload"):
+        Library.of([])
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [({"count": 0}, "count"), ({"speed_noise": 1.0}, "speed_noise"), ({"epochs_error": -0.1}, "epochs_error")],
+)
+def test_numbers_out_of_bounds_are_refused(bad: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Clusters(Library.of([drawn(0)]), **{"count": 1, **bad})
