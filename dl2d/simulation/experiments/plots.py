@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
 from dl2d.simulation.books import SlotSeries
@@ -136,23 +137,21 @@ def _bars(cases: Sequence[CaseSummary], looks: Mapping[str, _Look]) -> Figure:
         names = [each.policy for each in case.policies]
         places = np.arange(len(names))[::-1]
         highest = max(case.bound.mean, *(each.jct.mean for each in case.policies))
-        right = 1.55 * highest
+        ends = [each.jct.interval[1] for each in case.policies if each.jct.interval is not None]
+        right = 1.03 * min(1.8 * highest, max([highest, *ends]))
         for place, each in zip(places, case.policies, strict=True):
             look = looks[each.policy]
             axis.barh(place, each.jct.mean, height=0.68, color=look.colour, alpha=0.55 if look.told else 1.0,
                       hatch="///" if look.told else None, edgecolor="white", linewidth=0)  # fmt: skip
-            end = each.jct.mean
-            if each.jct.interval is not None:
-                low, high = max(0.0, each.jct.interval[0]), each.jct.interval[1]
-                axis.plot([low, min(high, right)], [place, place], color=_INK, linewidth=1.1)
+            value = _number(each.jct.mean)
+            if each.jct.interval is not None and each.jct.half_width is not None:
+                low, high = each.jct.interval
+                axis.plot([max(0.0, low), high], [place, place], color=_INK, linewidth=1.1)
                 for at in (low, high):
                     axis.plot([at, at], [place - 0.14, place + 0.14], color=_INK, linewidth=1.1)
-                end = max(end, high)
-            at = min(end, 0.80 * right)
-            box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.0} if end > at else None
-            axis.text(
-                at + 0.02 * right, place, _short_number(each.jct.mean), va="center", fontsize=8.5, color=_INK, bbox=box
-            )
+                value = f"{value} \N{PLUS-MINUS SIGN} {_number(each.jct.half_width, 2)}"
+            # Beside the axes, where no whisker runs through it.
+            axis.text(1.015, place, value, transform=axis.get_yaxis_transform(), va="center", fontsize=8.5, color=_INK)
         axis.axvline(case.bound.mean, color=_INK, linewidth=1.0, linestyle=(0, (4, 3)), zorder=0.5)
         axis.text(case.bound.mean, len(names) - 0.42, "bound", fontsize=7.5, color=_FAINT, ha="center", va="bottom")
         axis.set_yticks(places, names)
@@ -171,15 +170,17 @@ def _cdf(cases: Sequence[CaseSummary], looks: Mapping[str, _Look]) -> Figure:
     for axis, case in zip(grid, cases, strict=False):
         times = {each.policy: _all_times(each) for each in case.policies}
         together = np.concatenate(list(times.values()))
-        for policy, values in times.items():
+        for width, (policy, values) in zip(_widths(times), times.items(), strict=True):
             look = looks[policy]
             heights = np.arange(1, len(values) + 1) / len(values)
             axis.plot(
                 np.concatenate(([values[0]], values)), np.concatenate(([0.0], heights)), drawstyle="steps-post",
-                color=look.colour, linestyle=look.dashes, linewidth=1.5, alpha=0.9,
+                color=look.colour, linestyle=look.dashes, linewidth=width,
             )  # fmt: skip
         if together.max() > 20 * np.median(together):
             axis.set_xscale("log")
+            axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.xaxis.set_minor_locator(NullLocator())
         else:
             axis.set_xlim(0, None)
         axis.set_ylim(0, 1.02)
@@ -196,16 +197,21 @@ def _utilisation(run: Run, cases: Sequence[CaseSummary], looks: Mapping[str, _Lo
         last = _last_slot(run, case)
         width = _group(last)
         widths.add(width)
-        for each in case.policies:
+        for line, each in zip(_widths(case.policies), case.policies, strict=True):
             edges, values = _over_time(run, case, each.policy, last, _share_of(case.resource))
             look = looks[each.policy]
             axis.plot(edges, np.append(values, values[-1:]) * 100, drawstyle="steps-post", color=look.colour,
-                      linestyle=look.dashes, linewidth=1.4, alpha=0.9)  # fmt: skip
+                      linestyle=look.dashes, linewidth=line)  # fmt: skip
         axis.set_ylim(0, 104)
         axis.set_xlim(0, last + 1)
         axis.set_yticks([0, 25, 50, 75, 100], ["0", "25 %", "50 %", "75 %", "100 %"])
         _dress(axis, case.case.name, _in_slots("time", case), grid_of="y", y=f"{case.resource} held")
     return figure, _grouped(widths)
+
+
+def _widths(curves: Sized) -> list[float]:
+    """Widths of curves in the order in which they are drawn: one that others run over still shows beside them."""
+    return [float(width) for width in np.linspace(2.6 if len(curves) > 1 else 1.6, 1.2, len(curves))]
 
 
 def _share_of(resource: str) -> Callable[[SlotSeries], Sequence[float]]:
@@ -261,10 +267,13 @@ def _by_job(run: Run, case: CaseSummary) -> tuple[Figure, str] | None:
         below = np.zeros(values.shape[1])
         for place, layer in enumerate(values):
             above = below + layer
-            axis.fill_between(
-                edges, np.append(below, below[-1:]), np.append(above, above[-1:]), step="post",
-                color=_JOBS[place % len(_JOBS)], linewidth=0,
-            )  # fmt: skip
+            held_in = np.flatnonzero(layer)
+            if held_in.size:
+                part = slice(held_in[0], held_in[-1] + 1)  # the rest would make a large file and show nothing
+                axis.fill_between(
+                    edges[held_in[0] : held_in[-1] + 2], np.append(below[part], below[part][-1:]),
+                    np.append(above[part], above[part][-1:]), step="post", color=_JOBS[place % len(_JOBS)], linewidth=0,
+                )  # fmt: skip
             below = above
         highest = max(highest, float(below.max(initial=0)))
         _dress(axis, policy, _in_slots("time", case) if axis is grid[len(policies) - 1] else "", grid_of="y", y="tasks")
@@ -372,8 +381,9 @@ def _in_slots(what: str, case: CaseSummary) -> str:
     return f"{what} (slots of {length})"
 
 
-def _short_number(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+def _number(value: float, digits: int = 3) -> str:
+    """To some significant digits, zeros at the end included."""
+    return f"{value:#.{digits}g}".rstrip(".") if abs(value) < 10**digits else f"{value:.0f}"
 
 
 def _dress(axis: Any, title: str, x: str, *, grid_of: str, y: str = "") -> None:

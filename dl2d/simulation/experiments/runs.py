@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from dl2d.core.codec import as_plain
-from dl2d.core.errors import Dl2dError
+from dl2d.core.errors import Dl2dError, PluginError
 from dl2d.simulation.experiments.cells import Cell, Finished, Runner, cells_of, check_cell, replay_cell
 from dl2d.simulation.experiments.definition import (
     Experiment,
@@ -88,7 +88,11 @@ def check_experiment(experiment: Experiment) -> tuple[str, ...]:
     notes = []
     for case in experiment.cases:
         first = replace(experiment, cases=(case,), seeds=experiment.seeds[:1])
-        said = [check_cell(cell) for cell in cells_of(first)]
+        try:
+            said = [check_cell(cell) for cell in cells_of(first)]
+        except PluginError as error:
+            problem = str(error).removeprefix("--policy: ")
+            raise PluginError(f"experiment {experiment.name}, workload {case.name}: {problem}") from None
         notes.append(f"{case.name}: {said[0]}" if said[0] else case.name)
     return tuple(notes)
 

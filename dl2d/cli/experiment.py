@@ -1,0 +1,187 @@
+"""``dl2d experiment``: comparisons of policies over workloads and seeds, in parallel, with a report."""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from dl2d.cli.options import JsonOption
+from dl2d.cli.output import print_json, print_tables, table
+from dl2d.core.errors import RequestError
+from dl2d.simulation.experiments.cells import Finished
+from dl2d.simulation.experiments.definition import (
+    Experiment,
+    builtin_names,
+    changed,
+    describe_experiment,
+    digest,
+    find_experiment,
+    parse_seeds,
+    write_experiment,
+)
+from dl2d.simulation.experiments.executors import Executor, Local, Ray
+from dl2d.simulation.experiments.report import summary_json, write_report
+from dl2d.simulation.experiments.runs import Run, begin_run, check_experiment, read_run, run_cells
+from dl2d.simulation.experiments.summary import summarise
+
+app = typer.Typer(no_args_is_help=True, help="Compares policies over workloads and seeds, and writes a report.")
+
+_STOPPED = 130  # as a shell has it for Ctrl-C
+_SHORT_DIGEST = 12
+ExperimentArgument = Annotated[
+    str, typer.Argument(metavar="NAME|FILE", help="A built-in experiment (see `list`), or a definition in YAML.")
+]
+
+
+class ExecutorName(enum.StrEnum):
+    """Where simulations are run."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+@app.command("run")
+def run(
+    name: ExperimentArgument,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder of the results. Default: experiment-out/NAME.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, max=1024, help="Processes. Default: one per CPU.")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Other seeds: how many (5 means 0 to 4), or a list such as 0,3,7.")
+    ] = None,
+    policy: Annotated[list[str] | None, typer.Option("--policy", "-p", help="Other policies; may be repeated.")] = None,
+    executor: Annotated[
+        ExecutorName, typer.Option(help="local: processes here; ray: a Ray cluster (RAY_ADDRESS).")
+    ] = ExecutorName.LOCAL,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the folder: only what is missing.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run an experiment and write its report.
+
+    Exit status 1 if a simulation failed, 130 after Ctrl-C; what is finished is kept either way.
+    """
+    experiment = changed(find_experiment(name), policies=policy or (), seeds=_seeds(seeds))
+    folder = out or Path("experiment-out") / experiment.name
+    runs_on: Executor = Ray() if executor is ExecutorName.RAY else Local(jobs or os.cpu_count() or 1)
+    for note in check_experiment(experiment):
+        typer.echo(note, err=True)
+    begun = begin_run(experiment, folder, resume=resume)
+    try:
+        done = _run_watched(begun, runs_on)
+    except KeyboardInterrupt:
+        left = read_run(folder)
+        finished = len(left.cells) - len(left.missing)
+        typer.echo(
+            f"stopped: {finished} of {len(left.cells)} simulations are finished and kept in {folder}; "
+            "the same command with --resume goes on",
+            err=True,
+        )
+        raise typer.Exit(_STOPPED) from None
+    _tell(done, as_json=as_json)
+
+
+@app.command("report")
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run, finished or not.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Write the report of a run once more, from what is finished."""
+    _tell(read_run(folder), as_json=as_json)
+
+
+@app.command("list")
+def list_experiments(as_json: JsonOption = False) -> None:
+    """List the built-in experiments."""
+    found = [find_experiment(name) for name in builtin_names()]
+    if as_json:
+        print_json([{**_head(each), "description": each.description} for each in found])
+        return
+    rows = [
+        (
+            each.name, each.version, digest(each)[:_SHORT_DIGEST], str(len(each.cases)), str(len(each.policies)),
+            str(len(each.seeds)), each.description,
+        )
+        for each in found
+    ]  # fmt: skip
+    headings = ("NAME", ">VERSION", "DIGEST", ">WORKLOADS", ">POLICIES", ">SEEDS", "DESCRIPTION")
+    print_tables(table(headings, rows))
+
+
+@app.command("show")
+def show(name: ExperimentArgument, as_json: JsonOption = False) -> None:
+    """Print a definition in full, defaults included: a file of one's own may start from it."""
+    experiment = find_experiment(name)
+    if as_json:
+        print_json({**_head(experiment), **describe_experiment(experiment)})
+        return
+    typer.echo(f"# digest {digest(experiment)}\n{write_experiment(experiment)}", nl=False)
+
+
+def _head(experiment: Experiment) -> dict[str, object]:
+    return {"name": experiment.name, "version": experiment.version, "digest": digest(experiment)}
+
+
+def _seeds(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    # More than 19 digits are beyond any seed, and thousands of them beyond what may be turned into a number.
+    parts = [part.strip() for part in text.split(",")]
+    plain = all(part.isascii() and part.isdecimal() and len(part) < 20 for part in parts)
+    value: object = text if not plain else int(parts[0]) if len(parts) == 1 else [int(part) for part in parts]
+    return parse_seeds(value, lambda problem: RequestError("--seeds", problem))
+
+
+def _run_watched(begun: Run, runs_on: Executor) -> Run:
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    watched = sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not watched) as display:
+        missing = len(begun.missing)
+        bar = display.add_task(begun.experiment.name, total=missing)
+
+        def show_progress(done: Finished) -> None:
+            display.advance(bar)
+            if done.error:
+                display.console.print(f"{done.case}, {done.policy}, seed {done.seed}: {done.error}", markup=False)
+
+        return run_cells(begun, runs_on, progress=show_progress)
+
+
+def _tell(run: Run, *, as_json: bool) -> None:
+    markdown, html = write_report(run)
+    if as_json:
+        print_json(summary_json(run))
+    else:
+        rows = [
+            (
+                case.case.name if place == 0 else "", each.policy, f"{each.jct.mean:.3f}",
+                "-" if each.jct.half_width is None else f"{each.jct.half_width:.3f}",
+                "-" if each.change is None else f"{each.change.mean:+.1%}",
+                f"{each.above_bound.mean:.1%}", f"{each.makespan.mean:.2f}", str(each.jct.count),
+            )
+            for case in summarise(run)
+            for place, each in enumerate(case.policies)
+        ]  # fmt: skip
+        change = f">VS {run.experiment.baseline.upper()}"
+        headings = ("WORKLOAD", "POLICY", ">AVG JCT", ">95% +-", change, ">ABOVE BOUND", ">MAKESPAN", ">SEEDS")
+        print_tables(table(headings, rows))
+        typer.echo(f"\n{markdown}\n{html}")
+    for done in run.failures:
+        typer.echo(f"failed: {done.case}, {done.policy}, seed {done.seed}: {done.error}", err=True)
+    if run.missing:
+        typer.echo(f"{len(run.missing)} of {len(run.cells)} simulations have no result", err=True)
+        raise typer.Exit(1)
