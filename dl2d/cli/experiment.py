@@ -64,7 +64,7 @@ def run(
         ExecutorName, typer.Option(help="local: processes here; ray: a Ray cluster (RAY_ADDRESS).")
     ] = ExecutorName.LOCAL,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the folder: only what is missing.")
+        bool, typer.Option("--resume", help="Go on with the folder's run: only what is missing.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
