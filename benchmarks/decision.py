@@ -1,10 +1,12 @@
 """How long one decision takes, from small clusters to large ones, and how that grows.
 
-    python benchmarks/decision.py [--jobs 250 1000 4000 16000] [--repeats 3] [--json]
+    python benchmarks/decision.py [--jobs 250 1000 4000 16000] [--policies fifo drf ...] [--repeats 3] [--json]
 
 Every job is new and asks for up to 8 workers and 8 PSs of one of two shapes; there are 2.5 nodes a job, as in Optimus'
 4,000 jobs on 10,000 nodes (Peng et al., EuroSys 2018: 5 s), and too little room for all, so every job ends with a
-reason. A time is that of `Packing.for_decision` and `Policy.decide` together, the least of the repeats.
+reason. Jobs are of six model types with speeds of their own; `optimus` and `lookahead` fit them to some measured sizes,
+`optimus-true` and `lookahead-true` are told. A time is that of `Packing.for_decision` and `Policy.decide` together, the
+least of the repeats.
 """
 
 from __future__ import annotations
@@ -13,17 +15,38 @@ import argparse
 import json
 import resource
 import time
+from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dl2d.core.cluster import Node, Snapshot
-from dl2d.core.jobs import Job, JobKey, JobRequest, JobState, Launch, Owner
+from dl2d.core.jobs import Allocation, Architecture, Consistency, Job, JobKey, JobRequest, JobState, Launch, Owner
+from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources
+from dl2d.daemon.plugins import POLICIES, available, load_policy
 from dl2d.placement.load_balance import LoadBalance
-from dl2d.policies.drf import Drf
-from dl2d.policies.fifo import Fifo
+from dl2d.policies.lookahead import Lookahead
+from dl2d.policies.optimus import Optimus
+from dl2d.simulation.speeds import PsSync
+
+MODELS = {
+    f"m{number}": PsSync((0.01 + 0.004 * number, 0.1 * number, 0.3 / (1 + number), 0.002 * number, 0.004), 32 << number)
+    for number in range(6)
+}
+SIZES = [Allocation(workers, ps) for workers in (1, 2, 4, 8) for ps in (1, 2, 4, 8)]
+
+
+class Known:
+    """The models' own speeds."""
+
+    def __init__(self) -> None:
+        self._grids = {model: speed.grid(8, 8) for model, speed in MODELS.items()}
+
+    def grid(self, job: Job) -> NDArray[np.float64]:
+        return self._grids[job.request.model]
 
 
 def snapshot(jobs: int) -> Snapshot:
@@ -31,9 +54,9 @@ def snapshot(jobs: int) -> Snapshot:
     shapes = [
         JobRequest(
             name="j",
-            model="m",
-            epochs=1,
-            samples_per_epoch=1,
+            model=model,
+            epochs=1 + number,
+            samples_per_epoch=1000,
             steps_per_epoch=None,
             batch=1,
             worker=Resources.of(cpu=2, gpu=gpu),
@@ -41,13 +64,14 @@ def snapshot(jobs: int) -> Snapshot:
             max_workers=8,
             max_ps=8,
         )
+        for number, model in enumerate(MODELS)
         for gpu in (1, 2)
     ]
     owner, launch = Owner("u", 1, 1), Launch((), "")
     queue = tuple(
         Job(
             key=JobKey("c", str(number), number),
-            request=shapes[number % 2],
+            request=shapes[number % len(shapes)],
             owner=owner,
             launch=launch,
             state=JobState.READY,
@@ -55,7 +79,14 @@ def snapshot(jobs: int) -> Snapshot:
         for number in range(jobs)
     )
     nodes = tuple(Node(f"n{number}", Resources.of(cpu=8, gpu=8)) for number in range(int(2.5 * jobs)))
-    return Snapshot(0.0, 1, nodes, queue, ())
+    speeds = tuple(
+        MeasuredSpeeds(
+            TrainingKind(model, Architecture.PS, Consistency.SYNC),
+            tuple(SpeedPoint(size, speed.samples_per_second(*size), 1) for size in SIZES),
+        )
+        for model, speed in MODELS.items()
+    )
+    return Snapshot(0.0, 1, nodes, queue, (), speeds=speeds)
 
 
 def seconds(policy: Policy, seen: Snapshot, repeats: int) -> float:
@@ -68,36 +99,49 @@ def seconds(policy: Policy, seen: Snapshot, repeats: int) -> float:
     return min(times)
 
 
+def contenders() -> dict[str, Callable[[], Policy]]:
+    """All heuristics that are there, by name."""
+    names = ("fifo", "srtf", "drf", "tetris", "optimus", "lookahead")
+    made: dict[str, Callable[[], Policy]] = {
+        name: lambda name=name: load_policy(name) for name in names if name in available(POLICIES)
+    }
+    return made | {
+        "optimus-true": lambda: Optimus(known=Known()),
+        "lookahead-true": lambda: Lookahead(known=Known()),
+    }
+
+
 def main() -> None:
+    there = contenders()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, nargs="+", default=[250, 1000, 4000, 16000])
+    parser.add_argument("--policies", nargs="+", choices=list(there), default=list(there))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
-    for jobs in options.jobs:
-        seen = snapshot(jobs)
-        for policy in (Fifo(), Drf()):
+    for name in options.policies:
+        policy, before = there[name](), None
+        for jobs in options.jobs:
+            seen = snapshot(jobs)
             took = seconds(policy, seen, options.repeats)
-            before = next((row for row in reversed(rows) if row["policy"] == policy.name), None)
             growth = took / before["seconds"] / (jobs / before["jobs"]) if before else None
-            rows.append(
-                {
-                    "policy": policy.name,
-                    "jobs": jobs,
-                    "nodes": len(seen.nodes),
-                    "seconds": took,
-                    "growth_per_job": growth,
-                }
-            )
+            before = {
+                "policy": name,
+                "jobs": jobs,
+                "nodes": len(seen.nodes),
+                "seconds": took,
+                "growth_per_job": growth,
+            }
+            rows.append(before)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if options.json:
         print(json.dumps({"rows": rows, "peak_mib": peak}))
         return
-    print(f"{'policy':8}{'jobs':>8}{'nodes':>8}{'seconds':>10}   time per job, against the row before")
+    print(f"{'policy':16}{'jobs':>8}{'nodes':>8}{'seconds':>10}   time per job, against the row before")
     for row in rows:
         growth = f"{row['growth_per_job']:.2f} x" if row["growth_per_job"] else ""
-        print(f"{row['policy']:8}{row['jobs']:>8}{row['nodes']:>8}{row['seconds']:>10.3f}   {growth}")
+        print(f"{row['policy']:16}{row['jobs']:>8}{row['nodes']:>8}{row['seconds']:>10.3f}   {growth}")
     print(f"peak memory {peak:.0f} MiB")
 
 

@@ -31,6 +31,7 @@ class Sampling:
         self._kind = kind
         self._least = least
         self._sizes = list(dict.fromkeys(measured))
+        self._enough, self._enough_at = False, -1
 
     @property
     def sizes(self) -> int:
@@ -39,12 +40,9 @@ class Sampling:
 
     def enough(self) -> bool:
         """Whether a fit can be had from these sizes."""
-        terms = number_of_terms(self._kind)
-        if len(self._sizes) < max(self._least, terms):
-            return False
-        # In the size's own proportions, for counts differ by orders of magnitude.
-        rows = terms_at(self._kind, self._sizes)
-        return int(np.linalg.matrix_rank(rows / np.abs(rows).max(axis=0).clip(1e-12), tol=1e-6)) == terms
+        if self._enough_at != len(self._sizes):
+            self._enough_at, self._enough = len(self._sizes), self._tell_terms()
+        return self._enough
 
     def telling(self, candidates: Sequence[Allocation]) -> list[Allocation]:
         """Candidates that would bring a fit nearer: new ones, and with enough sizes those that tell a term more."""
@@ -70,6 +68,15 @@ class Sampling:
     def take(self, size: Allocation) -> None:
         """Count a size as being sampled."""
         self._sizes.append(size)
+
+    def _tell_terms(self) -> bool:
+        terms = number_of_terms(self._kind)
+        if len(self._sizes) < max(self._least, terms):
+            return False
+        rows = terms_at(self._kind, self._sizes)
+        largest = np.abs(rows).max(axis=0)
+        # Each term in units of its own, for counts differ by orders of magnitude.
+        return bool(largest.all()) and int(np.linalg.matrix_rank(rows / largest, tol=1e-6)) == terms
 
 
 def candidates(request: JobRequest) -> list[Allocation]:

@@ -14,12 +14,17 @@ from dl2d.core.measured import KnownSpeeds
 from dl2d.core.policy import Policy
 from dl2d.core.wording import did_you_mean
 from dl2d.daemon.plugins import POLICIES, available, load_policy
+from dl2d.policies.lookahead import Lookahead
+from dl2d.policies.optimus import Optimus
 from dl2d.simulation.preset import Preset
 from dl2d.simulation.speeds import SpeedModel
 from dl2d.simulation.workload import Workload
 
 #: Policies that can be told the workload's speeds instead of measuring them, by the name they have then.
-TOLD: Final[dict[str, Callable[[KnownSpeeds], Policy]]] = {}
+TOLD: Final[dict[str, Callable[[KnownSpeeds], Policy]]] = {
+    "lookahead-true": lambda speeds: Lookahead(known=speeds),
+    "optimus-true": lambda speeds: Optimus(known=speeds),
+}
 
 
 class TrueSpeeds:

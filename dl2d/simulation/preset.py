@@ -12,6 +12,8 @@ from dl2d.core.policy import Policy
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
+from dl2d.policies.lookahead import Lookahead
+from dl2d.policies.optimus import Optimus
 from dl2d.policies.srtf import Srtf
 from dl2d.simulation.replay import Rules
 
@@ -48,5 +50,14 @@ def preset(name: PresetName) -> Preset:
                     "fifo": lambda _: Fifo(whole_bundles=True),
                     "srtf": lambda _: Srtf(by_fraction=True, whole_bundles=True),
                     "drf": lambda _: Drf(end_at_first_failure=True, whole_bundles=True),
+                    "optimus": _optimus,
+                    "optimus-true": _optimus,
+                    "lookahead": lambda speeds: Lookahead(known=speeds),
+                    "lookahead-true": lambda speeds: Lookahead(known=speeds),
                 },
             )
+
+
+def _optimus(speeds: KnownSpeeds) -> Policy:
+    """Optimus as in the DL2 authors' simulator, which knows the true speeds and counts tasks, not resources."""
+    return Optimus(known=speeds, by_resources=False, end_at_first_failure=True, look_beyond=True)

@@ -1,0 +1,223 @@
+"""Lookahead: the jump to any larger size that saves most time for what it takes is made first."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Alternative, Constraint, Decision, Reason
+from dl2d.core.jobs import Allocation, Job, Role
+from dl2d.core.measured import KnownSpeeds
+from dl2d.core.packing import Blocked, Packing
+from dl2d.core.policy import NO_EVIDENCE, Evidence
+from dl2d.policies.growing import Alike, Growing
+from dl2d.policies.remaining import samples_left
+
+#: A jump that saves less than this part of the remaining time is not made.
+_WORTHWHILE = 0.01
+#: A jump without room is cut by this part of the tasks it adds, at least by one.
+_CUT = 8
+
+
+class _Jump(NamedTuple):
+    """A step to a larger size, and what it is worth."""
+
+    step: Allocation
+    #: Seconds saved per sample that is left, over the dominant share of the step.
+    gain: float
+
+
+class _Jumps:
+    """Best jumps of jobs that are alike, worked out once for each size and limit that one of them reaches."""
+
+    def __init__(self, alike: Alike) -> None:
+        self._alike = alike
+        request = alike.job.request
+        allowed = [request.allows(count) for count in range(request.max_workers + 1)]
+        self._allowed = np.array(allowed, dtype=bool)
+        self._shares = _shares(alike)
+        self._best: dict[tuple[Allocation, Allocation], _Jump | None] = {}
+
+    def best(self, size: Allocation, most: Allocation) -> _Jump | None:
+        """The jump from ``size`` to at most ``most`` with the largest gain; None where none is worthwhile."""
+        asked = (size, most)
+        if asked not in self._best:
+            self._best[asked] = self._find(size, most)
+        return self._best[asked]
+
+    def _find(self, size: Allocation, most: Allocation) -> _Jump | None:
+        after = self._alike.seconds[size.ps : most.ps + 1, size.workers : most.workers + 1]
+        before = float(after[0, 0])
+        shares = self._shares[: after.shape[0], : after.shape[1]]
+        possible = np.isfinite(after) & np.isfinite(shares)
+        possible &= self._allowed[size.workers : most.workers + 1] | (np.arange(after.shape[1]) == 0)
+        possible[0, 0] = False
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if math.isfinite(before):
+                saved = before - after
+                possible &= saved >= _WORTHWHILE * before
+                gains = saved / shares
+            else:
+                # Anything is better than no speed at all: the most speed for what it takes.
+                gains = 1 / (after * shares)
+        if not possible.any():
+            return None
+        # Of equals the fewest PSs, then the fewest workers.
+        ps, workers = divmod(int(np.where(possible, gains, -np.inf).argmax()), after.shape[1])
+        gain = float(gains[ps, workers]) if math.isfinite(before) else math.inf
+        return _Jump(Allocation(workers, ps), gain)
+
+
+def _shares(alike: Alike) -> NDArray[np.float64]:
+    """Dominant share of the cluster that so many PSs and workers more take; shape (max_ps + 1, max_workers + 1)."""
+    request = alike.job.request
+    worker, ps, whole = (dict(amounts.thousandths) for amounts in (request.worker, request.ps, alike.capacity))
+    shares = np.zeros((request.max_ps + 1, request.max_workers + 1))
+    more_ps, more_workers = np.indices(shares.shape)
+    for name in {*worker, *ps}:
+        taken = more_workers * worker.get(name, 0) + more_ps * ps.get(name, 0)
+        part = taken / whole[name] if whole.get(name) else np.where(taken > 0, np.inf, 0.0)
+        np.maximum(shares, part, out=shares)
+    return shares
+
+
+class Lookahead:
+    """Like Optimus, but not one task at a time: a job may jump to any larger size.
+
+    Each job starts at its minimum, in submit order. Then, again and again, the jump of any job to any larger size
+    within its bounds is made that saves most remaining seconds per unit of the largest share of the cluster that the
+    added tasks take of any one resource; of equal ones that of the job submitted first, with the fewest PSs, then
+    workers. So a speed surface with dips and flat parts, where one task more brings nothing but several do, is no
+    obstacle. Jumps that save less than 1 % of the job's remaining time are not made.
+
+    A jump that has no room is undone and cut down: from then on the job may have an eighth fewer of the tasks that the
+    jump adds in the role that had no room (at least one fewer), and queues again with its best jump within that. It
+    gets no more when that leaves no jump that is worthwhile.
+
+    Speeds come as Optimus' do: fitted to what was measured, with samples of kinds that were measured too little, or
+    told. Alternatives are scored by gains: 0 for staying as it is.
+
+    No paper: it is what a perfect hill climb could do where Optimus stops at the first dip, as a baseline.
+
+    Parameters
+    ----------
+    known
+        The true speeds, instead of fitted ones: ``lookahead-true``.
+    sample_sizes
+        As for Optimus.
+    """
+
+    def __init__(self, *, known: KnownSpeeds | None = None, sample_sizes: int = 0) -> None:
+        self._known = known
+        self._sample_sizes = sample_sizes
+
+    @property
+    def name(self) -> str:
+        """``lookahead``, or ``lookahead-true`` where it is told the speeds."""
+        return "lookahead" if self._known is None else "lookahead-true"
+
+    @property
+    def version(self) -> str:
+        """Of the code, and the setting where it is not the usual."""
+        return "1" + (f" sample_sizes={self._sample_sizes}" if self._sample_sizes else "")
+
+    @property
+    def needs(self) -> frozenset[Evidence]:
+        """Speeds unless it is told."""
+        return frozenset({Evidence.SPEEDS}) if self._known is None else NO_EVIDENCE
+
+    def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+        """See ``dl2d.core.policy.Policy``. Cost: tasks x log nodes, jumps x log jobs, a grid for each size reached."""
+        del rng
+        growing = Growing(snapshot, packing, known=self._known, sample_sizes=self._sample_sizes)
+        left = [samples_left(job) for job in snapshot.jobs]
+        jumps: dict[Alike, _Jumps] = {}
+        for alike in growing.alike:
+            if alike is not None and alike not in jumps:
+                jumps[alike] = _Jumps(alike)
+        of_job = [None if alike is None else jumps[alike] for alike in growing.alike]
+        stopped = _fill(growing, left, of_job)
+        alternatives = {}
+        for place, (job, best) in enumerate(zip(snapshot.jobs, of_job, strict=True)):
+            if best is None:
+                continue
+            size = growing.sizes[place]
+            jump = best.best(size, _most(job)) if left[place] > 0 else None
+            growing.filling.refuse(job, _reason(growing, place, left[place], jump, stopped.get(place)))
+            scored = [Alternative(size, 0.0)]
+            if jump is not None and math.isfinite(jump.gain):
+                scored.append(Alternative(_sum(size, jump.step), jump.gain * left[place]))
+            alternatives[job.key] = tuple(scored)
+        return growing.filling.decision(
+            self.name,
+            self.version,
+            measure="seconds saved per unit of dominant share",
+            alternatives=alternatives,
+        )
+
+
+def _fill(growing: Growing, left: list[float], of_job: list[_Jumps | None]) -> dict[int, Blocked]:
+    """Make jumps until none is worthwhile or has room; returns what last stood in the way of which job."""
+    most = [_most(job) for job in growing.jobs]
+    stopped: dict[int, Blocked] = {}
+    steps: dict[int, Allocation] = {}
+    queue: list[tuple[float, int]] = []
+
+    def look(place: int) -> None:
+        jumps = of_job[place]
+        jump = None if jumps is None else jumps.best(growing.sizes[place], most[place])
+        if jump is not None:
+            steps[place] = jump.step
+            heapq.heappush(queue, (-jump.gain * left[place], place))
+
+    for place, samples in enumerate(left):
+        if samples > 0:
+            look(place)
+    while queue:
+        _, place = heapq.heappop(queue)
+        blocked = growing.add(place, steps[place])
+        if blocked is not None:
+            stopped[place] = blocked
+            most[place] = _cut(growing, place, steps[place], most[place], blocked)
+        look(place)
+    return stopped
+
+
+def _cut(growing: Growing, place: int, step: Allocation, most: Allocation, blocked: Blocked) -> Allocation:
+    """The most that a job may have after a jump had no room."""
+    size, worker = growing.sizes[place], blocked.role is Role.WORKER
+    added = step.count(blocked.role)
+    # Where there is no room for a single one, nothing is left to try.
+    full = growing.known_full(place, Allocation(1, 0) if worker else Allocation(0, 1))
+    kept = 0 if full else added - max(added // _CUT, 1)
+    return Allocation(size.workers + kept, most.ps) if worker else Allocation(most.workers, size.ps + kept)
+
+
+def _reason(growing: Growing, place: int, left: float, jump: _Jump | None, blocked: Blocked | None) -> Reason:
+    size, alike = growing.sizes[place], growing.alike[place]
+    assert alike is not None
+    if left <= 0:
+        return Reason(Constraint.SATISFIED, "has no declared work left")
+    if jump is None:
+        text = f"no larger size would save 1 % of its time at {alike.speed(size)}"
+        return Reason(
+            Constraint.SATISFIED, f"has its maximum of {size}" if size == _most(growing.jobs[place]) else text
+        )
+    assert blocked is not None, "a job with a worthwhile jump was stopped by something"
+    larger = _sum(size, jump.step)
+    before, after = left * alike.seconds_at(size), left * alike.seconds_at(larger)
+    text = f"{larger} would save {before - after:.4g} s of {before:.4g} s: {blocked}"
+    return Reason(blocked.constraint, text, blocked.shortfalls)
+
+
+def _most(job: Job) -> Allocation:
+    return Allocation(job.request.max_workers, job.request.max_ps)
+
+
+def _sum(size: Allocation, step: Allocation) -> Allocation:
+    return Allocation(size.workers + step.workers, size.ps + step.ps)

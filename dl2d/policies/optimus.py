@@ -1,0 +1,272 @@
+"""Optimus: the task with the largest marginal gain is added first (Peng et al., EuroSys 2018)."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Alternative, Constraint, Decision, Reason
+from dl2d.core.jobs import Allocation, Architecture, Job
+from dl2d.core.measured import KnownSpeeds
+from dl2d.core.packing import Blocked, Packing
+from dl2d.core.policy import NO_EVIDENCE, Evidence
+from dl2d.policies.growing import Alike, Growing, ended_at, seconds_per_sample
+from dl2d.policies.remaining import Remaining, samples_left, until_settled
+
+
+class _Option(NamedTuple):
+    """One PS more, or as many workers more as the next allowed count takes, for a job of some size."""
+
+    step: Allocation
+    #: Seconds saved per sample that is left, over the dominant share of the step unless shares do not count.
+    gain: float
+
+
+class _Choice(NamedTuple):
+    """What a job of some size could be given next; ``best`` is None where nothing makes it faster."""
+
+    options: tuple[_Option, ...]
+    best: _Option | None
+
+
+class _Steps:
+    """Choices of jobs that are alike, worked out once for each size that one of them reaches."""
+
+    def __init__(self, alike: Alike, seconds: NDArray[np.float64], *, by_resources: bool) -> None:
+        """``seconds`` may go beyond what the jobs may have: ``seconds[ps, workers]``."""
+        self._alike = alike
+        self._seconds = seconds
+        self._by_resources = by_resources
+        self._choices: dict[Allocation, _Choice] = {}
+
+    def at(self, size: Allocation) -> _Choice:
+        """What a job of this size could be given."""
+        choice = self._choices.get(size)
+        if choice is None:
+            choice = self._choices[size] = self._choose(size)
+        return choice
+
+    def _choose(self, size: Allocation) -> _Choice:
+        request, (most_ps, most_workers) = self._alike.job.request, self._seconds.shape
+        steps = [Allocation(0, 1)] if request.architecture is Architecture.PS and size.ps + 1 < most_ps else []
+        more = next((count for count in range(size.workers + 1, request.max_workers + 1) if request.allows(count)), 0)
+        more = more or size.workers + 1
+        if more < most_workers:
+            steps.append(Allocation(more - size.workers, 0))
+        options = tuple(_Option(step, self._gain(size, step)) for step in steps)
+        best = max(options, key=lambda option: option.gain, default=None)  # of equals the first: the PS
+        return _Choice(options, best if best is not None and best.gain > 0 else None)
+
+    def _gain(self, size: Allocation, step: Allocation) -> float:
+        before = float(self._seconds[size.ps, size.workers])
+        after = float(self._seconds[size.ps + step.ps, size.workers + step.workers])
+        saved = before - after if math.isfinite(after) or math.isfinite(before) else 0.0
+        if not self._by_resources:
+            return saved
+        share = self._alike.share(step)
+        if share == 0.0:
+            return math.inf if saved > 0 else saved
+        return saved / share if math.isfinite(share) else 0.0
+
+
+class Optimus:
+    """Adds, again and again, the task that saves most remaining time per unit of the resources it takes.
+
+    Each job starts at its minimum, in submit order. The gain of one worker more is
+    ``(t(p, w) - t(p, w + 1)) / share``, with t the remaining seconds (samples left over speed) and share the largest
+    fraction of the cluster's capacity that the task takes of any one resource; that of one PS more likewise (paper,
+    section 4.1, with shares in place of amounts, whose units differ from resource to resource). The larger of the two
+    counts, the PS's where they are equal; the job with the largest goes first, the one submitted first where they are
+    equal. A job whose task has no room gets no more, and all ends when no gain is positive. Where a job may have only
+    some counts of workers, its step goes to the next of them.
+
+    Speeds are fitted to what was measured (``dl2d.policies.speed_fit``, paper section 3.2); a size that was measured
+    has the speed that it had. Jobs of kinds that were measured too little are sampled (``dl2d.policies.sampling``).
+    Alternatives are scored by gains: 0 for staying as it is.
+
+    Parameters
+    ----------
+    known
+        The true speeds, instead of fitted ones: ``optimus-true``.
+    convergence
+        A job ends when an epoch lowers its loss by less than this part of its largest loss, as fitted to its losses so
+        far (``dl2d.policies.loss_fit``, paper section 3.1): ``optimus-loss``. By default it ends after its declared
+        epochs.
+    sample_sizes
+        Distinct sizes at which a kind is measured, at least, before its fit is used; never fewer than the function has
+        terms: 5 for synchronous jobs, 4 for asynchronous ones, 3 for all-reduce.
+    by_resources
+        Divide gains by shares of resources; the DL2 authors' simulator does not.
+    end_at_first_failure
+        End for everybody at the first task that has no room, as the DL2 authors' simulator does.
+    look_beyond
+        Look at one task more than a job may have as well, and give the job no more where that is the better one, as the
+        DL2 authors' simulator does. Only with ``known``.
+    """
+
+    def __init__(
+        self,
+        *,
+        known: KnownSpeeds | None = None,
+        convergence: float | None = None,
+        sample_sizes: int = 0,
+        by_resources: bool = True,
+        end_at_first_failure: bool = False,
+        look_beyond: bool = False,
+    ) -> None:
+        if convergence is not None and not convergence > 0:
+            msg = f"convergence: must be more than 0, not {convergence!r}"
+            raise ValueError(msg)
+        self._known = known
+        self._convergence = convergence
+        self._sample_sizes = sample_sizes
+        self._by_resources = by_resources
+        self._end_at_first_failure = end_at_first_failure
+        self._look_beyond = look_beyond
+
+    @property
+    def name(self) -> str:
+        """``optimus``, with what it is told in place of measuring it."""
+        return "optimus" + ("" if self._known is None else "-true") + ("" if self._convergence is None else "-loss")
+
+    @property
+    def version(self) -> str:
+        """Of the code, and the settings that change decisions where they are not the usual."""
+        settings = {
+            "convergence": self._convergence,
+            "sample_sizes": self._sample_sizes,
+            "by_resources": None if self._by_resources else "no",
+            "end_at_first_failure": self._end_at_first_failure,
+            "look_beyond": self._look_beyond,
+        }
+        return " ".join(["1", *(f"{key}={value}" for key, value in settings.items() if value)])
+
+    @property
+    def needs(self) -> frozenset[Evidence]:
+        """Speeds unless it is told, and losses where they tell when a job ends."""
+        speeds = NO_EVIDENCE if self._known is not None else frozenset({Evidence.SPEEDS})
+        return speeds if self._convergence is None else speeds | {Evidence.LOSSES}
+
+    def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+        """See ``dl2d.core.policy.Policy``. Cost: tasks x (log jobs + log nodes), and a grid for each kind of job."""
+        del rng
+        growing = Growing(
+            snapshot,
+            packing,
+            known=self._known,
+            sample_sizes=self._sample_sizes,
+            end_at_first_failure=self._end_at_first_failure,
+        )
+        left = self._remaining(snapshot)
+        steps: dict[Alike, _Steps] = {}
+        of_job: list[_Steps | None] = []
+        for alike in growing.alike:
+            if alike is not None and alike not in steps:
+                steps[alike] = _Steps(alike, self._seconds(alike), by_resources=self._by_resources)
+            of_job.append(None if alike is None else steps[alike])
+        choices = [None if steps is None else steps.at(size) for steps, size in zip(of_job, growing.sizes, strict=True)]
+        if growing.ended is None:
+            self._fill(growing, left, of_job, choices)
+        alternatives = {}
+        for place, (job, choice) in enumerate(zip(snapshot.jobs, choices, strict=True)):
+            size, samples = growing.sizes[place], left[place].samples
+            if choice is None:
+                continue
+            growing.filling.refuse(job, growing.ended or _satisfied(growing, place, choice, left[place]))
+            alternatives[job.key] = _alternatives(size, job, choice, samples)
+        unit = "seconds saved per unit of dominant share" if self._by_resources else "seconds saved"
+        return growing.filling.decision(self.name, self.version, measure=unit, alternatives=alternatives)
+
+    def _fill(
+        self, growing: Growing, left: list[Remaining], steps: list[_Steps | None], choices: list[_Choice | None]
+    ) -> None:
+        """Add tasks until no gain is positive or none has room; keeps ``choices`` up to date."""
+        queue = [
+            (-choice.best.gain * left[place].samples, place)
+            for place, choice in enumerate(choices)
+            if choice is not None and choice.best is not None and left[place].samples > 0
+        ]
+        heapq.heapify(queue)
+        while queue:
+            place = queue[0][1]
+            choice, of_job = choices[place], steps[place]
+            assert choice is not None
+            assert choice.best is not None
+            assert of_job is not None
+            step, job = choice.best.step, growing.jobs[place]
+            blocked = None
+            if _is_beyond(job, growing.sizes[place], step):
+                growing.filling.refuse(job, Reason(Constraint.SATISFIED, f"has all it may have of a {_role(step)}"))
+            elif (blocked := growing.add(place, step)) is not None:
+                growing.filling.refuse(job, _no_room(growing, place, step, blocked, left[place]))
+                if self._end_at_first_failure:
+                    growing.ended = ended_at(job)
+                    return
+            else:
+                choice = choices[place] = of_job.at(growing.sizes[place])
+                if choice.best is not None:
+                    heapq.heapreplace(queue, (-choice.best.gain * left[place].samples, place))
+                    continue
+            heapq.heappop(queue)
+
+    def _remaining(self, snapshot: Snapshot) -> list[Remaining]:
+        if self._convergence is None:
+            return [Remaining(samples_left(job)) for job in snapshot.jobs]
+        losses = {loss.job: loss for loss in snapshot.losses}
+        return [until_settled(job, losses.get(job.key), self._convergence) for job in snapshot.jobs]
+
+    def _seconds(self, alike: Alike) -> NDArray[np.float64]:
+        if not self._look_beyond or self._known is None:
+            return alike.seconds
+        request = alike.job.request
+        beyond = replace(request, max_workers=request.max_workers + 1, max_ps=request.max_ps + 1)
+        return seconds_per_sample(self._known.grid(replace(alike.job, request=beyond)))
+
+
+def _role(step: Allocation) -> str:
+    return "worker" if step.workers else "PS"
+
+
+def _is_beyond(job: Job, size: Allocation, step: Allocation) -> bool:
+    request = job.request
+    return size.workers + step.workers > request.max_workers or size.ps + step.ps > request.max_ps
+
+
+def _no_room(growing: Growing, place: int, step: Allocation, blocked: Blocked, left: Remaining) -> Reason:
+    size, alike = growing.sizes[place], growing.alike[place]
+    assert alike is not None
+    before = left.samples * alike.seconds_at(size)
+    saved = before - left.samples * alike.seconds_at(Allocation(size.workers + step.workers, size.ps + step.ps))
+    text = f"{step.workers + step.ps} {_role(step)} more would save {saved:.4g} s of {before:.4g} s: {blocked}"
+    return Reason(blocked.constraint, _noted(text, left), blocked.shortfalls)
+
+
+def _satisfied(growing: Growing, place: int, choice: _Choice, left: Remaining) -> Reason:
+    size, alike = growing.sizes[place], growing.alike[place]
+    assert alike is not None
+    if not choice.options:
+        text = f"has its maximum of {size}"
+    elif left.samples <= 0:
+        text = "has no declared work left"
+    else:
+        text = f"one task more would not make it faster than {alike.speed(size)}"
+    return Reason(Constraint.SATISFIED, _noted(text, left))
+
+
+def _noted(text: str, left: Remaining) -> str:
+    return f"{text}; work left {left.note}" if left.note else text
+
+
+def _alternatives(size: Allocation, job: Job, choice: _Choice, samples: float) -> tuple[Alternative, ...]:
+    """The size as it is and with a task more of either role, in that order; those with a finite gain."""
+    scored = [Alternative(size, 0.0)]
+    for step, gain in choice.options:
+        if not _is_beyond(job, size, step) and math.isfinite(gain):
+            scored.append(Alternative(Allocation(size.workers + step.workers, size.ps + step.ps), gain * samples))
+    return tuple(scored)
