@@ -12,7 +12,7 @@ from dl2d.core.jobs import Job, JobKey, JobState
 from dl2d.core.plan import Failure, Outcome, Plan
 from dl2d.core.resource_manager import ResourceManager
 from dl2d.core.store import JobChange, Store, TaskChange
-from dl2d.daemon.launching import Launcher
+from dl2d.daemon.launching import JobLauncher, Launcher
 
 log = structlog.get_logger()
 
@@ -32,12 +32,16 @@ def apply(
     failures: list[Failure] = []
     answers: list[TaskChange] = []
     manager_answers = True
+    launchers: dict[JobKey, JobLauncher] = {}
     for task in store.ask_tasks(plan.starts, at):
         if not manager_answers:
             answers.append(TaskChange(task.job, task.id, TaskState.FAILED, note="the resource manager does not answer"))
             continue
+        if task.job not in launchers:
+            launchers[task.job] = launcher.of(jobs[task.job])
+        spec = launchers[task.job].task(task)
         try:
-            handle = manager.submit(launcher.task(jobs[task.job], task))
+            handle = manager.submit(spec)
         except Unavailable as error:
             manager_answers = False
             failures.append(Failure(task.job, f"start {task.id} on {task.node}", str(error)))
@@ -45,7 +49,7 @@ def apply(
             failures.append(Failure(task.job, f"start {task.id} on {task.node}", str(error)))
             answers.append(TaskChange(task.job, task.id, TaskState.FAILED, note=str(error)))
         else:
-            started.append(task.tag)
+            started.append(spec.tag)
             answers.append(TaskChange(task.job, task.id, TaskState.ASKED, handle=handle))
     store.change_tasks(answers, at)
     for failure in failures:

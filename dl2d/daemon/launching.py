@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from dl2d.core.cluster import Task, task_tag
 from dl2d.core.jobs import Job, Launch, Role
@@ -24,14 +24,16 @@ class Launcher:
 
     def task(self, job: Job, task: Task) -> TaskSpec:
         """A worker or parameter server of a job whose coordinator has called."""
-        environment = {
-            "DL2_ROLE": task.role.value,
-            "DL2_TASK": task.id,
-            "DL2_COORDINATOR": job.address,
-            "DL2_TOKEN": self.credentials.token(job.key),
-            "DL2_JOB": job.key.slug,
-        }
-        return self._spec(job, task.tag, task.role, task.id, task.node, environment)
+        return self.of(job).task(task)
+
+    def of(self, job: Job) -> JobLauncher:
+        """For several tasks of one job: what they have in common is worked out once."""
+        shared = (
+            ("DL2_COORDINATOR", job.address),
+            ("DL2_TOKEN", self.credentials.token(job.key)),
+            ("DL2_JOB", job.key.slug),
+        )
+        return JobLauncher(job, with_runner(job.launch), _kept(job.launch), shared)
 
     def anchor(self, job: Job) -> TaskSpec:
         """The coordinator of a job that was submitted to the daemon itself."""
@@ -42,21 +44,47 @@ class Launcher:
             "DL2_DAEMON": self.url,
             "DL2_CREDENTIAL": self.credentials.for_job(job.key),
         }
-        return self._spec(job, task_tag(job.key, ANCHOR), Role.COORDINATOR, ANCHOR, "", environment)
-
-    def _spec(self, job: Job, tag: str, role: Role, name: str, node: str, environment: dict[str, str]) -> TaskSpec:
-        kept = tuple((key, value) for key, value in job.launch.env if not key.startswith("DL2_"))
-        launch = replace(job.launch, argv=with_runner(job.launch), env=(*kept, *environment.items()))
         return TaskSpec(
-            tag=tag,
+            tag=task_tag(job.key, ANCHOR),
             job=job.key,
-            role=role,
-            name=name,
-            demand=job.request.demand(role) if role is not Role.COORDINATOR else NO_RESOURCES,
-            node=node,
+            role=Role.COORDINATOR,
+            name=ANCHOR,
+            demand=NO_RESOURCES,
+            node="",
             owner=job.owner,
-            launch=launch,
+            launch=Launch(with_runner(job.launch), job.launch.cwd, (*_kept(job.launch), *environment.items())),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class JobLauncher:
+    """Writes the specifications of one job's tasks."""
+
+    job: Job
+    argv: tuple[str, ...]
+    #: The user's environment, and what all tasks of the job are told.
+    kept: tuple[tuple[str, str], ...]
+    shared: tuple[tuple[str, str], ...] = field(repr=False)
+
+    def task(self, task: Task) -> TaskSpec:
+        """A worker or parameter server."""
+        job = self.job
+        environment = (*self.kept, ("DL2_ROLE", task.role.value), ("DL2_TASK", task.id), *self.shared)
+        return TaskSpec(
+            tag=task.tag,
+            job=job.key,
+            role=task.role,
+            name=task.id,
+            demand=job.request.demand(task.role),
+            node=task.node,
+            owner=job.owner,
+            launch=Launch(self.argv, job.launch.cwd, environment),
+        )
+
+
+def _kept(launch: Launch) -> tuple[tuple[str, str], ...]:
+    """The user's environment; names of ours in it are not the user's to set."""
+    return tuple((key, value) for key, value in launch.env if not key.startswith("DL2_"))
 
 
 def with_runner(launch: Launch) -> tuple[str, ...]:

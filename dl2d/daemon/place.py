@@ -47,7 +47,8 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
         for _ in range(item.count)
     ]
     staying = [task for (key, _), tasks in by_kind.items() if key not in silent for task in tasks]
-    clearing = clear(wants, room_with_leavers(packing.room(), snapshot.tasks), staying, surplus)
+    room = room_with_leavers(packing.room(), snapshot.tasks) if wants else {}
+    clearing = clear(wants, room, staying, surplus)
     moves = tuple(_moves(clearing.moving, packing))
     starts += [Start(task.job, task.role, move.node, task.demand) for task, move in moves]
     return Plan(
@@ -62,6 +63,8 @@ def _stops(by_kind: Mapping[Kind, list[Task]], surplus: Mapping[Kind, int], leav
     """As many of each kind as there are too many: those that make room for others first."""
     makes_room = set(leaving)
     for kind, count in surplus.items():
+        if not count:
+            continue
         tasks = sorted(by_kind[kind], key=lambda task: (task not in makes_room, *_first_to_leave(task)))
         for task in tasks[:count]:
             yield Stop(task.job, task.id)
@@ -106,6 +109,8 @@ def _wanted(
         )
     )
     for key, bundle in chain(decision.actions, rest):
+        if not lacks[key, Role.WORKER] and not lacks[key, Role.PS]:
+            continue
         new: list[Role] = []
         # Workers and servers in turn, so that what fits makes whole bundles.
         for number in range(max(bundle)):

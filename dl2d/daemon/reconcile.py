@@ -5,7 +5,6 @@ The resource manager is always right about what runs; the store is right about w
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -16,6 +15,8 @@ from dl2d.core.store import JobChange, TaskChange
 
 ANCHOR = "anchor"
 
+#: States in which a task that the manager runs is as it should be.
+_AT_WORK = frozenset({TaskState.GRANTED, TaskState.JOINED, TaskState.CONFIRMED})
 _JOB_ENDS = {
     RmJobState.DONE: JobState.FINISHED,
     RmJobState.FAILED: JobState.FAILED,
@@ -97,9 +98,10 @@ def reconcile(
     for job in known.values():
         anchor = by_handle.get(job.anchor) if job.anchor else by_tag.get(task_tag(job.key, ANCHOR))
         if job.state.ended:
-            late = job.ended_at is not None and seen.at - job.ended_at > patience.end
-            if anchor is not None and not anchor.state.ended and (late or job.state is JobState.CANCELLED):
-                stops[anchor.handle] = f"job {job.key.id} is {job.state}"
+            if anchor is not None and not anchor.state.ended:
+                late = job.ended_at is not None and seen.at - job.ended_at > patience.end
+                if late or job.state is JobState.CANCELLED:
+                    stops[anchor.handle] = f"job {job.key.id} is {job.state}"
             continue
         change = _job_change(job, anchor, seen.at, patience, (failures or {}).get(job.key, (0, "")))
         if change is not None:
@@ -109,17 +111,21 @@ def reconcile(
 
     handles: dict[str, str] = {}
     for task in tasks:
-        found = (by_handle.get(task.handle) if task.handle else None) or by_tag.get(task.tag)
+        tag = task.tag
+        found = (by_handle.get(task.handle) if task.handle else None) or by_tag.get(tag)
         step, stop = _task_change(task, found, seen.at, patience, job_ends=task.job in ending, told=heard.get(task.job))
-        handles[task.tag] = found.handle if found is not None else ""
+        handles[tag] = found.handle if found is not None else ""
         if step is not None:
             changes.append(step)
         if stop and found is not None:
             stops[found.handle] = stop
 
     for rm_job in seen.jobs:
+        # Most are what the store knows: they are told at a glance, before their marks are read.
+        if rm_job.state.ended or handles.get(rm_job.tag) == rm_job.handle:
+            continue
         mark = parse_tag(rm_job.tag)
-        if mark is None or rm_job.state.ended or mark[0].cluster != cluster:
+        if mark is None or mark[0].cluster != cluster:
             continue
         key, name = mark
         owner = known.get(key)
@@ -150,11 +156,13 @@ def heard_since(jobs: Iterable[Job], before: Mapping[JobKey, float], at: float, 
 
 def _by_tag(jobs: Iterable[RmJob]) -> dict[str, RmJob]:
     """Manager's jobs by our mark; where a mark stands twice, one that has not ended comes first."""
-    found: dict[str, list[RmJob]] = defaultdict(list)
+    found: dict[str, RmJob] = {}
     for job in jobs:
         if job.tag:
-            found[job.tag].append(job)
-    return {tag: min(marked, key=lambda job: job.state.ended) for tag, marked in found.items()}
+            first = found.setdefault(job.tag, job)
+            if first is not job and first.state.ended and not job.state.ended:
+                found[job.tag] = job
+    return found
 
 
 def _job_change(
@@ -182,6 +190,8 @@ def _task_change(
     task: Task, found: RmJob | None, at: float, patience: Patience, *, job_ends: bool, told: float | None
 ) -> tuple[TaskChange | None, str]:
     """The task's next step, and why it has to be stopped (or "")."""
+    if found is not None and found.state is RmJobState.RUNNING and task.state in _AT_WORK and not job_ends:
+        return None, ""
 
     def to(state: TaskState, note: str | None = None) -> TaskChange:
         handle = found.handle if found is not None else None

@@ -6,8 +6,9 @@ shrinking job's tasks leave is therefore chosen by who waits, and a task may be 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dl2d.core.cluster import Task, TaskState
@@ -58,75 +59,161 @@ def clear(
     surplus
         How many tasks of a kind have to leave anyway.
     """
-    free = dict(room)
-    left = Counter({kind: count for kind, count in surplus.items() if count > 0})
-    on_node: dict[str, list[Task]] = defaultdict(list)
-    for task in sorted(tasks, key=lambda task: (task.state.rank >= TaskState.JOINED.rank, -task.number)):
-        if task.node in free:
-            on_node[task.node].append(task)
-    wanting = {want.kind for want in wants}
+    if not wants:
+        return Clearing((), ())
+    floor = _Floor(room, tasks, surplus)
+    settled = {want.kind for want in wants}
     leaving: list[Task] = []
     moving: list[Task] = []
+    #: Demands for which nothing could be done, as long as nothing else was done either.
+    hopeless: set[Resources] = set()
     for want in wants[:_MOST_WANTS]:
-        node = next((name for name, here in free.items() if want.demand.fits_in(here)), None)
-        if node is None:
-            options = ((name, _victims(want.demand, free[name], on_node[name], left)) for name in free)
-            found = [(name, victims) for name, victims in options if victims is not None]
-            if found:
-                # The fewest, then the newest: those that have trained for long stay.
-                node, victims = min(found, key=lambda option: (len(option[1]), -min(task.number for task in option[1])))
-                for task in victims:
-                    left[task.job, task.role] -= 1
-                    on_node[node].remove(task)
-                    free[node] += task.demand
-                leaving += victims
-        if node is not None:
-            free[node] = free[node].minus(want.demand)
+        demand = want.demand
+        if demand in hopeless:
             continue
-        mover = _mover(want.demand, free, on_node, wanting | set(left.elements()))
-        if mover is not None:
-            task, target = mover
-            on_node[task.node].remove(task)
-            free[target] = free[target].minus(task.demand)
-            free[task.node] = (free[task.node] + task.demand).minus(want.demand)
-            moving.append(task)
+        node = floor.first_with_room(demand)
+        if node is None and (found := floor.fewest_leavers(demand)) is not None:
+            node, victims = found
+            floor.clear(node, victims)
+            leaving += victims
+        if node is not None:
+            floor.take(node, demand)
+            hopeless.clear()
+        elif (mover := floor.mover(demand, settled)) is not None:
+            floor.move(*mover)
+            floor.take(mover[0].node, demand)
+            moving.append(mover[0])
+            hopeless.clear()
+        else:
+            hopeless.add(demand)
     return Clearing(tuple(leaving), tuple(moving))
 
 
-def _victims(demand: Resources, free: Resources, tasks: Sequence[Task], left: Counter[Kind]) -> list[Task] | None:
-    """Fewest surplus tasks of one node whose leaving lets the demand in (greedily, those that help most first)."""
-    may_go = Counter(left)
-    victims: list[Task] = []
-    while not demand.fits_in(free):
-        short = [missing.resource for missing in demand.shortfalls(free)]
-        useful = [
-            task
-            for task in tasks
-            if task not in victims and may_go[task.job, task.role] > 0 and any(task.demand.get(name) for name in short)
-        ]
-        if not useful:
+class _Floor:
+    """Free room and tasks by node while wants are served. Answers are kept until the node they are about changes."""
+
+    def __init__(self, room: Mapping[str, Resources], tasks: Iterable[Task], surplus: Mapping[Kind, int]) -> None:
+        self._free = dict(room)
+        self._names = list(room)
+        self._place = {name: place for place, name in enumerate(self._names)}
+        #: How many tasks of a kind have yet to leave.
+        self._left = Counter({kind: count for kind, count in surplus.items() if count > 0})
+        self._on_node: dict[str, list[Task]] = {}
+        for task in sorted(tasks, key=lambda task: (task.state.rank >= TaskState.JOINED.rank, -task.number)):
+            if task.node in self._free:
+                self._on_node.setdefault(task.node, []).append(task)
+        #: By demand and place, whether it fits, and whose leaving would make it fit.
+        self._fits: dict[Resources, list[bool]] = {}
+        self._leavers: dict[Resources, list[_Leavers | None]] = {}
+
+    def first_with_room(self, demand: Resources) -> str | None:
+        fits = self._fitting(demand)
+        return self._names[fits.index(True)] if True in fits else None
+
+    def fewest_leavers(self, demand: Resources) -> tuple[str, Sequence[Task]] | None:
+        """The node where the fewest surplus tasks, then the newest, would have to leave: what trained long stays."""
+        if not +self._left:
             return None
-        task = max(useful, key=lambda task: sum(task.demand.get(name) > 0 for name in short))
-        may_go[task.job, task.role] -= 1
-        victims.append(task)
-        free += task.demand
-    return victims
+        known = self._leavers.setdefault(demand, [None] * len(self._names))
+        best: tuple[tuple[float, int], int] | None = None
+        for place, leavers in enumerate(known):
+            if leavers is None or any(self._left[kind] < count for kind, count in leavers.kinds):
+                leavers = known[place] = self._leavers_of(demand, self._names[place])  # noqa: PLW2901 - brought up to date
+            if leavers.tasks and (best is None or leavers.rank < best[0]):
+                best = leavers.rank, place
+        if best is None:
+            return None
+        leavers = known[best[1]]
+        assert leavers is not None
+        return self._names[best[1]], leavers.tasks
+
+    def clear(self, node: str, victims: Iterable[Task]) -> None:
+        """Take out tasks that leave."""
+        for task in victims:
+            self._left[task.job, task.role] -= 1
+            self._on_node[node].remove(task)
+            self._free[node] += task.demand
+        self._changed(node)
+
+    def take(self, node: str, demand: Resources) -> None:
+        self._free[node] = self._free[node].minus(demand)
+        self._changed(node)
+
+    def move(self, task: Task, target: str) -> None:
+        """Put a task on another node."""
+        self._on_node[task.node].remove(task)
+        self._free[task.node] += task.demand
+        self.take(target, task.demand)
+        self._changed(task.node)
+
+    def mover(self, demand: Resources, settled: Collection[Kind]) -> tuple[Task, str] | None:
+        """A task whose place the demand could have, and a node with room for it now; none of ``settled`` kinds."""
+        for node, tasks in self._on_node.items():
+            makes_room: dict[Resources, bool] = {}
+            for task in tasks:
+                kind = task.job, task.role
+                if kind in settled or self._left[kind] > 0 or task.state is not TaskState.CONFIRMED:
+                    continue
+                if task.demand not in makes_room:
+                    makes_room[task.demand] = demand.fits_in(self._free[node] + task.demand)
+                if makes_room[task.demand] and (target := self._other_with_room(task.demand, node)) is not None:
+                    return task, target
+        return None
+
+    def _other_with_room(self, demand: Resources, node: str) -> str | None:
+        fits = self._fitting(demand)
+        return next((name for name, fit in zip(self._names, fits, strict=True) if fit and name != node), None)
+
+    def _fitting(self, demand: Resources) -> list[bool]:
+        if demand not in self._fits:
+            self._fits[demand] = [demand.fits_in(free) for free in self._free.values()]
+        return self._fits[demand]
+
+    def _changed(self, node: str) -> None:
+        place = self._place[node]
+        for demand, fits in self._fits.items():
+            fits[place] = demand.fits_in(self._free[node])
+        for known in self._leavers.values():
+            known[place] = None
+
+    def _leavers_of(self, demand: Resources, node: str) -> _Leavers:
+        """Fewest surplus tasks of a node whose leaving lets the demand in (greedily, those that help most first)."""
+        tasks = [task for task in self._on_node.get(node, ()) if self._left[task.job, task.role] > 0]
+        if not tasks:
+            return _NO_LEAVERS
+        free = self._free[node]
+        may_go = Counter(self._left)
+        victims: list[Task] = []
+        while not demand.fits_in(free):
+            short = [missing.resource for missing in demand.shortfalls(free)]
+            useful = [
+                task
+                for task in tasks
+                if task not in victims
+                and may_go[task.job, task.role] > 0
+                and any(task.demand.get(name) for name in short)
+            ]
+            if not useful:
+                return _NO_LEAVERS
+            task = max(useful, key=lambda task: sum(task.demand.get(name) > 0 for name in short))
+            may_go[task.job, task.role] -= 1
+            victims.append(task)
+            free += task.demand
+        kinds = Counter((task.job, task.role) for task in victims)
+        newest = min((task.number for task in victims), default=0)
+        return _Leavers(tuple(victims), tuple(kinds.items()), (len(victims), -newest))
 
 
-def _mover(
-    demand: Resources, free: Mapping[str, Resources], on_node: Mapping[str, Sequence[Task]], settled: set[Kind]
-) -> tuple[Task, str] | None:
-    """A task whose place the demand could have, and a node with room for it now."""
-    for node, tasks in on_node.items():
-        for task in tasks:
-            if (task.job, task.role) in settled or task.state is not TaskState.CONFIRMED:
-                continue
-            if not demand.fits_in(free[node] + task.demand):
-                continue
-            target = next((name for name, here in free.items() if name != node and task.demand.fits_in(here)), None)
-            if target is not None:
-                return task, target
-    return None
+@dataclass(frozen=True, slots=True)
+class _Leavers:
+    """Whose leaving makes room on a node, none where it cannot be made; how many of each kind; place in the order."""
+
+    tasks: tuple[Task, ...] = ()
+    kinds: tuple[tuple[Kind, int], ...] = ()
+    rank: tuple[float, int] = (math.inf, 0)
+
+
+_NO_LEAVERS = _Leavers()
 
 
 def room_with_leavers(room: Mapping[str, Resources], tasks: Iterable[Task]) -> dict[str, Resources]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dl2d.core.cluster import Node
 from dl2d.core.errors import Denied, NotFound, Rejected
@@ -11,10 +11,12 @@ from dl2d.core.resource_manager import Anchor, Capabilities, RmJob, RmJobState, 
 from dl2d.core.resources import Resources
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Running:
-    job: RmJob
-    demand: Resources
+    spec: TaskSpec
+    submitted: int
+    #: As it is listed; made when it is first asked for.
+    listed: RmJob | None = None
 
 
 class SimulatedManager:
@@ -25,6 +27,10 @@ class SimulatedManager:
 
     def __init__(self, nodes: Sequence[Node], *, cluster: str = "simulated") -> None:
         self._nodes = {node.name: node for node in nodes}
+        #: Thousandths in use, by node and resource, and the nodes whose records say something older.
+        self._used = {node.name: dict(node.used.thousandths) for node in nodes}
+        self._room = {node.name: dict(node.capacity.thousandths) for node in nodes}
+        self._changed: set[str] = set()
         self._cluster = cluster
         self._running: dict[str, _Running] = {}
         self._ended: list[RmJob] = []
@@ -35,6 +41,11 @@ class SimulatedManager:
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes as they are."""
+        for name in self._changed:
+            node = self._nodes[name]
+            used = Resources(tuple(sorted((key, amount) for key, amount in self._used[name].items() if amount)))
+            self._nodes[name] = Node(name, node.capacity, used, node.state, node.remark)
+        self._changed.clear()
         return tuple(self._nodes.values())
 
     def capabilities(self) -> Capabilities:
@@ -44,26 +55,24 @@ class SimulatedManager:
     def snapshot(self) -> RmSnapshot:
         """The books as they are."""
         ended, self._ended = self._ended, []
-        jobs = (*(running.job for running in self._running.values()), *ended)
-        return RmSnapshot(self.now, tuple(self._nodes.values()), jobs)
+        running = [self._listed(handle, task) for handle, task in self._running.items()]
+        return RmSnapshot(self.now, self.nodes, (*running, *ended))
 
     def submit(self, task: TaskSpec) -> str:
         """Start a task; it runs from this moment."""
-        node = self._nodes.get(task.node)
-        if node is None:
+        room = self._room.get(task.node)
+        if room is None:
             raise NotFound(f"there is no node {task.node!r}")
-        used = node.used + task.demand
-        if not used.fits_in(node.capacity):
-            missing = "; ".join(map(str, task.demand.shortfalls(node.capacity.minus(node.used))))
-            raise Rejected(f"{task.tag}: no room on {task.node} ({missing})")
-        self._nodes[task.node] = Node(node.name, node.capacity, used, node.state, node.remark)
+        used = self._used[task.node]
+        for name, amount in task.demand.thousandths:
+            if used.get(name, 0) + amount > room.get(name, 0):
+                raise self._rejected(task)
+        for name, amount in task.demand.thousandths:
+            used[name] = used.get(name, 0) + amount
+        self._changed.add(task.node)
         self._number += 1
         handle = str(self._number)
-        job = RmJob(
-            handle=handle, state=RmJobState.RUNNING, tag=task.tag, user=task.owner.user, node=task.node,
-            submitted=int(self.now),
-        )  # fmt: skip
-        self._running[handle] = _Running(job, task.demand)
+        self._running[handle] = _Running(task, int(self.now))
         return handle
 
     def stop(self, handles: Sequence[str], grace: float) -> None:
@@ -71,12 +80,27 @@ class SimulatedManager:
         del grace
         for handle in handles:
             running = self._running.pop(handle, None)
-            if running is None:
-                continue
-            node = self._nodes[running.job.node]
-            used = node.used.minus(running.demand)
-            self._nodes[node.name] = Node(node.name, node.capacity, used, node.state, node.remark)
-            self._ended.append(replace(running.job, state=RmJobState.CANCELLED, reason="stopped"))
+            if running is not None:
+                self._end(handle, running, RmJobState.CANCELLED, "stopped")
+
+    def _end(self, handle: str, task: _Running, state: RmJobState, reason: str) -> None:
+        """Give back what a task held, and list it once more."""
+        spec = task.spec
+        used = self._used[spec.node]
+        for name, amount in spec.demand.thousandths:
+            used[name] -= amount
+        self._changed.add(spec.node)
+        self._ended.append(_listing(handle, task, state, reason))
+
+    def _listed(self, handle: str, task: _Running) -> RmJob:
+        if task.listed is None:
+            task.listed = _listing(handle, task, RmJobState.RUNNING)
+        return task.listed
+
+    def _rejected(self, task: TaskSpec) -> Rejected:
+        node = next(node for node in self.nodes if node.name == task.node)
+        missing = "; ".join(map(str, task.demand.shortfalls(node.capacity.minus(node.used))))
+        return Rejected(f"{task.tag}: no room on {task.node} ({missing})")
 
     def vouch(self, rm_id: str, proof: str) -> Anchor:
         """Nobody registers with a simulation."""
@@ -84,3 +108,11 @@ class SimulatedManager:
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+def _listing(handle: str, task: _Running, state: RmJobState, reason: str = "") -> RmJob:
+    spec = task.spec
+    return RmJob(
+        handle=handle, state=state, tag=spec.tag, user=spec.owner.user, node=spec.node, reason=reason,
+        submitted=task.submitted,
+    )  # fmt: skip

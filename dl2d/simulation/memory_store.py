@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from dl2d.core.cluster import Task, TaskState, in_submit_order
 from dl2d.core.errors import DuplicateJob, StoreError
@@ -32,6 +33,8 @@ class MemoryStore:
     def __init__(self, *, keep_slots: bool = False) -> None:
         self._jobs: dict[JobKey, Job] = {}
         self._live: dict[JobKey, Job] = {}
+        #: Whether jobs came in submit order, so that they need not be sorted.
+        self._ordered = True
         self._tasks: dict[tuple[JobKey, str], Task] = {}
         self._speeds: dict[TrainingKind, dict[Allocation, tuple[float, int]]] = defaultdict(dict)
         self._losses: dict[JobKey, list[LossPoint]] = defaultdict(list)
@@ -55,6 +58,8 @@ class MemoryStore:
         """Keep a new job."""
         if job.key in self._jobs:
             raise DuplicateJob(f"job {job.key.slug} is known already")
+        last = next(reversed(self._jobs.values()), None)
+        self._ordered = self._ordered and (last is None or in_submit_order([last, job])[0] is last)
         self._jobs[job.key] = job
         if not job.state.ended:
             self._live[job.key] = job
@@ -71,10 +76,8 @@ class MemoryStore:
 
     def jobs(self, *, live: bool, limit: int | None = None) -> tuple[Job, ...]:
         """Live jobs, or the newest of all."""
-        if live:
-            return in_submit_order(list(self._live.values()))
-        newest = list(self._jobs.values())[-limit:] if limit else list(self._jobs.values())
-        return in_submit_order(newest)
+        found = list(self._live.values()) if live else [*islice(reversed(self._jobs.values()), limit)][::-1]
+        return tuple(found) if self._ordered else in_submit_order(found)
 
     def change_job(self, key: JobKey, change: JobChange, at: float) -> Job:
         """Apply a change; see the contract."""
@@ -159,26 +162,29 @@ class MemoryStore:
                 continue
             forward = change.state.rank > task.state.rank
             state = change.state if forward else task.state
-            # Written out, for ``dataclasses.replace`` takes most of a simulation's time otherwise.
-            task = Task(
-                job=task.job,
-                id=task.id,
-                role=task.role,
-                node=task.node,
-                demand=task.demand,
-                state=state,
-                handle=task.handle if change.handle is None else change.handle,
-                asked_at=task.asked_at,
-                since=at if forward else task.since,
-                note=task.note if change.note is None else change.note,
-            )
+            task = _moved(task, state, at if forward else task.since, change.handle, change.note)
             if forward:
                 moved.append(task)
-            if state in (TaskState.RELEASED, TaskState.FAILED):
+            if state.ended:
                 del self._tasks[task.job, task.id]
             else:
                 self._tasks[task.job, task.id] = task
         return tuple(moved)
+
+    def confirm_tasks(self, at: float) -> tuple[Task, ...]:
+        """Have all tasks that are wanted take part; returns those that are to leave."""
+        leaving = []
+        for place, task in self._tasks.items():
+            if not task.state.wanted:
+                leaving.append(task)
+            elif task.state is not TaskState.CONFIRMED:
+                self._tasks[place] = _moved(task, TaskState.CONFIRMED, at)
+        return tuple(leaving)
+
+    def forget_tasks(self, tasks: Iterable[Task]) -> None:
+        """Drop tasks that have ended, without a word about how."""
+        for task in tasks:
+            self._tasks.pop((task.job, task.id), None)
 
     def resizes(self, job: JobKey | None = None, *, limit: int = 1000) -> tuple[Resize, ...]:
         """Not kept."""
@@ -239,3 +245,19 @@ class MemoryStore:
             self._losses.pop(job.key, None)
         else:
             self._live[job.key] = job
+
+
+def _moved(task: Task, state: TaskState, since: float, handle: str | None = None, note: str | None = None) -> Task:
+    """The task in another state. Written out, for ``dataclasses.replace`` takes much of a simulation's time."""
+    return Task(
+        job=task.job,
+        id=task.id,
+        role=task.role,
+        node=task.node,
+        demand=task.demand,
+        state=state,
+        handle=task.handle if handle is None else handle,
+        asked_at=task.asked_at,
+        since=since,
+        note=task.note if note is None else note,
+    )

@@ -8,15 +8,15 @@ that ends inside its last slot counts the fraction that it used.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dl2d.core.cluster import Task, TaskState
+from dl2d.core.cluster import Task
 from dl2d.core.errors import Dl2dError
 from dl2d.core.jobs import Allocation, Architecture, Job, JobKey, JobState, Launch, Owner, Progress, Role
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
-from dl2d.core.store import JobChange, TaskChange
+from dl2d.core.store import JobChange
 from dl2d.daemon.credentials import Credentials
 from dl2d.daemon.decide import Deciders
 from dl2d.daemon.guard import GuardRules
@@ -228,28 +228,20 @@ class _Run:
             if report.decided:
                 self.decision_ms.append((self._timer() - begin) * 1e3)
             self._settle()
-            if not report.plan.starts and not report.plan.stops:
+            plan = report.plan
+            if not plan.starts and not plan.stops:
                 return
+            if not plan.deferred and not plan.moves and not report.outcome.failures:
+                return  # all that was decided is done: another tick would find nothing to do
         raise SimulationError(f"slot {self.now}: after {_MOST_TICKS} ticks tasks are still being moved about")
 
     def _settle(self) -> None:
         """Started tasks take part, leaving ones are gone."""
-        changes = []
-        leaving = []
-        for task in self._store.tasks(live=True):
-            if task.state.wanted:
-                if task.state is not TaskState.CONFIRMED:
-                    changes.append(TaskChange(task.job, task.id, TaskState.CONFIRMED))
-            else:
-                leaving.append(task)
-        self._store.change_tasks(changes, self._manager.now)
-        self._release(leaving)
+        self._release(self._store.confirm_tasks(self._manager.now))
 
-    def _release(self, tasks: list[Task]) -> None:
-        if tasks:
-            self._manager.stop([task.handle for task in tasks], 0.0)
-            released = [TaskChange(task.job, task.id, TaskState.RELEASED) for task in tasks]
-            self._store.change_tasks(released, self._manager.now)
+    def _release(self, tasks: Sequence[Task]) -> None:
+        self._manager.stop([task.handle for task in tasks], 0.0)
+        self._store.forget_tasks(tasks)
 
     def _work(self) -> None:
         tasks = self._store.tasks(live=True)
