@@ -1,0 +1,226 @@
+"""Sizing jobs one task at a time, as DL2 does (Peng et al., arXiv 1909.06040, section 4), in many clusters at once.
+
+In each slot the jobs that are there, in submit order, are gone through in batches of J. A decision adds a worker, a PS
+or a bundle of both to a job of the batch, or ends the batch (void): then comes the next J jobs, or, after the last
+batch, the slot is run. Everything a policy may see of a batch is its observation; what it may do is the mask.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dl2d.simulation.clusters import Bools, Clusters, SlotReport
+from dl2d.simulation.library import Floats, Ints
+
+Observations = NDArray[np.float32]
+Masks = NDArray[np.int8]
+
+#: Features of a job behind its one-hot type: age, remaining, dominant share, workers, PSs.
+SCALARS: Final = 5
+#: What they are divided by.
+AGE_SCALE: Final = 3.0
+REMAINING_SCALE: Final = 8.0
+TASKS_SCALE: Final = 16.0
+_IMPOSSIBLE: Final = 2**62
+
+
+class Windows:
+    """Windows of J jobs on each of N clusters.
+
+    Parameters
+    ----------
+    clusters
+        The clusters; only this object may change them.
+    jobs
+        J.
+    first_bundles
+        Give each job its least size, in submit order, before the first decision of a slot, as the DL2 authors' code
+        does with a bundle (their paper has nothing of it).
+    """
+
+    def __init__(self, clusters: Clusters, jobs: int = 20, *, first_bundles: bool = False) -> None:
+        if jobs < 1:
+            raise ValueError(f"jobs: expected a window of 1 or more jobs, got {jobs}")
+        self.clusters = clusters
+        self.jobs = jobs
+        self._first_bundles = first_bundles
+        count = clusters.count
+        self._types = len(clusters.library.models)
+        self._width = self._types + SCALARS
+        self._resources = len(clusters.library.resources)
+        self._all = np.arange(count)
+        #: Jobs in the window, shape (N, J); -1 where there is none. And the number of the batch, from 0.
+        self.window: Ints = np.full((count, jobs), -1, dtype=np.int64)
+        self.batch: Ints = np.zeros(count, dtype=np.int64)
+        #: Whether more jobs come behind this batch.
+        self._more: Bools = np.zeros(count, dtype=np.bool_)
+        # What one task, or one bundle, of each job of the window asks for; impossible where there is no job.
+        # Shape (R, N, J) each; the last is the worker's sum, shape (N, J).
+        self._worker: Ints = np.full((self._resources, count, jobs), _IMPOSSIBLE, dtype=np.int64)
+        self._ps: Ints = self._worker.copy()
+        self._bundle: Ints = self._worker.copy()
+        self._weight: Ints = np.zeros((count, jobs), dtype=np.int64)
+        #: Whether a job may have one more worker, one more PS; shape (2, N, J).
+        self._grows: Bools = np.zeros((2, count, jobs), dtype=np.bool_)
+        self._observation: Observations = np.zeros((count, jobs * self._width + self._resources), dtype=np.float32)
+        self._columns = self._observation[:, : jobs * self._width].reshape(count, jobs, self._width)
+        self._mask: Masks = np.zeros((count, 3 * jobs + 1), dtype=np.int8)
+        self._mask[:, -1] = 1
+        self._choices = self._mask[:, :-1].reshape(count, jobs, 3)
+        self._first: Ints = np.zeros(count, dtype=np.int64)
+        self._second: Ints = np.zeros(count, dtype=np.int64)
+        self._ahead: Ints = np.zeros(count, dtype=np.int64)
+
+    @property
+    def width(self) -> int:
+        """Length of an observation."""
+        return int(self._observation.shape[1])
+
+    def bounds(self) -> tuple[Observations, Observations]:
+        """Least and largest values of one observation, shape (width,) each."""
+        column = [1.0] * self._types + [8.0, 8.0, 1.0, 64.0, 64.0]
+        high = np.array(column * self.jobs + [1.0] * self._resources, dtype=np.float32)
+        return np.zeros_like(high), high
+
+    def observation(self) -> Observations:
+        """What a policy sees, shape (N, width): a copy."""
+        return self._observation.copy()
+
+    def mask(self) -> Masks:
+        """1 for each action that can be carried out, shape (N, 3J + 1): a copy. Void always can."""
+        return self._mask.copy()
+
+    def begin(self, which: Ints) -> None:
+        """Look at clusters that were reset; then ``refresh``."""
+        self._begin_slot(which)
+
+    def step(self, actions: Ints, which: Ints | None = None) -> SlotReport | None:
+        """Carry out one action in each cluster, then ``refresh``.
+
+        Parameters
+        ----------
+        actions
+            Shape (N,), 0 to 3J: 3i, 3i + 1, 3i + 2 add a worker, a PS, both to job i of the window; 3J is void. What
+            the mask forbids counts as void.
+        which
+            The clusters that take part, distinct; all by default.
+
+        Returns
+        -------
+        SlotReport | None
+            Of the clusters whose slots ended; None where none did.
+        """
+        clusters = self.clusters
+        which = self._all if which is None else which
+        chosen = actions[which]
+        acts = (self._mask[which, chosen] != 0) & (chosen < 3 * self.jobs)
+        rows = which[acts]
+        if len(rows):
+            self._act(rows, chosen[acts])
+        ends = which[~acts]
+        report = None
+        if len(ends):
+            more = self._more[ends]
+            turned = ends[more]
+            over = ends[~more]
+            if len(turned):
+                self.batch[turned] += 1
+                self._look(turned)
+            if len(over):
+                report = clusters.end_slot(over)
+                self._begin_slot(over)
+        return report
+
+    def refresh(self) -> None:
+        """Bring masks and free shares up to date."""
+        clusters = self.clusters
+        first, second, ahead = clusters.heads()
+        self._first, self._second, self._ahead = first, second, ahead
+        free = clusters.free.reshape(self._resources, -1)
+        room, next_room = free[:, first][:, :, None], free[:, second][:, :, None]
+        worker = (self._worker <= room).all(axis=0)
+        worker &= self._grows[0]
+        ps = (self._ps <= room).all(axis=0)
+        ps &= self._grows[1]
+        # The PS of a bundle follows its worker: to the same node if that is still the least used, else to the next.
+        stays = self._weight < ahead[:, None]
+        both = (self._bundle <= room).all(axis=0)
+        both &= stays
+        apart = (self._ps <= next_room).all(axis=0)
+        apart &= ~stays
+        both |= apart
+        both &= worker
+        both &= self._grows[1]
+        self._choices[:, :, 0] = worker
+        self._choices[:, :, 1] = ps
+        self._choices[:, :, 2] = both
+        used = clusters.used / np.maximum(clusters.capacity.T, 1)
+        self._observation[:, self.jobs * self._width :] = (1.0 - used).T
+
+    def _act(self, rows: Ints, actions: Ints) -> None:
+        clusters = self.clusters
+        column, kind = np.divmod(actions, 3)
+        jobs = self.window[rows, column]
+        worker, ps = kind != 1, kind != 0
+        heads = self._first[rows]
+        clusters.give_one(0, rows[worker], jobs[worker], heads[worker])
+        # Where a worker of the same bundle went to the first node and made it more used than the second.
+        left = worker & (self._weight[rows, column] >= self._ahead[rows])
+        nodes = np.where(left, self._second[rows], heads)
+        clusters.give_one(1, rows[ps], jobs[ps], nodes[ps])
+        self._show_sizes(rows, column, jobs)
+
+    def _show_sizes(self, rows: Ints, column: Ints, jobs: Ints) -> None:
+        """Bring the size of one job of each of these windows up to date."""
+        clusters = self.clusters
+        sizes = clusters.sizes[rows, jobs]
+        self._grows[:, rows, column] = (sizes < clusters.most[rows, jobs]).T
+        self._columns[rows, column, self._types + 2] = _share(
+            sizes, clusters.demand[rows, jobs], clusters.capacity[rows]
+        )
+        self._columns[rows, column, self._types + 3 :] = sizes / TASKS_SCALE
+
+    def _begin_slot(self, which: Ints) -> None:
+        self.batch[which] = 0
+        if self._first_bundles:
+            self.clusters.fill(self.clusters.least[which], which, in_turn=True)
+        self._look(which)
+
+    def _look(self, which: Ints) -> None:
+        """Fill windows and observations anew."""
+        clusters = self.clusters
+        present = clusters.present[which]
+        place = present.cumsum(axis=1) - (self.batch[which] * self.jobs)[:, None]
+        rows, jobs = np.nonzero(present & (place >= 1) & (place <= self.jobs))
+        columns = place[rows, jobs] - 1
+        self._more[which] = place[:, -1] > self.jobs
+        self.window[which] = -1
+        self._worker[:, which] = _IMPOSSIBLE
+        self._ps[:, which] = _IMPOSSIBLE
+        self._bundle[:, which] = _IMPOSSIBLE
+        self._grows[:, which] = False
+        self._columns[which] = 0.0
+        rows = which[rows]
+        self.window[rows, columns] = jobs
+        demand = clusters.demand[rows, jobs]
+        worker, ps = demand[:, 0].T, demand[:, 1].T
+        self._worker[:, rows, columns] = worker
+        self._ps[:, rows, columns] = ps
+        self._bundle[:, rows, columns] = worker + ps
+        self._weight[rows, columns] = worker.sum(axis=0)
+        self._columns[rows, columns, clusters.model[rows, jobs]] = 1.0
+        age = clusters.slot[rows] - clusters.submit[rows, jobs]
+        remaining = np.maximum(clusters.declared[rows, jobs] - clusters.done[rows, jobs], 0.0)
+        self._columns[rows, columns, self._types] = np.log1p(age) / AGE_SCALE
+        self._columns[rows, columns, self._types + 1] = np.log1p(remaining) / REMAINING_SCALE
+        self._show_sizes(rows, columns, jobs)
+
+
+def _share(sizes: Ints, demand: Ints, capacity: Ints) -> Floats:
+    """Dominant shares of k jobs, shape (k,); a resource that the cluster lacks counts nothing."""
+    held = (sizes[:, :, None] * demand).sum(axis=1)
+    share: Floats = (held / np.maximum(capacity, 1)).max(axis=1)
+    return share
