@@ -1,0 +1,223 @@
+"""The report of a run, for people: ``report.md`` and ``report.html``, both from the same tables."""
+
+from __future__ import annotations
+
+import base64
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+
+from dl2d.simulation.experiments.plots import Picture, draw_plots
+from dl2d.simulation.experiments.runs import DEFINITION, ENVIRONMENT, RESULTS, ExperimentError, Run
+from dl2d.simulation.experiments.statistics import Estimate
+from dl2d.simulation.experiments.summary import CaseSummary, PolicySummary, summarise
+
+MARKDOWN, HTML, PLOTS = "report.md", "report.html", "plots"
+_TEMPLATES = Path(__file__).parent / "templates"
+_NONE = "–"
+_LONGEST_ERROR = 300
+_HEADINGS: Final = (
+    "policy", "avg JCT", "sd", "95 % CI", "against {baseline}", "change", "above bound", "avg JCT, whole slots",
+    "makespan", "{resource} held", "resizes per job", "seeds",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Headings and rows of text; the first column is a name, the others are numbers."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A workload: what it is, and how the policies did."""
+
+    title: str
+    about: str
+    table: Table
+
+
+def write_report(run: Run) -> tuple[Path, Path]:
+    """Write report and plots into the run's folder, over those that are there; returns the two reports.
+
+    Raises ``ExperimentError`` where a file cannot be written.
+    """
+    cases = summarise(run)
+    try:
+        pictures = draw_plots(run, cases, run.folder / PLOTS)
+        environment = Environment(
+            loader=FileSystemLoader(_TEMPLATES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+            autoescape=select_autoescape(["html"]), keep_trailing_newline=True,
+        )  # fmt: skip
+        environment.filters |= {"cell": _markdown_cell, "embedded": _embedded, "lines": _fenced}
+        values = _values(run, cases, pictures)
+        written = []
+        for name in (MARKDOWN, HTML):
+            path = run.folder / name
+            path.write_text(environment.get_template(name).render(values), encoding="utf-8")
+            written.append(path)
+    except OSError as error:
+        raise ExperimentError(f"{error.filename or run.folder}: {error.strerror or error}") from None
+    return written[0], written[1]
+
+
+def command_line(run: Run) -> str:
+    """What runs the same again, from where this was run."""
+    again = run.folder.with_name(f"{run.folder.name or 'run'}-again")
+    return shlex.join(["dl2d", "experiment", "run", str(run.folder / DEFINITION), "--out", str(again)])
+
+
+def _values(run: Run, cases: Sequence[CaseSummary], pictures: Sequence[Picture]) -> Mapping[str, object]:
+    experiment = run.experiment
+    done = sum(not each.error for each in run.finished.values())
+    warnings = []
+    if run.missing:
+        missing = f"{len(run.missing)} of {len(run.cells)} simulations"
+        warnings.append(f"{missing} have no result; means are over those that have.")
+    if run.codes > 1:
+        warnings.append(
+            f"The run was resumed with other code: its cells come from {run.codes} states of dl2d, and may not be "
+            "comparable."
+        )
+    if len(experiment.seeds) == 1:
+        warnings.append("One seed says nothing about chance: there are no intervals.")
+    return {
+        "title": f"Experiment {experiment.name}, version {experiment.version}",
+        "description": experiment.description,
+        "digest": run.digest,
+        "counts": f"{len(experiment.cases)} workloads x {len(experiment.policies)} policies x {len(experiment.seeds)} "
+        f"seeds = {len(run.cells)} simulations, {done} with a result",
+        "warnings": warnings,
+        "failures": [
+            (each.case, each.policy, str(each.seed), " ".join(each.error.split())[:_LONGEST_ERROR])
+            for each in run.failures
+        ],
+        "sections": [_section(case, experiment.baseline) for case in cases],
+        "pictures": [(picture, f"{PLOTS}/{picture.png.name}", f"{PLOTS}/{picture.svg.name}") for picture in pictures],
+        "decisions": _decisions(cases),
+        "command": command_line(run),
+        "results": RESULTS,
+        "definition": (run.folder / DEFINITION).read_text(encoding="utf-8"),
+        "environment": (run.folder / ENVIRONMENT).read_text(encoding="utf-8"),
+    }
+
+
+def _section(case: CaseSummary, baseline: str) -> Section:
+    made = case.case
+    rules = f"rules of the preset {made.preset}" if made.preset else "no preset"
+    if made.options:
+        rules += " with " + ", ".join(f"{key}={value}" for key, value in made.options.items())
+    about = (
+        f"{made.source}; {rules}. {_number(case.jobs.mean)} jobs, slots of {case.slot_seconds:g} s. "
+        f"Bound that no policy can beat: {_with_interval(case.bound)} slots on average."
+    )
+    headings = tuple(each.format(baseline=baseline, resource=case.resource) for each in _HEADINGS)
+    return Section(made.name, about, Table(headings, tuple(_row(each) for each in case.policies)))
+
+
+def _row(each: PolicySummary) -> tuple[str, ...]:
+    low_high = each.jct.interval
+    return (
+        each.policy,
+        _number(each.jct.mean),
+        _NONE if each.jct.deviation is None else _number(each.jct.deviation),
+        _NONE if low_high is None else f"{_number(low_high[0])} to {_number(low_high[1])}",
+        _NONE if each.difference is None else _with_interval(each.difference, sign=True),
+        _NONE if each.change is None else _with_interval(each.change, percent=True, sign=True),
+        _with_interval(each.above_bound, percent=True),
+        _with_interval(each.jct_plain),
+        _with_interval(each.makespan),
+        _with_interval(each.utilisation, percent=True),
+        _with_interval(each.resizes),
+        str(each.jct.count),
+    )
+
+
+def _decisions(cases: Sequence[CaseSummary]) -> Table:
+    return Table(
+        ("policy", "workload", "p50 ms", "p99 ms"),
+        tuple(
+            (each.policy, case.case.name, f"{each.p50_ms:.2f}", f"{each.p99_ms:.2f}")
+            for case in cases
+            for each in case.policies
+        ),
+    )
+
+
+def _with_interval(value: Estimate, *, percent: bool = False, sign: bool = False) -> str:
+    """``12.3 ± 0.4``: the mean and half of the confidence interval."""
+    factor = 100 if percent else 1
+    text = _number(value.mean * factor, 3 if percent else 4, sign=sign)
+    if value.half_width is not None:
+        text += f" ± {_number(value.half_width * factor, 2)}"
+    return f"{text} %" if percent else text
+
+
+def _number(value: float, digits: int = 4, *, sign: bool = False) -> str:
+    """To some significant digits, but no more than three behind the point."""
+    plus = "+" if sign else ""
+    if value == int(value):
+        return f"{value:{'+' if sign and value else ''}.0f}"
+    before = len(str(int(abs(value)))) if abs(value) >= 1 else 0
+    return f"{value:{plus}.{min(3, max(0, digits - before))}f}"
+
+
+def _markdown_cell(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def _fenced(text: str) -> str:
+    return text.rstrip("\n").replace("```", "` ` `")
+
+
+def _embedded(picture: Picture) -> str:
+    return "data:image/png;base64," + base64.b64encode(picture.png.read_bytes()).decode("ascii")
+
+
+def summary_json(run: Run) -> dict[str, object]:
+    """The tables as one object, for ``--json``."""
+    return {
+        "experiment": run.experiment.name,
+        "version": run.experiment.version,
+        "digest": run.digest,
+        "folder": str(run.folder),
+        "cells": len(run.cells),
+        "failed": [
+            {"workload": each.case, "policy": each.policy, "seed": each.seed, "error": each.error}
+            for each in run.failures
+        ],
+        "workloads": {
+            case.case.name: {
+                "bound_slots": _plain(case.bound),
+                "resource": case.resource,
+                "policies": {each.policy: _plain_policy(each) for each in case.policies},
+            }
+            for case in summarise(run)
+        },
+    }
+
+
+def _plain_policy(each: PolicySummary) -> dict[str, object]:
+    return {
+        "avg_jct_slots": _plain(each.jct),
+        "avg_jct_slots_plain": _plain(each.jct_plain),
+        "makespan_slots": _plain(each.makespan),
+        "above_bound": _plain(each.above_bound),
+        "utilisation": _plain(each.utilisation),
+        "resizes_per_job": _plain(each.resizes),
+        "difference_slots": _plain(each.difference),
+        "change": _plain(each.change),
+    }
+
+
+def _plain(value: Estimate | None) -> dict[str, float | None] | None:
+    if value is None:
+        return None
+    low, high = value.interval or (None, None)
+    return {"seeds": value.count, "mean": value.mean, "deviation": value.deviation, "low": low, "high": high}
