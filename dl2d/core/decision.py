@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field, replace
 
-from dl2d.core.jobs import NOTHING, Allocation, JobKey
+from dl2d.core.jobs import NOTHING, Allocation, JobKey, Role
 from dl2d.core.resources import Shortfall
 
 
@@ -81,6 +81,10 @@ class Decision:
     measure: str = ""
     #: The single steps in the order in which they were taken: (job, bundles or tasks added).
     actions: tuple[tuple[JobKey, Allocation], ...] = field(default=())
+    #: Where the policy would have the tasks of its jobs, those that run already included. Placing tries these nodes
+    #: first, and waits for them where tasks are about to leave. Empty for a policy that leaves this to the placement,
+    #: and without those of a job for which it does.
+    nodes: tuple[tuple[JobKey, Role, str], ...] = field(default=())
 
     def allocations(self) -> dict[JobKey, Allocation]:
         """Allocation by job."""

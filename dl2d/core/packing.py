@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add, sub
 
@@ -72,12 +72,12 @@ class _Level:
     def fits(self, demand: _Vector, *, clear: bool = False) -> bool:
         """Whether there is room for a demand; ``clear`` of what is reserved."""
         if clear:
-            room = zip(demand, self.used, self.reserved, self.capacity, strict=False)
-            return all(wanted + taken + kept <= whole for wanted, taken, kept, whole in room if wanted)
+            amounts = zip(demand, self.used, self.reserved, self.capacity, strict=False)
+            return all(wanted + taken + kept <= whole for wanted, taken, kept, whole in amounts if wanted)
         known = self._fitting.get(demand)
         if known is None:
-            room = zip(demand, self.used, self.capacity, strict=False)
-            known = self._fitting[demand] = all(wanted + taken <= whole for wanted, taken, whole in room if wanted)
+            pairs = zip(demand, self.used, self.capacity, strict=False)
+            known = self._fitting[demand] = all(wanted + taken <= whole for wanted, taken, whole in pairs if wanted)
         return known
 
 
@@ -230,6 +230,10 @@ class Packing:
         """What is free on each node that takes tasks."""
         return {node.name: self._room_on(place) for place, node in enumerate(self._nodes) if self._takes[place]}
 
+    def room_on(self, node: str) -> Resources:
+        """What is free on a node, whether it takes tasks or not; nothing where there is no such node."""
+        return self._room_on(self._index[node]) if node in self._index else NO_RESOURCES
+
     def remove(self, node: str, demand: Resources) -> None:
         """Take a task out again that was placed by anything but ``add``."""
         self._undo((self._index[node], self._amounts(demand), None))
@@ -278,7 +282,7 @@ class Packing:
         place = int(np.where(fitting, self._loads, np.inf).argmin()) if fitting.size else 0
         return place if fitting.any() else None
 
-    def _in_order(self, demand: _Vector) -> Iterator[int]:
+    def _in_order(self, demand: _Vector) -> Generator[int]:
         """All nodes with room in the order. Nothing may be taken before the generator is closed."""
         heap = self._heap(demand, clear=False)
         if heap is None:

@@ -6,13 +6,15 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 
-from dl2d.core.cluster import Snapshot, Task, TaskState
+from dl2d.core.cluster import Snapshot, Task
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import NOTHING, Allocation, JobKey, JobRequest, Role
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.placement import Placement
 from dl2d.core.plan import Deferred, Move, Plan, Start, Stop
-from dl2d.daemon.room import Kind, Want, clear, room_with_leavers
+from dl2d.core.resources import Resources
+from dl2d.daemon.layout import Layout, first_to_leave
+from dl2d.daemon.room import Kind, Want, clear
 
 _ROLES = (Role.WORKER, Role.PS)
 
@@ -25,6 +27,9 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
     has nothing starts with its minimum as a whole or not at all, so that jobs do not block one another with halves.
     What has no room now is deferred; room that draining tasks still hold counts as taken. Nothing of a ``silent`` job
     is moved: its coordinator would not let the old task go.
+
+    Where the decision names nodes, those tasks leave first that it would have elsewhere, and new ones go to its nodes
+    or wait for them; only what will have no room there is placed as everything else is (``dl2d.daemon.layout``).
     """
     allocations = decision.allocations()
     by_kind: dict[Kind, list[Task]] = defaultdict(list)
@@ -40,22 +45,40 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
         for role in _ROLES
     }
     packing = Packing(snapshot.nodes, placement)
-    starts, deferred = _start(_wanted(snapshot, decision, held), requests, held, packing)
+    layout = Layout(decision, by_kind, surplus)
+    starting = _Starting(snapshot, requests, held, packing, layout)
+    wanted = _wanted(snapshot, decision, held)
+    if placement.gathers:
+        _start_gathered(starting, wanted, allocations, by_kind)
+    else:
+        for key, roles in wanted:
+            starting.start(key, roles)
+    deferred = starting.deferred()
     wants = [
         Want((item.job, item.role), requests[item.job].demand(item.role))
         for item in deferred
+        if (item.job, item.role) not in starting.expecting
         for _ in range(item.count)
     ]
-    staying = [task for (key, _), tasks in by_kind.items() if key not in silent for task in tasks]
-    room = room_with_leavers(packing.room(), snapshot.tasks) if wants else {}
-    clearing = clear(wants, room, staying, surplus)
+    settled = {(task.job, task.id) for tasks in layout.leaving.values() for task in tasks}
+    staying = [
+        task
+        for (key, _), tasks in by_kind.items()
+        if key not in silent
+        for task in tasks
+        if (task.job, task.id) not in settled
+    ]
+    open_surplus = {kind: count for kind, count in surplus.items() if kind not in layout.leaving}
+    room = layout.expected(packing, snapshot.tasks) if wants else {}
+    clearing = clear(wants, room, staying, open_surplus)
     moves = tuple(_moves(clearing.moving, packing))
-    starts += [Start(task.job, task.role, move.node, task.demand) for task, move in moves]
+    starts = [*starting.starts, *(Start(task.job, task.role, move.node, task.demand) for task, move in moves)]
+    stops = chain(
+        (Stop(task.job, task.id) for tasks in layout.leaving.values() for task in tasks),
+        _stops(by_kind, open_surplus, clearing.leaving),
+    )
     return Plan(
-        starts=tuple(starts),
-        stops=tuple(_stops(by_kind, surplus, clearing.leaving)),
-        deferred=tuple(deferred),
-        moves=tuple(move for _, move in moves),
+        starts=tuple(starts), stops=tuple(stops), deferred=tuple(deferred), moves=tuple(move for _, move in moves)
     )
 
 
@@ -65,7 +88,7 @@ def _stops(by_kind: Mapping[Kind, list[Task]], surplus: Mapping[Kind, int], leav
     for kind, count in surplus.items():
         if not count:
             continue
-        tasks = sorted(by_kind[kind], key=lambda task: (task not in makes_room, *_first_to_leave(task)))
+        tasks = sorted(by_kind[kind], key=lambda task: (task not in makes_room, *first_to_leave(task)))
         for task in tasks[:count]:
             yield Stop(task.job, task.id)
 
@@ -80,11 +103,6 @@ def _moves(moving: Sequence[Task], packing: Packing) -> Iterator[tuple[Task, Mov
             packing.remove(node, task.demand)
         else:
             yield task, Move(task.job, task.id, node)
-
-
-def _first_to_leave(task: Task) -> tuple[bool, int]:
-    begun = task.state.rank >= TaskState.JOINED.rank
-    return begun, -task.number
 
 
 def _wanted(
@@ -126,46 +144,109 @@ def _wanted(
             yield key, tuple(new)
 
 
-def _start(
+def _start_gathered(
+    starting: _Starting,
     wanted: Iterable[tuple[JobKey, tuple[Role, ...]]],
-    requests: Mapping[JobKey, JobRequest],
-    held: Mapping[JobKey, Allocation],
-    packing: Packing,
-) -> tuple[list[Start], list[Deferred]]:
-    starts: list[Start] = []
-    waiting: dict[Kind, tuple[int, Blocked]] = {}
-    waits_whole: dict[JobKey, Blocked] = {}
-    begun = {key for key, has in held.items() if has != NOTHING}
+    allocations: Mapping[JobKey, Allocation],
+    by_kind: Mapping[Kind, Sequence[Task]],
+) -> None:
+    """Start the new tasks of a job together, the smallest job first; one by one where that cannot be done."""
+    bundles: dict[JobKey, list[tuple[Role, ...]]] = defaultdict(list)
     for key, roles in wanted:
-        request = requests[key]
+        bundles[key].append(roles)
+    for key in sorted(bundles, key=lambda key: sum(allocations[key])):  # stable: equal ones as they were decided
+        roles_there = {role: Counter(task.node for task in by_kind.get((key, role), ())) for role in _ROLES}
+        there = {
+            node: Allocation(roles_there[Role.WORKER][node], roles_there[Role.PS][node])
+            for node in chain(*roles_there.values())
+        }
+        if not starting.gather(key, list(chain(*bundles[key])), there):
+            for roles in bundles[key]:
+                starting.start(key, roles)
+
+
+class _Starting:
+    """Starts so far, and what waits."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        requests: Mapping[JobKey, JobRequest],
+        held: Mapping[JobKey, Allocation],
+        packing: Packing,
+        layout: Layout,
+    ) -> None:
+        self.starts: list[Start] = []
+        #: Kinds that wait for room of which it is settled who leaves it to them.
+        self.expecting: set[Kind] = set()
+        self._tasks = snapshot.tasks
+        self._requests = requests
+        self._packing = packing
+        self._layout = layout
+        self._waiting: dict[Kind, tuple[int, Blocked]] = {}
+        self._waits_whole: dict[JobKey, Blocked] = {}
+        self._begun = {key for key, has in held.items() if has != NOTHING}
+
+    def gather(self, key: JobKey, roles: Sequence[Role], there: Mapping[str, Allocation]) -> bool:
+        """Start tasks of a job evenly on as few nodes as hold them, if some do."""
+        if self._layout.names(key):
+            return False
+        new = Allocation(roles.count(Role.WORKER), roles.count(Role.PS))
+        request = self._requests[key]
+        laid = self._packing.gather(request, new, there)
+        if laid is None:
+            return False
+        self._begun.add(key)
+        for role, node in laid:
+            self._layout.took(node, request.demand(role))
+            self.starts.append(Start(key, role, node, request.demand(role)))
+        return True
+
+    def start(self, key: JobKey, roles: Sequence[Role]) -> None:
+        """Start a bundle, or what there is room for of it; all or nothing where it is the job's first."""
+        request = self._requests[key]
         placed: list[Start] = []
-        blocked: Blocked | None = waits_whole.get(key)
+        blocked: Blocked | None = self._waits_whole.get(key)
         missing: list[tuple[Role, Blocked]] = []
         for role in roles:
-            before = blocked or (waiting[key, role][1] if (key, role) in waiting else None)
-            node = before or packing.place(request.demand(role), role)
+            before = blocked or (self._waiting[key, role][1] if (key, role) in self._waiting else None)
+            node = before or self._find((key, role), request.demand(role))
             if isinstance(node, Blocked):
                 missing.append((role, node))
             else:
                 placed.append(Start(key, role, node, request.demand(role)))
         counts = Counter(start.role for start in placed)
         too_few = counts[Role.WORKER] < request.min_workers or counts[Role.PS] < request.min_ps
-        if key not in begun and (missing or too_few):
+        if key not in self._begun and (missing or too_few):
             # Its first bundle is its minimum: as a whole or not at all.
             for start in placed:
-                packing.remove(start.node, start.demand)
+                self._packing.remove(start.node, start.demand)
             placed = []
             if missing:
                 # What it waits for is room for the role that has none.
-                why = waits_whole.setdefault(key, missing[0][1])
+                why = self._waits_whole.setdefault(key, missing[0][1])
                 missing = [(role, why) for role in roles if role is why.role]
         elif placed:
-            begun.add(key)
-        starts += placed
+            self._begun.add(key)
+        self.starts += placed
         for role, why in missing:
-            count, first = waiting.get((key, role), (0, why))
-            waiting[key, role] = (count + 1, first)
-    deferred = [
-        Deferred(key, role, count, why.nearest, why.shortfalls) for (key, role), (count, why) in waiting.items()
-    ]
-    return starts, deferred
+            count, first = self._waiting.get((key, role), (0, why))
+            self._waiting[key, role] = (count + 1, first)
+
+    def deferred(self) -> list[Deferred]:
+        """What waits, and for what."""
+        return [
+            Deferred(key, role, count, why.nearest, why.shortfalls)
+            for (key, role), (count, why) in self._waiting.items()
+        ]
+
+    def _find(self, kind: Kind, demand: Resources) -> str | Blocked:
+        node = self._layout.place(kind, demand, self._packing, self._tasks)
+        if node is not None:
+            if isinstance(node, Blocked):
+                self.expecting.add(kind)
+            return node
+        node = self._packing.place(demand, kind[1])
+        if isinstance(node, str):
+            self._layout.took(node, demand)
+        return node

@@ -10,6 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
@@ -216,10 +217,14 @@ class _Leavers:
 _NO_LEAVERS = _Leavers()
 
 
-def room_with_leavers(room: Mapping[str, Resources], tasks: Iterable[Task]) -> dict[str, Resources]:
-    """What is free on each node, and what will be when the tasks that are on their way out have left."""
+def room_with_leavers(
+    room: Mapping[str, Resources], tasks: Iterable[Task], leaving: Iterable[Task] = ()
+) -> dict[str, Resources]:
+    """What is free on each node, and what will be when the tasks that are on their way out have left.
+
+    ``leaving`` are tasks that are about to be sent the same way.
+    """
     gone: dict[str, list[Resources]] = defaultdict(list)
-    for task in tasks:
-        if not task.state.wanted:
-            gone[task.node].append(task.demand)
+    for task in chain((task for task in tasks if not task.state.wanted), leaving):
+        gone[task.node].append(task.demand)
     return {name: Resources.total((here, *gone.get(name, (NO_RESOURCES,)))) for name, here in room.items()}

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from policies.snapshots import a_job, a_snapshot, cluster
@@ -10,22 +12,33 @@ from policies.snapshots import a_job, a_snapshot, cluster
 from dl2d.core.cluster import Node, NodeState, Snapshot, Task, TaskState
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, Role
+from dl2d.core.placement import Placement
 from dl2d.core.plan import Plan
 from dl2d.core.resources import Resources
 from dl2d.daemon.place import place
+from dl2d.placement.best_fit import BestFit
+from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
+from dl2d.placement.optimus import Optimus
 
 WHY = Reason(Constraint.SATISFIED, "because")
 
 
-def plan_for(snapshot: Snapshot, wanted: dict[int, tuple[int, int]]) -> Plan:
-    """The plan for a decision that gives job ``number`` so many workers and servers."""
+def plan_for(
+    snapshot: Snapshot,
+    wanted: dict[int, tuple[int, int]],
+    placement: Placement | None = None,
+    nodes: Sequence[tuple[int, Role, str]] = (),
+) -> Plan:
+    """The plan for a decision that gives job ``number`` so many workers and servers, and would have them on nodes."""
     jobs = [
         JobDecision(job.key, Allocation(*wanted[int(job.key.id)]), WHY)
         for job in snapshot.jobs
         if int(job.key.id) in wanted
     ]
-    return place(snapshot, Decision("test", "1", tuple(jobs)), LoadBalance())
+    keys = {int(job.key.id): job.key for job in snapshot.jobs}
+    named = tuple((keys[number], role, node) for number, role, node in nodes)
+    return place(snapshot, Decision("test", "1", tuple(jobs), nodes=named), placement or LoadBalance())
 
 
 def roles(plan: Plan) -> Counter[tuple[str, Role]]:
@@ -106,6 +119,71 @@ def test_a_task_moves_to_let_a_larger_one_in_unless_its_coordinator_is_silent() 
     assert place(snapshot, decision, LoadBalance(), silent={small.key, large.key}).moves == ()
 
 
+W, P = Role.WORKER, Role.PS
+
+
+def where(plan: Plan) -> list[tuple[str, Role, str]]:
+    return [(start.job.id, start.role, start.node) for start in plan.starts]
+
+
+def test_new_tasks_go_where_the_decision_would_have_them() -> None:
+    snapshot = a_snapshot([a_job(1)], cluster(3, cpu=8, gpu=2), held={0: Allocation(1, 1)})
+    # The nodes of the tasks that run already (n0, n1) are no places for new ones.
+    plan = plan_for(snapshot, {1: (3, 1)}, nodes=[(1, W, "n0"), (1, W, "n1"), (1, W, "n1"), (1, P, "n1")])
+    assert where(plan) == [("1", W, "n1"), ("1", W, "n1")]
+    assert (plan.stops, plan.deferred) == ((), ())
+
+
+@pytest.mark.parametrize("node", ["n0", "gone", "n2"], ids=["full", "unknown", "draining"])
+def test_a_task_goes_elsewhere_when_it_will_never_have_room_where_it_should(node) -> None:
+    nodes = [*cluster(2, cpu=4, gpu=1), Node("n2", Resources.of(cpu=4, gpu=1), state=NodeState.DRAINING)]
+    snapshot = a_snapshot([a_job(1), a_job(2)], nodes, held={0: Allocation(1, 1)})
+    plan = plan_for(snapshot, {1: (1, 1), 2: (1, 1)}, nodes=[(2, W, node), (2, P, "n0")])
+    assert where(plan) == [("2", W, "n1"), ("2", P, "n0")]
+
+
+def test_a_task_waits_for_who_leaves_its_node_though_there_is_room_elsewhere() -> None:
+    """Job 1 has a worker on each node and loses one: not its newest, but the one that is not in the layout."""
+    snapshot = a_snapshot([a_job(1), a_job(2)], cluster(2, cpu=8, gpu=1), held={0: Allocation(2, 1)})
+    nodes = [(1, W, "n1"), (1, P, "n1"), (2, W, "n0"), (2, P, "n0")]
+    plan = plan_for(snapshot, {1: (1, 1), 2: (1, 1)}, nodes=nodes)
+    assert [(stop.job.id, stop.task) for stop in plan.stops] == [("1", "worker-0")]
+    assert (plan.starts, plan.moves) == ((), ())
+    assert [(item.job.id, item.role, item.nearest) for item in plan.deferred] == [("2", W, "n0")]
+    left = tuple(task for task in snapshot.tasks if task.id != "worker-0")
+    emptied = replace(snapshot.nodes[0], used=Resources())
+    after = replace(snapshot, tasks=left, nodes=(emptied, snapshot.nodes[1]))
+    assert where(plan_for(after, {1: (1, 1), 2: (1, 1)}, nodes=nodes)) == [("2", W, "n0"), ("2", P, "n0")]
+
+
+def test_a_job_that_loses_everything_makes_room_where_another_is_wanted() -> None:
+    snapshot = a_snapshot([a_job(1), a_job(2)], cluster(2, cpu=8, gpu=1), held={0: Allocation(2, 1)})
+    plan = plan_for(snapshot, {1: (0, 0), 2: (1, 1)}, nodes=[(2, W, "n1"), (2, P, "n1")])
+    assert {stop.task for stop in plan.stops} == {"worker-0", "worker-1", "ps-0"}
+    assert [item.nearest for item in plan.deferred] == ["n1"]
+
+
+def test_optimus_lays_small_jobs_first_each_evenly_on_as_few_nodes_as_hold_it() -> None:
+    """Two bundles a node. By load alone every node would have a bundle of the first job."""
+    jobs = [a_job(1), a_job(2)]
+    nodes = cluster(3, cpu=6, gpu=2)
+    plan = plan_for(a_snapshot(jobs, nodes), {1: (4, 4), 2: (2, 2)}, Optimus())
+    assert {(job, node) for job, _, node in where(plan)} == {("2", "n0"), ("1", "n1"), ("1", "n2")}
+    assert Counter(where(plan))["1", W, "n1"] == 2
+    spread = plan_for(a_snapshot(jobs, nodes), {1: (4, 4), 2: (2, 2)})
+    assert {node for job, _, node in where(spread) if job == "1"} == {"n0", "n1", "n2"}
+
+
+def test_optimus_joins_new_tasks_to_those_that_run_and_falls_back_to_one_by_one() -> None:
+    nodes = cluster(3, cpu=6, gpu=2)
+    grows = a_snapshot([a_job(1)], nodes, held={0: Allocation(1, 1)})  # the worker on n0, the PS on n1
+    assert where(plan_for(grows, {1: (2, 2)}, Optimus())) == [("1", W, "n1"), ("1", P, "n0")]
+    odd = [*cluster(1, cpu=12, gpu=4), Node("small", Resources.of(cpu=3, gpu=1))]
+    five = a_snapshot([a_job(1, max_workers=5, max_ps=5)], odd)  # evenly they do not fit, one by one they do
+    assert Counter(node for *_, node in where(plan_for(five, {1: (5, 5)}, Optimus()))) == {"n0": 8, "small": 2}
+    assert plan_for(five, {1: (5, 5)}, Optimus()).deferred == ()
+
+
 _nodes = st.lists(
     st.tuples(st.integers(0, 12), st.integers(0, 6), st.integers(0, 4), st.sampled_from(NodeState)), max_size=4
 ).map(
@@ -122,8 +200,14 @@ _tasks = st.lists(
 )
 
 
-@given(_nodes, _jobs, _tasks)
-def test_whatever_is_decided(nodes, shapes, present) -> None:
+_named = st.lists(
+    st.tuples(st.integers(0, 4), st.sampled_from([Role.WORKER, Role.PS]), st.sampled_from(["n0", "n1", "n2", "gone"])),
+    max_size=12,
+)
+
+
+@given(_nodes, _jobs, _tasks, _named, st.sampled_from([LoadBalance(), BestFit(), Optimus(), Dl2Paper()]))
+def test_whatever_is_decided(nodes, shapes, present, named, placement) -> None:
     jobs = [
         a_job(number, worker=Resources.of(cpu=cpu, gpu=gpu), min_workers=least)
         for number, (cpu, gpu, least, _, _) in enumerate(shapes, start=1)
@@ -135,8 +219,9 @@ def test_whatever_is_decided(nodes, shapes, present) -> None:
         if jobs and not state.ended
     ]
     snapshot = replace(a_snapshot(jobs, nodes), tasks=tuple(tasks))
-    plan = plan_for(snapshot, wanted)
-    assert plan == plan_for(snapshot, wanted)
+    named = [(which % len(jobs) + 1, role, node) for which, role, node in named if jobs]
+    plan = plan_for(snapshot, wanted, placement, named)
+    assert plan == plan_for(snapshot, wanted, placement, named)
     for node in nodes:
         starts = [start.demand for start in plan.starts if start.node == node.name]
         if starts:  # only room that is free at this moment, and only where tasks are taken

@@ -1,0 +1,84 @@
+"""Where a policy would have the tasks of its jobs, against where they are."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from dl2d.core.cluster import Task, TaskState
+from dl2d.core.decision import Constraint, Decision
+from dl2d.core.jobs import JobKey, Role
+from dl2d.core.packing import Blocked, Packing
+from dl2d.core.resources import Resources
+from dl2d.daemon.room import Kind, room_with_leavers
+
+
+def first_to_leave(task: Task) -> tuple[bool, int]:
+    """Order in which tasks of a kind leave: those that have not begun, then the newest."""
+    begun = task.state.rank >= TaskState.JOINED.rank
+    return begun, -task.number
+
+
+class Layout:
+    """What is left to do of a decision's nodes: who leaves, and where new tasks go or wait to go."""
+
+    def __init__(self, decision: Decision, by_kind: Mapping[Kind, Sequence[Task]], surplus: Mapping[Kind, int]) -> None:
+        #: Nodes by kind that have no task of it yet.
+        self._open: dict[Kind, list[str]] = defaultdict(list)
+        for key, role, node in decision.nodes:
+            self._open[key, role].append(node)
+        #: Who leaves, of the kinds for which that is settled: those whose nodes are named, or of which nothing stays.
+        self.leaving: dict[Kind, list[Task]] = {}
+        #: What will be free on each node when all that leaves has left, less what goes there; once it was asked for.
+        self._expected: dict[str, Resources] | None = None
+        for kind, tasks in by_kind.items() if decision.nodes else ():
+            count = surplus.get(kind, 0)
+            if kind in self._open or count == len(tasks):
+                elsewhere = self._take_up(kind, tasks)
+                ordered = sorted(tasks, key=lambda task: (task.id not in elsewhere, *first_to_leave(task)))
+                self.leaving[kind] = ordered[:count]
+
+    def names(self, job: JobKey) -> bool:
+        """Whether the decision says where more tasks of a job should go."""
+        return any(self._open.get((job, role)) for role in (Role.WORKER, Role.PS))
+
+    def place(self, kind: Kind, demand: Resources, packing: Packing, tasks: Iterable[Task]) -> str | Blocked | None:
+        """Add a task where the decision would have it: its node, or what it waits for there; None for anywhere else.
+
+        ``tasks`` are all of the snapshot.
+        """
+        nodes = self._open.get(kind)
+        while nodes:
+            node = nodes.pop(0)
+            expected = self.expected(packing, tasks)
+            if node not in expected or not demand.fits_in(expected[node]):
+                continue  # not even when all that leaves has left
+            expected[node] = expected[node].minus(demand)
+            if packing.place_on(node, demand):
+                return node
+            return Blocked(kind[1], Constraint.CAPACITY, node, demand.shortfalls(packing.room_on(node)))
+        return None
+
+    def took(self, node: str, demand: Resources) -> None:
+        """A task was added somewhere by other means."""
+        if self._expected is not None and node in self._expected:
+            self._expected[node] = self._expected[node].minus(demand)
+
+    def expected(self, packing: Packing, tasks: Iterable[Task]) -> dict[str, Resources]:
+        """What will be free on each node when all that leaves has left, less what was placed through this layout."""
+        if self._expected is None:
+            leavers = [task for leaving in self.leaving.values() for task in leaving]
+            self._expected = room_with_leavers(packing.room(), tasks, leavers)
+        return self._expected
+
+    def _take_up(self, kind: Kind, tasks: Sequence[Task]) -> set[str]:
+        """Strike out nodes on which a task of the kind is already; returns the ids of the tasks that are elsewhere."""
+        nodes = Counter(self._open.get(kind, ()))
+        elsewhere = set()
+        for task in sorted(tasks, key=lambda task: task.number):
+            if nodes[task.node] > 0:
+                nodes[task.node] -= 1
+                self._open[kind].remove(task.node)
+            else:
+                elsewhere.add(task.id)
+        return elsewhere
