@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import replace
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -105,9 +105,10 @@ class Optimus:
         Divide gains by shares of resources; the DL2 authors' simulator does not.
     end_at_first_failure
         End for everybody at the first task that has no room, as the DL2 authors' simulator does.
-    look_beyond
-        Look at one task more than a job may have as well, and give the job no more where that is the better one, as the
-        DL2 authors' simulator does. Only with ``known``.
+    beyond
+        Speeds of jobs that are alike for one worker and one PS more than they may have, shaped as
+        ``KnownSpeeds.grid``. Such a step is looked at too, and where it is the better one the job gets no more, even of
+        the other role, as in the DL2 authors' simulator.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Optimus:
         sample_sizes: int = 0,
         by_resources: bool = True,
         end_at_first_failure: bool = False,
-        look_beyond: bool = False,
+        beyond: Callable[[Job], NDArray[np.float64]] | None = None,
     ) -> None:
         if convergence is not None and not convergence > 0:
             msg = f"convergence: must be more than 0, not {convergence!r}"
@@ -128,7 +129,7 @@ class Optimus:
         self._sample_sizes = sample_sizes
         self._by_resources = by_resources
         self._end_at_first_failure = end_at_first_failure
-        self._look_beyond = look_beyond
+        self._beyond = beyond
 
     @property
     def name(self) -> str:
@@ -143,7 +144,7 @@ class Optimus:
             "sample_sizes": self._sample_sizes,
             "by_resources": None if self._by_resources else "no",
             "end_at_first_failure": self._end_at_first_failure,
-            "look_beyond": self._look_beyond,
+            "beyond": None if self._beyond is None else "yes",
         }
         return " ".join(["1", *(f"{key}={value}" for key, value in settings.items() if value)])
 
@@ -222,11 +223,7 @@ class Optimus:
         return [until_settled(job, losses.get(job.key), self._convergence) for job in snapshot.jobs]
 
     def _seconds(self, alike: Alike) -> NDArray[np.float64]:
-        if not self._look_beyond or self._known is None:
-            return alike.seconds
-        request = alike.job.request
-        beyond = replace(request, max_workers=request.max_workers + 1, max_ps=request.max_ps + 1)
-        return seconds_per_sample(self._known.grid(replace(alike.job, request=beyond)))
+        return alike.seconds if self._beyond is None else seconds_per_sample(self._beyond(alike.job))
 
 
 def _role(step: Allocation) -> str:

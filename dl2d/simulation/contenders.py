@@ -17,7 +17,7 @@ from dl2d.daemon.plugins import POLICIES, available, load_policy
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.simulation.preset import Preset
-from dl2d.simulation.speeds import SpeedModel
+from dl2d.simulation.speeds import MOST_TASKS, SpeedModel, Table
 from dl2d.simulation.workload import Workload
 
 #: Policies that can be told the workload's speeds instead of measuring them, by the name they have then.
@@ -45,6 +45,22 @@ class TrueSpeeds:
             grid.flags.writeable = False
             self._grids[asked] = grid
         return self._grids[asked]
+
+    def beyond(self, job: Job) -> NDArray[np.float64]:
+        """Like ``grid``, with one worker and one PS more than the job may have.
+
+        Where a table has every size that the job may have, it is not extrapolated: what it does not have is 0.
+        """
+        request, model = job.request, self._speeds[job.request.model]
+        workers = min(request.max_workers + 1, MOST_TASKS)
+        ps = min(request.max_ps + 1, MOST_TASKS) if request.architecture is Architecture.PS else 0
+        if not isinstance(model, Table) or not model.fills(request.max_workers, request.max_ps):
+            return model.grid(workers, ps)
+        speeds = np.zeros((ps + 1, workers + 1))
+        for at_ps, at_workers, speed in model.points:
+            if at_ps <= ps and at_workers <= workers:
+                speeds[at_ps, at_workers] = speed
+        return speeds
 
 
 def contender(name: str, workload: Workload, chosen: Preset) -> Policy:

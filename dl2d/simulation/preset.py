@@ -5,7 +5,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
+from dl2d.core.jobs import Job
 from dl2d.core.measured import KnownSpeeds
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
@@ -24,6 +29,15 @@ class PresetName(enum.StrEnum):
     DL2_PAPER = "dl2-paper"
 
 
+@runtime_checkable
+class _BeyondBounds(Protocol):
+    """Speeds that are known for one task more than a job may have, too."""
+
+    def beyond(self, job: Job) -> NDArray[np.float64]:
+        """As ``KnownSpeeds.grid``, with a row and a column more."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Preset:
     """What a preset puts in place of the defaults."""
@@ -39,7 +53,7 @@ def preset(name: PresetName) -> Preset:
 
     ``dl2-paper``: the rules of the DL2 authors' simulator. The cluster is emptied and refilled in each slot, a task
     goes to the node with the least used resources (plain sum over types, ties by node order), and filling ends for
-    everybody at the first task that does not fit there.
+    everybody at the first task that does not fit there. Optimus and lookahead know the true speeds.
     """
     match name:
         case PresetName.DL2_PAPER:
@@ -60,4 +74,5 @@ def preset(name: PresetName) -> Preset:
 
 def _optimus(speeds: KnownSpeeds) -> Policy:
     """Optimus as in the DL2 authors' simulator, which knows the true speeds and counts tasks, not resources."""
-    return Optimus(known=speeds, by_resources=False, end_at_first_failure=True, look_beyond=True)
+    beyond = speeds.beyond if isinstance(speeds, _BeyondBounds) else None
+    return Optimus(known=speeds, by_resources=False, end_at_first_failure=True, beyond=beyond)

@@ -2,8 +2,10 @@
 
 The cluster is emptied and refilled in each slot. A task goes to the node with the least used resources (sum over
 types, ties by index); the filling ends at the first task that does not fit there. FIFO gives each job in turn bundles
-up to its caps, SRTF does so by remaining fraction; DRF adds one bundle to the job with the least dominant share. A job
-that ends inside its last slot counts the used fraction.
+up to its caps, SRTF does so by remaining fraction; DRF adds one bundle to the job with the least dominant share.
+Optimus gives each job a worker and a PS, then the single task that shortens any job's remaining time the most, of
+equals the PS, until none shortens it; a job that wants a task beyond its cap gets no more. A job that ends inside its
+last slot counts the used fraction.
 """
 
 from __future__ import annotations
@@ -48,6 +50,10 @@ def average_jct(workload: dict[str, Any], policy: str, speed: Callable[[dict[str
             return max(both[name] * has[job["id"]] / total[name] for name in types if total[name])
 
         growing = list(present)
+        shape = {job["id"]: [0, 0] for job in present}
+        if policy == "optimus":
+            _climb(present, left, speed, put, shape)
+            growing = []
         if policy == "srtf":
             growing.sort(key=lambda job: left[job["id"]] / job["epochs"])
         while growing:
@@ -58,11 +64,54 @@ def average_jct(workload: dict[str, Any], policy: str, speed: Callable[[dict[str
             if has[job["id"]] == min(job["max_workers"], job["max_ps"]):
                 growing.remove(job)
         for job in present:
-            count = has[job["id"]]
-            done = speed(job, count, count) * workload["slot_seconds"] / job["samples_per_epoch"] if count else 0.0
+            workers, servers = shape[job["id"]] if policy == "optimus" else (has[job["id"]], has[job["id"]])
+            runs = workers and servers
+            done = speed(job, workers, servers) * workload["slot_seconds"] / job["samples_per_epoch"] if runs else 0.0
             if done >= left[job["id"]] > 0:
                 ended[job["id"]] = slot - job["submit_slot"] + left[job["id"]] / done
             else:
                 left[job["id"]] -= done
         slot += 1
     return sum(ended.values()) / len(ended)
+
+
+def _climb(
+    present: list[dict[str, Any]],
+    left: dict[str, float],
+    speed: Callable[[dict[str, Any], int, int], float],
+    put: Callable[[dict[str, float]], int | None],
+    shape: dict[str, list[int]],
+) -> None:
+    """Optimus' filling of one slot: in every round all jobs are looked at anew."""
+    dropped: set[str] = set()
+    while True:
+        best, chosen, role = 0.0, None, 0
+        for job in present:
+            if job["id"] in dropped:
+                continue
+            workers, servers = shape[job["id"]]
+            if not workers or not servers:
+                gain, wanted = float("inf"), 1 if workers else 0
+            else:
+                now = _seconds(left[job["id"]], job, speed(job, workers, servers))
+                gains = [
+                    now - _seconds(left[job["id"]], job, speed(job, workers + 1, servers)),
+                    now - _seconds(left[job["id"]], job, speed(job, workers, servers + 1)),
+                ]
+                wanted = 1 if gains[1] >= gains[0] else 0
+                gain = gains[wanted]
+            if gain > best:
+                best, chosen, role = gain, job, wanted
+        if chosen is None:
+            return
+        if shape[chosen["id"]][role] >= chosen[("max_workers", "max_ps")[role]]:
+            dropped.add(chosen["id"])
+            continue
+        if put(chosen[("worker", "ps")[role]]) is None:
+            return
+        shape[chosen["id"]][role] += 1
+
+
+def _seconds(epochs: float, job: dict[str, Any], speed: float) -> float:
+    # Slower than anything, but finite: where neither size trains at all, neither is better.
+    return epochs * job["samples_per_epoch"] / speed if speed > 0 else 1e30
