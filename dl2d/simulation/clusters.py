@@ -393,27 +393,29 @@ class Clusters:
 
         Returns how many tasks were dealt with in each, shape (k,).
         """
-        nodes = self.library.nodes[self.workload[which]]
-        width = int(min(self._nodes, tasks.shape[1]))
-        dealt = np.minimum(nodes, lengths)
-        inside = np.arange(width) < dealt[:, None]
-        demand = self._flat_demand[which[:, None] * (2 * self._jobs) + tasks[:, :width]] * inside[:, :, None]
-        weight = demand.sum(axis=2)
-        if self.used[:, which].any() or not weight[inside].all():
+        if self.used[:, which].any():
             return np.zeros_like(lengths)
-        room = np.ones_like(inside)
-        for number in range(self._resources):
-            room &= demand[:, :, number] <= np.maximum(self.free[number, which, :width], 0)
+        width = int(min(self._nodes, tasks.shape[1]))
+        dealt = np.minimum(self.library.nodes[self.workload[which]], lengths)
+        inside = np.arange(width) < dealt[:, None]
+        kinds = which[:, None] * (2 * self._jobs) + tasks[:, :width]
+        demands = [self._flat_demand[:, number][kinds] * inside for number in range(self._resources)]
+        weight = np.sum(demands, axis=0)
+        if not (weight[inside] > 0).all():
+            return np.zeros_like(lengths)
+        frees = [self.free[number, which, :width] for number in range(self._resources)]
+        # Absent nodes have -1 free, and nothing is dealt to them.
+        room = np.logical_and.reduce([wanted <= free for wanted, free in zip(demands, frees, strict=True)]) | ~inside
         failed = ~room.all(axis=1)
         if failed.any():
             lengths[failed] = (~room[failed]).argmax(axis=1)
             dealt = np.minimum(dealt, lengths)
             inside = np.arange(width) < dealt[:, None]
-            demand *= inside[:, :, None]
-            weight = weight * inside
-        for number in range(self._resources):
-            self.free[number, which, :width] -= demand[:, :, number]
-            self.used[number, which] = demand[:, :, number].sum(axis=1)
+            demands = [wanted * inside for wanted in demands]
+            weight *= inside
+        for number, (wanted, free) in enumerate(zip(demands, frees, strict=True)):
+            self.free[number, which, :width] = free - wanted
+            self.used[number, which] = wanted.sum(axis=1)
         self.load[which, :width] += weight
         return dealt
 
@@ -421,22 +423,24 @@ class Clusters:
 def _sequence(targets: Ints, *, in_turn: bool) -> tuple[Ints, Ints]:
     """The order of ``Clusters.fill``: tasks as job x 2 + role, shape (k, T), padded; and how many, shape (k,).
 
-    Worker i of W stands after the PSs j of P with j / P < i / W, and PS j after the workers with i / W <= j / P: so the
-    turn in which a job gets a task is known at once, and the order is that of turns, then jobs (``in_turn``: of jobs).
+    Worker i of W comes after the PSs j of P with j / P < i / W, which are ceil(i P / W), and PS j after the workers
+    with i / W <= j / P, which are floor(j W / P) + 1: so the turn in which a job gets a task is known at once, and the
+    order is that of turns, then jobs (``in_turn``: of jobs, then turns).
     """
     count, jobs, _ = targets.shape
-    workers, ps = targets[:, :, :1], targets[:, :, 1:]
-    lengths = targets.sum(axis=(1, 2))
+    lengths: Ints = targets.sum(axis=(1, 2))
     longest = int(lengths.max(initial=0))
-    number = np.arange(int(targets.max(initial=0)))
-    at_worker = number + -(-(number * ps) // np.maximum(workers, 1))
-    at_ps = number + np.where(workers > 0, number * workers // np.maximum(ps, 1) + 1, 0)
-    turns = np.stack((at_worker, at_ps), axis=2)  # (k, J, 2, number)
-    row, job, role, _ = wanted = np.nonzero(number < targets[:, :, :, None])
-    turn = turns[wanted]
+    own, other = targets.reshape(-1), targets[:, :, ::-1].reshape(-1)
+    ahead = own - 1
+    ahead[1::2] += other[1::2] > 0
+    kind = np.repeat(np.arange(len(own)), own)
+    number = np.arange(len(kind)) - (own.cumsum() - own)[kind]
+    turn = number + (number * other[kind] + ahead[kind]) // own[kind]
+    row, task = np.divmod(kind, 2 * jobs)
+    job = task >> 1
     most = int(turn.max(initial=0)) + 1
+    # No two tasks have the same key.
     key = (row * jobs + job) * most + turn if in_turn else (row * most + turn) * jobs + job
-    order = np.argsort(key, kind="stable")
     tasks = np.zeros((count, longest), dtype=np.int64)
-    tasks[np.arange(longest) < lengths[:, None]] = (job * 2 + role)[order]
+    tasks[np.arange(longest) < lengths[:, None]] = task[np.argsort(key)]
     return tasks, lengths

@@ -201,7 +201,7 @@ class VectorClusterEnv(VectorEnv[Observations, NDArray[np.int64], NDArray[Any]])
     Parameters are those of ``ClusterEnv``, and ``num_envs``, N.
     """
 
-    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - as above
 
     def __init__(
         self,

@@ -57,12 +57,11 @@ class Windows:
         self.batch: Ints = np.zeros(count, dtype=np.int64)
         #: Whether more jobs come behind this batch.
         self._more: Bools = np.zeros(count, dtype=np.bool_)
-        # What one task, or one bundle, of each job of the window asks for; impossible where there is no job.
-        # Shape (R, N, J) each; the last is the worker's sum, shape (N, J).
-        self._worker: Ints = np.full((self._resources, count, jobs), _IMPOSSIBLE, dtype=np.int64)
-        self._ps: Ints = self._worker.copy()
-        self._bundle: Ints = self._worker.copy()
-        self._weight: Ints = np.zeros((count, jobs), dtype=np.int64)
+        # What a worker, a PS and a bundle of each job of the window ask for, R rows each, and the sum of the worker;
+        # impossible where there is no job. Shape (3R + 1, N, J).
+        self._asks: Ints = np.full((3 * self._resources + 1, count, jobs), _IMPOSSIBLE, dtype=np.int64)
+        self._worker, self._ps, self._bundle = self._asks[:-1].reshape(3, self._resources, count, jobs)
+        self._weight = self._asks[-1]
         #: Whether a job may have one more worker, one more PS; shape (2, N, J).
         self._grows: Bools = np.zeros((2, count, jobs), dtype=np.bool_)
         self._observation: Observations = np.zeros((count, jobs * self._width + self._resources), dtype=np.float32)
@@ -70,6 +69,8 @@ class Windows:
         self._mask: Masks = np.zeros((count, 3 * jobs + 1), dtype=np.int8)
         self._mask[:, -1] = 1
         self._choices = self._mask[:, :-1].reshape(count, jobs, 3)
+        #: Capacities of whole clusters, shape (R, N).
+        self._whole: Ints = np.ones((self._resources, count), dtype=np.int64)
         self._first: Ints = np.zeros(count, dtype=np.int64)
         self._second: Ints = np.zeros(count, dtype=np.int64)
         self._ahead: Ints = np.zeros(count, dtype=np.int64)
@@ -95,7 +96,10 @@ class Windows:
 
     def begin(self, which: Ints) -> None:
         """Look at clusters that were reset; then ``refresh``."""
+        # What a cluster has nothing of takes no share.
+        self._whole[:, which] = np.maximum(self.clusters.capacity[which], 1).T
         self._begin_slot(which)
+        self._show_sizes(*self._look(which))
 
     def step(self, actions: Ints, which: Ints | None = None) -> SlotReport | None:
         """Carry out one action in each cluster, then ``refresh``.
@@ -118,20 +122,21 @@ class Windows:
         chosen = actions[which]
         acts = (self._mask[which, chosen] != 0) & (chosen < 3 * self.jobs)
         rows = which[acts]
+        shown = []
         if len(rows):
-            self._act(rows, chosen[acts])
+            shown.append(self._act(rows, chosen[acts]))
         ends = which[~acts]
         report = None
         if len(ends):
             more = self._more[ends]
-            turned = ends[more]
+            self.batch[ends] += 1
             over = ends[~more]
-            if len(turned):
-                self.batch[turned] += 1
-                self._look(turned)
             if len(over):
                 report = clusters.end_slot(over)
                 self._begin_slot(over)
+            shown.append(self._look(ends))
+        if shown:
+            self._show_sizes(*(np.concatenate(parts) for parts in zip(*shown, strict=True)))
         return report
 
     def refresh(self) -> None:
@@ -157,10 +162,10 @@ class Windows:
         self._choices[:, :, 0] = worker
         self._choices[:, :, 1] = ps
         self._choices[:, :, 2] = both
-        used = clusters.used / np.maximum(clusters.capacity.T, 1)
-        self._observation[:, self.jobs * self._width :] = (1.0 - used).T
+        self._observation[:, self.jobs * self._width :] = (1.0 - clusters.used / self._whole).T
 
-    def _act(self, rows: Ints, actions: Ints) -> None:
+    def _act(self, rows: Ints, actions: Ints) -> tuple[Ints, Ints, Ints]:
+        """Returns windows, columns and jobs whose sizes are to be shown."""
         clusters = self.clusters
         column, kind = np.divmod(actions, 3)
         jobs = self.window[rows, column]
@@ -171,26 +176,15 @@ class Windows:
         left = worker & (self._weight[rows, column] >= self._ahead[rows])
         nodes = np.where(left, self._second[rows], heads)
         clusters.give_one(1, rows[ps], jobs[ps], nodes[ps])
-        self._show_sizes(rows, column, jobs)
-
-    def _show_sizes(self, rows: Ints, column: Ints, jobs: Ints) -> None:
-        """Bring the size of one job of each of these windows up to date."""
-        clusters = self.clusters
-        sizes = clusters.sizes[rows, jobs]
-        self._grows[:, rows, column] = (sizes < clusters.most[rows, jobs]).T
-        self._columns[rows, column, self._types + 2] = _share(
-            sizes, clusters.demand[rows, jobs], clusters.capacity[rows]
-        )
-        self._columns[rows, column, self._types + 3 :] = sizes / TASKS_SCALE
+        return rows, column, jobs
 
     def _begin_slot(self, which: Ints) -> None:
         self.batch[which] = 0
         if self._first_bundles:
             self.clusters.fill(self.clusters.least[which], which, in_turn=True)
-        self._look(which)
 
-    def _look(self, which: Ints) -> None:
-        """Fill windows and observations anew."""
+    def _look(self, which: Ints) -> tuple[Ints, Ints, Ints]:
+        """Fill windows and observations anew. Returns windows, columns and jobs whose sizes are to be shown."""
         clusters = self.clusters
         present = clusters.present[which]
         place = present.cumsum(axis=1) - (self.batch[which] * self.jobs)[:, None]
@@ -198,29 +192,43 @@ class Windows:
         columns = place[rows, jobs] - 1
         self._more[which] = place[:, -1] > self.jobs
         self.window[which] = -1
-        self._worker[:, which] = _IMPOSSIBLE
-        self._ps[:, which] = _IMPOSSIBLE
-        self._bundle[:, which] = _IMPOSSIBLE
+        self._asks[:, which] = _IMPOSSIBLE
         self._grows[:, which] = False
         self._columns[which] = 0.0
         rows = which[rows]
         self.window[rows, columns] = jobs
-        demand = clusters.demand[rows, jobs]
-        worker, ps = demand[:, 0].T, demand[:, 1].T
-        self._worker[:, rows, columns] = worker
-        self._ps[:, rows, columns] = ps
-        self._bundle[:, rows, columns] = worker + ps
-        self._weight[rows, columns] = worker.sum(axis=0)
-        self._columns[rows, columns, clusters.model[rows, jobs]] = 1.0
-        age = clusters.slot[rows] - clusters.submit[rows, jobs]
-        remaining = np.maximum(clusters.declared[rows, jobs] - clusters.done[rows, jobs], 0.0)
-        self._columns[rows, columns, self._types] = np.log1p(age) / AGE_SCALE
-        self._columns[rows, columns, self._types + 1] = np.log1p(remaining) / REMAINING_SCALE
-        self._show_sizes(rows, columns, jobs)
+        at = rows * present.shape[1] + jobs
+        flat = rows * self.jobs + columns
+        demand = clusters.demand.reshape(-1, 2 * self._resources).take(at, axis=0).T
+        worker, ps = demand[: self._resources], demand[self._resources :]
+        asks = np.concatenate((worker, ps, worker + ps, worker.sum(axis=0, keepdims=True)))
+        self._asks.reshape(len(asks), -1)[:, flat] = asks
+        age = clusters.slot[rows] - clusters.submit.take(at)
+        remaining = np.maximum(clusters.declared.take(at) - clusters.done.take(at), 0.0)
+        features = self._columns[rows, columns]
+        features[np.arange(len(rows)), clusters.model.take(at)] = 1.0
+        features[:, self._types] = np.log1p(age) / AGE_SCALE
+        features[:, self._types + 1] = np.log1p(remaining) / REMAINING_SCALE
+        self._columns[rows, columns] = features
+        return rows, columns, jobs
 
-
-def _share(sizes: Ints, demand: Ints, capacity: Ints) -> Floats:
-    """Dominant shares of k jobs, shape (k,); a resource that the cluster lacks counts nothing."""
-    held = (sizes[:, :, None] * demand).sum(axis=1)
-    share: Floats = (held / np.maximum(capacity, 1)).max(axis=1)
-    return share
+    def _show_sizes(self, rows: Ints, columns: Ints, jobs: Ints) -> None:
+        """Bring the sizes of jobs up to date in the columns of their windows."""
+        clusters = self.clusters
+        at = rows * clusters.present.shape[1] + jobs
+        sizes = clusters.sizes.reshape(-1, 2).take(at, axis=0)
+        workers, ps = sizes[:, 0], sizes[:, 1]
+        most = clusters.most.reshape(-1, 2).take(at, axis=0)
+        flat = rows * self.jobs + columns
+        for role in (0, 1):
+            self._grows[role].reshape(-1)[flat] = sizes[:, role] < most[:, role]
+        demand = clusters.demand.reshape(-1, 2 * self._resources).take(at, axis=0)
+        share: Floats = np.zeros(len(rows))
+        for number in range(self._resources):
+            held = workers * demand[:, number] + ps * demand[:, self._resources + number]
+            np.maximum(share, held / self._whole[number][rows], out=share)
+        features = np.empty((len(rows), 3), dtype=np.float32)
+        features[:, 0] = share
+        features[:, 1] = workers / TASKS_SCALE
+        features[:, 2] = ps / TASKS_SCALE
+        self._columns[rows, columns, self._types + 2 :] = features

@@ -1,0 +1,165 @@
+"""Decisions per second of the vectorised environment, and slots per second of whole sizes chosen at once.
+
+    python benchmarks/environment.py [--clusters 1 50 200 800] [--jobs 60] [--nodes 96] [--seconds 2] [--json]
+
+A decision is one action carried out in one cluster; time is that of `VectorClusterEnv.step`, which builds observations
+and masks. Actions are drawn uniformly from the allowed ones (`random`), or are void half of the time (`void-heavy`), so
+that slots end often; drawing them is not counted. `sizes` draws workers and PSs of all jobs for `Clusters.fill` and
+runs the slot; a decision is then the size of one job. With two processes each has half of the clusters and a generator
+of its own; what they do in the same seconds is added up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from dataclasses import dataclass
+from multiprocessing.synchronize import Barrier
+
+import numpy as np
+
+from dl2d.simulation.clusters import Clusters
+from dl2d.simulation.environment import VectorClusterEnv
+from dl2d.simulation.generators import generate
+from dl2d.simulation.library import Library
+
+MIXES = ("random", "void-heavy", "sizes")
+WORKLOADS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one process is to do."""
+
+    mix: str
+    clusters: int
+    jobs: int
+    nodes: int
+    seconds: float
+    seed: int
+
+
+def library(load: Load) -> Library:
+    given = {"jobs": str(load.jobs), "nodes": str(load.nodes), "node": "cpu:8,gpu:8", "cap": "3"}
+    return Library.of([generate("dl2", given, np.random.default_rng(seed)) for seed in range(WORKLOADS)])
+
+
+def decide(load: Load, barrier: Barrier | None) -> tuple[int, int, float]:
+    """Decisions, slots that ended, and seconds."""
+    env = VectorClusterEnv(library(load), load.clusters)
+    _, info = env.reset(seed=load.seed)
+    draw = np.random.default_rng(load.seed)
+    void = 0.5 if load.mix == "void-heavy" else 0.0
+    stop = np.inf
+    decisions = slots = 0
+    spent = 0.0
+    begin = time.perf_counter()
+    warm = False
+    while time.perf_counter() < stop:
+        if not warm and time.perf_counter() - begin > load.seconds / 4:
+            warm, decisions, slots, spent = True, 0, 0, 0.0
+            if barrier is not None:
+                barrier.wait()
+            stop = time.perf_counter() + load.seconds
+        masks = info["action_mask"]
+        actions = (draw.random(masks.shape, dtype=np.float32) * masks).argmax(axis=1)
+        if void:
+            actions[draw.random(load.clusters) < void] = masks.shape[1] - 1
+        start = time.perf_counter()
+        _, _, terminated, truncated, info = env.step(actions)
+        spent += time.perf_counter() - start
+        decisions += load.clusters - int((terminated | truncated).sum())  # the step after an end decides nothing
+        slots += int(info["slot_ended"].sum())
+    return decisions, slots, spent
+
+
+def size(load: Load, barrier: Barrier | None) -> tuple[int, int, float]:
+    """As ``decide``, with all sizes chosen at once."""
+    known = library(load)
+    clusters = Clusters(known, load.clusters)
+    everywhere = np.arange(load.clusters)
+    clusters.reset(everywhere, generators=[np.random.default_rng([load.seed, number]) for number in everywhere])
+    draw = np.random.default_rng(load.seed)
+    stop = np.inf
+    decisions = slots = 0
+    spent = 0.0
+    begin = time.perf_counter()
+    warm = False
+    while time.perf_counter() < stop:
+        if not warm and time.perf_counter() - begin > load.seconds / 4:
+            warm, decisions, slots, spent = True, 0, 0, 0.0
+            if barrier is not None:
+                barrier.wait()
+            stop = time.perf_counter() + load.seconds
+        targets = draw.integers(1, 17, (*clusters.present.shape, 2))
+        decisions += int(clusters.present.sum())
+        start = time.perf_counter()
+        clusters.fill(targets)
+        clusters.end_slot(everywhere)
+        over = np.flatnonzero(clusters.over)
+        if len(over):
+            clusters.reset(over)
+        spent += time.perf_counter() - start
+        slots += load.clusters
+    return decisions, slots, spent
+
+
+def measure(load: Load, barrier: Barrier | None = None) -> tuple[int, int, float]:
+    return size(load, barrier) if load.mix == "sizes" else decide(load, barrier)
+
+
+def spread(load: Load, processes: int) -> tuple[float, float, float]:
+    """Decisions/s, slots/s, and microseconds of a step in one process."""
+    share = max(1, load.clusters // processes)
+    loads = [
+        Load(load.mix, share, load.jobs, load.nodes, load.seconds, load.seed + number) for number in range(processes)
+    ]
+    if processes == 1:
+        done = [measure(loads[0])]
+    else:
+        context = multiprocessing.get_context("spawn")
+        with context.Manager() as manager, context.Pool(processes) as pool:
+            barrier = manager.Barrier(processes)
+            done = pool.starmap(measure, [(own, barrier) for own in loads])
+    decisions = sum(count / spent for count, _, spent in done)
+    return decisions, sum(slots / spent for _, slots, spent in done), share * 1e6 * processes / decisions
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clusters", type=int, nargs="+", default=[1, 50, 200, 800])
+    parser.add_argument("--jobs", type=int, default=60)
+    parser.add_argument("--nodes", type=int, default=96)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--mixes", nargs="+", choices=MIXES, default=list(MIXES))
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = []
+    for mix in options.mixes:
+        for clusters in options.clusters:
+            for processes in (1, 2):
+                if clusters < processes:
+                    continue
+                load = Load(mix, clusters, options.jobs, options.nodes, options.seconds, seed=0)
+                decisions, slots, step = spread(load, processes)
+                rows.append(
+                    {
+                        "mix": mix, "clusters": clusters, "processes": processes,
+                        "decisions_per_second": round(decisions), "slots_per_second": round(slots),
+                        "step_us": round(step) if mix != "sizes" else None,
+                    }
+                )  # fmt: skip
+                if not options.json:
+                    print(
+                        f"{mix:<11} {clusters:>4} clusters  {processes} process{'es' if processes > 1 else '  '}"
+                        f"  {decisions:>11,.0f} decisions/s  {slots:>8,.0f} slots/s"
+                        + (f"  {step:>7,.0f} us a step" if mix != "sizes" else "")
+                    )
+    if options.json:
+        print(json.dumps({"jobs": options.jobs, "nodes": options.nodes, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
