@@ -58,9 +58,8 @@ def test_closing_ends_what_is_running(tmp_path: Path) -> None:
     while not (started := list(tmp_path.iterdir())):
         os.sched_yield()
     results.close()
-    ended = [psutil.Process(int(path.name)) for path in started if psutil.pid_exists(int(path.name))]
-    _, alive = psutil.wait_procs(ended, timeout=30)
-    assert not alive
+    while any(psutil.pid_exists(int(path.name)) for path in started):  # its time limit is that of the test
+        os.sched_yield()
 
 
 class FakeRay:

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+import yaml
+from simulation.experiment_runners import quick, spoiled
+from simulation.test_experiment_runs import Here
+
+from dl2d.simulation.experiments.cells import Cell, Finished, Runner
+from dl2d.simulation.experiments.definition import read_experiment
+from dl2d.simulation.experiments.report import command_line, summary_json, write_report
+from dl2d.simulation.experiments.runs import ExperimentError, Run, begin_run, read_run, run_cells
+from dl2d.simulation.experiments.summary import summarise
+
+HOSTILE = "<b>a|b</b> & `c`"
+
+
+def make_run(folder: Path, runner: Runner = quick, **changes: object) -> Run:
+    content = {
+        "name": "mine", "version": 7, "description": "What <it> is.",
+        "workloads": [{"name": "plain", "source": "generator:dl2"}, {"name": HOSTILE, "source": "generator:poisson"}],
+        "policies": ["drf", "fifo"], "seeds": 3, **changes,
+    }  # fmt: skip
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return run_cells(begin_run(read_experiment(path), folder / "my out"), Here(), runner=runner)
+
+
+def only_drf(cell: Cell) -> Finished:
+    return quick(cell) if cell.policy == "drf" else {}["nothing"]
+
+
+def test_summaries_by_hand(tmp_path: Path) -> None:
+    plain = summarise(make_run(tmp_path))[0]
+    # Seeds 0, 1, 2: drf 2, 4, 6 slots, fifo 3, 6, 9; the bound is 1 slot; t(2 degrees, 97.5 %) = 4.302653.
+    drf, fifo = plain.policies
+    assert (drf.jct.mean, drf.jct.deviation) == (4.0, 2.0)
+    assert drf.jct.half_width == pytest.approx(4.302653 * 2 / math.sqrt(3), rel=1e-6)
+    assert drf.difference is None
+    assert drf.change is None
+    assert (fifo.difference.mean, fifo.difference.deviation) == (2.0, 1.0)
+    assert (fifo.change.mean, fifo.change.half_width) == (0.5, 0.0)
+    assert (fifo.above_bound.mean, fifo.resizes.mean, fifo.utilisation.mean) == (5.0, 2.0, 0.5)
+    assert plain.resource == "gpu"
+
+
+def test_both_reports_say_everything(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    markdown, html = (path.read_text() for path in write_report(run))
+    for text in (markdown, html):
+        for word in ("drf", "fifo", "mine, version 7", run.digest, "plain", "+50 ± 0 %", "12 with a result"):
+            assert word in text
+        assert "have no result" not in text
+    rows = [re.split(r" \| ", line.strip("| ")) for line in markdown.splitlines() if line.startswith("| fifo")]
+    assert rows[0][:6] == ["fifo", "6", "3", "-1.452 to 13.45", "+2 ± 2.5", "+50 ± 0 %"]
+    assert command_line(run) == f"dl2d experiment run '{run.folder}/definition.yaml' --out '{run.folder}-again'"
+    assert shlex.split(command_line(run))[3] == f"{run.folder}/definition.yaml"
+    assert command_line(run) in markdown
+    assert (run.folder / "definition.yaml").read_text() in markdown
+    assert json.loads(re.search(r"```json\n(.*?)```", markdown, re.DOTALL)[1])["code"]
+
+
+def test_the_page_is_well_formed_and_needs_no_other_file(tmp_path: Path) -> None:
+    _, html = write_report(make_run(tmp_path))
+    page = ET.fromstring(html.read_text())
+    assert page.tag == "html"
+    assert page.find("head/title").text == "Experiment mine, version 7"
+    images = [image.get("src") for image in page.iter("img")]
+    assert len(images) == 5  # no cell kept its series' jobs: completion times, distribution, utilisation, 2 allocations
+    for source in images:
+        assert base64.b64decode(source.removeprefix("data:image/png;base64,")).startswith(b"\x89PNG")
+    assert HOSTILE in [title.text for title in page.iter("h3")]
+    assert not list(page.iter("b"))
+    assert not [each for each in page.iter() if each.get("href") or each.tag in ("script", "link")]
+    tables = list(page.iter("table"))
+    assert len(tables) == 3
+    for table in tables:
+        columns = len(table.findall("thead/tr/th"))
+        assert {len(list(row)) for row in table.findall("tbody/tr")} == {columns}
+
+
+def test_markdown_tables_keep_their_columns(tmp_path: Path) -> None:
+    markdown, _ = write_report(make_run(tmp_path))
+    lines = markdown.read_text().splitlines()
+    starts = [place for place, line in enumerate(lines) if line.startswith("|---")]
+    assert len(starts) == 3
+    for start in starts:
+        columns = {len(re.findall(r"(?<!\\)\|", lines[place])) for place in range(start - 1, start + 3)}
+        assert len(columns) == 1
+        assert not lines[start - 2]
+
+
+def test_pictures_are_there_and_the_same_each_time(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    first, _ = write_report(run)
+    names = re.findall(r"\((plots/[^)]+)\)", first.read_text())
+    assert sorted({Path(name).name for name in names}) == [
+        "allocation-1-plain.png", "allocation-1-plain.svg", "allocation-2-b-a-b-b-c.png", "allocation-2-b-a-b-b-c.svg",
+        "cdf.png", "cdf.svg", "jct.png", "jct.svg", "utilisation.png", "utilisation.svg",
+    ]  # fmt: skip
+    content = {name: (run.folder / name).read_bytes() for name in names}
+    for name, data in content.items():
+        if name.endswith(".svg"):
+            ET.fromstring(data.decode())
+    write_report(run)
+    assert {name: (run.folder / name).read_bytes() for name in names} == content
+
+
+def test_what_failed_is_in_the_report(tmp_path: Path) -> None:
+    run = make_run(tmp_path, spoiled)
+    markdown, html = (path.read_text() for path in write_report(run))
+    for text in (markdown, html):
+        assert "2 of 12 simulations have no result" in text
+        assert "cannot decide" in text
+    assert "| plain | fifo | 1 | cannot decide |" in markdown
+    fifo = summarise(run)[0].policies[1]
+    assert (fifo.jct.count, fifo.difference.count, fifo.difference.mean) == (2, 2, 2.0)
+    ET.fromstring(html)
+
+
+def test_policies_without_a_result_are_left_out(tmp_path: Path) -> None:
+    run = make_run(tmp_path, only_drf, baseline="fifo")
+    write_report(run)
+    assert [each.policy for each in summarise(run)[0].policies] == ["drf"]
+    assert summarise(run)[0].policies[0].change is None
+
+
+def test_a_run_without_any_result_has_a_report(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    empty = replace(run, finished={})
+    markdown, html = write_report(empty)
+    assert "12 of 12 simulations have no result" in markdown.read_text()
+    ET.fromstring(html.read_text())
+    assert summary_json(empty)["workloads"] == {}
+
+
+def test_one_seed_has_no_interval(tmp_path: Path) -> None:
+    run = make_run(tmp_path, seeds=[4])
+    markdown, _ = write_report(run)
+    assert "One seed says nothing about chance" in markdown.read_text()
+    assert "±" not in markdown.read_text().split("## Average")[0].split("### plain")[1]
+
+
+def test_resumed_with_other_code_is_told(tmp_path: Path) -> None:
+    markdown, _ = write_report(replace(make_run(tmp_path), codes=2))
+    assert "its cells come from 2 states of dl2d" in markdown.read_text()
+
+
+def test_the_summary_as_json(tmp_path: Path) -> None:
+    run = make_run(tmp_path, spoiled)
+    found = json.loads(json.dumps(summary_json(run), allow_nan=False))
+    assert found["failed"][0] == {"workload": "plain", "policy": "fifo", "seed": 1, "error": "cannot decide"}
+    drf = found["workloads"]["plain"]["policies"]["drf"]
+    assert drf["avg_jct_slots"]["mean"] == 4.0
+    assert drf["difference_slots"] is None
+    assert found["workloads"][HOSTILE]["policies"]["fifo"]["change"]["mean"] == 0.5
+
+
+def test_jobs_are_drawn_where_their_allocations_were_kept(tmp_path: Path) -> None:
+    path = tmp_path / "real.yaml"
+    path.write_text(
+        "name: real\nversion: 1\ndescription: x\nworkloads: ['generator:dl2?jobs=3&longest_slots=4']\n"
+        "policies: [drf, lookalike]\nseeds: 2\n".replace("lookalike", "fifo")
+    )
+    run = run_cells(begin_run(read_experiment(path), tmp_path / "out"), Here())
+    markdown, _ = write_report(run)
+    assert "plots/jobs-1-dl2-jobs-3-longest-slots-4.png" in markdown.read_text()
+    assert "one colour a job, seed 0" in markdown.read_text()
+
+
+def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    (run.folder / "report.md").mkdir()
+    with pytest.raises(ExperimentError, match=r"report\.md"):
+        write_report(read_run(run.folder))
