@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
 from typing import ClassVar
 
 import numpy as np
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Decision
-from dl2d.core.jobs import Job, JobKey
+from dl2d.core.jobs import JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.filling import Filling, fill_in_turn
+from dl2d.policies.pace import pace
 from dl2d.policies.remaining import samples_left
 
 
@@ -63,15 +62,5 @@ def _fractions(snapshot: Snapshot) -> dict[JobKey, float]:
 
 def _seconds(snapshot: Snapshot) -> dict[JobKey, float]:
     """Remaining time of each job, seconds."""
-    measured: dict[str, list[float]] = defaultdict(list)
-    for job in snapshot.jobs:
-        if job.progress.samples_per_second:
-            measured[job.request.model].append(job.progress.samples_per_second)
-    overall = [speed for speeds in measured.values() for speed in speeds]
-
-    def speed(job: Job) -> float:
-        if job.progress.samples_per_second:
-            return job.progress.samples_per_second
-        return statistics.fmean(measured.get(job.request.model) or overall or [1.0])
-
-    return {job.key: samples_left(job) / speed(job) for job in snapshot.jobs}
+    speeds = pace(snapshot, lambda job: job.progress.samples_per_second)
+    return {job.key: samples_left(job) / speeds[job.key] for job in snapshot.jobs}
