@@ -107,7 +107,8 @@ def _lines(epochs: _Floats, losses: _Floats, floors: _Floats) -> tuple[_Floats, 
     total, first, second = weight.sum(axis=1), weight @ epochs, weight @ epochs**2
     mean, product = (weight * target).sum(axis=1), (weight * target) @ epochs
     determinant = total * second - first * first
-    with np.errstate(divide="ignore", invalid="ignore"):
+    # Whatever is degenerate ends as an infinite error, which is never the least.
+    with np.errstate(all="ignore"):
         slope = (total * product - first * mean) / determinant
         offset = (second * mean - first * product) / determinant
         # With two coefficients the constrained least lies on an edge wherever the free one is outside.

@@ -56,7 +56,7 @@ class _Steps:
         request, (most_ps, most_workers) = self._alike.job.request, self._seconds.shape
         steps = [Allocation(0, 1)] if request.architecture is Architecture.PS and size.ps + 1 < most_ps else []
         more = next((count for count in range(size.workers + 1, request.max_workers + 1) if request.allows(count)), 0)
-        more = more or size.workers + 1
+        more = more or request.max_workers + 1
         if more < most_workers:
             steps.append(Allocation(more - size.workers, 0))
         options = tuple(_Option(step, self._gain(size, step)) for step in steps)
@@ -203,7 +203,7 @@ class Optimus:
             step, job = choice.best.step, growing.jobs[place]
             blocked = None
             if _is_beyond(job, growing.sizes[place], step):
-                growing.filling.refuse(job, Reason(Constraint.SATISFIED, f"has all it may have of a {_role(step)}"))
+                growing.filling.refuse(job, Reason(Constraint.SATISFIED, _beyond(step)))
             elif (blocked := growing.add(place, step)) is not None:
                 growing.filling.refuse(job, _no_room(growing, place, step, blocked, left[place]))
                 if self._end_at_first_failure:
@@ -226,8 +226,9 @@ class Optimus:
         return alike.seconds if self._beyond is None else seconds_per_sample(self._beyond(alike.job))
 
 
-def _role(step: Allocation) -> str:
-    return "worker" if step.workers else "PS"
+def _beyond(step: Allocation) -> str:
+    role, other = ("workers", "PS") if step.workers else ("PSs", "worker")
+    return f"has all the {role} it may have, and one more would be better than a {other}"
 
 
 def _is_beyond(job: Job, size: Allocation, step: Allocation) -> bool:
@@ -240,7 +241,8 @@ def _no_room(growing: Growing, place: int, step: Allocation, blocked: Blocked, l
     assert alike is not None
     before = left.samples * alike.seconds_at(size)
     saved = before - left.samples * alike.seconds_at(Allocation(size.workers + step.workers, size.ps + step.ps))
-    text = f"{step.workers + step.ps} {_role(step)} more would save {saved:.4g} s of {before:.4g} s: {blocked}"
+    tasks = "1 PS" if step.ps else f"{step.workers} worker{'' if step.workers == 1 else 's'}"
+    text = f"{tasks} more would save {saved:.4g} s of {before:.4g} s: {blocked}"
     return Reason(blocked.constraint, _noted(text, left), blocked.shortfalls)
 
 

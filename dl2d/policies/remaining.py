@@ -38,9 +38,7 @@ def until_settled(job: Job, loss: MeasuredLoss | None, threshold: float) -> Rema
         return Remaining(declared, "by its declared epochs, for its losses say nothing yet")
     epoch = fit.settles(threshold)
     if epoch <= job.progress.epoch:
-        return Remaining(
-            declared, f"by its declared epochs, for it is past epoch {epoch}, where its loss should settle"
-        )
+        return Remaining(declared, f"by its declared epochs, for its loss should have settled at epoch {epoch}")
     if epoch >= job.request.epochs:
         return Remaining(declared, f"by its declared epochs, for its loss should not settle before epoch {epoch}")
     return Remaining(samples_left(job, epoch), f"until its loss should settle at epoch {epoch}")

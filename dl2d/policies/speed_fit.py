@@ -19,6 +19,8 @@ from dl2d.core.measured import SpeedPoint, TrainingKind
 _Floats = NDArray[np.float64]
 #: Two sizes count as telling the same where they differ by less than this part of what they tell.
 _TOLERANCE = 1e-6
+#: Seconds per sample below which there is no such speed.
+_SHORTEST = 1e-30
 
 
 def terms(kind: TrainingKind, workers: _Floats, ps: _Floats) -> _Floats:
@@ -83,13 +85,17 @@ class SpeedFit:
     theta: tuple[float, ...]
 
     def grid(self, max_workers: int, max_ps: int) -> _Floats:
-        """Samples per second, as ``dl2d.core.measured.KnownSpeeds.grid`` has them: ``grid[ps, workers]``."""
+        """Samples per second, as ``dl2d.core.measured.KnownSpeeds.grid`` has them: ``grid[ps, workers]``.
+
+        Where all terms with a coefficient vanish the function says nothing: 0, as where nothing is trained.
+        """
         has_ps = self.kind.architecture is Architecture.PS
         speeds = np.zeros((max_ps + 1, max_workers + 1))
         first = 1 if has_ps else 0
         ps, workers = np.meshgrid(np.arange(first, max_ps + 1.0), np.arange(1, max_workers + 1.0), indexing="ij")
         seconds = terms(self.kind, workers.ravel(), ps.ravel()) @ np.array(self.theta)
-        speeds[first:, 1:] = 1 / seconds.reshape(workers.shape)
+        seconds = seconds.reshape(workers.shape)
+        np.divide(1.0, seconds, out=speeds[first:, 1:], where=seconds > _SHORTEST)
         return speeds
 
 

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dl2d.core.measured import LossPoint
+from dl2d.policies.loss_fit import fit_loss, without_outliers
+
+
+def curve(slope: float, offset: float, floor: float, epochs) -> list[LossPoint]:
+    return [LossPoint(epoch, 1 / (slope * epoch + offset) + floor) for epoch in epochs]
+
+
+@pytest.mark.parametrize(
+    ("slope", "offset", "floor"),
+    [(0.5, 0.25, 0.3), (0.5, 0.25, 0.0), (0.01, 2.0, 0.05), (3.0, 0.1, 4.0), (1.0, 0.0, 0.1)],
+)
+def test_an_exact_curve_comes_back(slope, offset, floor) -> None:
+    points = curve(slope, offset, floor, range(1, 31))
+    fit = fit_loss(points)
+    assert fit is not None
+    # Losses are parts of the largest one: 1 / (largest x (slope x epoch + offset)) + floor / largest.
+    largest = points[0].loss
+    assert (fit.slope, fit.offset, fit.floor) == pytest.approx(
+        (slope * largest, offset * largest, floor / largest), rel=1e-5, abs=1e-6
+    )
+    assert fit.at(100) * largest == pytest.approx(1 / (slope * 100 + offset) + floor, rel=1e-6)
+
+
+def test_a_loss_outside_the_range_of_its_neighbours_becomes_their_mean() -> None:
+    assert without_outliers([9, 8, 7, 60, 5, 4, 3]) == [9, 8, 7, 6, 5, 4, 3]  # (8 + 7 + 5 + 4) / 4
+    assert without_outliers([9, 8, 7, 0.1, 5, 4, 3]) == [9, 8, 7, 6, 5, 4, 3]
+    assert without_outliers([9, 8, 7, 6, 5]) == [9, 8, 7, 6, 5]
+    assert without_outliers([5, 5, 5]) == [5, 5, 5]
+    assert without_outliers([1.0]) == [1.0]
+
+
+def test_one_spike_does_not_move_the_curve_far() -> None:
+    points = curve(0.5, 0.25, 0.3, range(1, 31))
+    spiked = [*points[:14], LossPoint(15, 50.0), *points[15:]]
+    clean, fit = fit_loss(points), fit_loss(spiked)
+    assert clean is not None
+    assert fit is not None
+    assert fit.settles(1e-3) == pytest.approx(clean.settles(1e-3), abs=2)
+
+
+def test_where_it_settles_by_hand() -> None:
+    """Loss 1/(k + 1) falls by 1/((k + 1)(k + 2)) in the epoch after k: below 0.1 for the first time at 1/(3 x 4)."""
+    fit = fit_loss(curve(1.0, 1.0, 0.0, range(20)))
+    assert fit is not None
+    assert fit.settles(0.1) == 2
+    assert fit.settles(1 / 11) == 2
+    assert fit.settles(1 / 13) == 3
+    assert fit.settles(2.0) == 0
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [],
+        [3.0, 2.0],
+        [2.0, 2.0, 2.0, 2.0],
+        [1.0, 2.0, 3.0, 4.0],
+        [3.0, math.nan, 1.0],
+        [3.0, 2.0, math.inf],
+        [3.0, 2.0, -1.0],
+        [0.0, 0.0, 0.0],
+    ],
+)
+def test_losses_that_say_nothing_give_no_curve(losses) -> None:
+    assert fit_loss([LossPoint(epoch, loss) for epoch, loss in enumerate(losses)]) is None
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1e4), st.floats(1e-6, 1e6)), min_size=3, max_size=32, unique_by=lambda p: p[0]),
+    st.floats(1e-6, 0.5),
+)
+def test_whatever_the_losses_a_curve_falls_and_settles_just_then(points, threshold) -> None:
+    fit = fit_loss([LossPoint(*point) for point in sorted(points)])
+    if fit is None:
+        return
+    assert fit.slope > 0
+    assert fit.offset >= 0
+    assert 0 <= fit.floor < 1
+    epoch = fit.settles(threshold)
+    step = lambda at: 1 / (fit.slope * at + fit.offset) - 1 / (fit.slope * (at + 1) + fit.offset)
+    assert step(epoch) < threshold * (1 + 1e-6)
+    if epoch > 1 or (epoch == 1 and fit.offset > 0):
+        assert step(epoch - 1) > threshold * (1 - 1e-6)
