@@ -149,12 +149,18 @@ class Clusters:
             Their workloads, shape (k,); by default each draws one with its generator.
         generators
             Their generators from now on, one for each: what a cluster draws does not depend on its neighbours. By
-            default they go on with what they have, and a cluster that has none gets one of seed 0.
+            default they go on with those that they have.
+
+        Raises
+        ------
+        ValueError
+            A cluster has no generator yet, and none is given.
         """
         library = self.library
         for place, cluster in enumerate(which.tolist()):
             generator = generators[place] if generators is not None else self.generators[cluster]
-            generator = np.random.default_rng(0) if generator is None else generator
+            if generator is None:
+                raise ValueError(f"generators: cluster {cluster} has none yet; give it one at its first reset")
             self.generators[cluster] = generator
             number = int(workloads[place] if workloads is not None else generator.integers(len(library.ids)))
             self.workload[cluster] = number

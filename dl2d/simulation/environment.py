@@ -49,6 +49,7 @@ class _Core:
         self.windows = Windows(self.clusters, window, first_bundles=first_bundles)
         self._all = np.arange(count)
         self._max_slots = max_slots
+        self._begun = False
         low, high = self.windows.bounds()
         self.observation_space = Box(low, high, dtype=np.float32)
         self.action_space = Discrete(3 * window + 1)
@@ -56,6 +57,7 @@ class _Core:
     def reset(self, generators: Sequence[np.random.Generator], workloads: object) -> tuple[Observations, Info]:
         """Begin anew everywhere; ``workloads`` is None, an index into the library, or one for each."""
         self.clusters.reset(self._all, self._chosen(workloads), generators)
+        self._begun = True
         self.windows.begin(self._all)
         self.windows.refresh()
         return self._observe(None)
@@ -63,6 +65,8 @@ class _Core:
     def step(self, actions: ArrayLike, fresh: Ints = _NOBODY) -> tuple[Observations, Floats, Bools, Bools, Info]:
         """Act in all clusters but those in ``fresh``, which begin anew instead."""
         clusters, windows = self.clusters, self.windows
+        if not self._begun:
+            raise gymnasium.error.ResetNeeded("step: call reset first")
         given = np.asarray(actions)
         if given.shape != (clusters.count,) or given.dtype.kind not in "iu":
             expected = f"expected {clusters.count} whole numbers, one for each environment"

@@ -1,7 +1,7 @@
 """Sizing jobs one task at a time, as DL2 does (Peng et al., arXiv 1909.06040, section 4), in many clusters at once.
 
 In each slot the jobs that are there, in submit order, are gone through in batches of J. A decision adds a worker, a PS
-or a bundle of both to a job of the batch, or ends the batch (void): then comes the next J jobs, or, after the last
+or a bundle of both to a job of the batch, or ends the batch (void): then come the next J jobs, or, after the last
 batch, the slot is run. Everything a policy may see of a batch is its observation; what it may do is the mask.
 """
 

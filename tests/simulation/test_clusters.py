@@ -314,6 +314,11 @@ def test_workloads_are_drawn_by_seed_where_none_is_named() -> None:
     assert set(chosen(1)) == set(range(5))
 
 
+def test_a_cluster_draws_from_a_generator_that_it_was_given() -> None:
+    with pytest.raises(ValueError, match="cluster 0 has none yet"):
+        Clusters(Library.of([drawn(0)]), 1).reset(HERE)
+
+
 def test_some_may_begin_anew_while_others_go_on() -> None:
     workloads = [drawn(seed) for seed in range(3)]
     clusters = begun(workloads)

@@ -343,6 +343,12 @@ def test_what_makes_no_sense_is_refused(call, said: str) -> None:
         call()
 
 
+def test_nothing_is_stepped_before_a_reset() -> None:
+    for env in (ClusterEnv(two_jobs()), VectorClusterEnv(two_jobs(), 1)):
+        with pytest.raises(gymnasium.error.ResetNeeded):
+            env.step(np.zeros(1, dtype=np.int64) if isinstance(env, VectorClusterEnv) else 0)
+
+
 def stepped(workload: Workload, actions: np.ndarray) -> None:
     env = VectorClusterEnv(workload, 2)
     env.reset(seed=0)
