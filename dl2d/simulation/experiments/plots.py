@@ -200,7 +200,9 @@ def _utilisation(run: Run, cases: Sequence[CaseSummary], looks: Mapping[str, _Lo
         for line, each in zip(_widths(case.policies), case.policies, strict=True):
             edges, values = _over_time(run, case, each.policy, last, _share_of(case.resource))
             look = looks[each.policy]
-            axis.plot(edges, np.append(values, values[-1:]) * 100, drawstyle="steps-post", color=look.colour,
+            held = np.flatnonzero(values)
+            some = held[-1] + 1 if held.size else 0  # to the end of its last job
+            axis.plot(edges[: some + 1], np.append(values[:some], 0) * 100, drawstyle="steps-post", color=look.colour,
                       linestyle=look.dashes, linewidth=line)  # fmt: skip
         axis.set_ylim(0, 104)
         axis.set_xlim(0, last + 1)
