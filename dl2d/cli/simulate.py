@@ -6,6 +6,7 @@ import json
 import statistics
 import sys
 import time
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -15,10 +16,13 @@ from rich.table import Table
 
 from dl2d.cli.options import JsonOption
 from dl2d.core.codec import as_plain
+from dl2d.core.errors import WorkloadError
+from dl2d.core.wording import printable
 from dl2d.daemon.plugins import load_placement
 from dl2d.simulation.bound import Bound, lower_bound
 from dl2d.simulation.contenders import contender
 from dl2d.simulation.preset import Preset, PresetName, preset
+from dl2d.simulation.realism import Realism
 from dl2d.simulation.replay import Replayed, Rules, replay
 from dl2d.simulation.sources import load_source, source_forms
 
@@ -31,7 +35,16 @@ def simulate(
         list[str] | None, typer.Option("--policy", "-p", help="Policy to run; may be repeated. Default: drf.")
     ] = None,
     preset_name: Annotated[
-        PresetName | None, typer.Option("--preset", help="Rules of another simulator, to compare with its figures.")
+        PresetName | None,
+        typer.Option("--preset", help="Rules of another simulator, or costs and failures as on a real cluster."),
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="OPTION=NUMBER",
+            help="A cost, noise or failure, also on top of a preset; may be repeated (docs/simulator.md).",
+        ),
     ] = None,
     placement: Annotated[str, typer.Option(help="Placement, where no preset says so.")] = "load_balance",
     seed: Annotated[int, typer.Option(min=0, help="Seed of policies and workloads that draw.")] = 0,
@@ -41,9 +54,10 @@ def simulate(
 
     It is the daemon's own tick on a simulated cluster. Times are in slots of the workload's length.
     """
+    chosen = preset(preset_name) if preset_name is not None else Preset(Rules(), load_placement(placement), {})
+    rules = replace(chosen.rules, realism=_realism(chosen.rules.realism, options or []))
     sourced = load_source(workload, seed=seed)
     jobs = sourced.workload
-    chosen = preset(preset_name) if preset_name is not None else Preset(Rules(), load_placement(placement), {})
     limit = lower_bound(jobs)
     results: dict[str, Replayed] = {}
     console = Console(stderr=True)
@@ -61,7 +75,7 @@ def simulate(
                 jobs,
                 contender(name, jobs, chosen),
                 chosen.placement,
-                rules=chosen.rules,
+                rules=rules,
                 seed=seed,
                 timer=time.perf_counter,
                 progress=show,
@@ -73,12 +87,28 @@ def simulate(
         Console().print(_table(results, limit))
 
 
+def _realism(preset: Realism, options: list[str]) -> Realism:
+    given: dict[str, str] = {}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not equals or name in given:
+            problem = "is given twice" if equals else "expected OPTION=NUMBER"
+            raise WorkloadError(printable(name), problem, where="--with")
+        given[name] = value
+    try:
+        return preset.with_options(given)
+    except WorkloadError as error:
+        raise WorkloadError(printable(error.key), error.problem, where="--with") from None
+
+
 def _as_json(result: Replayed) -> dict[str, object]:
     p50, p99 = _percentiles(result.decision_ms)
     return {
         "avg_jct_slots": result.avg_jct,
         "avg_jct_slots_plain": result.avg_jct_plain,
         "makespan_slots": result.makespan,
+        "utilisation": dict(result.utilisation),
+        "resizes": result.resizes,
         "jobs": {job.id: job.jct for job in result.jobs},
         "decision_ms": {"p50": p50, "p99": p99},
     }
@@ -88,7 +118,7 @@ def _table(results: dict[str, Replayed], limit: Bound) -> Table:
     table = Table(box=None)
     for title, justify in (
         ("POLICY", "left"), ("JOBS", "right"), ("AVG JCT", "right"), ("ABOVE BOUND", "right"), ("PLAIN", "right"),
-        ("MAKESPAN", "right"), ("p50 ms", "right"), ("p99 ms", "right"),
+        ("MAKESPAN", "right"), ("USED", "right"), ("RESIZES", "right"), ("p50 ms", "right"), ("p99 ms", "right"),
     ):  # fmt: skip
         table.add_column(title, justify=justify)  # type: ignore[arg-type]
     for name, result in results.items():
@@ -96,9 +126,11 @@ def _table(results: dict[str, Replayed], limit: Bound) -> Table:
         table.add_row(
             name, str(len(result.jobs)), f"{result.avg_jct:.3f}", f"{result.avg_jct / limit.avg_jct - 1:.1%}",
             f"{result.avg_jct_plain:.3f}",
-            f"{result.makespan:.2f}", f"{p50:.2f}", f"{p99:.2f}",
+            f"{result.makespan:.2f}",
+            " ".join(f"{name} {share:.0%}" for name, share in result.utilisation.items()),
+            str(result.resizes), f"{p50:.2f}", f"{p99:.2f}",
         )  # fmt: skip
-    table.add_row("bound", "", f"{limit.avg_jct:.3f}", "", "", "", "", "")
+    table.add_row("bound", "", f"{limit.avg_jct:.3f}", "", "", "", "", "", "", "")
     return table
 
 

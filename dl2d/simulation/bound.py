@@ -42,6 +42,7 @@ def lower_bound(workload: Workload) -> Bound:
     slots and sizes relaxed away, the cluster is one machine that works off these costs at the rate of its capacity. On
     one machine, preemptive shortest-remaining-processing-time minimises the total of completion times of jobs that come
     over time (Schrage, Operations Research 16, 1968), so no policy does better. The largest over resources counts.
+    Where the capacity changes, the cluster is taken to be whole all the time.
     """
     lengths = []
     costs: list[dict[str, float]] = []
@@ -73,6 +74,8 @@ def _best(job: SimulatedJob, workload: Workload) -> tuple[float, dict[str, float
     counts: NDArray[np.int64] = np.indices(per_slot.shape)
     ps, workers = counts[0], counts[1]
     runs = (workers >= max(job.min_workers, 1)) & (per_slot > 0)
+    if job.allowed_workers:
+        runs &= np.isin(workers, job.allowed_workers)
     if has_ps:
         runs &= ps >= max(job.min_ps, 1)
     if not runs.any():

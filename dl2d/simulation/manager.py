@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dl2d.core.cluster import Node
+from dl2d.core.cluster import Node, NodeState
 from dl2d.core.errors import Denied, NotFound, Rejected
 from dl2d.core.resource_manager import Anchor, Capabilities, RmJob, RmJobState, RmSnapshot, TaskSpec
 from dl2d.core.resources import Resources
@@ -63,6 +63,8 @@ class SimulatedManager:
         room = self._room.get(task.node)
         if room is None:
             raise NotFound(f"there is no node {task.node!r}")
+        if self._nodes[task.node].state is not NodeState.UP:
+            raise Rejected(f"{task.tag}: node {task.node} is {self._nodes[task.node].state}")
         used = self._used[task.node]
         for name, amount in task.demand.thousandths:
             if used.get(name, 0) + amount > room.get(name, 0):
@@ -82,6 +84,14 @@ class SimulatedManager:
             running = self._running.pop(handle, None)
             if running is not None:
                 self._end(handle, running, RmJobState.CANCELLED, "stopped")
+
+    def set_node(self, name: str, state: NodeState, remark: str = "") -> None:
+        """Put a node into a state; tasks on one that goes down are lost."""
+        node = self._nodes[name]
+        self._nodes[name] = Node(name, node.capacity, node.used, state, remark)
+        if state is NodeState.DOWN:
+            for handle in [handle for handle, task in self._running.items() if task.spec.node == name]:
+                self._end(handle, self._running.pop(handle), RmJobState.LOST, f"node {name}: {remark}")
 
     def _end(self, handle: str, task: _Running, state: RmJobState, reason: str) -> None:
         """Give back what a task held, and list it once more."""

@@ -15,11 +15,13 @@ from dl2d.core.measured import KnownSpeeds
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.placement.dl2_paper import Dl2Paper
+from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.policies.srtf import Srtf
+from dl2d.simulation.realism import REALISTIC
 from dl2d.simulation.replay import Rules
 
 
@@ -27,6 +29,7 @@ class PresetName(enum.StrEnum):
     """The presets, by name."""
 
     DL2_PAPER = "dl2-paper"
+    REALISTIC = "realistic"
 
 
 @runtime_checkable
@@ -54,8 +57,13 @@ def preset(name: PresetName) -> Preset:
     ``dl2-paper``: the rules of the DL2 authors' simulator. The cluster is emptied and refilled in each slot, a task
     goes to the node with the least used resources (plain sum over types, ties by node order), and filling ends for
     everybody at the first task that does not fit there. Optimus and lookahead know the true speeds.
+
+    ``realistic``: a cluster with costs, noise and failures as they were measured (``dl2d.simulation.realism``), for all
+    policies that are installed.
     """
     match name:
+        case PresetName.REALISTIC:
+            return Preset(rules=Rules(realism=REALISTIC), placement=LoadBalance(), policies={})
         case PresetName.DL2_PAPER:
             return Preset(
                 rules=Rules(empty_each_slot=True),

@@ -8,12 +8,13 @@ that ends inside its last slot counts the fraction that it used.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dl2d.core.cluster import Task
+from dl2d.core.cluster import NodeState, Task
 from dl2d.core.errors import Dl2dError
-from dl2d.core.jobs import Allocation, Architecture, Job, JobKey, JobState, Launch, Owner, Progress, Role
+from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobState, Launch, Owner, Progress, Role
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.store import JobChange
@@ -24,8 +25,13 @@ from dl2d.daemon.launching import Launcher
 from dl2d.daemon.reconcile import Patience
 from dl2d.daemon.tick import Carry, Context, tick
 from dl2d.simulation.books import Books, SlotSeries
+from dl2d.simulation.course import Course
+from dl2d.simulation.draws import Draws
+from dl2d.simulation.effects import Effects, reported_epoch, resized
 from dl2d.simulation.manager import SimulatedManager
 from dl2d.simulation.memory_store import MemoryStore
+from dl2d.simulation.outages import NodeEvent, Outages
+from dl2d.simulation.realism import Realism
 from dl2d.simulation.workload import SimulatedJob, Workload, to_request
 
 _CLUSTER = "simulated"
@@ -45,6 +51,8 @@ class Rules:
 
     #: Empty the cluster at the end of each slot and place everything anew, as the DL2 authors' simulator does.
     empty_each_slot: bool = False
+    #: Costs, noise and failures; by default none.
+    realism: Realism = field(default_factory=Realism)
     #: Slots after which a simulation is given up.
     most_slots: int = 100_000
 
@@ -144,6 +152,18 @@ def replay(
     )
 
 
+@dataclass(slots=True)
+class _Live:
+    """A job that was admitted and has not ended."""
+
+    job: SimulatedJob
+    epochs: float = 0.0
+    #: What it held at the end of the slot before.
+    tasks: list[Task] = field(default_factory=list)
+    #: Whether it ever had tasks.
+    started: bool = False
+
+
 class _Run:
     def __init__(
         self,
@@ -165,9 +185,14 @@ class _Run:
         self._manager = SimulatedManager(workload.nodes(), cluster=_CLUSTER)
         self._store = MemoryStore()
         self._coming = sorted(workload.jobs, key=lambda job: (job.submit_slot, self.order[job.id]), reverse=True)
-        self._running: dict[JobKey, SimulatedJob] = {}
+        self._running: dict[JobKey, _Live] = {}
         self.books = books
-        self._epochs: dict[JobKey, float] = {}
+        realism, draws = rules.realism, Draws(seed)
+        self._effects = Effects(workload, realism, draws)
+        self._outages = Outages(self._manager.nodes, realism, draws, workload.capacity_changes, workload.slot_seconds)
+        self._resizes_cost = any(
+            (realism.start_seconds, realism.join_seconds, realism.move_seconds_per_mb, realism.restart_seconds)
+        )
         self._carry = Carry()
         # A failure of the policy is a result here, not something to be papered over.
         deciders = Deciders(policy, policy, placement, patience=float("inf"))
@@ -196,11 +221,13 @@ class _Run:
     def slot(self) -> None:
         """Admit, decide, run; then the next slot begins."""
         if self.now >= self.rules.most_slots:
-            left = ", ".join(job.id for job in list(self._running.values())[:5])
+            left = ", ".join(live.job.id for live in list(self._running.values())[:5])
             raise SimulationError(f"{len(self._running)} jobs have not ended after {self.now} slots: {left} ...")
         if not self._running and self._coming:
             self.now = max(self.now, self._coming[-1].submit_slot)  # nothing happens in empty slots
         self._manager.now = self.now * self.workload.slot_seconds
+        for event in self._outages.until(self._manager.now, inclusive=True):
+            self._turn(event)
         self._admit()
         self._decide()
         self._work()
@@ -208,7 +235,7 @@ class _Run:
 
     def _admit(self) -> None:
         while self._coming and self._coming[-1].submit_slot <= self.now:
-            job = self._coming.pop()
+            job = self._effects.as_declared(self._coming.pop())
             key = JobKey(_CLUSTER, job.id, int(job.submit_slot * self.workload.slot_seconds))
             # Jobs stay "ready": none holds a floor, so a policy may take everything from it and give it back later.
             self._store.add_job(
@@ -217,8 +244,7 @@ class _Run:
                     state=JobState.READY, anchor=f"anchor-{job.id}", address="simulated",
                 )
             )  # fmt: skip
-            self._running[key] = job
-            self._epochs[key] = 0.0
+            self._running[key] = _Live(job)
 
     def _decide(self) -> None:
         """Tick until what was decided is what runs: in a slot of minutes, seconds of starting do not count."""
@@ -244,50 +270,86 @@ class _Run:
         self._store.forget_tasks(tasks)
 
     def _work(self) -> None:
+        """Have the jobs train for the slot, and nodes fail in it."""
+        seconds = self.workload.slot_seconds
+        begin, end = self._manager.now, self._manager.now + seconds
+        nodes = self._manager.nodes
         tasks = self._store.tasks(live=True)
-        held: dict[JobKey, list[int]] = {key: [0, 0] for key in self._running}
+        held: dict[JobKey, list[Task]] = {key: [] for key in self._running}
+        crowded: dict[str, set[str]] = defaultdict(set)
         for task in tasks:
-            held[task.job][task.role is Role.PS] += 1
-        done = list(self._epochs_in_slot(held))
-        self.books.enter(
-            self.now,
-            self._manager.nodes,
-            {self._running[key].id: Allocation(*counts) for key, counts in held.items()},
-            {self._running[key].id for key, epochs in done if epochs > 0},
-        )
+            held[task.job].append(task)
+            crowded[task.node].add(task.job.id)
+        courses = {key: self._course(live, held[key], crowded) for key, live in self._running.items()}
+        sizes = {key: _size(own) for key, own in held.items()}
+        for event in self._outages.until(end):
+            self._turn(event)
+            for key in [key for key, own in held.items() if any(task.node == event.node for task in own)]:
+                held[key] = [task for task in held[key] if task.node != event.node]
+                speed = self._effects.epochs_in_slot(self._running[key].job, self.now, held[key], crowded)
+                standstill = self.rules.realism.failure_seconds / seconds
+                courses[key].change((event.at - begin) / seconds, standstill, speed)
+        trained = {key.id for key, course in courses.items() if course.trains}
+        self.books.enter(self.now, nodes, {key.id: size for key, size in sizes.items()}, trained)
         ended: set[JobKey] = set()
-        end = self._manager.now + self.workload.slot_seconds
-        for key, epochs in done:
-            job = self._running[key]
-            left = job.epochs - self._epochs[key]
-            if epochs >= left > 0:
-                fraction = left / epochs
+        for key, course in courses.items():
+            live = self._running[key]
+            job = live.job
+            reached = course.run(job.epochs - live.epochs)
+            if reached.ended is not None:
                 self.outcomes[job.id] = JobOutcome(
-                    id=job.id, submit_slot=job.submit_slot, last_slot=self.now, fraction=fraction,
+                    id=job.id, submit_slot=job.submit_slot, last_slot=self.now, fraction=reached.ended,
                     resizes=self.books.forget(job.id),
                 )  # fmt: skip
                 ended.add(key)
                 self._store.change_job(key, JobChange(state=JobState.FINISHED, end_reason="did all epochs"), end)
-                del self._running[key], self._epochs[key]
+                del self._running[key]
                 continue
-            self._epochs[key] += epochs
-            self._store.report_progress(key, self._said(job, self._epochs[key], epochs, Allocation(*held[key]), end))
+            live.epochs += reached.epochs
+            live.tasks = held[key]
+            live.started = live.started or sizes[key] != NOTHING
+            self._store.report_progress(key, self._said(live, course.last_speed, end))
         # What a job held stays blocked until its last slot is over.
         self._release([task for task in tasks if self.rules.empty_each_slot or task.job in ended])
 
-    def _epochs_in_slot(self, held: dict[JobKey, list[int]]) -> Iterator[tuple[JobKey, float]]:
-        for key, (workers, ps) in held.items():
-            job = self._running[key]
-            runs = workers > 0 and (ps > 0 or job.architecture is Architecture.ALLREDUCE)
-            yield key, self.workload.epochs_in_slot(job, workers, ps) if runs else 0.0
+    def _course(self, live: _Live, tasks: list[Task], crowded: Mapping[str, Collection[str]]) -> Course:
+        """How the job trains in this slot as long as no node fails."""
+        job, realism = live.job, self.rules.realism
+        course = Course(self._effects.epochs_in_slot(job, self.now, tasks, crowded))
+        if not self._resizes_cost or not tasks:
+            return course
+        change = resized(live.tasks, tasks, by_count=self.rules.empty_each_slot)
+        speed, slot = course.last_speed, self.workload.slot_seconds
+        starting = realism.start_seconds / slot if change.joined else 0.0
+        if not live.tasks:
+            # It starts, or goes on from its checkpoint after it had nothing for a while.
+            again = realism.restart_seconds / slot if live.started else 0.0
+            course.change(0.0, starting + again, speed)
+        elif change.joined or change.left:
+            standstill = self._effects.standstill(job, live.tasks, change) / slot
+            if realism.restart_seconds:
+                course.change(0.0, starting + standstill, speed)
+            else:
+                course.change(0.0, 0.0, self._effects.epochs_in_slot(job, self.now, change.kept, crowded))
+                course.change(starting, standstill, speed)
+        return course
 
-    def _said(self, job: SimulatedJob, epoch: float, done: float, has: Allocation, at: float) -> Progress:
-        """What a coordinator would say: how far the job is by its declared length, and how fast it goes."""
-        speed = done * job.samples_per_epoch / self.workload.slot_seconds
+    def _turn(self, event: NodeEvent) -> None:
+        self._manager.set_node(event.node, NodeState.UP if event.up else NodeState.DOWN, event.reason)
+
+    def _said(self, live: _Live, speed: float, at: float) -> Progress:
+        """What a coordinator would say: how far the job is, how fast it goes and how its loss has fallen."""
+        job = live.job
         return Progress(
             at=at,
-            epoch=epoch * job.declared_epochs / job.epochs,
-            samples_per_second=speed,
-            workers=has.workers,
-            ps=has.ps,
+            epoch=reported_epoch(job, live.epochs),
+            loss=self._effects.loss(job, self.now, live.epochs) if live.epochs else None,
+            samples_per_second=speed * job.samples_per_epoch / self.workload.slot_seconds,
+            workers=sum(task.role is Role.WORKER for task in live.tasks),
+            ps=sum(task.role is Role.PS for task in live.tasks),
         )
+
+
+def _size(tasks: Sequence[Task]) -> Allocation:
+    workers = sum(task.role is Role.WORKER for task in tasks)
+    return Allocation(workers, len(tasks) - workers)

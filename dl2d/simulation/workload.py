@@ -26,6 +26,8 @@ MOST_GROUPS: Final = 10_000
 MOST_NODES: Final = 100_000
 #: Latest slot in which a job may come: with slots of a second, almost four months.
 MOST_SLOTS: Final = 10_000_000
+#: Most entries of ``capacity_changes``.
+MOST_CHANGES: Final = 100_000
 _LONGEST_ID = 64
 # Below this a length is a slip, and quotients of it could overflow.
 _SMALLEST = 1e-9
@@ -63,7 +65,23 @@ class SimulatedJob:
     max_workers: int
     min_ps: int
     max_ps: int
+    #: Worker counts that it can run with, ascending; empty for any within the bounds.
+    allowed_workers: tuple[int, ...] = ()
     architecture: Architecture = Architecture.PS
+
+    @property
+    def least_workers(self) -> int:
+        """Fewest workers that it runs with."""
+        return next((count for count in self.allowed_workers if count >= self.min_workers), max(1, self.min_workers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityChange:
+    """From the start of ``slot`` on, only the first ``up`` nodes of a name are there (see ``Workload.nodes``)."""
+
+    slot: int
+    name: str
+    up: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +95,12 @@ class Workload:
     jobs: tuple[SimulatedJob, ...]
     #: For people: what it is and where it came from.
     description: str = ""
+    #: By slot; nodes that have gone come back when a later change says so.
+    capacity_changes: tuple[CapacityChange, ...] = ()
 
     @property
     def capacity(self) -> Resources:
-        """All that the cluster has."""
+        """All that the cluster has when every node is there."""
         return Resources.total(group.resources * group.count for group in self.cluster)
 
     def nodes(self) -> tuple[Node, ...]:
@@ -123,6 +143,7 @@ def to_request(job: SimulatedJob, workload: Workload) -> JobRequest:
         max_workers=job.max_workers,
         min_ps=max(1, job.min_ps) if has_ps else 0,
         max_ps=job.max_ps if has_ps else 0,
+        allowed_workers=job.allowed_workers,
         architecture=job.architecture,
         consistency=Consistency.ASYNC if isinstance(speed, PsAsync) else Consistency.SYNC,
     )
@@ -170,6 +191,7 @@ def write_workload(workload: Workload, path: str | os.PathLike[str]) -> None:
 
 def describe_workload(workload: Workload) -> dict[str, object]:
     """The workload as the object that a workload file holds."""
+    changes = [{"slot": change.slot, "name": change.name, "up": change.up} for change in workload.capacity_changes]
     return {
         **({"description": workload.description} if workload.description else {}),
         "slot_seconds": workload.slot_seconds,
@@ -177,6 +199,7 @@ def describe_workload(workload: Workload) -> dict[str, object]:
             {"name": group.name, "count": group.count, "resources": group.resources.as_dict()}
             for group in workload.cluster
         ],
+        **({"capacity_changes": changes} if changes else {}),
         "speeds": {model: speed.describe() for model, speed in workload.speeds.items()},
         "jobs": [_describe_job(job) for job in workload.jobs],
     }
@@ -195,6 +218,8 @@ def _describe_job(job: SimulatedJob) -> dict[str, object]:
         "max_workers": job.max_workers,
         "architecture": str(job.architecture),
     }
+    if job.allowed_workers:
+        described["allowed_workers"] = list(job.allowed_workers)
     if job.architecture is Architecture.PS:
         described |= {"ps": job.ps.as_dict(), "min_ps": job.min_ps, "max_ps": job.max_ps}
     return described
@@ -238,6 +263,7 @@ def _parse(given: object, where: str) -> Workload:
     total = sum(group.count for group in groups)
     if not 1 <= total <= MOST_NODES:
         raise fields.bad("cluster", f"expected 1 to {MOST_NODES} nodes in all, got {total}")
+    changes = _capacity_changes(fields, groups)
     described = fields.value("speeds")
     entries = fields.items("jobs", most=MOST_JOBS)
     if not isinstance(described, Mapping) or not 1 <= len(described) <= MOST_MODELS:
@@ -246,7 +272,8 @@ def _parse(given: object, where: str) -> Workload:
     fields.refuse_rest()
     speeds = _speeds(described, _first_users(entries), where)
     jobs: dict[str, SimulatedJob] = {}
-    fitness = _Fitness(groups, speeds, where)
+    # Whatever fits the last of the cluster's sizes can end, for that one stays.
+    fitness = _Fitness(_after(groups, changes), speeds, where, "after the last capacity change, " if changes else "")
     for index, entry in enumerate(entries):
         job = _job(entry, index, speeds, where)
         if job.id in jobs:
@@ -255,7 +282,12 @@ def _parse(given: object, where: str) -> Workload:
         jobs[job.id] = job
     ordered = sorted(jobs.values(), key=lambda job: (job.submit_slot, _natural(job.id)))
     return Workload(
-        slot_seconds=slot_seconds, cluster=groups, speeds=speeds, jobs=tuple(ordered), description=description
+        slot_seconds=slot_seconds,
+        cluster=groups,
+        speeds=speeds,
+        jobs=tuple(ordered),
+        description=description,
+        capacity_changes=changes,
     )
 
 
@@ -269,6 +301,36 @@ def _group(fields: Fields) -> NodeGroup:
     group = NodeGroup(count, fields.resources("resources"), fields.name("name", "node"))
     fields.refuse_rest()
     return group
+
+
+def _capacity_changes(fields: Fields, groups: tuple[NodeGroup, ...]) -> tuple[CapacityChange, ...]:
+    if not fields.has("capacity_changes"):
+        return ()
+    totals = Counter[str]()
+    for group in groups:
+        totals[group.name] += group.count
+    changes: dict[tuple[int, str], CapacityChange] = {}
+    for index, entry in enumerate(fields.items("capacity_changes", most=MOST_CHANGES)):
+        change = Fields(entry, where=fields.where, prefix=f"capacity_changes[{index}].")
+        slot = change.whole("slot", least=0, most=MOST_SLOTS)
+        name = change.choice("name", totals, "node" if len(totals) > 1 else next(iter(totals)))
+        if (slot, name) in changes:
+            raise change.bad("slot", f"two changes of {name} in slot {slot}")
+        changes[slot, name] = CapacityChange(slot=slot, name=name, up=change.whole("up", least=0, most=totals[name]))
+        change.refuse_rest()
+    return tuple(changes[key] for key in sorted(changes))
+
+
+def _after(groups: tuple[NodeGroup, ...], changes: tuple[CapacityChange, ...]) -> tuple[NodeGroup, ...]:
+    """The groups as the changes leave them."""
+    left = {change.name: change.up for change in changes}
+    after = []
+    for group in groups:
+        count = min(group.count, left.get(group.name, group.count))
+        if group.name in left:
+            left[group.name] -= count
+        after.append(NodeGroup(count, group.resources, group.name))
+    return tuple(after)
 
 
 def _first_users(entries: list[object]) -> dict[str, str]:
@@ -340,6 +402,7 @@ def _job(entry: object, index: int, speeds: Mapping[str, SpeedModel], where: str
         max_workers=fields.whole("max_workers", least=1, most=MOST_TASKS),
         min_ps=fields.whole("min_ps", least=0, most=MOST_TASKS, default=0) if has_ps else 0,
         max_ps=fields.whole("max_ps", least=1, most=MOST_TASKS) if has_ps else 0,
+        allowed_workers=_allowed_workers(fields),
         architecture=architecture,
     )
     if not has_ps:
@@ -348,9 +411,25 @@ def _job(entry: object, index: int, speeds: Mapping[str, SpeedModel], where: str
     fields.refuse_rest()
     if job.min_workers > job.max_workers:
         raise fields.bad("min_workers", f"{job.min_workers} is more than max_workers, {job.max_workers}")
+    for count in job.allowed_workers:
+        if not job.min_workers <= count <= job.max_workers:
+            raise fields.bad("allowed_workers", f"{count} is not within {job.min_workers} to {job.max_workers}")
     if job.min_ps > job.max_ps:
         raise fields.bad("min_ps", f"{job.min_ps} is more than max_ps, {job.max_ps}")
     return job
+
+
+def _allowed_workers(fields: Fields) -> tuple[int, ...]:
+    if not fields.has("allowed_workers"):
+        return ()
+    given = fields.items("allowed_workers", most=MOST_TASKS)
+    counts = [
+        fields.check_whole(f"allowed_workers[{index}]", count, least=1, most=MOST_TASKS)
+        for index, count in enumerate(given)
+    ]
+    if len(set(counts)) < len(counts):
+        raise fields.bad("allowed_workers", f"a count is given twice in {shown(given)}")
+    return tuple(sorted(counts))
 
 
 def _identity(fields: Fields) -> str:
@@ -365,7 +444,11 @@ def _identity(fields: Fields) -> str:
 class _Fitness:
     """Whether jobs can run at all on an empty cluster; remembers answers, for most jobs are alike."""
 
-    def __init__(self, groups: tuple[NodeGroup, ...], speeds: Mapping[str, SpeedModel], where: str) -> None:
+    def __init__(
+        self, groups: tuple[NodeGroup, ...], speeds: Mapping[str, SpeedModel], where: str, when: str = ""
+    ) -> None:
+        #: Stands before what is wrong.
+        self._when = when
         self._groups = groups
         self._capacity = Resources.total(group.resources * group.count for group in groups)
         self._speeds = speeds
@@ -375,25 +458,27 @@ class _Fitness:
 
     def check(self, job: SimulatedJob) -> None:
         """Refuse a job with tasks larger than any node, a least size larger than the cluster, or no speed at all."""
-        kind = (job.model, job.worker, job.ps, job.min_workers, job.max_workers, job.min_ps, job.max_ps)
+        kind = (
+            job.model, job.worker, job.ps, job.min_workers, job.max_workers, job.min_ps, job.max_ps, job.allowed_workers
+        )  # fmt: skip
         if kind not in self._passed:
             self._check_room(job)
             self._check_speed(job)
             self._passed.add(kind)
 
     def _check_room(self, job: SimulatedJob) -> None:
-        workers, ps = max(1, job.min_workers), max(1, job.min_ps) if job.max_ps else 0
+        workers, ps = job.least_workers, max(1, job.min_ps) if job.max_ps else 0
         for key, demand, count in (("worker", job.worker, workers), ("ps", job.ps, ps)):
             if count and self._fitting(demand, MOST_TASKS) < count:
                 if not self._fitting(demand, 1):
-                    problem = f"no node has room for one task of {demand}"
+                    problem = f"{self._when}no node has room for one task of {demand}"
                 else:
-                    problem = f"the whole cluster has no room for {count} tasks of {demand} (min_{key}s)"
+                    problem = f"{self._when}the whole cluster has no room for {count} tasks of {demand} (min_{key}s)"
                 raise WorkloadError(key, problem.replace("min_pss", "min_ps"), where=self._where, job=job.id)
         least = job.worker * workers + job.ps * ps
         if not least.fits_in(self._capacity):
             short = "; ".join(map(str, least.shortfalls(self._capacity)))
-            problem = f"its least size, {workers} workers and {ps} PS, is more than the cluster: {short}"
+            problem = f"its least size, {workers} workers and {ps} PS, is more than the cluster: {self._when}{short}"
             raise WorkloadError("worker", problem, where=self._where, job=job.id)
 
     def _fitting(self, demand: Resources, most: int) -> int:
@@ -418,8 +503,13 @@ class _Fitness:
                 f"has more than the {MOST_INTERPOLATED} points that can be interpolated between"
             )
             raise WorkloadError("max_workers", problem, where=self._where, job=job.id)
-        if any(value > 0 and w <= job.max_workers and ps <= job.max_ps for ps, w, value in speed.points):
+        allowed = job.allowed_workers
+        if any(
+            value > 0 and w <= job.max_workers and ps <= job.max_ps and (not allowed or w in allowed)
+            for ps, w, value in speed.points
+        ):
             return
-        if not speed.grid(job.max_workers, job.max_ps).any():
+        grid = speed.grid(job.max_workers, job.max_ps)
+        if not (grid[:, allowed] if allowed else grid).any():
             problem = f"would never get on: speeds.{job.model} is 0 up to {job.max_workers} workers and {job.max_ps} PS"
             raise WorkloadError("max_workers", problem, where=self._where, job=job.id)

@@ -1,0 +1,209 @@
+"""What the options of ``Realism`` do to the speed of a job, its losses and what it declares."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from dl2d.core.cluster import Task
+from dl2d.core.jobs import Architecture, Role
+from dl2d.simulation.draws import Draws
+from dl2d.simulation.realism import Realism
+from dl2d.simulation.speeds import AllReduce, Physical, PsAsync, PsSync, SpeedModel
+from dl2d.simulation.workload import SimulatedJob, Workload
+
+_MB = 1e6
+#: Factors of losses that are outliers.
+_OUTLIERS = (1.5, 3.0)
+#: Part of the declared epochs that a job which trains on beyond them says is left.
+_JUST_BEFORE = 1e-6
+
+
+class LossCurve(NamedTuple):
+    """``loss = scale x (1 / (slope x epoch + offset) + floor)``: Optimus' curve (EuroSys 2018, section 3.1).
+
+    ``scale`` is the loss at epoch 0.
+    """
+
+    slope: float
+    offset: float
+    floor: float
+    scale: float
+
+    def at(self, epoch: float) -> float:
+        """Loss after so many epochs."""
+        return self.scale * (1 / (self.slope * epoch + self.offset) + self.floor)
+
+
+class Resized(NamedTuple):
+    """How the tasks of a job changed from one slot to the next."""
+
+    kept: list[Task]
+    joined: list[Task]
+    left: list[Task]
+
+
+def resized(before: Sequence[Task], now: Sequence[Task], *, by_count: bool = False) -> Resized:
+    """Compare; ``by_count`` where all tasks are started anew in each slot, so that only their numbers tell."""
+    if not by_count:
+        old, new = {task.id for task in before}, {task.id for task in now}
+        return Resized(
+            [task for task in now if task.id in old],
+            [task for task in now if task.id not in old],
+            [task for task in before if task.id not in new],
+        )
+    change = Resized([], [], [])
+    for role in (Role.WORKER, Role.PS):
+        had, has = ([task for task in tasks if task.role is role] for tasks in (before, now))
+        change.kept.extend(has[: len(had)])
+        change.joined.extend(has[len(had) :])
+        change.left.extend(had[len(has) :])
+    return change
+
+
+class Effects:
+    """Effects on the jobs of a workload; every draw belongs to a job and a slot and to nothing else."""
+
+    def __init__(self, workload: Workload, realism: Realism, draws: Draws) -> None:
+        self._workload = workload
+        self._realism = realism
+        self._draws = draws
+
+    def as_declared(self, job: SimulatedJob) -> SimulatedJob:
+        """The job with what its user declares."""
+        error = self._realism.declared_error
+        if not error:
+            return job
+        return replace(job, declared_epochs=job.epochs * self._draws.between(1 - error, 1 + error, "declared", job.id))
+
+    def epochs_in_slot(
+        self, job: SimulatedJob, slot: int, tasks: Sequence[Task], crowded: Mapping[str, Collection[str]]
+    ) -> float:
+        """Epochs that the job would do in a whole slot with these tasks; 0 where it cannot train.
+
+        ``crowded`` has for each node the jobs with tasks on it.
+        """
+        workers = sum(task.role is Role.WORKER for task in tasks)
+        ps = len(tasks) - workers
+        if not workers or (not ps and job.architecture is Architecture.PS):
+            return 0.0
+        epochs = self._workload.epochs_in_slot(job, workers, ps)
+        realism = self._realism
+        if realism.speed_noise:
+            s = realism.speed_noise
+            epochs *= self._draws.between(1 - s, 1 + s, "noise", slot, job.id)
+        if realism.job_spread:
+            sigma = realism.job_spread
+            epochs *= math.exp(sigma * self._draws.normal("spread", job.id) - sigma * sigma / 2)
+        if realism.locality:
+            model = self._workload.speeds[job.model]
+            spared = communication(model, workers, ps, realism.communication) * realism.locality * _neighbours(tasks)
+            epochs /= 1 - spared
+        if realism.interference:
+            shared = sum(len(crowded[task.node]) > 1 for task in tasks) / len(tasks)
+            epochs *= 1 - realism.interference * shared
+        if realism.straggler_probability:
+            epochs *= self._straggling(job, slot, workers)
+        return epochs
+
+    def standstill(self, job: SimulatedJob, before: Sequence[Task], change: Resized) -> float:
+        """Seconds that a running job stands still when tasks join and leave those it had ``before``."""
+        realism = self._realism
+        if realism.restart_seconds:
+            return realism.restart_seconds
+        seconds = realism.join_seconds * (len(change.joined) + len(change.left))
+        if realism.move_seconds_per_mb and job.architecture is Architecture.PS:
+            had, joined, left = (_servers(tasks) for tasks in (before, change.joined, change.left))
+            # Each server has an equal part: newcomers get theirs from the others, leavers give theirs away.
+            share = max(joined / (had - left + joined) if joined else 0.0, left / had if left else 0.0)
+            seconds += realism.move_seconds_per_mb * share * self._megabytes(job)
+        return seconds
+
+    def loss(self, job: SimulatedJob, slot: int, epochs: float) -> float | None:
+        """Loss that the job reports at the end of a slot, after so many epochs."""
+        realism = self._realism
+        if not realism.loss_threshold:
+            return None
+        loss = loss_curve(job, realism.loss_threshold, self._draws).at(epochs)
+        if realism.loss_noise:
+            loss *= max(1 + realism.loss_noise * self._draws.normal("loss", slot, job.id), 0.0)
+        if self._draws.uniform("outlier", slot, job.id) < realism.loss_outliers:
+            loss *= self._draws.between(*_OUTLIERS, "outlier size", slot, job.id)
+        return loss
+
+    def _straggling(self, job: SimulatedJob, slot: int, workers: int) -> float:
+        realism = self._realism
+        slow = sum(
+            self._draws.uniform("straggler", slot, number, job.id) < realism.straggler_probability
+            for number in range(workers)
+        )
+        if isinstance(self._workload.speeds[job.model], PsAsync):
+            return 1 - slow / workers * (1 - realism.straggler_speed)
+        return realism.straggler_speed if slow else 1.0
+
+    def _megabytes(self, job: SimulatedJob) -> float:
+        model = self._workload.speeds[job.model]
+        return model.model_bytes / _MB if isinstance(model, Physical | AllReduce) else self._realism.model_mb
+
+
+def reported_epoch(job: SimulatedJob, epochs: float) -> float:
+    """What a coordinator says: epochs done. One that trains on beyond the declared end says that it is about to end."""
+    return min(epochs, job.declared_epochs * (1 - _JUST_BEFORE))
+
+
+def communication(model: SpeedModel, workers: int, ps: int, unknown: float) -> float:
+    """Share of a step that a model communicates at a size; ``unknown`` for a table, which does not tell.
+
+    For the formulas all that is not computing the worker's share of the batch counts as communication, for the physical
+    ones without their fixed overhead.
+    """
+    steps_seconds = model.samples_per_second(workers, ps)
+    match model:
+        case PsSync():
+            computing = model.theta[0] * model.batch / workers * steps_seconds / model.batch
+        case PsAsync():
+            computing = model.theta[0] * steps_seconds / model.worker_batch / workers
+        case Physical() | AllReduce():
+            local = model.overhead + model.compute * max(model.batch / workers, 1.0)
+            computing = local * steps_seconds / model.batch
+        case _:
+            return unknown
+    return min(max(1 - computing, 0.0), 1.0)
+
+
+def loss_curve(job: SimulatedJob, threshold: float, draws: Draws) -> LossCurve:
+    """The loss of a job: from its real last epoch on, and no sooner, an epoch lowers it by less than ``threshold``.
+
+    The threshold is a part of the loss at epoch 0. Offset and loss at epoch 0 are drawn. A loss cannot fall by that
+    much in each of more than about 1 / (4 x threshold) epochs: a longer job has the largest threshold that it can have,
+    less a tenth.
+    """
+    offset = draws.between(1.0, 1.5, "loss offset", job.id)
+    scale = math.exp(draws.between(0.0, math.log(10.0), "loss scale", job.id))
+    end = job.epochs
+    # 1/x - 1/(x + slope) = t with x = slope * end + offset, solved for the steeper slope.
+    possible = 1 / (offset * (2 * end + 1 + 2 * math.sqrt(end * (end + 1))))
+    t = min(threshold, 0.9 * possible)
+    a, b, c = t * end * (end + 1), t * offset * (2 * end + 1) - 1, t * offset * offset
+    slope = (-b + math.sqrt(max(b * b - 4 * a * c, 0.0))) / (2 * a)
+    return LossCurve(slope, offset, 1 - 1 / offset, scale)
+
+
+def _servers(tasks: Sequence[Task]) -> int:
+    return sum(task.role is Role.PS for task in tasks)
+
+
+def _neighbours(tasks: Sequence[Task]) -> float:
+    """Share of the traffic of a job that stays on its nodes.
+
+    Each worker talks to all servers alike; without servers, each to the next in a ring that goes from node to node.
+    """
+    workers = Counter(task.node for task in tasks if task.role is Role.WORKER)
+    servers = Counter(task.node for task in tasks if task.role is Role.PS)
+    if not servers:
+        return 1.0 if len(workers) == 1 else 1 - len(workers) / workers.total()
+    inside = sum(count * servers[node] for node, count in workers.items())
+    return inside / (workers.total() * servers.total())
