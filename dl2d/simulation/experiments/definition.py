@@ -40,7 +40,7 @@ class Case:
     #: As ``dl2d simulate --workload`` takes it.
     source: str
     preset: PresetName | None = None
-    #: Options of the preset, as text.
+    #: Options that the preset is changed by, as ``--with`` takes them.
     options: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -196,7 +196,6 @@ def parse_seeds(value: object, bad: Callable[[str], Exception]) -> tuple[int, ..
 
 def _parse(content: object, where: str) -> Experiment:
     fields = Fields(content, where=where)
-    # The rest is read first where it may be missing, so that a slip in a key is told as such and not as a missing one.
     name = fields.name("name")
     version = fields.value("version")
     if isinstance(version, bool) or not isinstance(version, int | float | str) or not str(version):
@@ -205,8 +204,6 @@ def _parse(content: object, where: str) -> Experiment:
     placement = fields.name("placement", "load_balance")
     preset = PresetName(fields.choice("preset", [*PresetName])) if fields.has("preset") else None
     options = _options(fields)
-    if options and preset is None:
-        raise fields.bad("with", "are options of a preset, and none is given")
     cases = tuple(
         _case(entry, index, preset, options, where)
         for index, entry in enumerate(fields.items("workloads", most=MOST_CASES))
@@ -235,10 +232,7 @@ def _case(entry: object, index: int, preset: PresetName | None, options: Mapping
         raise fields.bad("name", f"expected one line of text, got {shown(name)}")
     own = _options(fields)
     if fields.has("preset"):
-        # Options of another preset would mean nothing here.
-        preset, options = PresetName(fields.choice("preset", [*PresetName])), {}
-    if own and preset is None:
-        raise fields.bad("with", "are options of a preset, and none is given")
+        preset = PresetName(fields.choice("preset", [*PresetName]))
     fields.refuse_rest()
     return Case(name=name, source=source, preset=preset, options={**options, **own})
 
