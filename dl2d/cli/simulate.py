@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dl2d.cli.options import JsonOption
+from dl2d.cli.output import print_tables, table
 from dl2d.core.codec import as_plain
 from dl2d.core.errors import WorkloadError
 from dl2d.core.wording import printable
@@ -84,7 +85,7 @@ def simulate(
         policies = {name: _as_json(result) for name, result in results.items()}
         typer.echo(json.dumps({"policies": policies, "bound": {"avg_jct_slots": limit.avg_jct, **as_plain(limit)}}))
     else:
-        Console().print(_table(results, limit))
+        print_tables(_table(results, limit))
 
 
 def _realism(preset: Realism, options: list[str]) -> Realism:
@@ -115,23 +116,23 @@ def _as_json(result: Replayed) -> dict[str, object]:
 
 
 def _table(results: dict[str, Replayed], limit: Bound) -> Table:
-    table = Table(box=None)
-    for title, justify in (
-        ("POLICY", "left"), ("JOBS", "right"), ("AVG JCT", "right"), ("ABOVE BOUND", "right"), ("PLAIN", "right"),
-        ("MAKESPAN", "right"), ("USED", "right"), ("RESIZES", "right"), ("p50 ms", "right"), ("p99 ms", "right"),
-    ):  # fmt: skip
-        table.add_column(title, justify=justify)  # type: ignore[arg-type]
+    resources = sorted({name for result in results.values() for name in result.utilisation})
+    rows = []
     for name, result in results.items():
         p50, p99 = _percentiles(result.decision_ms)
-        table.add_row(
-            name, str(len(result.jobs)), f"{result.avg_jct:.3f}", f"{result.avg_jct / limit.avg_jct - 1:.1%}",
-            f"{result.avg_jct_plain:.3f}",
-            f"{result.makespan:.2f}",
-            " ".join(f"{name} {share:.0%}" for name, share in result.utilisation.items()),
-            str(result.resizes), f"{p50:.2f}", f"{p99:.2f}",
+        used = (f"{result.utilisation.get(resource, 0.0):.0%}" for resource in resources)
+        rows.append(
+            (
+                name, str(len(result.jobs)), f"{result.avg_jct:.3f}", f"{result.avg_jct / limit.avg_jct - 1:.1%}",
+                f"{result.avg_jct_plain:.3f}", f"{result.makespan:.2f}", *used, str(result.resizes),
+                f"{p50:.2f}", f"{p99:.2f}",
+            )
         )  # fmt: skip
-    table.add_row("bound", "", f"{limit.avg_jct:.3f}", "", "", "", "", "", "", "")
-    return table
+    rows.append(("bound", "", f"{limit.avg_jct:.3f}", *[""] * (len(resources) + 6)))
+    shares = (f">{resource.upper()}" for resource in resources)
+    return table(
+        ("POLICY", ">JOBS", ">JCT", ">OVER", ">PLAIN", ">MAKESPAN", *shares, ">RESIZES", ">p50 ms", ">p99 ms"), rows
+    )
 
 
 def _percentiles(values: tuple[float, ...]) -> tuple[float, float]:
