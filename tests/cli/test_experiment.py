@@ -38,7 +38,7 @@ def test_smoke_is_the_same_with_one_process_and_two_and_when_run_again(dl2d, tmp
     assert "dl2: generator:dl2" in ran.err
     assert sorted(path.name for path in two.iterdir()) == [
         "cells", "definition.yaml", "environment.json", "plots", "report.html", "report.md", "results.json",
-        "timings.json",
+        "series", "timings.json",
     ]  # fmt: skip
     report = (two / "report.md").read_text()
     for policy in find_experiment("smoke").policies:

@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 
 from dl2d.core.errors import PolicyError
+from dl2d.core.jobs import Allocation
+from dl2d.simulation.books import SlotSeries
 from dl2d.simulation.experiments.cells import Cell, Finished, Result
 
 
@@ -18,8 +20,16 @@ def quick(cell: Cell) -> Finished:
         policy=cell.policy,
         seed=cell.seed,
         result=Result(
-            slot_seconds=60.0, avg_jct=worth, avg_jct_plain=worth + 1, makespan=2 * worth, bound=1.0, scarce="gpu",
-            utilisation={"gpu": 0.5}, resizes=4, jobs={"1": worth - 0.5, "2": worth + 0.5},
+            slot_seconds=60.0, slots=5, avg_jct=worth, avg_jct_plain=worth + 1, makespan=2 * worth, bound=1.0,
+            scarce="gpu", utilisation={"gpu": 0.5}, resizes=4, jobs={"1": worth - 0.5, "2": worth + 0.5},
+        ),
+        series=SlotSeries(
+            slots=(0, 1, 4), waiting=(1, 0, 0), running=(1, 2, 1), workers=(2, 3, 1), ps=(1, 2, cell.seed),
+            utilisation={"gpu": (0.5, 1.0, 0.25)},
+            allocations=(
+                {"2": Allocation(2, 1)}, {"2": Allocation(1, 1), "10": Allocation(2, 1)},
+                {"10": Allocation(1, cell.seed)},
+            ) if cell.keeps_allocations else (),
         ),
     )  # fmt: skip
 

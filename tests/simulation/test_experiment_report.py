@@ -19,6 +19,7 @@ from dl2d.simulation.experiments.definition import read_experiment
 from dl2d.simulation.experiments.report import command_line, summary_json, write_report
 from dl2d.simulation.experiments.runs import ExperimentError, Run, begin_run, read_run, run_cells
 from dl2d.simulation.experiments.summary import summarise
+from dl2d.simulation.experiments.timelines import read_timelines
 
 HOSTILE = "<b>a|b</b> & `c`"
 
@@ -74,7 +75,7 @@ def test_the_page_is_well_formed_and_needs_no_other_file(tmp_path: Path) -> None
     assert page.tag == "html"
     assert page.find("head/title").text == "Experiment mine, version 7"
     images = [image.get("src") for image in page.iter("img")]
-    assert len(images) == 5  # no cell kept its series' jobs: completion times, distribution, utilisation, 2 allocations
+    assert len(images) == 3 + 2 * 2  # completion times, distribution, utilisation; two of allocations per workload
     for source in images:
         assert base64.b64decode(source.removeprefix("data:image/png;base64,")).startswith(b"\x89PNG")
     assert HOSTILE in [title.text for title in page.iter("h3")]
@@ -103,15 +104,61 @@ def test_pictures_are_there_and_the_same_each_time(tmp_path: Path) -> None:
     first, _ = write_report(run)
     names = re.findall(r"\((plots/[^)]+)\)", first.read_text())
     assert sorted({Path(name).name for name in names}) == [
-        "allocation-1-plain.png", "allocation-1-plain.svg", "allocation-2-b-a-b-b-c.png", "allocation-2-b-a-b-b-c.svg",
-        "cdf.png", "cdf.svg", "jct.png", "jct.svg", "utilisation.png", "utilisation.svg",
-    ]  # fmt: skip
+        f"{name}.{kind}"
+        for name in (
+            "allocation-1-plain",
+            "allocation-2-b-a-b-b-c",
+            "cdf",
+            "jct",
+            "jobs-1-plain",
+            "jobs-2-b-a-b-b-c",
+            "utilisation",
+        )
+        for kind in ("png", "svg")
+    ]
     content = {name: (run.folder / name).read_bytes() for name in names}
     for name, data in content.items():
         if name.endswith(".svg"):
             ET.fromstring(data.decode())
     write_report(run)
     assert {name: (run.folder / name).read_bytes() for name in names} == content
+
+
+def test_timelines_by_hand(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    case = summarise(run)[0]
+    timelines = read_timelines(run, case)
+    # Five slots, of which 2 and 3 have no job; over seeds 0, 1, 2 the last slot has 1 PS on average.
+    assert (timelines.width, timelines.edges.tolist()) == (1, [0, 1, 2, 3, 4, 5])
+    drf = timelines.policies["drf"]
+    assert drf.utilisation.tolist() == [0.5, 1, 0, 0, 0.25]
+    assert drf.workers.tolist() == [2, 3, 0, 0, 1]
+    assert drf.ps.tolist() == [1, 2, 0, 0, 1]
+    # Of seed 0, by job in order of coming.
+    assert timelines.by_job["fifo"].tolist() == [[3, 2, 0, 0, 0], [0, 3, 0, 0, 1]]
+    for path in (run.folder / "series").iterdir():
+        path.unlink()
+    assert not read_timelines(run, case).policies
+    markdown, _ = write_report(run)
+    assert "Utilisation over time" not in markdown.read_text()
+
+
+def test_many_slots_are_averaged_in_groups(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    case = summarise(run)[0]
+    long = replace(
+        case,
+        policies=tuple(
+            replace(each, results={seed: replace(result, slots=241) for seed, result in each.results.items()})
+            for each in case.policies
+        ),
+    )
+    timelines = read_timelines(run, long)
+    assert timelines.width == 3
+    assert timelines.edges[:3].tolist() == [0, 3, 6]
+    assert timelines.edges[-2:].tolist() == [240, 241]
+    assert timelines.policies["drf"].workers[:3].tolist() == pytest.approx([5 / 3, 1 / 3, 0])
+    assert timelines.by_job["drf"].sum() == pytest.approx(9 / 3)
 
 
 def test_what_failed_is_in_the_report(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from dl2d.simulation.experiments.runs import (
     begin_run,
     check_experiment,
     read_run,
+    read_series,
     run_cells,
 )
 
@@ -75,7 +76,7 @@ def test_a_run_leaves_everything_that_it_takes_to_run_it_again(tmp_path: Path) -
     done = run_cells(begin_run(given, tmp_path / "out"), Here(), runner=quick)
     assert not done.missing
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "cells", "definition.yaml", "environment.json", "results.json", "timings.json",
+        "cells", "definition.yaml", "environment.json", "results.json", "series", "timings.json",
     ]  # fmt: skip
     found = results(tmp_path / "out")
     assert (found["experiment"], found["version"], found["digest"]) == ("mine", "1", done.digest)
@@ -105,7 +106,7 @@ def test_a_cell_is_the_simulators_own_result(tmp_path: Path) -> None:
     assert cell["utilisation"]["gpu"] == 1.0
     assert cell["resizes"] == 0
     assert cell["slot_seconds"] == 100.0
-    series = done.finished[0].series
+    series = read_series(done, done.cells[0])
     assert (series.slots, series.workers) == ((0, 1, 2), (2, 2, 2))
     assert [jobs["1"].workers for jobs in series.allocations] == [2, 2, 2]
     timing = json.loads((tmp_path / "out/timings.json").read_text())["cells"][0]
@@ -213,8 +214,24 @@ def test_policies_and_workloads_are_tried_before_anything_is_run(tmp_path: Path)
         check_experiment(experiment(tmp_path, workloads=["generator:dl3"]))
     with pytest.raises(WorkloadError, match="'sacc' is no kind of source"):
         check_experiment(experiment(tmp_path, workloads=["sacc:x.csv"]))
+    with pytest.raises(WorkloadError, match=r"workload poisson: with\.speed_nois: there is no .* mean speed_noise"):
+        check_experiment(experiment(tmp_path, workloads=[{"source": "generator:poisson", "with": {"speed_nois": 0.1}}]))
     with pytest.raises(PluginError, match="there is no 'nowhere'"):
         check_experiment(experiment(tmp_path, placement="nowhere"))
+
+
+def test_options_have_their_effect(tmp_path: Path) -> None:
+    source = "generator:dl2?jobs=5&longest_slots=9"
+    cases = [
+        {"name": "ideal", "source": source},
+        {"name": "slow to start", "source": source, "with": {"start_seconds": 600}},
+        {"name": "realistic", "source": source, "preset": "realistic"},
+    ]
+    given = experiment(tmp_path, workloads=cases, policies=["drf"], seeds=1)
+    run_cells(begin_run(given, tmp_path / "out"), Here())
+    ideal, slow, realistic = (cell["avg_jct"] for cell in results(tmp_path / "out")["cells"])
+    assert ideal < slow
+    assert realistic not in (ideal, slow)
 
 
 def test_the_limit_on_slots_is_kept(tmp_path: Path) -> None:

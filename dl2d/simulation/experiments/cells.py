@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dl2d.core.errors import Dl2dError
+from dl2d.core.errors import Dl2dError, WorkloadError
+from dl2d.core.wording import printable
 from dl2d.daemon.plugins import load_placement
 from dl2d.simulation.books import SlotSeries
 from dl2d.simulation.bound import lower_bound
@@ -39,6 +40,8 @@ class Result:
     """What came of it: the same whenever the same cell is run. Times are in slots."""
 
     slot_seconds: float
+    #: Slots until the last job had ended.
+    slots: int
     avg_jct: float
     avg_jct_plain: float
     makespan: float
@@ -102,7 +105,12 @@ def rules_of(cell: Cell) -> Preset:
     """The rules under which a cell is run. Raises ``WorkloadError`` or ``PluginError``."""
     name = cell.case.preset
     chosen = preset(name) if name is not None else Preset(Rules(), load_placement(cell.placement), {})
-    return replace(chosen, rules=replace(chosen.rules, most_slots=cell.most_slots))
+    try:
+        realism = chosen.rules.realism.with_options(cell.case.options)
+    except WorkloadError as error:
+        where = f"workload {cell.case.name}"
+        raise WorkloadError(f"with.{printable(error.key)}", error.problem, where=where) from None
+    return replace(chosen, rules=replace(chosen.rules, realism=realism, most_slots=cell.most_slots))
 
 
 def check_cell(cell: Cell) -> str:
@@ -141,6 +149,7 @@ def replay_cell(cell: Cell) -> Finished:
         seed=cell.seed,
         result=Result(
             slot_seconds=workload.slot_seconds,
+            slots=replayed.slots,
             avg_jct=replayed.avg_jct,
             avg_jct_plain=replayed.avg_jct_plain,
             makespan=replayed.makespan,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,9 +18,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
-from dl2d.simulation.books import SlotSeries
 from dl2d.simulation.experiments.runs import Run
 from dl2d.simulation.experiments.summary import CaseSummary, PolicySummary
+from dl2d.simulation.experiments.timelines import Timelines, read_timelines
 
 _Floats = NDArray[np.float64]
 
@@ -40,8 +40,6 @@ _JOBS: Final = (
 _TOLD: Final = "-true"
 _INK, _FAINT, _PALE = "#1d2430", "#5d6675", "#e4e8ee"
 _WIDTH, _DPI = 8.0, 150
-#: Most points of a curve over time; more slots are averaged in groups.
-_MOST_POINTS = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +67,7 @@ def draw_plots(run: Run, cases: Sequence[CaseSummary], folder: Path) -> tuple[Pi
     looks = _looks(run.experiment.policies)
     seeds = len(run.experiment.seeds)
     over = f"mean over {seeds} seeds" if seeds > 1 else f"seed {run.experiment.seeds[0]}"
+    times = [read_timelines(run, case) for case in cases]
     drawn: list[tuple[str, str, str, Figure]] = []
     if cases:
         drawn += [
@@ -83,26 +82,21 @@ def draw_plots(run: Run, cases: Sequence[CaseSummary], folder: Path) -> tuple[Pi
                 _cdf(cases, looks),
             ),
         ]  # fmt: skip
-        figure, grouped = _utilisation(run, cases, looks)
-        drawn.append(
-            (
-                "utilisation",
-                "Utilisation over time",
-                f"Share of the cluster's most used resource, {over}{grouped}.",
-                figure,
-            )
-        )
-    for case in cases:
-        slug = re.sub(r"[^a-z0-9]+", "-", case.case.name.lower()).strip("-")[:40]
+    if any(each.policies for each in times):
+        caption = f"Share of the cluster's most used resource, {over}{_grouped(times)}."
+        drawn.append(("utilisation", "Utilisation over time", caption, _utilisation(cases, times, looks)))
+    for case, timelines in zip(cases, times, strict=True):
+        name = case.case.name
+        slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
         slug = f"{run.experiment.cases.index(case.case) + 1}-{slug}"
-        figure, grouped = _allocation(run, case, looks)
-        caption = f"Workers and parameter servers of all jobs together, {over}{grouped}."
-        drawn.append((f"allocation-{slug}", f"Allocation over time: {case.case.name}", caption, figure))
-        by_job = _by_job(run, case)
-        if by_job is not None:
-            figure, grouped = by_job
+        grouped = _grouped([timelines])
+        if timelines.policies:
+            caption = f"Workers and parameter servers of all jobs together, {over}{grouped}."
+            figure = _allocation(case, timelines, looks)
+            drawn.append((f"allocation-{slug}", f"Allocation over time: {name}", caption, figure))
+        if timelines.by_job:
             caption = f"Workers and parameter servers, one colour a job, seed {run.experiment.seeds[0]}{grouped}."
-            drawn.append((f"jobs-{slug}", f"Allocation by job: {case.case.name}", caption, figure))
+            drawn.append((f"jobs-{slug}", f"Allocation by job: {name}", caption, _by_job(case, timelines)))
     folder.mkdir(exist_ok=True)
     return tuple(_save(folder, *each) for each in drawn)
 
@@ -190,25 +184,22 @@ def _cdf(cases: Sequence[CaseSummary], looks: Mapping[str, _Look]) -> Figure:
     return figure
 
 
-def _utilisation(run: Run, cases: Sequence[CaseSummary], looks: Mapping[str, _Look]) -> tuple[Figure, str]:
+def _utilisation(cases: Sequence[CaseSummary], times: Sequence[Timelines], looks: Mapping[str, _Look]) -> Figure:
     figure, grid = _figure(len(cases), 1, 2.2, legend=_curve_legend(looks))
-    widths: set[int] = set()
-    for axis, case in zip(grid, cases, strict=True):
-        last = _last_slot(run, case)
-        width = _group(last)
-        widths.add(width)
-        for line, each in zip(_widths(case.policies), case.policies, strict=True):
-            edges, values = _over_time(run, case, each.policy, last, _share_of(case.resource))
-            look = looks[each.policy]
+    for axis, case, timelines in zip(grid, cases, times, strict=True):
+        for line, (policy, timeline) in zip(_widths(timelines.policies), timelines.policies.items(), strict=True):
+            values = timeline.utilisation
             held = np.flatnonzero(values)
             some = held[-1] + 1 if held.size else 0  # to the end of its last job
-            axis.plot(edges[: some + 1], np.append(values[:some], 0) * 100, drawstyle="steps-post", color=look.colour,
-                      linestyle=look.dashes, linewidth=line)  # fmt: skip
+            axis.plot(
+                timelines.edges[: some + 1], np.append(values[:some], 0) * 100, drawstyle="steps-post",
+                color=looks[policy].colour, linestyle=looks[policy].dashes, linewidth=line,
+            )  # fmt: skip
         axis.set_ylim(0, 104)
-        axis.set_xlim(0, last + 1)
+        axis.set_xlim(0, timelines.edges[-1])
         axis.set_yticks([0, 25, 50, 75, 100], ["0", "25 %", "50 %", "75 %", "100 %"])
         _dress(axis, case.case.name, _in_slots("time", case), grid_of="y", y=f"{case.resource} held")
-    return figure, _grouped(widths)
+    return figure
 
 
 def _widths(curves: Sized) -> list[float]:
@@ -216,137 +207,60 @@ def _widths(curves: Sized) -> list[float]:
     return [float(width) for width in np.linspace(2.6 if len(curves) > 1 else 1.6, 1.2, len(curves))]
 
 
-def _share_of(resource: str) -> Callable[[SlotSeries], Sequence[float]]:
-    return lambda series: series.utilisation.get(resource, ())
-
-
-def _allocation(run: Run, case: CaseSummary, looks: Mapping[str, _Look]) -> tuple[Figure, str]:
+def _allocation(case: CaseSummary, timelines: Timelines, looks: Mapping[str, _Look]) -> Figure:
     legend = [Patch(facecolor=_FAINT, label="workers"), Patch(facecolor=_FAINT, alpha=0.4, label="parameter servers")]
-    figure, grid = _figure(len(case.policies), 1, 1.15, legend=legend, shared=True)
-    last = _last_slot(run, case)
-    highest = 1.0
-    for axis, each in zip(grid, case.policies, strict=True):
-        edges, workers = _over_time(run, case, each.policy, last, lambda series: series.workers)
-        _, servers = _over_time(run, case, each.policy, last, lambda series: series.ps)
-        colour = looks[each.policy].colour
-        axis.fill_between(edges, np.append(workers, workers[-1:]), step="post", color=colour, linewidth=0)
-        axis.fill_between(edges, np.append(workers, workers[-1:]), np.append(workers + servers, 0), step="post",
-                          color=colour, alpha=0.4, linewidth=0)  # fmt: skip
-        highest = max(highest, float((workers + servers).max(initial=0)))
-        _dress(
-            axis,
-            each.policy,
-            _in_slots("time", case) if axis is grid[len(case.policies) - 1] else "",
-            grid_of="y",
-            y="tasks",
-        )
-    for axis in grid[: len(case.policies)]:
-        axis.set_ylim(0, highest * 1.06)
-        axis.set_xlim(0, last + 1)
-    return figure, _grouped({_group(last)})
+    figure, grid = _figure(len(timelines.policies), 1, 1.15, legend=legend, shared=True)
+    for axis, (policy, timeline) in zip(grid, timelines.policies.items(), strict=True):
+        workers, both = _to_end(timeline.workers), _to_end(timeline.workers + timeline.ps)
+        colour = looks[policy].colour
+        axis.fill_between(timelines.edges, workers, step="post", color=colour, linewidth=0)
+        axis.fill_between(timelines.edges, workers, both, step="post", color=colour, alpha=0.4, linewidth=0)
+        _dress(axis, policy, _in_slots("time", case) if axis is grid[-1] else "", grid_of="y", y="tasks")
+    most = max((float((each.workers + each.ps).max()) for each in timelines.policies.values()), default=1.0)
+    _same_scale(grid, timelines, most)
+    return figure
 
 
-def _by_job(run: Run, case: CaseSummary) -> tuple[Figure, str] | None:
-    """Stacked by job, in order of coming; None where no cell kept what its jobs held."""
-    held: dict[str, SlotSeries] = {}
-    for done in run.finished.values():
-        if done.case == case.case.name and done.series is not None and done.series.allocations:
-            held[done.policy] = done.series
-    policies = [each.policy for each in case.policies if each.policy in held]
-    if not policies:
-        return None
-    figure, grid = _figure(len(policies), 1, 1.3, shared=True)
-    last = max(held[policy].slots[-1] for policy in policies)
-    order = {job: place for place, job in enumerate(_jobs_in_order(held.values()))}
-    highest = 1.0
-    for axis, policy in zip(grid, policies, strict=True):
-        series = held[policy]
-        layers = np.zeros((len(order), last + 1))
-        for slot, jobs in zip(series.slots, series.allocations, strict=True):
-            for job, has in jobs.items():
-                layers[order[job], slot] = has.workers + has.ps
-        edges, values = _grouped_means(layers)
-        below = np.zeros(values.shape[1])
-        for place, layer in enumerate(values):
+def _by_job(case: CaseSummary, timelines: Timelines) -> Figure:
+    """Stacked by job, in order of coming."""
+    figure, grid = _figure(len(timelines.by_job), 1, 1.3, shared=True)
+    for axis, (policy, tasks) in zip(grid, timelines.by_job.items(), strict=True):
+        below = np.zeros(tasks.shape[1])
+        for place, layer in enumerate(tasks):
             above = below + layer
-            held_in = np.flatnonzero(layer)
-            if held_in.size:
-                part = slice(held_in[0], held_in[-1] + 1)  # the rest would make a large file and show nothing
+            held = np.flatnonzero(layer)
+            if held.size:
+                part = slice(held[0], held[-1] + 1)  # the rest would make a large file and show nothing
                 axis.fill_between(
-                    edges[held_in[0] : held_in[-1] + 2], np.append(below[part], below[part][-1:]),
-                    np.append(above[part], above[part][-1:]), step="post", color=_JOBS[place % len(_JOBS)], linewidth=0,
+                    timelines.edges[held[0] : held[-1] + 2], _to_end(below[part]), _to_end(above[part]), step="post",
+                    color=_JOBS[place % len(_JOBS)], linewidth=0,
                 )  # fmt: skip
             below = above
-        highest = max(highest, float(below.max(initial=0)))
-        _dress(axis, policy, _in_slots("time", case) if axis is grid[len(policies) - 1] else "", grid_of="y", y="tasks")
-    for axis in grid[: len(policies)]:
-        axis.set_ylim(0, highest * 1.06)
-        axis.set_xlim(0, last + 1)
-    return figure, _grouped({_group(last)})
+        _dress(axis, policy, _in_slots("time", case) if axis is grid[-1] else "", grid_of="y", y="tasks")
+    _same_scale(grid, timelines, max(float(tasks.sum(axis=0).max()) for tasks in timelines.by_job.values()))
+    return figure
 
 
-def _jobs_in_order(all_series: Any) -> list[str]:
-    """Jobs by the slot in which any policy first gave them something."""
-    first: dict[str, tuple[int, int, str]] = {}
-    for series in all_series:
-        for slot, jobs in zip(series.slots, series.allocations, strict=True):
-            for job in jobs:
-                key = (slot, len(job), job)
-                first[job] = min(first.get(job, key), key)
-    return sorted(first, key=lambda job: first[job])
+def _same_scale(grid: Sequence[Any], timelines: Timelines, most: float) -> None:
+    for axis in grid:
+        axis.set_ylim(0, max(1.0, most) * 1.06)
+        axis.set_xlim(0, timelines.edges[-1])
+
+
+def _to_end(values: _Floats) -> _Floats:
+    """With the last value once more, for the end of its step."""
+    return np.append(values, values[-1:])
 
 
 def _all_times(each: PolicySummary) -> _Floats:
     return np.sort(np.array([time for result in each.results.values() for time in result.jobs.values()]))
 
 
-def _last_slot(run: Run, case: CaseSummary) -> int:
-    found = (done.series.slots[-1] for done in run.finished.values()
-             if done.case == case.case.name and done.series is not None and done.series.slots)  # fmt: skip
-    return max(found, default=0)
-
-
-def _over_time(
-    run: Run, case: CaseSummary, policy: str, last: int, values: Callable[[SlotSeries], Sequence[float]]
-) -> tuple[_Floats, _Floats]:
-    """Edges of groups of slots and the mean in each, over seeds; slots without a job count as 0."""
-    every = []
-    for done in run.finished.values():
-        if (done.case, done.policy) == (case.case.name, policy) and done.series is not None:
-            full = np.zeros(last + 1)
-            given = values(done.series)
-            if len(given):
-                full[list(done.series.slots)] = given
-            every.append(full)
-    mean = np.mean(every, axis=0) if every else np.zeros(last + 1)
-    edges, grouped = _grouped_means(mean[np.newaxis])
-    return edges, grouped[0]
-
-
-def _group(last: int) -> int:
-    """How many slots are averaged into one point."""
-    return math.ceil((last + 1) / _MOST_POINTS)
-
-
-def _grouped_means(values: _Floats) -> tuple[_Floats, _Floats]:
-    """Edges, one more than groups, and means of groups of slots, row by row."""
-    slots = values.shape[1]
-    width = _group(slots - 1)
-    starts = np.arange(0, slots, width)
-    sizes = np.diff(np.append(starts, slots))
-    means = np.add.reduceat(values, starts, axis=1) / sizes
-    return np.append(starts, slots).astype(np.float64), means
-
-
-def _grouped(widths: set[int]) -> str:
-    few = sorted(widths)
-    if few == [1]:
+def _grouped(times: Sequence[Timelines]) -> str:
+    widths = sorted({each.width for each in times})
+    if widths[-1] == 1:
         return ""
-    return (
-        f", each point the mean of {few[0]} slots"
-        if len(few) == 1
-        else f", each point the mean of up to {few[-1]} slots"
-    )
+    return f", each point the mean of {'up to ' if len(widths) > 1 else ''}{widths[-1]} slots"
 
 
 def _figure(

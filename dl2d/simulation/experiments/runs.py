@@ -3,7 +3,7 @@
 ==================  ====================================================================================
 definition.yaml     what was run, exactly; with ``inputs/`` it is all that is needed to run it again
 inputs/             the files that the definition names
-cells/              one file per finished cell, with its series and timings
+cells/, series/     a file per finished cell, and its series over time
 results.json        results of all cells: the same bytes whenever and wherever it is run
 timings.json        how long it took
 environment.json    versions and machine
@@ -24,8 +24,9 @@ from typing import Any
 
 import msgspec
 
-from dl2d.core.codec import as_plain
+from dl2d.core.codec import as_plain, decode, encode
 from dl2d.core.errors import Dl2dError, PluginError
+from dl2d.simulation.books import SlotSeries
 from dl2d.simulation.experiments.cells import Cell, Finished, Runner, cells_of, check_cell, replay_cell
 from dl2d.simulation.experiments.definition import (
     Experiment,
@@ -39,7 +40,7 @@ from dl2d.simulation.experiments.executors import Executor
 from dl2d.simulation.sources import named_file
 
 DEFINITION, RESULTS, TIMINGS, ENVIRONMENT = "definition.yaml", "results.json", "timings.json", "environment.json"
-_CELLS, _INPUTS = "cells", "inputs"
+_CELLS, _SERIES, _INPUTS = "cells", "series", "inputs"
 
 
 class ExperimentError(Dl2dError):
@@ -54,7 +55,7 @@ class Run:
     experiment: Experiment
     digest: str
     cells: tuple[Cell, ...]
-    #: Finished cells by number.
+    #: Finished cells by number, without their series: see ``read_series``.
     finished: Mapping[int, Finished]
     #: How many different states of the code the finished cells were run with.
     codes: int
@@ -123,7 +124,8 @@ def begin_run(experiment: Experiment, folder: Path, *, resume: bool = False) -> 
             return found
         if folder.exists() and any(folder.iterdir()):
             raise ExperimentError(f"{folder} is not empty and has no run of an experiment; --out names another folder")
-        (folder / _CELLS).mkdir(parents=True, exist_ok=True)
+        for name in (_CELLS, _SERIES):
+            (folder / name).mkdir(parents=True, exist_ok=True)
         _write_json(folder / ENVIRONMENT, environment())
         bundled = _bundle(experiment, folder)
         _write(folder / DEFINITION, write_experiment(bundled))  # last: with it the folder is a run
@@ -155,6 +157,14 @@ def read_run(folder: Path) -> Run:
     )
 
 
+def read_series(run: Run, cell: Cell) -> SlotSeries | None:
+    """What a finished cell looked like slot by slot; None where it kept nothing, or its file is spoiled."""
+    try:
+        return decode(_cell_path(run.folder, cell, _SERIES).read_bytes(), SlotSeries)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
 def run_cells(
     run: Run,
     executor: Executor,
@@ -180,8 +190,10 @@ def run_cells(
     try:
         for done in results:
             cell = numbers[done.case, done.policy, done.seed]
-            kept = _Kept(digest=run.digest, code=code, finished=_portable(done, run.folder))
-            _write(_cell_path(run.folder, cell), msgspec.json.encode(kept, order="deterministic").decode() + "\n")
+            if done.series is not None:
+                _write(_cell_path(run.folder, cell, _SERIES), encode(done.series).decode() + "\n")
+            kept = _Kept(digest=run.digest, code=code, finished=_portable(replace(done, series=None), run.folder))
+            _write(_cell_path(run.folder, cell), encode(kept).decode() + "\n")  # last: with it the cell is finished
             finished[cell.number] = kept.finished
             if progress is not None:
                 progress(kept.finished)
@@ -231,15 +243,15 @@ def _portable(done: Finished, folder: Path) -> Finished:
     return replace(done, error=done.error.replace(here, "")) if done.error else done
 
 
-def _cell_path(folder: Path, cell: Cell) -> Path:
+def _cell_path(folder: Path, cell: Cell, kind: str = _CELLS) -> Path:
     slug = re.sub(r"[^A-Za-z0-9.]+", "-", f"{cell.case.name}-{cell.policy}").strip("-")[:60]
-    return folder / _CELLS / f"{cell.number:04d}-{slug}-{cell.seed}.json"
+    return folder / kind / f"{cell.number:04d}-{slug}-{cell.seed}.json"
 
 
 def _read_cell(path: Path) -> _Kept | None:
     """A cell's file; None where there is none or it is spoiled: such a cell is run again."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Kept)
+        return decode(path.read_bytes(), _Kept)
     except (OSError, msgspec.DecodeError):
         return None
 
