@@ -19,11 +19,13 @@ _Floats = NDArray[np.float64]
 _FEWEST = 3
 #: How many points on either side a loss is compared with.
 _NEIGHBOURS = 2
-# The floor of the curve is searched for on a grid that is refined; each time leaves 2/16 of it: 1e-11 in the end.
+# The floor of the curve is searched for on a grid that is refined; each time leaves 2/16 of it: 1e-9 in the end.
 _STEPS = 17
-_REFINED = 12
+_REFINED = 10
 #: Least distance between the floor and the least loss, as a part of it.
 _CLOSEST = 1e-9
+#: Jobs whose curves are fitted at once: enough to save time, few enough for the cache.
+_TOGETHER = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,59 +58,92 @@ def without_outliers(losses: Sequence[float]) -> list[float]:
 
     Neighbours are two on either side. The first and the last loss stay: a falling curve ends outside any range.
     """
-    cleaned = list(losses)
-    for place in range(1, len(losses) - 1):
-        around = [
-            *losses[max(place - _NEIGHBOURS, 0) : place],
-            *losses[place + 1 : place + 1 + _NEIGHBOURS],
-        ]
-        if not min(around) <= losses[place] <= max(around):
-            cleaned[place] = sum(around) / len(around)
-    return cleaned
+    row = np.array([losses], dtype=np.float64)
+    return [float(loss) for loss in _cleaned(row, np.ones(row.shape, dtype=bool))[0]]
 
 
 def fit_loss(points: Sequence[LossPoint]) -> LossFit | None:
-    """Fit the curve to a job's losses.
+    """``fit_losses`` for a single job."""
+    return fit_losses([points])[0]
+
+
+def fit_losses(curves: Sequence[Sequence[LossPoint]]) -> list[LossFit | None]:
+    """Fit the curve to each job's losses, oldest first.
 
     For a given floor, 1 / (loss - floor) is linear in the epoch, and the two coefficients are found by non-negative
     least squares, each residual weighted by the square of (loss - floor) so that it counts as a difference of losses.
-    The floor is the one for which the curve is nearest to the losses. About 1 ms.
+    The floor is the one for which the curve is nearest to the losses. All jobs at once: about 0.1 ms each.
 
     None where nothing can be said: fewer than three points, losses that are not positive numbers, or none that falls.
     """
-    if len(points) < _FEWEST or not all(math.isfinite(point.loss) and point.loss > 0 for point in points):
-        return None
-    epochs = np.array([point.epoch for point in points])
-    losses = np.array(without_outliers([point.loss for point in points]))
-    losses /= losses.max()
+    fits: list[LossFit | None] = [None] * len(curves)
+    fit = [place for place, points in enumerate(curves) if _can_be_fitted(points)]
+    for start in range(0, len(fit), _TOGETHER):
+        chunk = fit[start : start + _TOGETHER]
+        for place, found in zip(chunk, _fit_together([curves[place] for place in chunk]), strict=True):
+            fits[place] = found
+    return fits
+
+
+def _can_be_fitted(points: Sequence[LossPoint]) -> bool:
+    return len(points) >= _FEWEST and all(math.isfinite(point.loss) and point.loss > 0 for point in points)
+
+
+def _fit_together(curves: Sequence[Sequence[LossPoint]]) -> list[LossFit | None]:
+    longest = max(map(len, curves))
+    epochs, losses = np.zeros((2, len(curves), longest))
+    valid = np.zeros(losses.shape, dtype=bool)
+    for row, points in enumerate(curves):
+        epochs[row, : len(points)], losses[row, : len(points)] = np.array(points).T
+        epochs[row, len(points) :] = points[-1].epoch
+        valid[row, : len(points)] = True
+    losses = _cleaned(losses, valid)
+    losses /= losses.max(axis=1, keepdims=True)
     # 1 / (loss - floor) has no value where the floor is the least loss itself.
-    top = float(losses.min()) * (1 - _CLOSEST)
-    low, high = 0.0, top
-    best: tuple[float, float, float] | None = None
+    top = np.where(valid, losses, np.inf).min(axis=1) * (1 - _CLOSEST)
+    low, high = np.zeros_like(top), top
+    rows = np.arange(len(curves))
     for _ in range(_REFINED):
-        floors = np.linspace(low, high, _STEPS)
-        slopes, offsets, errors = _lines(epochs, losses, floors)
-        place = int(errors.argmin())
-        if not math.isfinite(errors[place]):
-            break
-        best = (float(slopes[place]), float(offsets[place]), float(floors[place]))
-        step = float(floors[1] - floors[0])
-        low, high = max(best[2] - step, 0.0), min(best[2] + step, top)
-    if best is None or best[0] <= 0:
-        return None
-    return LossFit(*best)
+        floors = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, _STEPS)
+        slopes, offsets, errors = _lines(epochs, losses, valid, floors)
+        place = errors.argmin(axis=1)
+        best = np.stack([slopes[rows, place], offsets[rows, place], floors[rows, place], errors[rows, place]], axis=1)
+        step = (high - low) / (_STEPS - 1)
+        low, high = np.maximum(best[:, 2] - step, 0.0), np.minimum(best[:, 2] + step, top)
+    return [
+        LossFit(slope, offset, floor) if slope > 0 and math.isfinite(error) else None
+        for slope, offset, floor, error in best.tolist()
+    ]
 
 
-def _lines(epochs: _Floats, losses: _Floats, floors: _Floats) -> tuple[_Floats, _Floats, _Floats]:
-    """Slope, offset and sum of squared differences of losses for each floor; shapes (floors,)."""
-    above = losses - floors[:, None]
-    target, weight = 1 / above, above**4
-    # Normal equations of the weighted line through (epoch, target).
-    total, first, second = weight.sum(axis=1), weight @ epochs, weight @ epochs**2
-    mean, product = (weight * target).sum(axis=1), (weight * target) @ epochs
-    determinant = total * second - first * first
+def _cleaned(losses: _Floats, valid: NDArray[np.bool_]) -> _Floats:
+    """``without_outliers`` for each row; shapes (jobs, points), points from the left."""
+    wide = np.pad(losses, ((0, 0), (_NEIGHBOURS, _NEIGHBOURS)))
+    there = np.pad(valid, ((0, 0), (_NEIGHBOURS, _NEIGHBOURS)))
+    shifts = [shift for shift in range(2 * _NEIGHBOURS + 1) if shift != _NEIGHBOURS]
+    around = np.stack([wide[:, shift : shift + losses.shape[1]] for shift in shifts])
+    real = np.stack([there[:, shift : shift + losses.shape[1]] for shift in shifts])
+    least, most = np.where(real, around, np.inf).min(axis=0), np.where(real, around, -np.inf).max(axis=0)
+    mean = np.where(real, around, 0.0).sum(axis=0) / np.maximum(real.sum(axis=0), 1)
+    inside = real[_NEIGHBOURS - 1] & real[_NEIGHBOURS] & valid
+    return np.where(inside & ((losses < least) | (losses > most)), mean, losses)
+
+
+def _lines(
+    epochs: _Floats, losses: _Floats, valid: NDArray[np.bool_], floors: _Floats
+) -> tuple[_Floats, _Floats, _Floats]:
+    """Slope, offset and sum of squared differences of losses for each job and floor; shapes (jobs, floors)."""
+    at, counts = epochs[:, None, :], valid[:, None, :].astype(np.float64)
     # Whatever is degenerate ends as an infinite error, which is never the least.
     with np.errstate(all="ignore"):
+        above = (losses[:, None, :] - floors[:, :, None]) * counts
+        square = above * above
+        weight, weighted = square * square, square * above  # the latter is weight x 1 / above
+        # Normal equations of the weighted line through (epoch, 1 / above).
+        total, mean = weight.sum(axis=2), weighted.sum(axis=2)
+        first, second = _sums(weight, epochs), _sums(weight, epochs * epochs)
+        product = _sums(weighted, epochs)
+        determinant = total * second - first * first
         slope = (total * product - first * mean) / determinant
         offset = (second * mean - first * product) / determinant
         # With two coefficients the constrained least lies on an edge wherever the free one is outside.
@@ -117,5 +152,12 @@ def _lines(epochs: _Floats, losses: _Floats, floors: _Floats) -> tuple[_Floats, 
         offset = np.maximum(offset, 0.0)
         flat = ~(slope > 0)
         slope, offset = np.where(flat, 0.0, slope), np.where(flat, mean / total, offset)
-        errors = ((1 / (slope[:, None] * epochs + offset[:, None]) - above) ** 2).sum(axis=1)
+        missed = 1 / (slope[:, :, None] * at + offset[:, :, None]) - above
+        errors = _sums(missed * missed, counts[:, 0])
     return slope, offset, np.where(np.isfinite(errors), errors, np.inf)
+
+
+def _sums(values: _Floats, by: _Floats) -> _Floats:
+    """Sum of products over the points; shapes (jobs, floors, points) and (jobs, points)."""
+    sums: _Floats = (values @ by[:, :, None])[:, :, 0]
+    return sums

@@ -17,6 +17,7 @@ from dl2d.core.measured import KnownSpeeds
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.growing import Alike, Growing, ended_at, seconds_per_sample
+from dl2d.policies.loss_fit import fit_losses
 from dl2d.policies.remaining import Remaining, samples_left, until_settled
 
 
@@ -219,8 +220,14 @@ class Optimus:
     def _remaining(self, snapshot: Snapshot) -> list[Remaining]:
         if self._convergence is None:
             return [Remaining(samples_left(job)) for job in snapshot.jobs]
-        losses = {loss.job: loss for loss in snapshot.losses}
-        return [until_settled(job, losses.get(job.key), self._convergence) for job in snapshot.jobs]
+        fits = dict(
+            zip(
+                (loss.job for loss in snapshot.losses),
+                fit_losses([loss.points for loss in snapshot.losses]),
+                strict=True,
+            )
+        )
+        return [until_settled(job, fits.get(job.key), self._convergence) for job in snapshot.jobs]
 
     def _seconds(self, alike: Alike) -> NDArray[np.float64]:
         return alike.seconds if self._beyond is None else seconds_per_sample(self._beyond(alike.job))
@@ -269,3 +276,8 @@ def _alternatives(size: Allocation, job: Job, choice: _Choice, samples: float) -
         if not _is_beyond(job, size, step) and math.isfinite(gain):
             scored.append(Alternative(Allocation(size.workers + step.workers, size.ps + step.ps), gain * samples))
     return tuple(scored)
+
+
+def until_losses_settle() -> Optimus:
+    """``optimus-loss``: a job ends when an epoch lowers its loss by less than 1 % of its largest loss."""
+    return Optimus(convergence=0.01)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dl2d.core.jobs import Job
-from dl2d.core.measured import MeasuredLoss
-from dl2d.policies.loss_fit import fit_loss
+from dl2d.policies.loss_fit import LossFit
 
 
 class Remaining(NamedTuple):
@@ -26,14 +25,13 @@ def samples_left(job: Job, epochs: float | None = None) -> float:
     return max((request.epochs if epochs is None else epochs) - job.progress.epoch, 0.0) * per_epoch
 
 
-def until_settled(job: Job, loss: MeasuredLoss | None, threshold: float) -> Remaining:
+def until_settled(job: Job, fit: LossFit | None, threshold: float) -> Remaining:
     """Work that is left until an epoch lowers the loss by less than ``threshold`` of the largest loss.
 
     A job trains no longer than it declared. The declared epochs count as well where the fit says nothing: too few
     losses, none that falls, or the job trains on although its loss should have settled.
     """
     declared = samples_left(job)
-    fit = None if loss is None else fit_loss(loss.points)
     if fit is None:
         return Remaining(declared, "by its declared epochs, for its losses say nothing yet")
     epoch = fit.settles(threshold)

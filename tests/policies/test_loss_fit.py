@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dl2d.core.measured import LossPoint
-from dl2d.policies.loss_fit import fit_loss, without_outliers
+from dl2d.policies.loss_fit import fit_loss, fit_losses, without_outliers
 
 
 def curve(slope: float, offset: float, floor: float, epochs) -> list[LossPoint]:
@@ -55,6 +55,20 @@ def test_where_it_settles_by_hand() -> None:
     assert fit.settles(1 / 11) == 2
     assert fit.settles(1 / 13) == 3
     assert fit.settles(2.0) == 0
+
+
+def test_many_jobs_are_fitted_as_each_alone() -> None:
+    floors = [0.0, 0.1, 0.5, 2.0] * 40
+    curves = [curve(1.0, 0.1 * (n % 3), floor, range(1, 4 + n % 29)) for n, floor in enumerate(floors)]
+    curves[5] = curves[5][:2]
+    fits = fit_losses(curves)
+    assert fits[5] is None
+    for points, fit in zip(curves, fits, strict=True):
+        alone = fit_loss(points)
+        assert (fit is None) == (alone is None)
+        if fit is not None:
+            assert [fit.at(k) for k in range(1, 50)] == pytest.approx([alone.at(k) for k in range(1, 50)], rel=1e-7)
+            assert fit.settles(0.01) == pytest.approx(alone.settles(0.01), abs=1)
 
 
 @pytest.mark.parametrize(

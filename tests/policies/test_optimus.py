@@ -17,6 +17,7 @@ from dl2d.core.measured import LossPoint, MeasuredLoss, MeasuredSpeeds, SpeedPoi
 from dl2d.core.policy import Evidence
 from dl2d.core.resources import Resources
 from dl2d.daemon.guard import check
+from dl2d.daemon.plugins import load_policy
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.simulation.speeds import AllReduce, PsAsync, PsSync
@@ -323,3 +324,8 @@ def test_running_jobs_never_fall_below_their_floors(make, held, seed) -> None:
     decision = ask(make(told), shown)
     check(decision, shown)
     assert all(decision.allocations()[key].workers >= 1 for key, _ in floors)
+
+
+@pytest.mark.parametrize("name", ["optimus", "optimus-loss", "lookahead"])
+def test_they_are_installed_by_name(name: str) -> None:
+    assert load_policy(name).name == name
