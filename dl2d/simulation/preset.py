@@ -21,6 +21,7 @@ from dl2d.policies.fifo import Fifo
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.policies.srtf import Srtf
+from dl2d.policies.tetris import Tetris
 from dl2d.simulation.realism import REALISTIC
 from dl2d.simulation.replay import Rules
 
@@ -71,6 +72,7 @@ def preset(name: PresetName) -> Preset:
                 policies={
                     "fifo": lambda _: Fifo(whole_bundles=True),
                     "srtf": lambda _: Srtf(by_fraction=True, whole_bundles=True),
+                    "tetris": lambda _: Tetris(whole_bundles=True),
                     "drf": lambda _: Drf(end_at_first_failure=True, whole_bundles=True),
                     "optimus": _optimus,
                     "optimus-true": _optimus,
