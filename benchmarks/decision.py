@@ -5,8 +5,8 @@
 Every job is new and asks for up to 8 workers and 8 PSs of one of two shapes; there are 2.5 nodes a job, as in Optimus'
 4,000 jobs on 10,000 nodes (Peng et al., EuroSys 2018: 5 s), and too little room for all, so every job ends with a
 reason. Jobs are of six model types with speeds of their own; `optimus` and `lookahead` fit them to some measured sizes,
-`optimus-true` and `lookahead-true` are told. A time is that of `Packing.for_decision` and `Policy.decide` together, the
-least of the repeats.
+`optimus-true` and `lookahead-true` are told, and `optimus-loss` fits 32 losses of each job as well. A time is that of
+`Packing.for_decision` and `Policy.decide` together, the least of the repeats.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from dl2d.core.cluster import Node, Snapshot
 from dl2d.core.jobs import Allocation, Architecture, Consistency, Job, JobKey, JobRequest, JobState, Launch, Owner
-from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured import MOST_LOSSES, LossPoint, MeasuredLoss, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources
@@ -86,7 +86,9 @@ def snapshot(jobs: int) -> Snapshot:
         )
         for model, speed in MODELS.items()
     )
-    return Snapshot(0.0, 1, nodes, queue, (), speeds=speeds)
+    curve = tuple(LossPoint(epoch / 64, 1 / (0.1 * epoch + 1) + 0.2) for epoch in range(MOST_LOSSES))
+    losses = tuple(MeasuredLoss(job.key, curve) for job in queue)
+    return Snapshot(0.0, 1, nodes, queue, (), speeds=speeds, losses=losses)
 
 
 def seconds(policy: Policy, seen: Snapshot, repeats: int) -> float:
@@ -101,7 +103,7 @@ def seconds(policy: Policy, seen: Snapshot, repeats: int) -> float:
 
 def contenders() -> dict[str, Callable[[], Policy]]:
     """All heuristics that are there, by name."""
-    names = ("fifo", "srtf", "drf", "tetris", "optimus", "lookahead")
+    names = ("fifo", "srtf", "drf", "tetris", "optimus", "optimus-loss", "lookahead")
     made: dict[str, Callable[[], Policy]] = {
         name: lambda name=name: load_policy(name) for name in names if name in available(POLICIES)
     }
