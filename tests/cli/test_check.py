@@ -45,7 +45,7 @@ def test_a_good_configuration(dl2d: Dl2d, tmp_path: Path):
     [
         ({"policy": {"name": "drff"}}, "policy.name", "there is no 'drff'; installed are drf, fifo"),
         ({"policy": {"fallback": "none"}}, "policy.fallback", "there is no 'none'"),
-        ({"placement": "random"}, "placement", "there is no 'random'; installed are load_balance"),
+        ({"placement": "random"}, "placement", "there is no 'random'; installed are best_fit, load_balance"),
         ({"resource_manager": {"name": "yarrn"}}, "resource_manager.name", "there is no 'yarrn'; installed are local"),
         (
             {"resource_manager": {"name": "local", "local": {"nodes": [{"name": "n"}]}}},

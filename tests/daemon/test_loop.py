@@ -78,7 +78,7 @@ class TestStart:
             ({"schedule": {"poll_seconds": 0}}, "schedule.poll_seconds: "),
             ({"policy": {"name": "drff"}}, "policy.name: there is no 'drff'; installed are "),
             ({"policy": {"fallback": "x"}}, "policy.fallback: there is no 'x'"),
-            ({"placement": "x"}, "placement: there is no 'x'; installed are load_balance"),
+            ({"placement": "x"}, "placement: there is no 'x'; installed are best_fit, load_balance"),
             ({"resource_manager": {"name": "pbs"}}, "resource_manager.name: there is no 'pbs'"),
             ({"resource_manager": {"name": "local", "local": {"nodes": []}}}, "local.nodes: expected a list"),
             ({"api": {"heartbeat_seconds": 30}}, "jobs.silent_seconds: must be at least three times"),
