@@ -155,8 +155,9 @@ def _run_watched(begun: Run, runs_on: Executor) -> Run:
 
         def show_progress(done: Finished) -> None:
             display.advance(bar)
-            if done.error:
-                display.console.print(f"{done.case}, {done.policy}, seed {done.seed}: {done.error}", markup=False)
+            if done.error and watched:  # else it is told at the end, with the others
+                said = f"{done.case}, {done.policy}, seed {done.seed}: {done.error}"
+                display.console.print(said, markup=False, soft_wrap=True)
 
         return run_cells(begun, runs_on, progress=show_progress)
 
