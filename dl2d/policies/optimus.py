@@ -279,5 +279,5 @@ def _alternatives(size: Allocation, job: Job, choice: _Choice, samples: float) -
 
 
 def until_losses_settle() -> Optimus:
-    """``optimus-loss``: a job ends when an epoch lowers its loss by less than 1 % of its largest loss."""
-    return Optimus(convergence=0.01)
+    """``optimus-loss``: a job ends when an epoch lowers its loss by less than a thousandth of its largest loss."""
+    return Optimus(convergence=0.001)
