@@ -29,6 +29,8 @@ class Machines:
         self.free = [self.vector(room[name]) for name in self.names]
         shape = (len(nodes), len(self.resources))
         self._free = np.array(self.free, dtype=np.int64).reshape(shape).T.copy()
+        #: Machines of which the matrix is behind.
+        self._changed: set[int] = set()
         #: By demand, a machine before which none has room for it.
         self._first: dict[Vector, int] = {}
 
@@ -48,6 +50,10 @@ class Machines:
         """First machine with room. Cheap where it is the same as last time; otherwise O(machines), vectorised."""
         start = self._first.get(demand, 0)
         if start < len(self.names) and not self.fits(start, demand):
+            if self._changed:
+                places = list(self._changed)
+                self._free[:, places] = np.array([self.free[place] for place in places], dtype=np.int64).T
+                self._changed.clear()
             fitting = np.ones(len(self.names) - start, dtype=bool)
             for wanted, free in zip(demand, self._free, strict=True):
                 if wanted:
@@ -58,13 +64,13 @@ class Machines:
 
     def take(self, place: int, demand: Vector) -> None:
         """Take room on a machine."""
-        free = self.free[place] = tuple(map(sub, self.free[place], demand))
-        self._free[:, place] = free
+        self.free[place] = tuple(map(sub, self.free[place], demand))
+        self._changed.add(place)
 
     def give_back(self, place: int, demand: Vector) -> None:
         """Undo ``take``."""
-        free = self.free[place] = tuple(map(add, self.free[place], demand))
-        self._free[:, place] = free
+        self.free[place] = tuple(map(add, self.free[place], demand))
+        self._changed.add(place)
         for known, first in self._first.items():
             self._first[known] = min(first, place)
 
@@ -72,6 +78,9 @@ class Machines:
         """Another set of machines with the same room."""
         other = object.__new__(Machines)
         other.__dict__ = self.__dict__ | {
-            "free": list(self.free), "_free": self._free.copy(), "_first": dict(self._first)
-        }  # fmt: skip
+            "free": list(self.free),
+            "_free": self._free.copy(),
+            "_first": dict(self._first),
+            "_changed": set(self._changed),
+        }
         return other

@@ -176,13 +176,17 @@ def _jobs(snapshot: Snapshot, machines: Machines) -> list[_Job]:
             {
                 role: [
                     _Running(task.node, machines.places.get(task.node), machines.vector(task.demand))
-                    for task in sorted(tasks, key=lambda task: task.number, reverse=True)
+                    for task in _newest_first(tasks)
                 ]
                 for role, tasks in runs[job.key].items()
             },
         )
         for order, job in enumerate(snapshot.jobs)
     ]
+
+
+def _newest_first(tasks: list[Task]) -> list[Task]:
+    return sorted(tasks, key=lambda task: task.number, reverse=True) if len(tasks) > 1 else tasks
 
 
 def _remaining_work(snapshot: Snapshot) -> dict[JobKey, float]:
@@ -366,8 +370,9 @@ class _Filling:
         """What a job should be given next, room or not, up to a target."""
         job = entry.job
         if target is not None:
-            request = replace(job.request, max_workers=target.workers, max_ps=target.ps)
-            job = replace(job, request=request)
+            if target == entry.has:
+                return None
+            job = replace(job, request=replace(job.request, max_workers=target.workers, max_ps=target.ps))
         return next_bundle(job, entry.has, whole=self._whole_bundles)
 
     def floors(self) -> None:
