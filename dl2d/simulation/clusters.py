@@ -275,8 +275,15 @@ class Clusters:
         -------
         Bools
             Shape (k,): whether all targets were reached.
+
+        Raises
+        ------
+        ValueError
+            A job has tasks already.
         """
         which = np.arange(self.count) if which is None else which
+        if self.sizes[which].any():
+            raise ValueError("fill: some jobs have tasks already; fill a slot once, and before anything else is given")
         targets = np.minimum(np.maximum(targets, 0), self.most[which]) * self.present[which][:, :, None]
         tasks, lengths = _sequence(targets, in_turn=in_turn)
         wanted = lengths.copy()
@@ -395,20 +402,16 @@ class Clusters:
                 alive, cursor = alive[keep], cursor[keep]
 
     def _first_round(self, which: Ints, tasks: Ints, lengths: Ints) -> Ints:
-        """On an empty cluster the t-th task goes to the t-th node, if no task is free of charge: all of them at once.
+        """On an empty cluster the t-th task goes to the t-th node, for no task is free of charge: all of them at once.
 
         Returns how many tasks were dealt with in each, shape (k,).
         """
-        if self.used[:, which].any():
-            return np.zeros_like(lengths)
         width = int(min(self._nodes, tasks.shape[1]))
         dealt = np.minimum(self.library.nodes[self.workload[which]], lengths)
         inside = np.arange(width) < dealt[:, None]
         kinds = which[:, None] * (2 * self._jobs) + tasks[:, :width]
         demands = [self._flat_demand[:, number][kinds] * inside for number in range(self._resources)]
         weight = np.sum(demands, axis=0)
-        if not (weight[inside] > 0).all():
-            return np.zeros_like(lengths)
         frees = [self.free[number, which, :width] for number in range(self._resources)]
         # Absent nodes have -1 free, and nothing is dealt to them.
         room = np.logical_and.reduce([wanted <= free for wanted, free in zip(demands, frees, strict=True)]) | ~inside

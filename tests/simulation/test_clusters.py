@@ -230,6 +230,13 @@ def test_filling_some_clusters_leaves_the_others_alone() -> None:
     assert not clusters.used[:, [0, 2]].any()
 
 
+def test_a_slot_is_filled_once() -> None:
+    clusters = begun([one_node(epochs=[5.0])])
+    clusters.fill(clusters.least)
+    with pytest.raises(ValueError, match="tasks already"):
+        clusters.fill(clusters.most)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6))
 def test_capacity_holds_and_work_is_conserved(seed: int) -> None:

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.drawn import drawn
 
+from dl2d.simulation.clusters import Clusters
 from dl2d.simulation.environment import ENVIRONMENT_ID, ClusterEnv, VectorClusterEnv
 from dl2d.simulation.library import NEVER, Library
-from dl2d.simulation.workload import Workload, read_workload
+from dl2d.simulation.workload import Workload, describe_workload, read_workload
 
 
 def two_jobs(*, epochs: float = 4.0, **more: Any) -> Workload:
@@ -97,6 +98,18 @@ def test_one_slot_by_hand() -> None:
     assert free.tolist() == [1, 1]
 
 
+def test_only_declared_epochs_are_seen() -> None:
+    """4 epochs that were said to be 8: shares are of 8, and the job ends when half of them are done."""
+    env = ClusterEnv(two_jobs(declared_epochs=8.0), 3)
+    seen, _ = env.reset(seed=0)
+    assert seen[3] == np.float32(np.log1p(8.0) / 8)
+    env.step(2)
+    seen, *_, info = env.step(9)
+    assert seen[3] == np.float32(np.log1p(7.0) / 8)
+    assert info["job_reward"].tolist() == [0.125, 0.0]
+    assert info["job_rate"].tolist() == [0.125, 0.0]
+
+
 def test_jobs_come_in_batches_and_the_last_void_ends_the_slot() -> None:
     env = ClusterEnv(two_jobs(), 1)
     assert env.reset(seed=0)[1]["window"].tolist() == [0]
@@ -175,11 +188,16 @@ def allowed(env: ClusterEnv, window: list[int]) -> list[int]:
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 8), st.booleans())
 def test_the_mask_says_exactly_what_fits_and_what_it_allows_is_done(seed: int, window: int, first: bool) -> None:
-    """Masks are those found by trying; an allowed action adds its tasks; no node and no bound is ever exceeded."""
+    """Masks are those found by trying; an allowed action adds its tasks where ``give`` does; no node is over-used."""
     draw = np.random.default_rng(seed)
     env = ClusterEnv(drawn(seed), window, first_bundles=first)
     _, info = env.reset(seed=seed)
     clusters = env.clusters
+    here = np.zeros(1, dtype=np.int64)
+    twin = Clusters(clusters.library, 1)
+    twin.reset(here, here, [draw])
+    if first:
+        twin.fill(twin.least, in_turn=True)
     for _ in range(60):
         mask = info["action_mask"]
         assert mask.tolist() == allowed(env, info["window"].tolist())
@@ -188,9 +206,17 @@ def test_the_mask_says_exactly_what_fits_and_what_it_allows_is_done(seed: int, w
         observation, reward, terminated, _, info = env.step(action)
         assert env.observation_space.contains(observation)
         if action < 3 * window:
-            before[jobs[action // 3]] += [action % 3 != 1, action % 3 != 0]
+            job, worker, ps = jobs[action // 3], action % 3 != 1, action % 3 != 0
+            before[job] += [worker, ps]
+            assert twin.give(here, here + job, here + worker, here + ps).all()
             assert clusters.sizes[0].tolist() == before.tolist()
             assert (reward, terminated, info["slot_ended"]) == (0.0, False, False)
+        elif info["slot_ended"]:
+            twin.end_slot(here)
+            if first:
+                twin.fill(twin.least, in_turn=True)
+        for name in ("free", "load", "used", "sizes", "done"):
+            assert getattr(clusters, name).tolist() == getattr(twin, name).tolist()
         assert (clusters.free[clusters.free > -1] >= 0).all()
         assert (clusters.sizes <= clusters.most).all()
         held = (clusters.sizes[0, :, :, None] * clusters.demand[0]).sum(axis=(0, 1))
@@ -252,6 +278,22 @@ def test_many_at_once_are_many_single_ones_bit_for_bit(count: int, more: dict[st
                 told[number], rest[number] = (observation, own), tuple(rest_)
             assert rest[number] == (rewards[number], terminated[number], truncated[number])
     assert ends > 2 * count
+
+
+def test_numbers_do_not_depend_on_how_large_the_library_is() -> None:
+    """Beside a workload with more jobs and nodes there is padding; rewards stay the same to the last bit."""
+    given = describe_workload(drawn(1, jobs=62, plain=True, nodes=30))
+    workload = read_workload({**given, "jobs": [{**job, "submit_slot": 0} for job in given["jobs"]]})
+    alone = ClusterEnv(workload, 63, first_bundles=True, speed_noise=0.1)
+    beside = ClusterEnv([workload, drawn(2, jobs=71, nodes=50)], 63, first_bundles=True, speed_noise=0.1)
+    infos = [env.reset(seed=3, options={"workload": 0})[1] for env in (alone, beside)]
+    draw = np.random.default_rng(0)
+    for _ in range(100):
+        assert infos[0]["action_mask"].tolist() == infos[1]["action_mask"].tolist()
+        action = int(choose(draw, infos[0]["action_mask"], void=0.7))
+        done = [env.step(action) for env in (alone, beside)]
+        assert done[0][1:4] == done[1][1:4]
+        infos = [own[4] for own in done]
 
 
 def test_how_episodes_begin_anew_is_declared_and_done() -> None:
