@@ -38,6 +38,9 @@ def test_policies_are_compared_as_one_json_object(dl2d, workload: Path, preset: 
         assert result["avg_jct_slots"] == result["makespan_slots"] == 2.5
         assert result["avg_jct_slots_plain"] == 3.0
         assert result["jobs"] == {"1": 2.5}
+        # The node is held to the end of the third slot.
+        assert result["utilisation"] == {"cpu": 1.0, "gpu": 1.0}
+        assert result["resizes"] == 0
         assert 0 <= result["decision_ms"]["p50"] <= result["decision_ms"]["p99"]
 
 
@@ -55,6 +58,12 @@ def test_without_json_a_table_is_printed(dl2d, workload: Path) -> None:
         (["--policy", "even", "--preset", "dl2-paper"], {}, "this preset has no 'even'"),
         (["--placement", "nowhere"], {}, "there is no 'nowhere'"),
         (["--preset", "nonsense"], {}, "nonsense"),
+        (["--with", "speed_nois=1"], {}, "did you mean speed_noise"),
+        (["--with", "speed_nois=1"], {}, "straggler_probability"),
+        (["--with", "speed_noise"], {}, "expected OPTION=NUMBER"),
+        (["--with", "speed_noise=lots"], {}, "--with: speed_noise: expected a number"),
+        (["--with", "speed_noise=0.1", "--with", "speed_noise=0.2"], {}, "given twice"),
+        ([], {"allowed_workers": [9]}, "allowed_workers"),
         ([], {"epochs": -1}, "epochs"),
         ([], {"model": "other"}, "other"),
     ],
@@ -64,6 +73,21 @@ def test_wrong_use_is_told_and_ends_with_status_2(dl2d, workload: Path, options,
     ran = dl2d("simulate", "--workload", workload, *options)
     assert ran.status == 2
     assert words in ran.err
+
+
+def test_options_cost_what_they_say_and_go_on_top_of_a_preset(dl2d, workload: Path) -> None:
+    """Slots of 100 s: 25 s of the first are lost; a restart is never needed."""
+
+    def jct(*options: str) -> float:
+        ran = dl2d("simulate", "--workload", workload, "--json", "--seed", 3, *options)
+        assert ran.status == 0, ran.err
+        return float(json.loads(ran.out)["policies"]["drf"]["avg_jct_slots"])
+
+    assert jct("--with", "start_seconds=25", "--with", "restart_seconds=50") == 2.75
+    assert jct("--preset", "dl2-paper", "--with", "start_seconds=25") == 2.75
+    realistic = jct("--preset", "realistic")
+    assert realistic != 2.5
+    assert jct("--preset", "realistic", "--with", "start_seconds=58") > realistic
 
 
 def test_a_missing_workload_is_told(dl2d, tmp_path: Path) -> None:
