@@ -17,7 +17,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.simulation.contenders import contender
-from dl2d.simulation.preset import PresetName, preset
+from dl2d.simulation.preset import Preset, PresetName, preset
 from dl2d.simulation.replay import Replayed, Rules, SimulationError, replay
 from dl2d.simulation.workload import read_workload
 
@@ -133,6 +133,21 @@ def test_optimus_climbs_rough_tables_as_the_independent_simulator_does(seed: int
     done = by_preset("optimus", given)
     assert done.avg_jct == pytest.approx(average_jct(given, "optimus", speed), rel=1e-9)
     assert by_preset("optimus-true", given).jobs == done.jobs
+
+
+@pytest.mark.parametrize("policy", ["optimus", "lookahead"])
+def test_measuring_speeds_costs_little_when_jobs_are_long(policy: str) -> None:
+    """Nothing is known at first: samples and fits come from what the simulated jobs themselves report."""
+    given = workload(3, nodes=96, jobs=40)
+    for job in given["jobs"]:
+        job["epochs"] *= 8
+    read = read_workload(given)
+    measuring, told, fair = (
+        run(given, contender(name, read, Preset(Rules(), LoadBalance(), {}))).avg_jct
+        for name in (policy, f"{policy}-true", "drf")
+    )
+    assert told < measuring < 1.05 * told
+    assert measuring < 0.9 * fair
 
 
 MEASURED = Path(__file__).parents[3] / "shared" / "data" / "dl2" / "config_speed.csv"
