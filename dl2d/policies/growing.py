@@ -115,6 +115,8 @@ class Growing:
         self.sizes = [self.filling.allocations[job.key] for job in self.jobs]
         self._kinds = {} if known is not None else _kinds(snapshot, sample_sizes)
         self._alike: dict[tuple[object, ...], Alike] = {}
+        #: Kept, for jobs are told to be alike by the identity of their arrays.
+        self._told: list[_Floats] = []
         #: What each job has in common with others; None for one that did not start or whose speeds are unknown.
         self.alike = [self._group(job) if job.key not in self.filling.reasons else None for job in self.jobs]
         self._sample()
@@ -172,6 +174,7 @@ class Growing:
             grid = self._known.grid(job)
             key = (id(grid), *_bounds(request), request.worker, request.ps)
             if key not in self._alike:
+                self._told.append(grid)
                 self._alike[key] = self._alike_of(job, grid)
             return self._alike[key]
         kind = self._kinds[TrainingKind.of(request)]

@@ -4,15 +4,17 @@ import random
 from dataclasses import replace
 
 import hypothesis
+import numpy as np
 import pytest
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from policies.snapshots import a_job, a_snapshot, ask, cluster, given, snapshots
 from policies.speeds import Told, Truth, measured
 
 from dl2d.core.cluster import Node, Snapshot
 from dl2d.core.codec import encode
 from dl2d.core.decision import Constraint
-from dl2d.core.jobs import NOTHING, Allocation, Architecture, Consistency
+from dl2d.core.jobs import NOTHING, Allocation, Architecture, Consistency, Job, JobKey
 from dl2d.core.measured import LossPoint, MeasuredLoss, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.policy import Evidence
 from dl2d.core.resources import Resources
@@ -329,3 +331,14 @@ def test_running_jobs_never_fall_below_their_floors(make, held, seed) -> None:
 @pytest.mark.parametrize("name", ["optimus", "optimus-loss", "lookahead"])
 def test_they_are_installed_by_name(name: str) -> None:
     assert load_policy(name).name == name
+
+
+def test_speeds_that_come_as_a_new_array_each_time_are_not_mixed_up() -> None:
+    class Fresh:
+        def grid(self, job: Job) -> NDArray[np.float64]:
+            return TOLD.grid(job).copy()
+
+    jobs = [replace(A if number % 2 else B, key=JobKey("c", str(number), number)) for number in range(40)]
+    snapshot = a_snapshot(jobs, cluster(20, cpu=9))
+    assert ask(Optimus(known=Fresh()), snapshot) == ask(Optimus(known=TOLD), snapshot)
+    assert ask(Lookahead(known=Fresh()), snapshot) == ask(Lookahead(known=TOLD), snapshot)
