@@ -173,6 +173,20 @@ def test_what_failed_is_in_the_report(tmp_path: Path) -> None:
     ET.fromstring(html)
 
 
+def test_a_bound_that_can_be_beaten_is_told_as_such(tmp_path: Path) -> None:
+    source = "generator:dl2"
+    workloads = [
+        {"name": "plain", "source": source},
+        {"name": "none of it", "source": source, "with": {"speed_noise": 0}},
+        {"name": "noisy", "source": source, "with": {"speed_noise": 0.1}},
+        {"name": "real", "source": source, "preset": "realistic"},
+    ]
+    markdown, _ = write_report(make_run(tmp_path, workloads=workloads))
+    parts = re.split(r"^### ", markdown.read_text(), flags=re.MULTILINE)[1:]
+    assert ["luck in speeds" in part for part in parts] == [False, False, True, True]
+    assert ["no policy can beat" in part for part in parts] == [True, True, False, False]
+
+
 def test_policies_without_a_result_are_left_out(tmp_path: Path) -> None:
     run = make_run(tmp_path, only_drf, baseline="fifo")
     write_report(run)

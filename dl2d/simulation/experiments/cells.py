@@ -17,6 +17,7 @@ from dl2d.simulation.bound import lower_bound
 from dl2d.simulation.contenders import contender
 from dl2d.simulation.experiments.definition import Case, Experiment
 from dl2d.simulation.preset import Preset, preset
+from dl2d.simulation.realism import Realism
 from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.sources import load_source
 
@@ -45,7 +46,8 @@ class Result:
     avg_jct: float
     avg_jct_plain: float
     makespan: float
-    #: Average completion time that no policy can beat (``dl2d.simulation.bound``), and the resource that makes it so.
+    #: Bound on the average completion time of the workload without options (``dl2d.simulation.bound``), and the
+    #: resource that makes it so.
     bound: float
     scarce: str
     #: By resource, fraction of amount x time that was held.
@@ -111,6 +113,12 @@ def rules_of(cell: Cell) -> Preset:
         where = f"workload {cell.case.name}"
         raise WorkloadError(f"with.{printable(error.key)}", error.problem, where=where) from None
     return replace(chosen, rules=replace(chosen.rules, realism=realism, most_slots=cell.most_slots))
+
+
+def is_ideal(case: Case) -> bool:
+    """Whether the simulated cluster is free of noise, costs and failures: only then is the bound one."""
+    rules = preset(case.preset).rules if case.preset is not None else Rules()
+    return rules.realism.with_options(case.options) == Realism()
 
 
 def check_cell(cell: Cell) -> str:

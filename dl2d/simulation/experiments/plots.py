@@ -73,7 +73,7 @@ def draw_plots(run: Run, cases: Sequence[CaseSummary], folder: Path) -> tuple[Pi
         drawn += [
             (
                 "jct", "Average completion time",
-                f"Bars: {over}. Whiskers: 95 % confidence interval of the mean. Dashed: bound that no policy can beat.",
+                f"Bars: {over}. Whiskers: 95 % confidence interval of the mean. Dashed: bound.",
                 _bars(cases, looks),
             ),
             (
@@ -217,7 +217,7 @@ def _allocation(case: CaseSummary, timelines: Timelines, looks: Mapping[str, _Lo
         axis.fill_between(timelines.edges, workers, both, step="post", color=colour, alpha=0.4, linewidth=0)
         _dress(axis, policy, _in_slots("time", case) if axis is grid[-1] else "", grid_of="y", y="tasks")
     most = max((float((each.workers + each.ps).max()) for each in timelines.policies.values()), default=1.0)
-    _same_scale(grid, timelines, most)
+    _same_scale(grid, most, float(timelines.edges[-1]))
     return figure
 
 
@@ -237,14 +237,16 @@ def _by_job(case: CaseSummary, timelines: Timelines) -> Figure:
                 )  # fmt: skip
             below = above
         _dress(axis, policy, _in_slots("time", case) if axis is grid[-1] else "", grid_of="y", y="tasks")
-    _same_scale(grid, timelines, max(float(tasks.sum(axis=0).max()) for tasks in timelines.by_job.values()))
+    together = np.max([tasks.sum(axis=0) for tasks in timelines.by_job.values()], axis=0)
+    # Other seeds may have taken longer.
+    _same_scale(grid, float(together.max()), float(timelines.edges[int(np.flatnonzero(together)[-1]) + 1]))
     return figure
 
 
-def _same_scale(grid: Sequence[Any], timelines: Timelines, most: float) -> None:
+def _same_scale(grid: Sequence[Any], most: float, end: float) -> None:
     for axis in grid:
         axis.set_ylim(0, max(1.0, most) * 1.06)
-        axis.set_xlim(0, timelines.edges[-1])
+        axis.set_xlim(0, end)
 
 
 def _to_end(values: _Floats) -> _Floats:
@@ -274,7 +276,12 @@ def _figure(
     grid = figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared)
     if legend:
         figure.legend(
-            handles=list(legend), loc="outside upper left", ncols=6, frameon=False, fontsize=9, labelcolor=_INK
+            handles=list(legend),
+            loc="outside upper left",
+            ncols=math.ceil(len(legend) / lines),
+            frameon=False,
+            fontsize=9,
+            labelcolor=_INK,
         )
     return figure, list(grid.flat)
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
+from dl2d.simulation.experiments.cells import is_ideal
 from dl2d.simulation.experiments.plots import Picture, draw_plots
 from dl2d.simulation.experiments.runs import DEFINITION, ENVIRONMENT, RESULTS, ExperimentError, Run
 from dl2d.simulation.experiments.statistics import Estimate
@@ -113,9 +114,11 @@ def _section(case: CaseSummary, baseline: str) -> Section:
     rules = f"rules of the preset {made.preset}" if made.preset else "no preset"
     if made.options:
         rules += " with " + ", ".join(f"{key}={value}" for key, value in made.options.items())
-    about = (
-        f"{made.source}; {rules}. {_number(case.jobs.mean)} jobs, slots of {case.slot_seconds:g} s. "
-        f"Bound that no policy can beat: {_with_interval(case.bound)} slots on average."
+    bound = f"{_with_interval(case.bound)} slots on average"
+    about = f"{made.source}; {rules}. {_number(case.jobs.mean)} jobs, slots of {case.slot_seconds:g} s. " + (
+        f"Bound that no policy can beat: {bound}."
+        if is_ideal(made)
+        else f"Bound: {bound}, of the workload without options; luck in speeds and locality can beat it."
     )
     headings = tuple(each.format(baseline=baseline, resource=case.resource) for each in _HEADINGS)
     return Section(made.name, about, Table(headings, tuple(_row(each) for each in case.policies)))
