@@ -62,11 +62,12 @@ class TaskState(enum.StrEnum):
     @property
     def wanted(self) -> bool:
         """Whether the task is meant to be a member of its job."""
-        return self.rank <= _RANKS[TaskState.CONFIRMED]
+        return self in _WANTED
 
 
 _RANKS = {state: rank for rank, state in enumerate(TaskState)}
 _RANKS[TaskState.FAILED] = _RANKS[TaskState.RELEASED]
+_WANTED = frozenset(state for state, rank in _RANKS.items() if rank <= _RANKS[TaskState.CONFIRMED])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

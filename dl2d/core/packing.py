@@ -100,6 +100,8 @@ class Packing:
         incumbents = tuple(incumbents)
         names = {name for node in self._nodes for name, _ in node.capacity.thousandths}
         self._names = sorted(names | {name for task in incumbents for name, _ in task.demand.thousandths})
+        #: Amounts in the order of the names: most nodes and tasks are alike.
+        self._known: dict[Resources, tuple[int, ...]] = {}
         self._vectors: dict[Resources, _Vector | None] = {}
         #: How many incumbents wait to be taken up again: without any, nothing is reserved.
         self._waiting = 0
@@ -425,8 +427,11 @@ class Packing:
         return self._vectors[demand]
 
     def _amounts(self, resources: Resources) -> _Vector:
-        given = dict(resources.thousandths)
-        return tuple(given.get(name, 0) for name in self._names)
+        known = self._known.get(resources)
+        if known is None:
+            given = dict(resources.thousandths)
+            known = self._known[resources] = tuple([given.get(name, 0) for name in self._names])
+        return known
 
     def _room_on(self, place: int) -> Resources:
         level = self._at[place]

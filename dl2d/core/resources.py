@@ -65,7 +65,7 @@ class Resources:
 
     @classmethod
     def _exact(cls, scaled: Mapping[str, int]) -> Resources:
-        return cls(tuple(sorted((name, amount) for name, amount in scaled.items() if amount)))
+        return cls(tuple(sorted([entry for entry in scaled.items() if entry[1]])))
 
     @classmethod
     def total(cls, parts: Iterable[Resources]) -> Resources:
@@ -77,6 +77,8 @@ class Resources:
         return cls._exact(scaled)
 
     def __add__(self, other: Resources) -> Resources:
+        if not self.thousandths or not other.thousandths:
+            return self if self.thousandths else other
         return Resources.total((self, other))
 
     def __mul__(self, times: int) -> Resources:

@@ -108,8 +108,8 @@ class _Floor:
         self._leavers: dict[Resources, list[_Leavers | None]] = {}
 
     def first_with_room(self, demand: Resources) -> str | None:
-        fits = self._fitting(demand)
-        return self._names[fits.index(True)] if True in fits else None
+        place = _first(self._fitting(demand), 0)
+        return None if place is None else self._names[place]
 
     def fewest_leavers(self, demand: Resources) -> tuple[str, Sequence[Task]] | None:
         """The node where the fewest surplus tasks, then the newest, would have to leave: what trained long stays."""
@@ -149,21 +149,32 @@ class _Floor:
 
     def mover(self, demand: Resources, settled: Collection[Kind]) -> tuple[Task, str] | None:
         """A task whose place the demand could have, and a node with room for it now; none of ``settled`` kinds."""
+        #: By demand the first two nodes with room: one of them is another than the task's own.
+        firsts: dict[Resources, tuple[str | None, str | None]] = {}
         for node, tasks in self._on_node.items():
-            makes_room: dict[Resources, bool] = {}
+            #: By demand, where a task of this node could go to make room; None where that is nowhere.
+            targets: dict[Resources, str | None] = {}
             for task in tasks:
-                kind = task.job, task.role
-                if kind in settled or self._left[kind] > 0 or task.state is not TaskState.CONFIRMED:
+                if task.demand not in targets:
+                    if task.demand not in firsts:
+                        firsts[task.demand] = self._first_two_with_room(task.demand)
+                    first, second = firsts[task.demand]
+                    other = second if first == node else first
+                    makes_room = other is not None and demand.fits_in(self._free[node] + task.demand)
+                    targets[task.demand] = other if makes_room else None
+                target = targets[task.demand]
+                if target is None or task.state is not TaskState.CONFIRMED:
                     continue
-                if task.demand not in makes_room:
-                    makes_room[task.demand] = demand.fits_in(self._free[node] + task.demand)
-                if makes_room[task.demand] and (target := self._other_with_room(task.demand, node)) is not None:
+                kind = task.job, task.role
+                if kind not in settled and self._left[kind] <= 0:
                     return task, target
         return None
 
-    def _other_with_room(self, demand: Resources, node: str) -> str | None:
+    def _first_two_with_room(self, demand: Resources) -> tuple[str | None, str | None]:
         fits = self._fitting(demand)
-        return next((name for name, fit in zip(self._names, fits, strict=True) if fit and name != node), None)
+        first = _first(fits, 0)
+        second = None if first is None else _first(fits, first + 1)
+        return None if first is None else self._names[first], None if second is None else self._names[second]
 
     def _fitting(self, demand: Resources) -> list[bool]:
         if demand not in self._fits:
@@ -215,6 +226,13 @@ class _Leavers:
 
 
 _NO_LEAVERS = _Leavers()
+
+
+def _first(fits: list[bool], since: int) -> int | None:
+    try:
+        return fits.index(True, since)
+    except ValueError:
+        return None
 
 
 def room_with_leavers(

@@ -13,6 +13,7 @@ from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.jobs import Allocation, Job
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
+from dl2d.core.resources import Resources
 from dl2d.policies.filling import Filling
 
 
@@ -47,8 +48,13 @@ class Drf:
         capacity = snapshot.capacity
         filling = Filling(snapshot, packing, whole_bundles=self._whole_bundles)
 
+        shares: dict[tuple[Resources, Resources, Allocation], float] = {}
+
         def share(job: Job, allocation: Allocation) -> float:
-            return job.request.demand_of(allocation).dominant_share(capacity)[0]
+            kind = job.request.worker, job.request.ps, allocation
+            if kind not in shares:
+                shares[kind] = job.request.demand_of(allocation).dominant_share(capacity)[0]
+            return shares[kind]
 
         queue = [(share(job, filling.allocations[job.key]), order, job) for order, job in enumerate(snapshot.jobs)]
         heapq.heapify(queue)
