@@ -60,7 +60,7 @@ def optimus(sizes: Sequence[int], servers: int) -> Assignment:
     1 % of a share, goes to the server with the fewest pieces. Equal servers are taken in order.
 
     Without small blocks no server holds more than two shares, for what fits nowhere is no larger than a share and the
-    emptiest server holds less than one. As few blocks are cut as can be, so there are fewer requests than MXNet's.
+    emptiest server holds less than one. Only blocks larger than a share are cut, where MXNet cuts all large ones.
 
     Raises
     ------
