@@ -38,9 +38,8 @@ class Tetris:
     dot product of what the bundle takes and what the machine has free, both as fractions of the machine's capacity.
     Remaining work (section 3.3) is remaining time x resources held: samples left over the samples per second and
     bundle at which the job last trained (one that has not: as others of its type, ``dl2d.policies.pace``), times the
-    fractions of an average machine that a bundle takes. It is weighed by ``shortness`` x mean alignment / mean remaining
-    work, the means over all jobs whose next bundle has room on the machine. Equal scores go to the job that was
-    submitted first.
+    fractions of an average machine that a bundle takes. It is weighed by ``shortness`` x mean alignment / mean work,
+    the means over all jobs whose next bundle has room on the machine. Equal scores go to the job submitted first.
 
     The paper packs tasks. Here the unit is what a job grows by at once, a worker and a PS at the most, laid on one
     machine. A step of more tasks (a minimum, the next allowed worker count) begins at the machine and goes on at the

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import replace
 from itertools import count
@@ -263,7 +264,7 @@ class Watched(Tetris):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.slots = self.decided = 0
+        self.slots = self.shrunk = 0
         self.last: dict[JobKey, Allocation] = {}
 
     def decide(self, snapshot: Snapshot, packing: Packing, rng: Any) -> Decision:
@@ -274,6 +275,7 @@ class Watched(Tetris):
                 self.slots += 1
         decision = super().decide(snapshot, packing, rng)
         holds_to_its_room(decision, snapshot)
+        self.shrunk += sum(entry.allocation.workers < entry.previous.workers for entry in decision.jobs)
         self.last = decision.allocations()
         return decision
 
@@ -344,3 +346,31 @@ _LONE = read_workload(
                   "worker": {"cpu": 2, "gpu": 4}, "ps": {"cpu": 2}, "max_workers": 8, "max_ps": 8}],
     }
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("placement", [LoadBalance(), BestFit(), Optimus()], ids=lambda placement: placement.name)
+def test_in_a_crowd_jobs_shrink_and_grow_just_as_decided(placement) -> None:
+    shrunk = checked = 0
+    for seed in range(8):
+        draw = random.Random(seed)
+        jobs = [
+            {
+                "id": str(number), "model": "m", "submit_slot": draw.randint(0, 8),
+                "epochs": draw.choice([1.0, 5.0, 40.0, 120.0]), "samples_per_epoch": 100.0,
+                "worker": {"cpu": draw.randint(1, 2), "gpu": draw.randint(0, 3)}, "ps": {"cpu": draw.randint(1, 3)},
+                "min_workers": draw.randint(0, 2), "max_workers": draw.randint(2, 9), "max_ps": draw.randint(2, 9),
+            }
+            for number in range(14)
+        ]  # fmt: skip
+        groups = [{"count": 2, "resources": {"cpu": draw.randint(4, 12), "gpu": draw.randint(0, 6)}} for _ in range(3)]
+        groups.append({"count": 2, "resources": {"cpu": 8, "gpu": 6}})
+        speeds = {"m": {"formula": "ps-sync", "theta": [0.01, 0.1, 0.05, 0.001, 0.001], "batch": 32}}
+        policy, ticks = Watched(), count()
+        replay(
+            read_workload({"slot_seconds": 20, "cluster": groups, "speeds": speeds, "jobs": jobs}),
+            policy, placement, timer=lambda ticks=ticks: next(ticks),
+        )  # fmt: skip
+        checked += policy.slots
+        shrunk += policy.shrunk
+    assert checked > 200
+    assert shrunk > 5
