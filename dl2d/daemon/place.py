@@ -54,7 +54,8 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
         for key, roles in wanted:
             starting.start(key, roles)
     deferred = starting.deferred()
-    wants = [
+    wants = [Want(kind, requests[kind[0]].demand(kind[1])) for kind in starting.held_back]
+    wants += [
         Want((item.job, item.role), requests[item.job].demand(item.role))
         for item in deferred
         if (item.job, item.role) not in starting.expecting
@@ -93,15 +94,14 @@ def _stops(by_kind: Mapping[Kind, list[Task]], surplus: Mapping[Kind, int], leav
             yield Stop(task.job, task.id)
 
 
-def _moves(moving: Sequence[Task], packing: Packing) -> Iterator[tuple[Task, Move]]:
-    """Start another of a task's kind elsewhere; the next tick finds one too many, and the one in the way leaves."""
-    for task in moving:
-        node = packing.place(task.demand, task.role)
-        if isinstance(node, Blocked):
-            continue
-        if node == task.node:
-            packing.remove(node, task.demand)
-        else:
+def _moves(moving: Iterable[tuple[Task, str]], packing: Packing) -> Iterator[tuple[Task, Move]]:
+    """Start another of a task's kind elsewhere; the next tick finds one too many, and the one in the way leaves.
+
+    Only on the node that was chosen: room on another may be what a waiting task is about to get. Where room has yet to
+    become free, the next tick sees.
+    """
+    for task, node in moving:
+        if packing.place_on(node, task.demand):
             yield task, Move(task.job, task.id, node)
 
 
@@ -179,6 +179,8 @@ class _Starting:
         self.starts: list[Start] = []
         #: Kinds that wait for room of which it is settled who leaves it to them.
         self.expecting: set[Kind] = set()
+        #: Tasks that had room and yet wait, for the rest of their first bundle has none: theirs must not be given away.
+        self.held_back: list[Kind] = []
         self._tasks = snapshot.tasks
         self._requests = requests
         self._packing = packing
@@ -193,6 +195,8 @@ class _Starting:
             return False
         new = Allocation(roles.count(Role.WORKER), roles.count(Role.PS))
         request = self._requests[key]
+        if key not in self._begun and (new.workers < request.min_workers or new.ps < request.min_ps):
+            return False
         laid = self._packing.gather(request, new, there)
         if laid is None:
             return False
@@ -221,6 +225,7 @@ class _Starting:
             # Its first bundle is its minimum: as a whole or not at all.
             for start in placed:
                 self._packing.remove(start.node, start.demand)
+                self.held_back.append((key, start.role))
             placed = []
             if missing:
                 # What it waits for is room for the role that has none.

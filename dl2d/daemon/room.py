@@ -37,8 +37,8 @@ class Clearing:
 
     #: Tasks of shrinking jobs that should be the ones to leave.
     leaving: tuple[Task, ...]
-    #: Tasks that another of their kind, started elsewhere, should replace.
-    moving: tuple[Task, ...]
+    #: Tasks that another of their kind should replace, and the node where it has room that nobody else waits for.
+    moving: tuple[tuple[Task, str], ...]
 
 
 def clear(
@@ -65,7 +65,7 @@ def clear(
     floor = _Floor(room, tasks, surplus)
     settled = {want.kind for want in wants}
     leaving: list[Task] = []
-    moving: list[Task] = []
+    moving: list[tuple[Task, str]] = []
     #: Demands for which nothing could be done, as long as nothing else was done either.
     hopeless: set[Resources] = set()
     for want in wants[:_MOST_WANTS]:
@@ -83,7 +83,7 @@ def clear(
         elif (mover := floor.mover(demand, settled)) is not None:
             floor.move(*mover)
             floor.take(mover[0].node, demand)
-            moving.append(mover[0])
+            moving.append(mover)
             hopeless.clear()
         else:
             hopeless.add(demand)

@@ -21,7 +21,7 @@ def want(job: JobKey, **demand: float) -> Want:
 
 
 def ids(clearing: Clearing) -> tuple[list[str], list[str]]:
-    return [task.id for task in clearing.leaving], [task.id for task in clearing.moving]
+    return [task.id for task in clearing.leaving], [task.id for task, _ in clearing.moving]
 
 
 def test_the_task_in_the_way_leaves_not_the_newest() -> None:
