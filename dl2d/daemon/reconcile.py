@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from dl2d.core.cluster import Task, TaskState, parse_tag, task_tag
 from dl2d.core.jobs import Job, JobKey, JobState
@@ -87,7 +88,7 @@ def reconcile(
     tasks = tuple(tasks)
     heard = heard or {}
     by_handle = {job.handle: job for job in seen.jobs}
-    by_tag = _by_tag(seen.jobs)
+    by_tag = _Marks(seen.jobs)
     known = {job.key: job for job in (*ended_jobs, *jobs)}
     changes: list[TaskChange] = []
     job_changes: list[tuple[JobKey, JobChange]] = []
@@ -154,15 +155,25 @@ def heard_since(jobs: Iterable[Job], before: Mapping[JobKey, float], at: float, 
     return {key: before.get(key, at) for key in calling}
 
 
-def _by_tag(jobs: Iterable[RmJob]) -> dict[str, RmJob]:
-    """Manager's jobs by our mark; where a mark stands twice, one that has not ended comes first."""
-    found: dict[str, RmJob] = {}
-    for job in jobs:
-        if job.tag:
-            first = found.setdefault(job.tag, job)
-            if first is not job and first.state.ended and not job.state.ended:
-                found[job.tag] = job
-    return found
+class _Marks:
+    """Manager's jobs by our mark, put in order when the first is asked for: most are found by their handles."""
+
+    def __init__(self, jobs: Iterable[RmJob]) -> None:
+        self._jobs = jobs
+
+    def get(self, tag: str) -> RmJob | None:
+        """The job with a mark; where the mark stands twice, one that has not ended comes first."""
+        return self._by_tag.get(tag)
+
+    @cached_property
+    def _by_tag(self) -> dict[str, RmJob]:
+        found: dict[str, RmJob] = {}
+        for job in self._jobs:
+            if job.tag:
+                first = found.setdefault(job.tag, job)
+                if first is not job and first.state.ended and not job.state.ended:
+                    found[job.tag] = job
+        return found
 
 
 def _job_change(
