@@ -159,13 +159,18 @@ class Packing:
         return cls(others, placement, incumbents=[task for task in tasks if task.state.wanted])
 
     def add(self, job: Job, delta: Allocation) -> Blocked | None:
-        """Add tasks of a job, all or none; returns what stood in the way."""
+        """Add tasks of a job, workers and PSs in turn, all or none; returns what stood in the way."""
         done: list[_Step] = []
         before = self._state
-        for role in _ROLES:
-            demand = job.request.demand(role)
-            for _ in range(delta.count(role)):
-                step = self._take_up(job.key, role) or self._place_new(demand, role)
+        request = job.request
+        for number in range(max(delta)):
+            roles = [role for role in _ROLES if number < delta.count(role)]
+            together = self._placement.keeps_bundles and len(roles) > 1
+            if together and not any(self._incumbents.get((job.key, role)) for role in roles):
+                steps: Iterable[_Step | Blocked] = (self._place_new(request.worker + request.ps, Role.WORKER),)
+            else:
+                steps = (self._take_up(job.key, role) or self._place_new(request.demand(role), role) for role in roles)
+            for step in steps:
                 if isinstance(step, Blocked):
                     for taken in reversed(done):
                         self._undo(taken)

@@ -27,6 +27,11 @@ class Placement(Protocol):
         """
         ...
 
+    @property
+    def keeps_bundles(self) -> bool:
+        """Whether a worker and a PS that are given in one step go to the same node, as one demand."""
+        ...
+
     def load(self, used: Sequence[int], capacity: Sequence[int]) -> float:
         """Place of a node in the order, lowest first; equal ones by node order.
 

@@ -46,7 +46,7 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
     }
     packing = Packing(snapshot.nodes, placement)
     layout = Layout(decision, by_kind, surplus)
-    starting = _Starting(snapshot, requests, held, packing, layout)
+    starting = _Starting(snapshot, requests, held, packing, layout, keeps_bundles=placement.keeps_bundles)
     wanted = _wanted(snapshot, decision, held)
     if placement.gathers:
         _start_gathered(starting, wanted, allocations, by_kind)
@@ -175,6 +175,8 @@ class _Starting:
         held: Mapping[JobKey, Allocation],
         packing: Packing,
         layout: Layout,
+        *,
+        keeps_bundles: bool,
     ) -> None:
         self.starts: list[Start] = []
         #: Kinds that wait for room of which it is settled who leaves it to them.
@@ -185,6 +187,7 @@ class _Starting:
         self._requests = requests
         self._packing = packing
         self._layout = layout
+        self._keeps_bundles = keeps_bundles
         self._waiting: dict[Kind, tuple[int, Blocked]] = {}
         self._waits_whole: dict[JobKey, Blocked] = {}
         self._begun = {key for key, has in held.items() if has != NOTHING}
@@ -212,13 +215,15 @@ class _Starting:
         placed: list[Start] = []
         blocked: Blocked | None = self._waits_whole.get(key)
         missing: list[tuple[Role, Blocked]] = []
-        for role in roles:
-            before = blocked or (self._waiting[key, role][1] if (key, role) in self._waiting else None)
-            node = before or self._find((key, role), request.demand(role))
-            if isinstance(node, Blocked):
-                missing.append((role, node))
-            else:
-                placed.append(Start(key, role, node, request.demand(role)))
+        for unit in self._units(key, roles):
+            demand = request.demand(unit[0]) if len(unit) == 1 else request.worker + request.ps
+            before = blocked or (self._waiting[key, unit[0]][1] if (key, unit[0]) in self._waiting else None)
+            node = before or self._find((key, unit[0]), demand)
+            for role in unit:
+                if isinstance(node, Blocked):
+                    missing.append((role, node))
+                else:
+                    placed.append(Start(key, role, node, request.demand(role)))
         counts = Counter(start.role for start in placed)
         too_few = counts[Role.WORKER] < request.min_workers or counts[Role.PS] < request.min_ps
         if key not in self._begun and (missing or too_few):
@@ -244,6 +249,14 @@ class _Starting:
             Deferred(key, role, count, why.nearest, why.shortfalls)
             for (key, role), (count, why) in self._waiting.items()
         ]
+
+    def _units(self, key: JobKey, roles: Sequence[Role]) -> Sequence[tuple[Role, ...]]:
+        """What goes to one node: single tasks, or bundles where the placement keeps them and no node is named."""
+        if not self._keeps_bundles or self._layout.names(key):
+            return [(role,) for role in roles]
+        workers, ps = roles.count(Role.WORKER), roles.count(Role.PS)
+        alone = Role.WORKER if workers > ps else Role.PS
+        return [(Role.WORKER, Role.PS)] * min(workers, ps) + [(alone,)] * abs(workers - ps)
 
     def _find(self, kind: Kind, demand: Resources) -> str | Blocked:
         node = self._layout.place(kind, demand, self._packing, self._tasks)

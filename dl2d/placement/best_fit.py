@@ -15,6 +15,7 @@ class BestFit:
     name: ClassVar[str] = "best_fit"
     head_only: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
+    keeps_bundles: ClassVar[bool] = False
 
     def load(self, used: Sequence[int], capacity: Sequence[int]) -> float:
         """Sum of free fractions; see ``dl2d.core.placement.Placement``."""

@@ -16,6 +16,7 @@ class LoadBalance:
     name: ClassVar[str] = "load_balance"
     head_only: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
+    keeps_bundles: ClassVar[bool] = False
 
     def load(self, used: Sequence[int], capacity: Sequence[int]) -> float:
         """Sum of used fractions; see ``dl2d.core.placement.Placement``."""

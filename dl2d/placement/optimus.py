@@ -24,6 +24,7 @@ class Optimus:
     name: ClassVar[str] = "optimus"
     head_only: ClassVar[bool] = False
     gathers: ClassVar[bool] = True
+    keeps_bundles: ClassVar[bool] = False
 
     def load(self, used: Sequence[int], capacity: Sequence[int]) -> float:
         """Sum of used fractions: the emptiest node first. See ``dl2d.core.placement.Placement``."""

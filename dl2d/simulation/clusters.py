@@ -4,9 +4,10 @@
 holds the two together) and is some thousand times faster. Axis 0 of every array is the cluster. No loop here runs over
 clusters or jobs, except where a cluster draws from its own generator: at resets, and in each slot under speed noise.
 
-The rules: tasks go one at a time to the node with the least used resources (plain sum over types, ties by node order),
-and to no other; a slot's work is speed x slot_seconds / samples_per_epoch; a job that ends inside its last slot counts
-the used fraction, and what it holds stays blocked until the slot is over; then the cluster is emptied.
+The rules: tasks go one at a time, and a worker and a PS that are given together as one (a bundle), to the node with the
+least used resources (plain sum over types, ties by node order), and to no other; a slot's work is speed x slot_seconds
+/ samples_per_epoch; a job that ends inside its last slot counts the used fraction, and what it holds stays blocked
+until the slot is over; then the cluster is emptied.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from dl2d.simulation.library import NEVER, Floats, Ints, Library
 
 Bools = NDArray[np.bool_]
 
+#: What is placed as one: a worker, a PS, or one of both.
+_WORKER, _PS, _BUNDLE = range(3)
 #: Load of a node that is not there: never the least.
 _ABSENT: Final = 2**62
 
@@ -95,7 +98,9 @@ class Clusters:
         self.model: Ints = np.zeros((count, jobs), dtype=np.int64)
         self.least: Ints = np.zeros((count, jobs, 2), dtype=np.int64)
         self.most: Ints = np.zeros((count, jobs, 2), dtype=np.int64)
-        self.demand: Ints = np.zeros((count, jobs, 2, resources), dtype=np.int64)
+        #: What a worker, a PS and a bundle of both ask for, shape (N, J, 3, R); and the first two alone.
+        self.asks: Ints = np.zeros((count, jobs, 3, resources), dtype=np.int64)
+        self.demand: Ints = self.asks[:, :, :_BUNDLE]
         #: Capacity of whole clusters, shape (N, R).
         self.capacity: Ints = np.zeros((count, resources), dtype=np.int64)
         #: Of each job: admitted and not ended; workers and PSs, shape (N, J, 2); epochs done; when it ended (-1).
@@ -115,7 +120,7 @@ class Clusters:
         self._flat_present = self.present.reshape(-1)
         self._flat_sizes = self.sizes.reshape(-1)
         self._flat_most = self.most.reshape(-1)
-        self._flat_demand = self.demand.reshape(-1, resources)
+        self._flat_demand = self.asks.reshape(-1, resources)
         self._speeds = library.speeds.reshape(-1)
         #: Where in ``_speeds`` the size (0, 0) of a job stands.
         self._speed: Ints = np.zeros((count, jobs), dtype=np.int64)
@@ -175,7 +180,8 @@ class Clusters:
         self.model[which] = library.model[chosen]
         self.least[which] = library.least[chosen]
         self.most[which] = library.most[chosen]
-        self.demand[which] = library.demand[chosen]
+        self.asks[which, :, :_BUNDLE] = library.demand[chosen]
+        self.asks[which, :, _BUNDLE] = library.demand[chosen].sum(axis=2)
         _, rows, columns = library.speeds.shape
         self._speed[which] = library.speed[chosen] * (rows * columns)
         self._samples[which] = library.samples[chosen]
@@ -191,7 +197,7 @@ class Clusters:
         self._empty(which)
 
     def give(self, which: Ints, jobs: Ints, workers: Ints, ps: Ints) -> Bools:
-        """Give tasks to one job in each of k clusters: workers and PSs in turn, each to the least used node.
+        """Give tasks to one job in each of k clusters: bundles first, then what is left, each to the least used node.
 
         Parameters
         ----------
@@ -204,22 +210,23 @@ class Clusters:
         -------
         Bools
             Shape (k,): whether a job got its tasks. It gets all of them or none: none where it is not present, would
-            have more than its most, or one of them does not fit on the least used node.
+            have more than its most, or something does not fit on the least used node.
         """
         at = which * self._jobs + jobs
         now = self.sizes.reshape(-1, 2)[at]
         asked = np.stack((workers, ps), axis=1)
         fits: Bools = self._flat_present[at] & (now + asked <= self.most.reshape(-1, 2)[at]).all(axis=1)
         taken: list[tuple[Ints, Ints, Ints]] = []
-        for number, role in np.ndindex(int(asked.max(initial=0)), 2):
-            (rows,) = np.nonzero(fits & (asked[:, role] > number))
-            if len(rows):
-                demand = self._flat_demand[at[rows] * 2 + role]
-                nodes, room = self._heads(which[rows], demand)
-                fits[rows[~room]] = False
-                rows, nodes, demand = rows[room], nodes[room], demand[room]
-                self._take(which[rows], nodes, demand)
-                taken.append((rows, nodes, demand))
+        for kind, amount in _in_bundles(asked):
+            for number in range(int(amount.max(initial=0))):
+                (rows,) = np.nonzero(fits & (amount > number))
+                if len(rows):
+                    demand = self._flat_demand[at[rows] * 3 + kind]
+                    nodes, room = self._heads(which[rows], demand)
+                    fits[rows[~room]] = False
+                    rows, nodes, demand = rows[room], nodes[room], demand[room]
+                    self._take(which[rows], nodes, demand)
+                    taken.append((rows, nodes, demand))
         if not fits.all():
             for rows, nodes, demand in taken:
                 undone = ~fits[rows]
@@ -228,38 +235,26 @@ class Clusters:
         self.sizes.reshape(-1, 2)[at] = now + asked * fits[:, None]
         return fits
 
-    def give_one(self, role: int, which: Ints, jobs: Ints, nodes: Ints) -> None:
-        """Give one task of a role (0: worker, 1: PS) to one job in each of k clusters, unchecked: the caller has.
+    def give_one(self, kind: int, which: Ints, jobs: Ints, nodes: Ints) -> None:
+        """Give a worker (0), a PS (1) or a bundle (2) to one job in each of k clusters, unchecked: the caller has.
 
         ``nodes``, shape (k,), are where ``heads`` said, as cluster x M + node.
         """
-        at = (which * self._jobs + jobs) * 2 + role
-        self._take(which, nodes, self._flat_demand[at])
-        self._flat_sizes[at] += 1
+        at = which * self._jobs + jobs
+        self._take(which, nodes, self._flat_demand[at * 3 + kind])
+        for role in (_WORKER, _PS) if kind == _BUNDLE else (kind,):
+            self._flat_sizes[at * 2 + role] += 1
 
-    def heads(self) -> tuple[Ints, Ints, Ints]:
-        """The least used node of each cluster, the next one, and how far the first is ahead.
-
-        Returns
-        -------
-        tuple[Ints, Ints, Ints]
-            Shape (N,): both nodes as cluster x M + node, and a bound: the first stays the least used one if less than
-            this is added to its load.
-        """
-        base = np.arange(self.count) * self._nodes
-        first = self.load.argmin(axis=1) + base
-        load = self._flat_load[first]
-        self._flat_load[first] = _ABSENT
-        second = self.load.argmin(axis=1) + base
-        ahead = self._flat_load[second] - load + (first < second)
-        self._flat_load[first] = load
-        return first, second, ahead
+    def heads(self) -> Ints:
+        """The least used node of each cluster, shape (N,), as cluster x M + node."""
+        heads: Ints = self.load.argmin(axis=1) + np.arange(self.count) * self._nodes
+        return heads
 
     def fill(self, targets: Ints, which: Ints | None = None, *, in_turn: bool = False) -> Bools:
         """Fill clusters towards wanted sizes, task by task, until a task does not fit (it ends for that cluster).
 
         Jobs take turns in submit order, one task a turn: of the role that has the smaller share of its target so far,
-        the worker where shares are equal. ``in_turn`` serves each job whole before the next instead.
+        the worker where shares are equal. ``in_turn`` serves each job whole before the next instead, bundles first.
 
         Parameters
         ----------
@@ -285,13 +280,14 @@ class Clusters:
         if self.sizes[which].any():
             raise ValueError("fill: some jobs have tasks already; fill a slot once, and before anything else is given")
         targets = np.minimum(np.maximum(targets, 0), self.most[which]) * self.present[which][:, :, None]
-        tasks, lengths = _sequence(targets, in_turn=in_turn)
+        tasks, lengths = _one_by_one(targets) if in_turn else _round_robin(targets)
         wanted = lengths.copy()
         if tasks.shape[1]:
             self._place(which, tasks, lengths)
         places = np.arange(tasks.shape[1])
-        flat = (np.arange(len(which))[:, None] * (2 * self._jobs) + tasks)[places < lengths[:, None]]
-        self.sizes[which] += np.bincount(flat, minlength=len(which) * 2 * self._jobs).reshape(-1, self._jobs, 2)
+        flat = (np.arange(len(which))[:, None] * (3 * self._jobs) + tasks)[places < lengths[:, None]]
+        counts = np.bincount(flat, minlength=len(which) * 3 * self._jobs).reshape(-1, self._jobs, 3)
+        self.sizes[which] += counts[:, :, :_BUNDLE] + counts[:, :, _BUNDLE:]
         reached: Bools = lengths == wanted
         return reached
 
@@ -382,8 +378,8 @@ class Clusters:
         self._flat_load[nodes] += total
 
     def _place(self, which: Ints, tasks: Ints, lengths: Ints) -> None:
-        """Place tasks in sequence; ``tasks`` (k, T) are job x 2 + role, and ``lengths`` (k,) are cut to what fits."""
-        base = which * (2 * self._jobs)
+        """Place tasks in sequence; ``tasks`` (k, T) are job x 3 + kind, and ``lengths`` (k,) are cut to what fits."""
+        base = which * (3 * self._jobs)
         cursor = self._first_round(which, tasks, lengths)
         (alive,) = np.nonzero(cursor < lengths)
         cursor = cursor[alive]
@@ -409,7 +405,7 @@ class Clusters:
         width = int(min(self._nodes, tasks.shape[1]))
         dealt = np.minimum(self.library.nodes[self.workload[which]], lengths)
         inside = np.arange(width) < dealt[:, None]
-        kinds = which[:, None] * (2 * self._jobs) + tasks[:, :width]
+        kinds = which[:, None] * (3 * self._jobs) + tasks[:, :width]
         demands = [self._flat_demand[:, number][kinds] * inside for number in range(self._resources)]
         weight = np.sum(demands, axis=0)
         frees = [self.free[number, which, :width] for number in range(self._resources)]
@@ -429,12 +425,31 @@ class Clusters:
         return dealt
 
 
-def _sequence(targets: Ints, *, in_turn: bool) -> tuple[Ints, Ints]:
-    """The order of ``Clusters.fill``: tasks as job x 2 + role, shape (k, T), padded; and how many, shape (k,).
+def _in_bundles(asked: Ints) -> tuple[tuple[int, Ints], ...]:
+    """How many of each kind workers and PSs, shape (..., 2), make, in the order in which they are given."""
+    bundles: Ints = asked.min(axis=-1)
+    return (_BUNDLE, bundles), (_WORKER, asked[..., 0] - bundles), (_PS, asked[..., 1] - bundles)
+
+
+def _one_by_one(targets: Ints) -> tuple[Ints, Ints]:
+    """The order of ``Clusters.fill`` in turn; see ``_round_robin``."""
+    count, jobs, _ = targets.shape
+    kinds, amounts = zip(*_in_bundles(targets), strict=True)
+    tasks = (np.arange(jobs)[:, None] * 3 + np.array(kinds)).reshape(-1)
+    repeats = np.stack(amounts, axis=2).reshape(count, -1)
+    lengths: Ints = repeats.sum(axis=1)
+    longest = int(lengths.max(initial=0))
+    sequence = np.zeros((count, longest), dtype=np.int64)
+    sequence[np.arange(longest) < lengths[:, None]] = np.repeat(np.tile(tasks, count), repeats.reshape(-1))
+    return sequence, lengths
+
+
+def _round_robin(targets: Ints) -> tuple[Ints, Ints]:
+    """The order of ``Clusters.fill``: tasks as job x 3 + kind, shape (k, T), padded; and how many, shape (k,).
 
     Worker i of W comes after the PSs j of P with j / P < i / W, which are ceil(i P / W), and PS j after the workers
     with i / W <= j / P, which are floor(j W / P) + 1: so the turn in which a job gets a task is known at once, and the
-    order is that of turns, then jobs (``in_turn``: of jobs, then turns).
+    order is that of turns, then jobs.
     """
     count, jobs, _ = targets.shape
     lengths: Ints = targets.sum(axis=(1, 2))
@@ -446,10 +461,10 @@ def _sequence(targets: Ints, *, in_turn: bool) -> tuple[Ints, Ints]:
     number = np.arange(len(kind)) - (own.cumsum() - own)[kind]
     turn = number + (number * other[kind] + ahead[kind]) // own[kind]
     row, task = np.divmod(kind, 2 * jobs)
-    job = task >> 1
+    job, role = np.divmod(task, 2)
     most = int(turn.max(initial=0)) + 1
     # No two tasks have the same key.
-    key = (row * jobs + job) * most + turn if in_turn else (row * most + turn) * jobs + job
+    key = (row * most + turn) * jobs + job
     tasks = np.zeros((count, longest), dtype=np.int64)
-    tasks[np.arange(longest) < lengths[:, None]] = task[np.argsort(key)]
+    tasks[np.arange(longest) < lengths[:, None]] = (job * 3 + role)[np.argsort(key)]
     return tasks, lengths

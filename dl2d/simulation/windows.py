@@ -57,11 +57,10 @@ class Windows:
         self.batch: Ints = np.zeros(count, dtype=np.int64)
         #: Whether more jobs come behind this batch.
         self._more: Bools = np.zeros(count, dtype=np.bool_)
-        # What a worker, a PS and a bundle of each job of the window ask for, R rows each, and the sum of the worker;
-        # impossible where there is no job. Shape (3R + 1, N, J).
-        self._asks: Ints = np.full((3 * self._resources + 1, count, jobs), _IMPOSSIBLE, dtype=np.int64)
-        self._worker, self._ps, self._bundle = self._asks[:-1].reshape(3, self._resources, count, jobs)
-        self._weight = self._asks[-1]
+        # What a worker, a PS and a bundle of each job of the window ask for, R rows each; impossible where there is no
+        # job. Shape (3R, N, J).
+        self._asks: Ints = np.full((3 * self._resources, count, jobs), _IMPOSSIBLE, dtype=np.int64)
+        self._worker, self._ps, self._bundle = self._asks.reshape(3, self._resources, count, jobs)
         #: Whether a job may have one more worker, one more PS; shape (2, N, J).
         self._grows: Bools = np.zeros((2, count, jobs), dtype=np.bool_)
         self._observation: Observations = np.zeros((count, jobs * self._width + self._resources), dtype=np.float32)
@@ -71,9 +70,8 @@ class Windows:
         self._choices = self._mask[:, :-1].reshape(count, jobs, 3)
         #: Capacities of whole clusters, shape (R, N).
         self._whole: Ints = np.ones((self._resources, count), dtype=np.int64)
-        self._first: Ints = np.zeros(count, dtype=np.int64)
-        self._second: Ints = np.zeros(count, dtype=np.int64)
-        self._ahead: Ints = np.zeros(count, dtype=np.int64)
+        #: The least used node of each, as cluster x M + node.
+        self._heads: Ints = np.zeros(count, dtype=np.int64)
 
     @property
     def width(self) -> int:
@@ -142,22 +140,14 @@ class Windows:
     def refresh(self) -> None:
         """Bring masks and free shares up to date."""
         clusters = self.clusters
-        first, second, ahead = clusters.heads()
-        self._first, self._second, self._ahead = first, second, ahead
-        free = clusters.free.reshape(self._resources, -1)
-        room, next_room = free[:, first][:, :, None], free[:, second][:, :, None]
+        self._heads = clusters.heads()
+        room = clusters.free.reshape(self._resources, -1)[:, self._heads][:, :, None]
         worker = (self._worker <= room).all(axis=0)
         worker &= self._grows[0]
         ps = (self._ps <= room).all(axis=0)
         ps &= self._grows[1]
-        # The PS of a bundle follows its worker: to the same node if that is still the least used, else to the next.
-        stays = self._weight < ahead[:, None]
         both = (self._bundle <= room).all(axis=0)
-        both &= stays
-        apart = (self._ps <= next_room).all(axis=0)
-        apart &= ~stays
-        both |= apart
-        both &= worker
+        both &= self._grows[0]
         both &= self._grows[1]
         self._choices[:, :, 0] = worker
         self._choices[:, :, 1] = ps
@@ -169,13 +159,10 @@ class Windows:
         clusters = self.clusters
         column, kind = np.divmod(actions, 3)
         jobs = self.window[rows, column]
-        worker, ps = kind != 1, kind != 0
-        heads = self._first[rows]
-        clusters.give_one(0, rows[worker], jobs[worker], heads[worker])
-        # Where a worker of the same bundle went to the first node and made it more used than the second.
-        left = worker & (self._weight[rows, column] >= self._ahead[rows])
-        nodes = np.where(left, self._second[rows], heads)
-        clusters.give_one(1, rows[ps], jobs[ps], nodes[ps])
+        heads = self._heads[rows]
+        for number in range(3):
+            chosen = kind == number
+            clusters.give_one(number, rows[chosen], jobs[chosen], heads[chosen])
         return rows, column, jobs
 
     def _begin_slot(self, which: Ints) -> None:
@@ -199,10 +186,8 @@ class Windows:
         self.window[rows, columns] = jobs
         at = rows * present.shape[1] + jobs
         flat = rows * self.jobs + columns
-        demand = clusters.demand.reshape(-1, 2 * self._resources).take(at, axis=0).T
-        worker, ps = demand[: self._resources], demand[self._resources :]
-        asks = np.concatenate((worker, ps, worker + ps, worker.sum(axis=0, keepdims=True)))
-        self._asks.reshape(len(asks), -1)[:, flat] = asks
+        demand = clusters.asks.reshape(-1, 3 * self._resources).take(at, axis=0).T
+        self._asks.reshape(len(demand), -1)[:, flat] = demand
         age = clusters.slot[rows] - clusters.submit.take(at)
         remaining = np.maximum(clusters.declared.take(at) - clusters.done.take(at), 0.0)
         features = self._columns[rows, columns]
@@ -222,7 +207,7 @@ class Windows:
         flat = rows * self.jobs + columns
         for role in (0, 1):
             self._grows[role].reshape(-1)[flat] = sizes[:, role] < most[:, role]
-        demand = clusters.demand.reshape(-1, 2 * self._resources).take(at, axis=0)
+        demand = clusters.asks.reshape(-1, 3 * self._resources).take(at, axis=0)
         share: Floats = np.zeros(len(rows))
         for number in range(self._resources):
             held = workers * demand[:, number] + ps * demand[:, self._resources + number]

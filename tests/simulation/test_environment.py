@@ -162,25 +162,21 @@ def choose(draw: np.random.Generator, masks: np.ndarray, *, void: float = 0.0) -
 
 
 def allowed(env: ClusterEnv, window: list[int]) -> list[int]:
-    """The mask, by trying: node by node, one task after the other."""
+    """The mask, by trying: a worker, a PS, and both as one on the least used node."""
     clusters = env.clusters
     nodes = int(clusters.library.nodes[clusters.workload[0]])
+    load = clusters.load[0, :nodes]
+    head = min(range(nodes), key=lambda node: (load[node], node))
     mask = []
     for job in window:
         for asked in ((1, 0), (0, 1), (1, 1)):
-            free, load = clusters.free[:, 0, :nodes].copy(), clusters.load[0, :nodes].copy()
             fits = job >= 0 and all(
                 has + more <= most
                 for has, more, most in zip(clusters.sizes[0, job], asked, clusters.most[0, job], strict=True)
                 if more
             )
-            for role in (0, 1):
-                if fits and asked[role]:
-                    head = min(range(nodes), key=lambda node, load=load: (load[node], node))
-                    demand = clusters.demand[0, job, role]
-                    fits = bool((demand <= free[:, head]).all())
-                    free[:, head] -= demand
-                    load[head] += demand.sum()
+            demand = (clusters.demand[0, job] * np.array(asked)[:, None]).sum(axis=0)
+            fits = fits and bool((demand <= clusters.free[:, 0, head]).all())
             mask.append(int(fits))
     return [*mask, 1]
 

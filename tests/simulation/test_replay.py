@@ -228,3 +228,10 @@ def test_every_job_ends_and_none_faster_than_at_its_best_size(shapes, policy, em
 
 def test_a_simulation_error_is_one_of_ours() -> None:
     assert issubclass(SimulationError, Dl2dError)
+
+
+def test_by_the_papers_rules_a_bundle_goes_to_one_node_as_one() -> None:
+    """Two bundles of (4, 4) fill a node of (8, 8), so 4 nodes hold 8; placed apart, PSs would crowd workers out."""
+    speeds = {"m": {"table": [[float(w * (w == ps)) for w in range(1, 17)] for ps in range(1, 17)]}}
+    done = run(make([{"epochs": 8.0}], speeds=speeds), PAPER.policies["fifo"](None), PAPER.placement, rules=PAPER.rules)
+    assert (done.jobs[0].last_slot, done.jobs[0].fraction) == (0, 1.0)
