@@ -194,7 +194,7 @@ class _Floor:
         if not tasks:
             return _NO_LEAVERS
         free = self._free[node]
-        may_go = Counter(self._left)
+        may_go = {(task.job, task.role): self._left[task.job, task.role] for task in tasks}
         victims: list[Task] = []
         while not demand.fits_in(free):
             short = [missing.resource for missing in demand.shortfalls(free)]
@@ -211,7 +211,7 @@ class _Floor:
             may_go[task.job, task.role] -= 1
             victims.append(task)
             free += task.demand
-        kinds = Counter((task.job, task.role) for task in victims)
+        kinds = {kind: self._left[kind] - rest for kind, rest in may_go.items() if rest < self._left[kind]}
         newest = min((task.number for task in victims), default=0)
         return _Leavers(tuple(victims), tuple(kinds.items()), (len(victims), -newest))
 
