@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from dl2d.core.jobs import Allocation, Architecture, Consistency
 from dl2d.core.measured import SpeedPoint, TrainingKind
@@ -105,6 +104,8 @@ def fit_speed(kind: TrainingKind, points: Iterable[SpeedPoint]) -> SpeedFit | No
     What is least is the sum of squares of *relative* errors of the seconds per sample: each size counts alike, however
     fast it is. None where there are fewer points than terms.
     """
+    from scipy.optimize import nnls  # noqa: PLC0415 - a quarter of a second that commands which fit nothing need not wait
+
     points = usable(kind, points)
     if len(points) < number_of_terms(kind):
         return None
