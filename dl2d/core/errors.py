@@ -92,3 +92,7 @@ class DuplicateJob(StoreError):
 
 class AlreadyRunning(Dl2dError):
     """Another daemon holds this store."""
+
+
+class CheckpointError(Dl2dError):
+    """A checkpoint cannot be read or written."""
