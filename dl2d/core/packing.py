@@ -103,6 +103,7 @@ class Packing:
         #: Amounts in the order of the names: most nodes and tasks are alike.
         self._known: dict[Resources, tuple[int, ...]] = {}
         self._vectors: dict[Resources, _Vector | None] = {}
+        self._bundles: dict[int, tuple[JobRequest, Resources]] = {}
         #: How many incumbents wait to be taken up again: without any, nothing is reserved.
         self._waiting = 0
         self._incumbents: dict[tuple[JobKey, Role], list[tuple[int, _Vector]]] = defaultdict(list)
@@ -167,7 +168,7 @@ class Packing:
             roles = [role for role in _ROLES if number < delta.count(role)]
             together = self._placement.keeps_bundles and len(roles) > 1
             if together and not any(self._incumbents.get((job.key, role)) for role in roles):
-                steps: Iterable[_Step | Blocked] = (self._place_new(request.worker + request.ps, Role.WORKER),)
+                steps: Iterable[_Step | Blocked] = (self._place_new(self.bundle(request), Role.WORKER),)
             else:
                 steps = (self._take_up(job.key, role) or self._place_new(request.demand(role), role) for role in roles)
             for step in steps:
@@ -178,6 +179,14 @@ class Packing:
                     return step
                 done.append(step)
         return None
+
+    def bundle(self, request: JobRequest) -> Resources:
+        """What a worker and a PS ask for together."""
+        known = self._bundles.get(id(request))
+        if known is None:
+            # The request is kept as well, so that its identity stays its own.
+            known = self._bundles[id(request)] = request, request.worker + request.ps
+        return known[1]
 
     def place(self, demand: Resources, role: Role) -> str | Blocked:
         """Add one new task; returns its node, or what stood in the way."""

@@ -216,7 +216,7 @@ class _Starting:
         blocked: Blocked | None = self._waits_whole.get(key)
         missing: list[tuple[Role, Blocked]] = []
         for unit in self._units(key, roles):
-            demand = request.demand(unit[0]) if len(unit) == 1 else request.worker + request.ps
+            demand = request.demand(unit[0]) if len(unit) == 1 else self._packing.bundle(request)
             before = blocked or (self._waiting[key, unit[0]][1] if (key, unit[0]) in self._waiting else None)
             node = before or self._find((key, unit[0]), demand)
             for role in unit:
