@@ -15,6 +15,10 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+ /:-]{0,127}")
 _MOST_RESOURCES = 1000
 
 
+#: Keys that hold notes for people, wherever they stand.
+NOTES: Final = frozenset({"comment", "description", "license", "name", "note", "source", "tags", "title", "user"})
+
+
 class Fields:
     """Takes keys out of a JSON object one by one; ``refuse_rest`` then refuses what is left.
 
@@ -146,9 +150,9 @@ class Fields:
         return resources
 
     def refuse_rest(self) -> None:
-        """Refuse keys that nobody asked for."""
+        """Refuse keys that nobody asked for; notes for people are passed over."""
         for key in self._given:
-            if key not in self._known:
+            if key not in self._known and key not in NOTES:
                 known = ", ".join(sorted(self._known))
                 raise self.bad(printable(key), f"unknown key{did_you_mean(key, self._known)}; known are {known}")
 

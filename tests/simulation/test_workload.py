@@ -449,3 +449,12 @@ def test_every_key_is_documented() -> None:
     assert known
     for key in known[1].split(", "):
         assert f"`{key}`" in text
+
+
+def test_notes_for_people_may_stand_anywhere() -> None:
+    plain, noted = (
+        workload(job()),
+        workload(job(user="ada", note={"why": ["first"]})) | {"title": "one", "source": "us"},
+    )
+    noted["speeds"] = {model: speed | {"comment": "measured"} for model, speed in noted["speeds"].items()}
+    assert read_workload(noted) == read_workload(plain)
