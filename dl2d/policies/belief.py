@@ -1,0 +1,326 @@
+"""What a scheduler believes of speeds that it never measured: one Gaussian process over all kinds of jobs.
+
+Logarithms of samples/s are the sum of what all kinds share, of what is a kind's own, and of its level. So what one kind
+showed (that servers help, that many workers do not) is expected of the next one, until it shows otherwise.
+
+Sources: Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, sections 2.2 and 4.2 (Matern-3/2);
+upper confidence bounds: Srinivas et al., "Gaussian process optimization in the bandit setting", ICML 2010.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dl2d.core.jobs import Architecture, Consistency, JobRequest
+from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.policies.speed_fit import usable
+
+_Floats = NDArray[np.float64]
+
+#: Scale, in doublings, and variance of what kinds share, and of what is a kind's own.
+_SHARED: Final = (2.0, 0.5)
+_OWN: Final = (1.5, 0.12)
+#: Variance of a kind's level: nothing is known of it before it is measured.
+_LEVEL: Final = 9.0
+#: Deviation that is left however often a size is measured.
+_FLOOR: Final = 0.01
+#: Added to what is to be positive definite.
+_JITTER: Final = 1e-9
+#: Most sizes of one kind, and most sizes at which the shared part is worked out; where there are more, neighbours are
+#: taken together.
+_MOST_SIZES: Final = 256
+_MOST_SHARED: Final = 512
+#: Counts of one role that are all looked at, and how many there are at most; those between are interpolated.
+_ALL_COUNTS: Final = 24
+_MOST_COUNTS: Final = 40
+
+
+class _Group(NamedTuple):
+    """Kinds that have a part in common."""
+
+    architecture: Architecture
+    consistency: Consistency
+
+
+class _Bounds(NamedTuple):
+    """Largest counts of a job."""
+
+    workers: int
+    ps: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Points:
+    """What was measured of a kind: log2 of workers and PSs, logarithms of samples/s and variances of their noise."""
+
+    at: _Floats
+    logs: _Floats
+    noise: _Floats
+    #: Place of each point's size among those of the shared part.
+    shared: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What a group of kinds has in common, at U sizes: ``factor @ g`` with g of mean ``mean``, covariance
+    ``root.T @ root``.
+    """
+
+    at: _Floats
+    #: Lower Cholesky factor of the prior covariance, its inverse, and the factor times ``root.T``; all (U, U).
+    factor: _Floats
+    inverse: _Floats
+    spread: _Floats
+    root: _Floats
+    mean: _Floats
+
+
+class Belief:
+    """Means and deviations of the logarithms of speeds, given what was measured.
+
+    Inputs are log2 w, log2 p and log2 w/p, for all-reduce log2 w alone; Matern-3/2 in both parts. Kinds of one
+    architecture and consistency share a part. A kind that was never measured has the shared shape, and as its level the
+    mean of the logarithms that were measured of the others, with a deviation of 3 (1 sample/s where there is nothing).
+
+    A run that failed (speed 0) says nothing about its neighbours: in the DL2 authors' measurements those are as fast as
+    others. Its size alone is a hole: speed 0.
+
+    Exact with up to 256 sizes a kind and 512 in all; neighbours are taken together where there are more. Cost: for K
+    kinds with n sizes each and U distinct sizes, K (n^3 + U^2) + U^3 to begin with, n U for each size that is asked
+    about. Memory: U^2, and n for each kind.
+
+    Parameters
+    ----------
+    measured
+        Of all kinds; one that is left out is one that was never measured.
+    noise
+        Deviation of the logarithm of one measurement. That of a mean of m is noise / sqrt(m), but at least 0.01.
+    """
+
+    def __init__(self, measured: Sequence[MeasuredSpeeds], *, noise: float = 0.05) -> None:
+        if not noise > 0:
+            msg = f"noise: must be more than 0, not {noise!r}"
+            raise ValueError(msg)
+        self._noise = noise
+        kept = {speeds.kind: _merged(usable(speeds.kind, speeds.points), noise) for speeds in measured}
+        kept = {kind: points for kind, points in kept.items() if len(points.logs)}
+        self._centre = float(np.mean([points.logs.mean() for points in kept.values()])) if kept else 0.0
+        self._measured = {
+            speeds.kind: [_Bounds(*point.allocation) for point in usable(speeds.kind, speeds.points)]
+            for speeds in measured
+        }
+        self._failed = {speeds.kind: _failed(speeds.points) for speeds in measured}
+        self._points: dict[TrainingKind, _Points] = {}
+        self._groups: dict[_Group, _Shared] = {}
+        for group in dict.fromkeys(map(_group, sorted(kept))):
+            self._join(group, {kind: points for kind, points in kept.items() if _group(kind) == group})
+        self._crossed: dict[tuple[_Group, _Bounds], tuple[_Floats, _Floats, _Floats]] = {}
+        self._known: dict[tuple[TrainingKind, _Bounds], tuple[_Floats, _Floats]] = {}
+
+    def grid(self, request: JobRequest, optimism: float = 0.0) -> _Floats:
+        """Samples per second that are believed, or hoped for, as ``KnownSpeeds.grid`` has them.
+
+        ``exp(mean + optimism x deviation)``, where of the variances the least of the grid is taken off: what is not
+        known of all sizes alike is no reason to prefer one.
+
+        Returns
+        -------
+        Shape (max_ps + 1, max_workers + 1), zeros where a needed count is 0 or a run failed.
+        """
+        mean, deviation = self.mean_sd(request)
+        if not optimism:
+            believed: _Floats = np.exp(mean)
+            return believed
+        variance = deviation**2
+        trains = np.isfinite(mean)
+        least = variance.min(where=trains, initial=np.inf)
+        hoped = np.sqrt(np.maximum(variance - least, 0.0, where=trains, out=np.zeros_like(variance)))
+        grid: _Floats = np.exp(mean + optimism * hoped)
+        return grid
+
+    def mean_sd(self, request: JobRequest) -> tuple[_Floats, _Floats]:
+        """Mean and standard deviation of the logarithm of samples/s; not to be written to.
+
+        Returns
+        -------
+        Two of shape (max_ps + 1, max_workers + 1); -inf and 0 where nothing is trained (see ``grid``).
+        """
+        kind = TrainingKind.of(request)
+        bounds = _Bounds(request.max_workers, request.max_ps)
+        if (kind, bounds) not in self._known:
+            found = self._look(kind, bounds)
+            for array in found:
+                array.flags.writeable = False
+            self._known[kind, bounds] = found
+        return self._known[kind, bounds]
+
+    def _join(self, group: _Group, kept: dict[TrainingKind, _Points]) -> None:
+        """Work out what the kinds of a group share."""
+        at, places = _together(np.concatenate([points.at for points in kept.values()]), _MOST_SHARED)
+        prior = _matern(_distances(at, at, group), *_SHARED)
+        factor: _Floats = np.linalg.cholesky(prior + _JITTER * np.eye(len(at)))
+        told, weighed, first = np.zeros_like(prior), np.zeros(len(at)), 0
+        for kind, points in kept.items():
+            last = first + len(points.logs)
+            own = _Points(points.at, points.logs - self._centre, points.noise, places[first:last])
+            first, self._points[kind] = last, own
+            root = _root(_own(own.at, own.at, group) + np.diag(own.noise))
+            certain = root.T @ root
+            np.add.at(told, np.ix_(own.shared, own.shared), certain)
+            np.add.at(weighed, own.shared, certain @ own.logs)
+        root = _root(np.eye(len(at)) + factor.T @ told @ factor)
+        mean = root.T @ (root @ (factor.T @ weighed))
+        self._groups[group] = _Shared(at, factor, np.linalg.inv(factor), factor @ root.T, root, mean)
+
+    def _look(self, kind: TrainingKind, bounds: _Bounds) -> tuple[_Floats, _Floats]:
+        shape = (bounds.ps + 1, bounds.workers + 1)
+        mean, deviation = np.full(shape, -np.inf), np.zeros(shape)
+        has_ps = kind.architecture is Architecture.PS
+        if bounds.workers < 1 or (has_ps and bounds.ps < 1):
+            return mean, deviation
+        workers, ps = _counts(bounds.workers), _counts(bounds.ps) if has_ps else np.ones(1)
+        at = np.log2(np.stack(np.meshgrid(workers, ps), axis=-1).reshape(-1, 2))
+        between = len(workers) < bounds.workers or (has_ps and len(ps) < bounds.ps)
+        group = _group(kind)
+        found, spread = self._at(kind, at, self._cross(group, bounds, at))
+        found, spread = (values.reshape(len(ps), len(workers)) for values in (found, spread))
+        if between:
+            found, spread = (_interpolated(values, workers, ps, bounds, has_ps=has_ps) for values in (found, spread))
+            measured = [size for size in self._measured.get(kind, ()) if size.workers <= bounds.workers]
+            measured = [size for size in measured if not has_ps or size.ps <= bounds.ps]
+            if measured:
+                places = np.array(measured) - 1
+                where = (places[:, 1] if has_ps else 0, places[:, 0])
+                at = np.log2(np.maximum(places + 1.0, 1.0))
+                found[where], spread[where] = self._at(kind, at, self._cross(group, None, at))
+        mean[1 if has_ps else 0 :, 1:] = found
+        deviation[1 if has_ps else 0 :, 1:] = spread
+        for size in self._failed.get(kind, ()):
+            if size.ps < shape[0] and size.workers < shape[1]:
+                mean[size.ps if has_ps else slice(None), size.workers] = -np.inf
+                deviation[size.ps if has_ps else slice(None), size.workers] = 0.0
+        return mean, deviation
+
+    def _at(
+        self, kind: TrainingKind, at: _Floats, crossed: tuple[_Floats, _Floats, _Floats] | None
+    ) -> tuple[_Floats, _Floats]:
+        """Mean and deviation at sizes, shape (sizes,)."""
+        own, shared = self._points.get(kind), self._groups.get(_group(kind))
+        variance = np.full(len(at), _LEVEL + _OWN[1])
+        if shared is None or crossed is None:
+            return np.full(len(at), self._centre), np.sqrt(variance + _SHARED[1])
+        mean, spread, left = crossed
+        if own is not None:
+            group = _group(kind)
+            root = _root(_own(own.at, own.at, group) + np.diag(own.noise))
+            half = _own(at, own.at, group) @ root.T
+            gain = half @ root
+            variance = np.maximum(variance - (half**2).sum(axis=1), 0.0)
+            mean = mean + gain @ (own.logs - (shared.factor @ shared.mean)[own.shared])
+            spread = spread - gain @ shared.spread[own.shared]
+        return self._centre + mean, np.sqrt(variance + left + (spread**2).sum(axis=1))
+
+    def _cross(self, group: _Group, bounds: _Bounds | None, at: _Floats) -> tuple[_Floats, _Floats, _Floats] | None:
+        """Of the shared part alone: means, roots of covariances and what variance is left at sizes; kept by bounds."""
+        shared = self._groups.get(group)
+        if shared is None:
+            return None
+        if bounds is not None and (group, bounds) in self._crossed:
+            return self._crossed[group, bounds]
+        weights = _matern(_distances(at, shared.at, group), *_SHARED) @ shared.inverse.T
+        left = np.maximum(_SHARED[1] - (weights**2).sum(axis=1), 0.0)
+        crossed = weights @ shared.mean, weights @ shared.root.T, left
+        if bounds is not None:
+            self._crossed[group, bounds] = crossed
+        return crossed
+
+
+def _group(kind: TrainingKind) -> _Group:
+    return _Group(kind.architecture, kind.consistency)
+
+
+def _failed(points: Sequence[SpeedPoint]) -> tuple[_Bounds, ...]:
+    return tuple(_Bounds(*point.allocation) for point in points if point.samples_per_second == 0.0)
+
+
+def _distances(one: _Floats, other: _Floats, group: _Group) -> _Floats:
+    """Distances in doublings of workers, of PSs and of their ratio; shape (one, other)."""
+    workers = one[:, None, 0] - other[None, :, 0]
+    if group.architecture is Architecture.ALLREDUCE:
+        distances: _Floats = np.abs(workers)
+        return distances
+    ps = one[:, None, 1] - other[None, :, 1]
+    # a^2 + b^2 + (a - b)^2
+    in_both: _Floats = np.sqrt(2.0 * (workers * workers + ps * ps - workers * ps))
+    return in_both
+
+
+def _matern(distances: _Floats, length: float, variance: float) -> _Floats:
+    scaled = distances * (np.sqrt(3.0) / length)
+    covariances: _Floats = variance * (1.0 + scaled) * np.exp(-scaled)
+    return covariances
+
+
+def _own(one: _Floats, other: _Floats, group: _Group) -> _Floats:
+    """Covariance of what is a kind's own, its level included."""
+    return _LEVEL + _matern(_distances(one, other, group), *_OWN)
+
+
+def _root(matrix: _Floats) -> _Floats:
+    """Lower triangular R with ``R.T @ R`` the inverse of a positive definite matrix."""
+    inverse: _Floats = np.linalg.inv(np.linalg.cholesky(matrix))
+    return inverse
+
+
+def _merged(points: Sequence[SpeedPoint], noise: float) -> _Points:
+    """Points as arrays; neighbours in one where there are too many."""
+    sizes = np.array([point.allocation for point in points], dtype=np.float64).reshape(-1, 2)
+    times = np.array([max(point.measurements, 1) for point in points], dtype=np.float64)
+    logs: _Floats = np.log(np.array([point.samples_per_second for point in points], dtype=np.float64))
+    given = np.log2(np.maximum(sizes, 1.0))
+    at, places = _together(given, _MOST_SIZES)
+    if len(at) < len(given):
+        weights = np.bincount(places, times)
+        logs = np.asarray(np.bincount(places, times * logs) / weights, dtype=np.float64)
+        at = np.stack([np.bincount(places, times * given[:, role]) / weights for role in (0, 1)], axis=1)
+        times = weights
+    else:
+        order = np.argsort(places, kind="stable")
+        logs, times = logs[order], times[order]
+    return _Points(at, logs, np.maximum(noise**2 / times, _FLOOR**2), np.arange(len(at)))
+
+
+def _together(at: _Floats, most: int) -> tuple[_Floats, NDArray[np.int64]]:
+    """At most so many distinct sizes, and which of them stands for each of those given.
+
+    Where there are more, those in one cell of a lattice, as fine as can be, are one: the middle of the cell.
+    """
+    distinct, places = np.unique(at, axis=0, return_inverse=True)
+    cells = 16.0
+    while len(distinct) > most:
+        distinct, places = np.unique(np.round(at * cells) / cells, axis=0, return_inverse=True)
+        cells /= 2.0
+    return distinct, places.reshape(-1).astype(np.int64)
+
+
+def _counts(most: int) -> _Floats:
+    """Counts of one role that are looked at: all, or where there are many, more and more apart."""
+    if most <= _MOST_COUNTS:
+        return np.arange(1.0, most + 1.0)
+    apart = np.geomspace(_ALL_COUNTS, most, _MOST_COUNTS - _ALL_COUNTS + 1)
+    return np.unique(np.concatenate([np.arange(1.0, _ALL_COUNTS + 1.0), np.round(apart)]))
+
+
+def _interpolated(values: _Floats, workers: _Floats, ps: _Floats, bounds: _Bounds, *, has_ps: bool) -> _Floats:
+    """Values at all counts, linear in the logarithms of counts; shape (PSs, workers)."""
+    wanted = np.log2(np.arange(1.0, bounds.workers + 1.0))
+    rows = np.stack([np.interp(wanted, np.log2(workers), row) for row in values])
+    if not has_ps:
+        return rows
+    wanted = np.log2(np.arange(1.0, bounds.ps + 1.0))
+    return np.stack([np.interp(wanted, np.log2(ps), column) for column in rows.T], axis=1)
