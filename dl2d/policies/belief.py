@@ -121,6 +121,7 @@ class Belief:
             self._join(group, {kind: points for kind, points in kept.items() if _group(kind) == group})
         self._crossed: dict[tuple[_Group, _Bounds], tuple[_Floats, _Floats, _Floats]] = {}
         self._known: dict[tuple[TrainingKind, _Bounds], tuple[_Floats, _Floats]] = {}
+        self._grids: dict[tuple[TrainingKind, _Bounds, float], _Floats] = {}
 
     def grid(self, request: JobRequest, optimism: float = 0.0) -> _Floats:
         """Samples per second that are believed, or hoped for, as ``KnownSpeeds.grid`` has them.
@@ -130,18 +131,14 @@ class Belief:
 
         Returns
         -------
-        Shape (max_ps + 1, max_workers + 1), zeros where a needed count is 0 or a run failed.
+        Shape (max_ps + 1, max_workers + 1), zeros where a needed count is 0 or a run failed. Jobs that are alike are
+        given one and the same array; it is not to be written to.
         """
-        mean, deviation = self.mean_sd(request)
-        if not optimism:
-            believed: _Floats = np.exp(mean)
-            return believed
-        variance = deviation**2
-        trains = np.isfinite(mean)
-        least = variance.min(where=trains, initial=np.inf)
-        hoped = np.sqrt(np.maximum(variance - least, 0.0, where=trains, out=np.zeros_like(variance)))
-        grid: _Floats = np.exp(mean + optimism * hoped)
-        return grid
+        asked = (TrainingKind.of(request), _Bounds(request.max_workers, request.max_ps), optimism)
+        if asked not in self._grids:
+            self._grids[asked] = self._hope(request, optimism)
+            self._grids[asked].flags.writeable = False
+        return self._grids[asked]
 
     def mean_sd(self, request: JobRequest) -> tuple[_Floats, _Floats]:
         """Mean and standard deviation of the logarithm of samples/s; not to be written to.
@@ -159,11 +156,19 @@ class Belief:
             self._known[kind, bounds] = found
         return self._known[kind, bounds]
 
+    def _hope(self, request: JobRequest, optimism: float) -> _Floats:
+        mean, deviation = self.mean_sd(request)
+        variance, trains = deviation**2, np.isfinite(mean)
+        least = variance.min(where=trains, initial=np.inf)
+        beyond = np.maximum(variance - least, 0.0, where=trains, out=np.zeros_like(variance))
+        grid: _Floats = np.exp(mean + optimism * np.sqrt(beyond))
+        return grid
+
     def _join(self, group: _Group, kept: dict[TrainingKind, _Points]) -> None:
         """Work out what the kinds of a group share."""
         at, places = _together(np.concatenate([points.at for points in kept.values()]), _MOST_SHARED)
         prior = _matern(_distances(at, at, group), *_SHARED)
-        factor: _Floats = np.linalg.cholesky(prior + _JITTER * np.eye(len(at)))
+        factor = _factor(prior + _JITTER * np.eye(len(at)))
         told, weighed, first = np.zeros_like(prior), np.zeros(len(at)), 0
         for kind, points in kept.items():
             last = first + len(points.logs)
@@ -175,7 +180,7 @@ class Belief:
             np.add.at(weighed, own.shared, certain @ own.logs)
         root = _root(np.eye(len(at)) + factor.T @ told @ factor)
         mean = root.T @ (root @ (factor.T @ weighed))
-        self._groups[group] = _Shared(at, factor, np.linalg.inv(factor), factor @ root.T, root, mean)
+        self._groups[group] = _Shared(at, factor, _inverse(factor), factor @ root.T, root, mean)
 
     def _look(self, kind: TrainingKind, bounds: _Bounds) -> tuple[_Floats, _Floats]:
         shape = (bounds.ps + 1, bounds.workers + 1)
@@ -196,7 +201,7 @@ class Belief:
             if measured:
                 places = np.array(measured) - 1
                 where = (places[:, 1] if has_ps else 0, places[:, 0])
-                at = np.log2(np.maximum(places + 1.0, 1.0))
+                at = np.log2(np.maximum(np.array(measured, dtype=np.float64), 1.0))
                 found[where], spread[where] = self._at(kind, at, self._cross(group, None, at))
         mean[1 if has_ps else 0 :, 1:] = found
         deviation[1 if has_ps else 0 :, 1:] = spread
@@ -273,8 +278,15 @@ def _own(one: _Floats, other: _Floats, group: _Group) -> _Floats:
 
 def _root(matrix: _Floats) -> _Floats:
     """Lower triangular R with ``R.T @ R`` the inverse of a positive definite matrix."""
-    inverse: _Floats = np.linalg.inv(np.linalg.cholesky(matrix))
-    return inverse
+    return _inverse(_factor(matrix))
+
+
+def _factor(matrix: _Floats) -> _Floats:
+    return np.asarray(np.linalg.cholesky(matrix), dtype=np.float64)
+
+
+def _inverse(matrix: _Floats) -> _Floats:
+    return np.asarray(np.linalg.inv(matrix), dtype=np.float64)
 
 
 def _merged(points: Sequence[SpeedPoint], noise: float) -> _Points:
@@ -312,8 +324,8 @@ def _counts(most: int) -> _Floats:
     """Counts of one role that are looked at: all, or where there are many, more and more apart."""
     if most <= _MOST_COUNTS:
         return np.arange(1.0, most + 1.0)
-    apart = np.geomspace(_ALL_COUNTS, most, _MOST_COUNTS - _ALL_COUNTS + 1)
-    return np.unique(np.concatenate([np.arange(1.0, _ALL_COUNTS + 1.0), np.round(apart)]))
+    apart = np.round(np.geomspace(_ALL_COUNTS, most, _MOST_COUNTS - _ALL_COUNTS + 1))
+    return np.array([*range(1, _ALL_COUNTS), *dict.fromkeys(apart.tolist())], dtype=np.float64)
 
 
 def _interpolated(values: _Floats, workers: _Floats, ps: _Floats, bounds: _Bounds, *, has_ps: bool) -> _Floats:
