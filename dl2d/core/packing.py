@@ -6,7 +6,7 @@ import heapq
 import itertools
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import add, sub
 
 import numpy as np
@@ -29,7 +29,7 @@ _ANY: _Vector = ()
 _Step = tuple[int, _Vector, tuple[JobKey, Role] | None]
 
 #: Demands whose nodes are kept in order; for further ones all nodes are looked at each time.
-_MOST_HEAPS = 16
+_MOST_HEAPS = 32
 
 _ROLES = (Role.WORKER, Role.PS)
 
@@ -131,15 +131,27 @@ class Packing:
         self._state = 0
         self._reached: dict[tuple[int, int, _Vector], int] = {}
         self._reasons: dict[tuple[int, Resources, Role], Blocked] = {}
+        #: The node that lacks the least of a demand, and its level then. While that is its level and nothing was given
+        #: back, every other node lacks as much as it did, or more.
+        self._least: dict[Resources, tuple[int, _Level]] = {}
+        #: For which demands it was found, in turn.
+        self._found: list[Resources] = []
+        #: Demands that no node has room for: none will have, unless something is given back. And the same in turn.
+        self._full: set[Resources] = set()
+        self._refused: list[Resources] = []
+        #: For demands that were refused: why no node could ever hold them, or None where one could.
+        self._infeasible: dict[Resources, Blocked | None] = {}
         #: The same as matrices, for questions about all nodes at once; shape (resources, nodes). Nodes that have
         #: changed since are brought up to date when the next question comes.
         shape = (len(self._nodes), len(self._names))
         self._capacities = np.array([level.capacity for level in self._at], dtype=np.int64).reshape(shape).T.copy()
-        self._free = np.empty_like(self._capacities)
+        self._free = np.zeros_like(self._capacities)
         self._clear = np.empty_like(self._capacities)
         self._loads = np.empty(len(self._nodes))
         self._changed = set(range(len(self._nodes)))
         self._up = np.array(self._takes, dtype=bool)
+        #: What is free on nodes that take tasks, summed; shape (resources,).
+        self._total = np.zeros(len(self._names), dtype=np.int64)
 
     @classmethod
     def for_decision(cls, nodes: Sequence[Node], tasks: Iterable[Task], placement: Placement) -> Packing:
@@ -163,6 +175,7 @@ class Packing:
         """Add tasks of a job, workers and PSs in turn, all or none; returns what stood in the way."""
         done: list[_Step] = []
         before = self._state
+        found_before, refused_before = len(self._found), len(self._refused)
         request = job.request
         for number in range(max(delta)):
             roles = [role for role in _ROLES if number < delta.count(role)]
@@ -173,9 +186,15 @@ class Packing:
                 steps = (self._take_up(job.key, role) or self._place_new(request.demand(role), role) for role in roles)
             for step in steps:
                 if isinstance(step, Blocked):
-                    for taken in reversed(done):
-                        self._undo(taken)
-                    self._state = before
+                    if done:
+                        for taken in reversed(done):
+                            self._undo(taken)
+                        self._state = before
+                        # What was found out while there was less room than there is now.
+                        while len(self._found) > found_before:
+                            self._least.pop(self._found.pop(), None)
+                        while len(self._refused) > refused_before:
+                            self._full.remove(self._refused.pop())
                     return step
                 done.append(step)
         return None
@@ -254,6 +273,9 @@ class Packing:
         """Take a task out again that was placed by anything but ``add``."""
         self._undo((self._index[node], self._amounts(demand), None))
         self._state = next(self._states)
+        self._least.clear()
+        self._full.clear()
+        self._refused.clear()
 
     def _take_up(self, job: JobKey, role: Role) -> _Step | None:
         waiting = self._incumbents.get((job, role))
@@ -269,8 +291,12 @@ class Packing:
 
     def _place_new(self, demand: Resources, role: Role) -> _Step | Blocked:
         vector = self._vector(demand)
-        place = None if vector is None else self._choose(vector)
+        place = None if vector is None or demand in self._full else self._choose(vector)
         if vector is None or place is None:
+            # Where only the first node is tried, another may be the first next time.
+            if demand not in self._full and not self._placement.head_only:
+                self._full.add(demand)
+                self._refused.append(demand)
             asked = (self._state, demand, role)
             if asked not in self._reasons:
                 self._reasons[asked] = self._why_not(demand, role)
@@ -360,8 +386,11 @@ class Packing:
         levels = [self._at[place] for place in places]
         shape = (len(places), len(self._names))
         used = np.array([level.used for level in levels], dtype=np.int64).reshape(shape).T
+        up = self._up[places]
+        self._total -= np.maximum(self._free[:, places], 0)[:, up].sum(axis=1)
         reserved = np.array([level.reserved for level in levels], dtype=np.int64).reshape(shape).T
         self._free[:, places] = self._capacities[:, places] - used
+        self._total += np.maximum(self._free[:, places], 0)[:, up].sum(axis=1)
         self._clear[:, places] = self._free[:, places] - reserved
         self._loads[places] = [level.load for level in levels]
         self._changed.clear()
@@ -414,15 +443,21 @@ class Packing:
         """Name the binding constraint, on the node that lacks the least (as a fraction of the demand)."""
         if not self._up.any():
             return Blocked(role, Constraint.CAPACITY, "", demand.shortfalls(NO_RESOURCES))
-        nearest = self._nodes[self._nearest(demand, self._capacities)]
-        missing = demand.shortfalls(nearest.capacity)
-        if missing:
-            return Blocked(role, Constraint.INFEASIBLE, nearest.name, missing)
+        if demand not in self._infeasible:
+            nearest = self._nodes[self._nearest(demand, self._capacities)]
+            missing = demand.shortfalls(nearest.capacity)
+            blocked = Blocked(role, Constraint.INFEASIBLE, nearest.name, missing) if missing else None
+            self._infeasible[demand] = blocked
+        if (infeasible := self._infeasible[demand]) is not None:
+            return replace(infeasible, role=role)
         self._catch_up()
-        free = np.maximum(self._free, 0)
-        place = self._nearest(demand, free)
-        total = free[:, self._up].sum(axis=1)
-        in_total = any(wanted > had for wanted, had in zip(self._amounts(demand), total, strict=True))
+        known = self._least.get(demand)
+        if known is None or self._at[known[0]] is not known[1]:
+            place = self._nearest(demand, np.maximum(self._free, 0))
+            self._least[demand] = known = place, self._at[place]
+            self._found.append(demand)
+        place = known[0]
+        in_total = any(wanted > had for wanted, had in zip(self._amounts(demand), self._total.tolist(), strict=True))
         constraint = Constraint.CAPACITY if in_total else Constraint.FRAGMENTED
         return Blocked(role, constraint, self._nodes[place].name, demand.shortfalls(self._room_on(place)))
 

@@ -12,6 +12,7 @@ from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Launch, Owner, R
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.placement.best_fit import BestFit
+from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.placement.optimus import Optimus
 
@@ -288,3 +289,19 @@ def test_gathering_fills_no_node_beyond_its_room_and_is_even(nodes, worker, ps, 
             each = Counter(node for kind, node in laid if kind is role)
             assert sum(each.values()) == count
             assert max(each.values(), default=0) - min(each[node] for node in on) <= 1
+
+
+def test_where_only_the_first_node_is_tried_a_refusal_holds_for_that_node_alone() -> None:
+    """The head has two CPUs and no room for four; one small task later another node is the head, with room."""
+    packing = Packing([Node("a", Resources.of(cpu=2)), Node("b", Resources.of(cpu=8))], Dl2Paper())
+    assert isinstance(packing.place(Resources.of(cpu=4), Role.WORKER), Blocked)
+    assert packing.place(Resources.of(cpu=1), Role.WORKER) == "a"
+    assert packing.place(Resources.of(cpu=4), Role.WORKER) == "b"
+
+
+def test_what_is_given_back_can_be_had_again() -> None:
+    packing = Packing([Node("a", Resources.of(cpu=4))], LoadBalance())
+    assert packing.place(Resources.of(cpu=3), Role.WORKER) == "a"
+    assert isinstance(packing.place(Resources.of(cpu=2), Role.PS), Blocked)
+    packing.remove("a", Resources.of(cpu=3))
+    assert packing.place(Resources.of(cpu=2), Role.PS) == "a"
