@@ -297,13 +297,13 @@ def _merged(points: Sequence[SpeedPoint], noise: float) -> _Points:
     given = np.log2(np.maximum(sizes, 1.0))
     at, places = _together(given, _MOST_SIZES)
     if len(at) < len(given):
-        weights = np.bincount(places, times)
+        weights = np.asarray(np.bincount(places, times), dtype=np.float64)
         logs = np.asarray(np.bincount(places, times * logs) / weights, dtype=np.float64)
         at = np.stack([np.bincount(places, times * given[:, role]) / weights for role in (0, 1)], axis=1)
         times = weights
     else:
         order = np.argsort(places, kind="stable")
-        logs, times = logs[order], times[order]
+        logs, times = np.take(logs, order), np.take(times, order)
     return _Points(at, logs, np.maximum(noise**2 / times, _FLOOR**2), np.arange(len(at)))
 
 
