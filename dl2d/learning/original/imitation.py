@@ -1,0 +1,107 @@
+"""Supervised learning: the policy network learns to decide as a scheduler that is there already (section 4.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dl2d.learning.original.errors import TooFewSamples
+from dl2d.learning.original.networks import Net, see_that_finite
+from dl2d.learning.original.settings import SupervisedLoss
+from dl2d.learning.original.teachers import Teacher
+from dl2d.simulation.library import Ints
+from dl2d.simulation.windows import Windows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lessons:
+    """States, what could be done in them, and what the teacher did; M of each. Void is among its answers."""
+
+    observations: NDArray[np.float32]
+    masks: NDArray[np.bool_]
+    actions: Ints
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+
+def attend(windows: Windows, teacher: Teacher, *, kept: float, rng: np.random.Generator, most_slots: int) -> Lessons:
+    """Let a teacher play until all clusters are over, or ``most_slots`` long, and keep a share of what it did.
+
+    ``windows`` have begun. States in which void alone can be done are left out.
+
+    Raises
+    ------
+    TooFewSamples
+        Nothing was kept.
+    """
+    clusters, void = windows.clusters, 3 * windows.jobs
+    parts: list[tuple[NDArray[np.float32], NDArray[np.bool_], Ints]] = []
+    while True:
+        alive = np.flatnonzero(~clusters.over & (clusters.played < most_slots))
+        if not len(alive):
+            break
+        observations, masks = windows.observation(), windows.mask() != 0
+        actions = teacher(windows)
+        keep = alive[(rng.random(len(alive)) < kept) & masks[alive, :void].any(axis=1)]
+        parts.append((observations[keep], masks[keep], actions[keep]))
+        windows.step(actions, alive)
+        windows.refresh()
+    if not sum(len(actions) for _, _, actions in parts):
+        raise TooFewSamples("imitation: the teacher's play left nothing to learn from; are there jobs to decide on?")
+    states, allowed, done = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Lessons(observations=states, masks=allowed, actions=done)
+
+
+def distance(logits: Tensor, masks: Tensor, actions: Tensor, kind: SupervisedLoss) -> Tensor:
+    """How far distributions are from what a teacher did: mean over states of one of the paper's three losses."""
+    masked = torch.where(masks, logits, -torch.inf)
+    logs = torch.log_softmax(masked, dim=1)
+    if kind is SupervisedLoss.CROSS_ENTROPY:
+        return -logs.gather(1, actions[:, None]).mean()
+    errors = logs.exp() - torch.nn.functional.one_hot(actions, logits.shape[1])
+    per_action = errors.square() if kind is SupervisedLoss.SQUARE else errors.abs()
+    return per_action.sum(dim=1).mean()
+
+
+def imitate(
+    network: Net,
+    lessons: Lessons,
+    *,
+    loss: SupervisedLoss,
+    updates: int,
+    minibatch: int,
+    rate: float,
+    rng: np.random.Generator,
+) -> list[float]:
+    """Learn from lessons; returns the loss at each update.
+
+    Raises
+    ------
+    TooFewSamples
+        A minibatch is more than there is.
+    Diverged
+        The loss is not a number.
+    """
+    if len(lessons) < minibatch:
+        raise TooFewSamples(f"imitation: a minibatch is {minibatch} decisions of the teacher, there are {len(lessons)}")
+    optimiser = torch.optim.Adam(network.parameters(), lr=rate)
+    losses = []
+    for number in range(updates):
+        for group in optimiser.param_groups:
+            group["lr"] = rate * (1.0 - 0.9 * number / updates)
+        which = rng.choice(len(lessons), minibatch, replace=False)
+        logits = network(torch.from_numpy(lessons.observations[which]))
+        masks, actions = torch.from_numpy(lessons.masks[which]), torch.from_numpy(lessons.actions[which])
+        value = distance(logits, masks, actions, loss)
+        see_that_finite("the supervised loss", value)
+        optimiser.zero_grad()
+        value.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        losses.append(float(value.detach()))
+    see_that_finite("the weights", *network.parameters())
+    return losses

@@ -1,0 +1,153 @@
+"""Policy and value networks for learning; ``dl2d.policies.dl2_original`` has the same for acting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dl2d.learning.original.errors import Diverged
+from dl2d.learning.original.settings import NetworkKind
+
+#: Standard deviation of weights of a fresh output layer: all actions are about equally likely.
+_OUTPUT_DEVIATION: Final = 0.01
+
+
+class DenseNetwork(nn.Module):
+    """Two hidden layers over the whole observation."""
+
+    def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)])
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Shape (N, inputs) to (N, outputs)."""
+        first, second, last = self.layers
+        answer: Tensor = last(torch.relu(second(torch.relu(first(observations)))))
+        return answer
+
+    def named(self) -> dict[str, nn.Linear]:
+        """Layers by the names that they have in a checkpoint."""
+        return {str(place): layer for place, layer in enumerate(self.layers) if isinstance(layer, nn.Linear)}
+
+    def outputs(self) -> list[nn.Linear]:
+        """Layers that are drawn afresh after imitation."""
+        return [self.named()["2"]]
+
+
+class SharedNetwork(nn.Module):
+    """The same network for every job of the window, and the mean over jobs; see ``SharedJobs`` of the policy.
+
+    ``outputs`` are numbers a job, and one more for void where ``void``.
+    """
+
+    def __init__(self, width: int, free: int, hidden: int, outputs: int, *, void: bool) -> None:
+        super().__init__()
+        self._width, self._free = width, free
+        self.first = nn.Linear(width + free, hidden)
+        self.second = nn.Linear(2 * hidden, hidden)
+        self.job = nn.Linear(hidden, outputs)
+        self.void = nn.Linear(hidden, 1) if void else None
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Shape (N, J x width + free) to (N, J x outputs [+ 1]); columns without a job give 0."""
+        count = len(observations)
+        split = observations.shape[1] - self._free
+        columns = observations[:, :split].reshape(count, -1, self._width)
+        there = columns.ne(0).any(dim=2)
+        rows, places = there.nonzero(as_tuple=True)
+        weight, bias = self.first.weight, self.first.bias
+        shared = nn.functional.linear(observations[:, split:], weight[:, self._width :], bias)
+        own = nn.functional.linear(columns[rows, places], weight[:, : self._width])
+        hidden = torch.relu(own + shared.index_select(0, rows))
+        total = torch.zeros(count, hidden.shape[1]).index_add(0, rows, hidden)
+        mean = total / there.sum(dim=1, keepdim=True).clamp(min=1)
+        size = hidden.shape[1]
+        weight, bias = self.second.weight, self.second.bias
+        pooled = nn.functional.linear(mean, weight[:, size:], bias)
+        deep = torch.relu(nn.functional.linear(hidden, weight[:, :size]) + pooled.index_select(0, rows))
+        flat = torch.zeros(count * columns.shape[1], self.job.out_features)
+        flat = flat.index_copy(0, rows * columns.shape[1] + places, self.job(deep))
+        jobs = flat.reshape(count, -1)
+        return jobs if self.void is None else torch.cat((jobs, self.void(torch.relu(pooled))), dim=1)
+
+    def named(self) -> dict[str, nn.Linear]:
+        """Layers by the names that they have in a checkpoint."""
+        named = {"0": self.first, "1": self.second, "job": self.job}
+        return named if self.void is None else {**named, "void": self.void}
+
+    def outputs(self) -> list[nn.Linear]:
+        """Layers that are drawn afresh after imitation."""
+        return [self.job] if self.void is None else [self.job, self.void]
+
+
+Net = DenseNetwork | SharedNetwork
+
+
+def policy_network(kind: NetworkKind, *, jobs: int, width: int, free: int, hidden: int) -> Net:
+    """Logits of 3J + 1 actions."""
+    if kind is NetworkKind.DENSE:
+        return DenseNetwork(jobs * width + free, hidden, 3 * jobs + 1)
+    return SharedNetwork(width, free, hidden, 3, void=True)
+
+
+def value_network(kind: NetworkKind, *, jobs: int, width: int, free: int, hidden: int, by_job: bool) -> Net:
+    """What is expected of each job of the window, shape (N, J), or of the whole slot, shape (N, 1)."""
+    if kind is NetworkKind.DENSE or not by_job:
+        return DenseNetwork(jobs * width + free, hidden, jobs if by_job else 1)
+    return SharedNetwork(width, free, hidden, 1, void=False)
+
+
+def begin(network: Net, generator: torch.Generator) -> None:
+    """Draw all weights; the body's as He et al. for ReLUs."""
+    with torch.no_grad():
+        for layer in network.named().values():
+            layer.weight.normal_(0.0, (2.0 / layer.in_features) ** 0.5, generator=generator)
+            layer.bias.zero_()
+    draw_outputs(network, generator)
+
+
+def draw_outputs(network: Net, generator: torch.Generator) -> None:
+    """Draw the output layers afresh and keep the body."""
+    with torch.no_grad():
+        for layer in network.outputs():
+            layer.weight.normal_(0.0, _OUTPUT_DEVIATION, generator=generator)
+            layer.bias.zero_()
+
+
+def weights_of(network: Net, name: str) -> dict[str, NDArray[Any]]:
+    """Copies of the weights, as in a checkpoint."""
+    weights: dict[str, NDArray[Any]] = {}
+    for part, layer in network.named().items():
+        weights[f"{name}.{part}.weight"] = np.array(layer.weight.detach().numpy(), dtype=np.float32)
+        weights[f"{name}.{part}.bias"] = np.array(layer.bias.detach().numpy(), dtype=np.float32)
+    return weights
+
+
+def load_weights(network: Net, weights: Mapping[str, NDArray[Any]], name: str) -> None:
+    """The inverse of ``weights_of``."""
+    with torch.no_grad():
+        for part, layer in network.named().items():
+            layer.weight.copy_(torch.from_numpy(weights[f"{name}.{part}.weight"]))
+            layer.bias.copy_(torch.from_numpy(weights[f"{name}.{part}.bias"]))
+
+
+def see_that_finite(what: str, *tensors: Tensor) -> None:
+    """Stop where a number is none.
+
+    Raises
+    ------
+    Diverged
+        Some value is infinite or no number; says of what, and how many.
+    """
+    for tensor in tensors:
+        if not bool(torch.isfinite(tensor).all()):
+            wrong = int((~torch.isfinite(tensor)).sum())
+            raise Diverged(
+                f"training diverged: {wrong} of {tensor.numel()} values of {what} are not finite; "
+                "a smaller rate, or rewards without infinities, may help"
+            )
