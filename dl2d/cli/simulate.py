@@ -75,7 +75,7 @@ def simulate(
             results[name] = replay(
                 jobs,
                 contender(name, jobs, chosen),
-                chosen.placement,
+                chosen.placement_of(name),
                 rules=rules,
                 seed=seed,
                 timer=time.perf_counter,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -50,6 +50,12 @@ class Preset:
     placement: Placement
     #: The preset's policies by name, made from the workload's true speeds; empty for all that are installed.
     policies: Mapping[str, Callable[[KnownSpeeds], Policy]]
+    #: Placements of single policies, by name, where they are not as the others'.
+    placements: Mapping[str, Placement] = field(default_factory=dict)
+
+    def placement_of(self, policy: str) -> Placement:
+        """How a policy's tasks are placed."""
+        return self.placements.get(policy, self.placement)
 
 
 def preset(name: PresetName) -> Preset:
@@ -57,7 +63,8 @@ def preset(name: PresetName) -> Preset:
 
     ``dl2-paper``: the rules of the DL2 authors' simulator. The cluster is emptied and refilled in each slot, a task
     goes to the node with the least used resources (plain sum over types, ties by node order), and filling ends for
-    everybody at the first task that does not fit there. Optimus and lookahead know the true speeds.
+    everybody at the first that does not fit there. A worker and a PS that are given together go to one node as one, but
+    for Optimus, which gives single tasks, the first two of a job included. Optimus and lookahead know the true speeds.
 
     ``realistic``: a cluster with costs, noise and failures as they were measured (``dl2d.simulation.realism``), for all
     policies that are installed.
@@ -66,9 +73,11 @@ def preset(name: PresetName) -> Preset:
         case PresetName.REALISTIC:
             return Preset(rules=Rules(realism=REALISTIC), placement=LoadBalance(), policies={})
         case PresetName.DL2_PAPER:
+            apart = Dl2Paper(keeps_bundles=False)
             return Preset(
                 rules=Rules(empty_each_slot=True),
                 placement=Dl2Paper(),
+                placements={"optimus": apart, "optimus-true": apart},
                 policies={
                     "fifo": lambda _: Fifo(whole_bundles=True),
                     "srtf": lambda _: Srtf(by_fraction=True, whole_bundles=True),

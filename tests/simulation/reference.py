@@ -3,9 +3,9 @@
 The cluster is emptied and refilled in each slot. A task, or a bundle of a worker and a PS as one, goes to the node with
 the least used resources (sum over types, ties by index); the filling ends at the first that does not fit there. FIFO
 gives each job in turn bundles up to its caps, SRTF does so by remaining fraction; DRF adds one bundle to the job with
-the least dominant share. Optimus gives each job a bundle, then the single task that shortens any job's remaining time
-the most, of equals the PS, until none shortens it; a job that wants a task beyond its cap gets no more. A job that ends
-inside its last slot counts the used fraction.
+the least dominant share. Optimus gives each job a worker, then a PS, then the single task that shortens any job's
+remaining time the most, of equals the PS, until none shortens it; a job that wants a task beyond its cap gets no more.
+A job that ends inside its last slot counts the used fraction.
 """
 
 from __future__ import annotations
@@ -76,26 +76,24 @@ def _climb(
     put: Callable[[dict[str, float]], int | None],
     shape: dict[str, list[int]],
 ) -> None:
-    """Optimus' filling of one slot: a bundle for each job, then in every round all jobs are looked at anew."""
+    """Optimus' filling of one slot: in every round all jobs are looked at anew."""
     dropped: set[str] = set()
-    for job in present:
-        both = {name: job["worker"].get(name, 0) + job["ps"].get(name, 0) for name in {*job["worker"], *job["ps"]}}
-        if put(both) is None:
-            return
-        shape[job["id"]][:] = [1, 1]
     while True:
         best, chosen, role = 0.0, None, 0
         for job in present:
             if job["id"] in dropped:
                 continue
             workers, servers = shape[job["id"]]
-            now = _seconds(left[job["id"]], job, speed(job, workers, servers))
-            gains = [
-                now - _seconds(left[job["id"]], job, speed(job, workers + 1, servers)),
-                now - _seconds(left[job["id"]], job, speed(job, workers, servers + 1)),
-            ]
-            wanted = 1 if gains[1] >= gains[0] else 0
-            gain = gains[wanted]
+            if not workers or not servers:
+                gain, wanted = float("inf"), 1 if workers else 0
+            else:
+                now = _seconds(left[job["id"]], job, speed(job, workers, servers))
+                gains = [
+                    now - _seconds(left[job["id"]], job, speed(job, workers + 1, servers)),
+                    now - _seconds(left[job["id"]], job, speed(job, workers, servers + 1)),
+                ]
+                wanted = 1 if gains[1] >= gains[0] else 0
+                gain = gains[wanted]
             if gain > best:
                 best, chosen, role = gain, job, wanted
         if chosen is None:

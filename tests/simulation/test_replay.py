@@ -100,7 +100,7 @@ def speed_of(given: dict[str, Any]):
 
 def by_preset(policy: str, given: dict[str, Any]) -> Replayed:
     chosen = contender(policy, read_workload(given), PAPER)
-    return run(given, chosen, PAPER.placement, rules=PAPER.rules)
+    return run(given, chosen, PAPER.placement_of(policy), rules=PAPER.rules)
 
 
 @pytest.mark.parametrize("policy", ["fifo", "srtf", "drf", "optimus"])

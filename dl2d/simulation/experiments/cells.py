@@ -141,7 +141,7 @@ def replay_cell(cell: Cell) -> Finished:
     replayed = replay(
         workload,
         contender(cell.policy, workload, chosen),
-        chosen.placement,
+        chosen.placement_of(cell.policy),
         rules=chosen.rules,
         seed=cell.seed,
         timer=time.perf_counter,
