@@ -27,6 +27,7 @@ from dl2d.daemon.reconcile import Patience
 from dl2d.daemon.tick import Carry
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
+from dl2d.policies.optimus import Optimus
 
 
 @pytest.fixture
@@ -527,3 +528,28 @@ def _ready():
 
 def _start(task):
     return Start(task.job, task.role, task.node, task.demand)
+
+
+def test_a_policy_that_measures_learns_from_what_coordinators_say() -> None:
+    """Optimus samples a new kind at several sizes, a slot each, and then runs it at the best: two workers, one PS."""
+    world = World(policy=Optimus(), slot_seconds=10.0)
+    try:
+        job = world.submit()
+        sizes = set()
+        for _ in range(40):
+            world.tick(5.0)
+            now = world.has(job)
+            sizes.add(now)
+            rate = 100.0 / (1.0 / max(now.workers, 1) + 0.3 * now.workers + 0.1 * now.ps)
+            world.beat(job, samples_per_second=rate if min(now) > 0 else None)
+        assert len(sizes) > 4
+        assert any(size.workers != size.ps for size in sizes)
+        assert world.has(job) == Allocation(2, 1)
+        slot = world.store.slot(world.store.last_slot_number())
+        assert slot is not None
+        [measured] = slot.snapshot.speeds
+        assert len(measured.points) > 4
+        deciders = world.context().deciders
+        assert decide(slot.snapshot, deciders, slot.seed, lambda: 0.0) == slot.proposed
+    finally:
+        world.close()
