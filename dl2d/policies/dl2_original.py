@@ -243,7 +243,7 @@ class Dl2Original:
             while True:
                 action = int(np.where(mask, scores, -np.inf).argmax())
                 if action == 3 * self._jobs:
-                    shifted = np.where(mask, np.exp(logits - logits[mask].max()), 0.0)
+                    shifted = np.exp(np.where(mask, logits - logits[mask].max(), -np.inf))
                     return np.asarray(shifted / shifted.sum(), dtype=np.float32)
                 place, number = divmod(action, 3)
                 if room.add(batch[place], _STEPS[number]):

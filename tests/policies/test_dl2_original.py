@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster, snapshots
+from simulation.drawn import drawn
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Constraint
+from dl2d.core.errors import CheckpointError
+from dl2d.core.jobs import NOTHING, Allocation
+from dl2d.core.resources import Resources
+from dl2d.daemon.guard import check
+from dl2d.placement.dl2_paper import Dl2Paper
+from dl2d.policies.checkpoint import Checkpoint
+from dl2d.policies.dl2_original import Dense, Dl2Original, Network, SharedJobs, chosen
+from dl2d.simulation.clusters import Clusters
+from dl2d.simulation.library import Library
+from dl2d.simulation.replay import Rules, SimulationError, replay
+from dl2d.simulation.windows import Windows
+from dl2d.simulation.workload import Workload
+
+MODELS = ("holes", "m0", "m1", "m2", "ring")
+RESOURCES = ("cpu", "gpu", "memory")
+
+
+def a_checkpoint(seed: int = 0, *, network: str = "dense", scale: float = 1.0, **changes: Any) -> Checkpoint:
+    """Random weights: large ones make up their mind."""
+    given_ = {
+        "network": network, "window": 4, "models": list(MODELS), "resources": list(RESOURCES),
+        "first_bundles": True, "sampled": False, "slot_seconds": 1200.0,
+    } | changes  # fmt: skip
+    rng = np.random.default_rng(seed)
+    jobs, width, free = given_["window"], len(given_["models"]) + 5, len(given_["resources"])
+    if network == "dense":
+        shapes = {"0": (jobs * width + free, 16), "1": (16, 16), "2": (16, 3 * jobs + 1)}
+    else:
+        shapes = {"0": (width + free, 16), "1": (32, 16), "job": (16, 3), "void": (16, 1)}
+    weights: dict[str, Any] = {}
+    for name, (inputs, outputs) in shapes.items():
+        weights[f"policy.{name}.weight"] = scale * rng.normal(size=(outputs, inputs)).astype(np.float32)
+        weights[f"policy.{name}.bias"] = scale * rng.normal(size=outputs).astype(np.float32)
+    return Checkpoint(policy="dl2-original", weights=weights, settings=given_, training={})
+
+
+class Watched:
+    """A network that writes down what it is shown."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.shown: list[bytes] = []
+
+    def __call__(self, observations: Any) -> Any:
+        self.shown.append(observations.tobytes())
+        return self.network(observations)
+
+
+@pytest.mark.parametrize("network", ["dense", "shared"])
+@pytest.mark.parametrize("seed", range(6))
+def test_it_sees_and_does_what_it_was_trained_on_to_the_last_bit(seed: int, network: str) -> None:
+    """Overload, uneven nodes, fractions of GPUs, all-reduce, more jobs than the window has."""
+    workload = drawn(seed, jobs=14, most_least=1)
+    policy = Dl2Original(a_checkpoint(seed, network=network))
+    watched = policy._network = Watched(policy._network)
+    replayed = replay(workload, policy, Dl2Paper(), rules=Rules(empty_each_slot=True), timer=time.perf_counter)
+    shown, times = played(workload, watched.network, first_bundles=True)
+    assert shown == watched.shown
+    assert times == pytest.approx([job.jct for job in replayed.jobs], rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_without_first_bundles_it_sees_the_same_in_a_slot(seed: int) -> None:
+    """In the first: what the daemon then places may be less, for it lays the tasks of a job in an order of its own."""
+    workload = drawn(seed, jobs=14, most_least=1)
+    policy = Dl2Original(a_checkpoint(seed, network="shared", first_bundles=False))
+    watched = policy._network = Watched(policy._network)
+    with pytest.raises(SimulationError):
+        replay(workload, policy, Dl2Paper(), rules=Rules(empty_each_slot=True, most_slots=1), timer=time.perf_counter)
+    shown, _ = played(workload, watched.network, first_bundles=False, slots=1)
+    assert shown == watched.shown
+
+
+def played(
+    workload: Workload, network: Network, *, first_bundles: bool, slots: int = 1000
+) -> tuple[list[bytes], list[float]]:
+    """What is seen in ``Windows``, and when the jobs end."""
+    clusters = Clusters(Library.of([workload], models=MODELS), 1)
+    clusters.reset(np.array([0]), np.array([0]), [np.random.default_rng(0)])
+    windows = Windows(clusters, 4, first_bundles=first_bundles)
+    windows.begin(np.array([0]))
+    windows.refresh()
+    shown = []
+    while not clusters.over.all() and clusters.played[0] < slots:
+        observation = windows.observation()
+        shown.append(observation.tobytes())
+        windows.step(chosen(network(observation), windows.mask(), None))
+        windows.refresh()
+    return shown, clusters.completion()[0].tolist()
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@settings(max_examples=60, deadline=None)
+@given(snapshot=snapshots, seed=st.integers(0, 5))
+def test_its_decisions_are_ones(snapshot: Snapshot, seed: int, sampled: bool) -> None:
+    policy = Dl2Original(a_checkpoint(seed, resources=["cpu", "gpu"], first_bundles=seed % 2 == 0), sampled=sampled)
+    decision = ask(policy, snapshot)
+    check(decision, snapshot)
+    assert ask(policy, snapshot) == decision
+
+
+def test_running_jobs_keep_their_least_and_unknown_models_are_no_trouble() -> None:
+    jobs = [a_job(number, min_workers=2, max_workers=3) for number in range(6)]
+    snapshot = a_snapshot(jobs, cluster(2, cpu=8, gpu=4), held={4: Allocation(2, 1), 5: Allocation(3, 2)})
+    for seed in range(4):
+        decision = ask(Dl2Original(a_checkpoint(seed, resources=["cpu", "gpu"])), snapshot)
+        check(decision, snapshot)
+        assert decision.allocations()[jobs[4].key] >= (2, 1)
+
+
+def test_an_all_reduce_job_is_given_workers_alone() -> None:
+    jobs = [a_job(number, **NO_PS | {"max_workers": 5}) for number in range(3)]
+    snapshot = a_snapshot(jobs, cluster(8, cpu=8, gpu=4))
+    for seed in range(4):
+        policy = Dl2Original(a_checkpoint(seed, resources=["cpu", "gpu"]))
+        sizes = [entry.allocation for entry in ask(policy, snapshot).jobs]
+        assert all(size.ps == 0 and 1 <= size.workers <= 5 for size in sizes)
+
+
+def test_void_is_kept_to_and_reasons_are_given() -> None:
+    """Without hidden values the biases decide: void before anything else, or a worker for the first job."""
+    jobs = [a_job(1), a_job(2, max_workers=100)]
+    snapshot = a_snapshot(jobs, cluster(1, cpu=8, gpu=4))
+    checkpoint = a_checkpoint(scale=0.0, resources=["cpu", "gpu"], window=2)
+    weights = dict(checkpoint.weights)
+    weights["policy.2.bias"] = np.array([0, 0, 0, 0, 0, 0, 1], dtype=np.float32)
+    lazy = Checkpoint(policy="dl2-original", weights=weights, settings=checkpoint.settings, training={})
+    decision = ask(Dl2Original(lazy), snapshot)
+    assert [entry.allocation for entry in decision.jobs] == [(1, 1), (1, 1)]
+    assert decision.jobs[0].reason.text == "more than 1w+1ps is not worth it to the learned policy"
+    assert sum(option.score for entry in decision.jobs for option in entry.alternatives) == pytest.approx(
+        1.0 + np.exp(1) / (6 + np.exp(1)), abs=1e-6
+    )
+    weights["policy.2.bias"] = np.array([0, 0, 0, 2, 0, 0, 1], dtype=np.float32)
+    greedy = Checkpoint(policy="dl2-original", weights=weights, settings=checkpoint.settings, training={})
+    decision = ask(Dl2Original(greedy), snapshot)
+    # 8 CPUs: 3 for the first bundle, 3 for the second, and one worker more of 2 CPUs.
+    assert [entry.allocation for entry in decision.jobs] == [(1, 1), (2, 1)]
+    assert decision.jobs[1].reason.constraint is Constraint.CAPACITY
+
+
+def test_a_job_that_cannot_run_with_what_it_got_has_nothing() -> None:
+    """Only a PS: a worker has no room anywhere."""
+    job = a_job(1, worker=Resources.of(cpu=20), ps=Resources.of(cpu=1))
+    snapshot = a_snapshot([job], cluster(1, cpu=8, gpu=4))
+    decision = ask(Dl2Original(a_checkpoint(resources=["cpu", "gpu"], first_bundles=False)), snapshot)
+    assert decision.jobs[0].allocation == NOTHING
+    assert decision.jobs[0].reason.constraint is Constraint.INFEASIBLE
+
+
+def test_weights_that_do_not_belong_to_the_settings_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="do not belong together"):
+        Dl2Original(a_checkpoint(window=4, models=["a"]).__class__(
+            policy="dl2-original", weights=a_checkpoint().weights, settings=a_checkpoint(models=["a"]).settings,
+            training={},
+        ))  # fmt: skip
+    with pytest.raises(CheckpointError, match="do not belong together"):
+        Dl2Original(Checkpoint(policy="dl2-original", weights={}, settings=a_checkpoint().settings, training={}))
+
+
+@pytest.mark.parametrize("network", ["dense", "shared"])
+def test_many_at_once_are_as_one_by_one(network: str) -> None:
+    checkpoint = a_checkpoint(network=network)
+    rng = np.random.default_rng(1)
+    observations = rng.random((5, 4 * 10 + 3)).astype(np.float32)
+    observations[2, 10:40] = 0.0
+    observations[3, :40] = 0.0
+    made = Dense(checkpoint.weights, "policy") if network == "dense" else SharedJobs(checkpoint.weights, "policy", 10)
+    alone = np.concatenate([made(observations[row : row + 1]) for row in range(5)])
+    assert made(observations) == pytest.approx(alone, abs=1e-5)
