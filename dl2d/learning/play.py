@@ -1,0 +1,279 @@
+"""Playing the jump policy on many simulated clusters at once, as ``dl2d.policies.dl2`` decides on one.
+
+Nothing here reads the workloads' speeds: what jobs can do is believed from what was measured, and measuring is what the
+simulated clusters report of jobs that ran.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dl2d.core.jobs import Allocation, JobRequest
+from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.policies.belief import Belief
+from dl2d.policies.jumps import (
+    LEAST_LEFT,
+    Bools,
+    Crowd,
+    Floats,
+    Ints,
+    Surface,
+    Surfaces,
+    alike,
+    amounts_of,
+    choose,
+    sizes_of,
+    surface,
+    weight_of,
+)
+from dl2d.simulation.clusters import Clusters, SlotReport
+from dl2d.simulation.library import Library
+from dl2d.simulation.workload import Workload, to_request
+
+
+class Measurements:
+    """Mean speeds by kind and size, as a store keeps them."""
+
+    def __init__(self, measured: Iterable[MeasuredSpeeds] = ()) -> None:
+        self._sums: dict[TrainingKind, dict[Allocation, tuple[float, int]]] = defaultdict(dict)
+        for speeds in measured:
+            for size, mean, times in speeds.points:
+                self.add(speeds.kind, size, mean * times, times)
+
+    def add(self, kind: TrainingKind, size: Allocation, total: float, times: int) -> None:
+        """Count some measurements with their sum, samples/s."""
+        before = self._sums[kind].get(size, (0.0, 0))
+        self._sums[kind][size] = before[0] + total, before[1] + times
+
+    @property
+    def sizes(self) -> int:
+        """Distinct sizes that were measured, over all kinds."""
+        return sum(len(sizes) for sizes in self._sums.values())
+
+    def speeds(self) -> tuple[MeasuredSpeeds, ...]:
+        """As a snapshot has them."""
+        return tuple(
+            MeasuredSpeeds(kind, tuple(SpeedPoint(size, total / times, times) for size, (total, times) in points))
+            for kind, points in sorted((kind, sorted(sizes.items())) for kind, sizes in self._sums.items())
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Like:
+    """Jobs that share a surface."""
+
+    request: JobRequest
+    names: tuple[str, ...]
+    capacity: tuple[int, ...]
+
+
+class Ground:
+    """Workloads to play on: K of them, compiled, with the kinds and the groups of alike jobs.
+
+    Parameters
+    ----------
+    workloads
+        They may differ in everything.
+    """
+
+    def __init__(self, workloads: Sequence[Workload]) -> None:
+        self.library = Library.of(workloads)
+        count, jobs, _, _ = self.library.size
+        names = self.library.resources
+        #: Group of each job, shape (K, J), and its kind as a place in ``kinds``.
+        self.group: Ints = np.zeros((count, jobs), dtype=np.int64)
+        self.kind: Ints = np.zeros((count, jobs), dtype=np.int64)
+        self.kinds: list[TrainingKind] = []
+        self._groups: list[_Like] = []
+        places: dict[tuple[object, ...], int] = {}
+        for number, workload in enumerate(workloads):
+            capacity = tuple(amounts_of(workload.capacity, names))
+            for place, job in enumerate(workload.jobs):
+                request = to_request(job, workload)
+                kind = TrainingKind.of(request)
+                if kind not in self.kinds:
+                    self.kinds.append(kind)
+                self.kind[number, place] = self.kinds.index(kind)
+                key = (*alike(request), capacity)
+                if key not in places:
+                    places[key] = len(self._groups)
+                    self._groups.append(_Like(request, names, capacity))
+                self.group[number, place] = places[key]
+
+    def surfaces(self, belief: Belief, optimism: float) -> Surfaces:
+        """What is believed of all groups, in their order."""
+        made: list[Surface] = []
+        for like in self._groups:
+            request = like.request
+            one = surface(
+                belief.grid(request, optimism),
+                worker=amounts_of(request.worker, like.names),
+                ps=amounts_of(request.ps, like.names),
+                capacity=like.capacity,
+                may=sizes_of(request),
+            )
+            if one is None:
+                raise ValueError(f"a job of {request.model} is larger than the cluster")
+            made.append(one)
+        return Surfaces(made)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Played:
+    """How it went in each of N clusters; shape (N,) unless it says otherwise."""
+
+    #: Mean completion time in slots; jobs that had not ended when play was broken off count up to then.
+    jct: Floats
+    #: Completion times, shape (N, J); NaN where a job had not ended, or there is none.
+    completion: Floats
+
+
+def play(
+    ground: Ground,
+    surfaces: Surfaces,
+    workloads: Ints,
+    weights: Floats,
+    *,
+    seeds: Sequence[int],
+    speed_noise: float = 0.0,
+    epochs_error: float = 0.0,
+    most_slots: int = 2000,
+    seen: Callable[[Clusters, SlotReport], None] | None = None,
+) -> Played:
+    """Play N clusters to their ends.
+
+    Parameters
+    ----------
+    workloads
+        Which workload each cluster has, shape (N,).
+    weights
+        Of each cluster, shape (N, weights), or (1, weights) for all.
+    seeds
+        Of each cluster; those with equal ones draw the same noise.
+    seen
+        Is told of each slot.
+    """
+    count = len(workloads)
+    clusters = Clusters(ground.library, count, speed_noise=speed_noise, epochs_error=epochs_error)
+    rows = np.arange(count)
+    clusters.reset(rows, workloads, [np.random.default_rng(seed) for seed in seeds])
+    weights = np.broadcast_to(weights, (count, weights.shape[1]))
+    group = ground.group[workloads]
+    while True:
+        (which,) = np.nonzero(~clusters.over & (clusters.played < most_slots))
+        if not len(which):
+            break
+        fill(clusters, surfaces, group, which, weights[which])
+        report = clusters.end_slot(which)
+        if seen is not None:
+            seen(clusters, report)
+    completion = clusters.completion()
+    real = np.arange(completion.shape[1]) < ground.library.jobs[workloads][:, None]
+    waiting = np.maximum(clusters.slot[:, None] - clusters.submit, 0)
+    times = np.where(np.isnan(completion), waiting, completion)
+    return Played(np.where(real, times, 0.0).sum(axis=1) / real.sum(axis=1), completion)
+
+
+def fill(clusters: Clusters, surfaces: Surfaces, group: Ints, which: Ints, weights: Floats) -> None:
+    """Choose and give all sizes of a slot, in the clusters ``which``, shape (k,), with weights (k, weights)."""
+    present = clusters.present[which]
+    width = int(present.sum(axis=1).max())
+    # The present ones first, in submit order.
+    order = np.argsort(~present, axis=1, kind="stable")[:, :width]
+    here = np.take_along_axis(present, order, axis=1)
+    at = which[:, None], order
+    library, workload = clusters.library, clusters.workload[which]
+    declared = clusters.declared[at]
+    epochs = np.maximum(declared - clusters.done[at], LEAST_LEFT * declared)
+    samples = epochs * library.samples[workload[:, None], order]
+    crowd = Crowd.of(surfaces, group[at], here, samples, library.slot_seconds[workload])
+    states = np.zeros(here.shape, dtype=np.int64)
+    free = clusters.capacity[which]
+    chosen = choose(surfaces, crowd, states, free, weights).states
+    short = _give(clusters, surfaces, crowd, which, order, chosen)
+    (again,) = np.nonzero(short.any(axis=1))
+    if len(again):
+        # What had no room on a node is given to others.
+        rest = Crowd(
+            crowd.surface[again], here[again] & ~short[again], crowd.log_left[again], crowd.load[again],
+            crowd.relative[again],
+        )  # fmt: skip
+        left = clusters.capacity[which[again]] - clusters.used.T[which[again]]
+        more = choose(surfaces, rest, chosen[again], left, weights[again], growing=True).states
+        _give(clusters, surfaces, rest, which[again], order[again], more)
+
+
+def _give(clusters: Clusters, surfaces: Surfaces, crowd: Crowd, which: Ints, order: Ints, states: Ints) -> Bools:
+    """Place what was chosen beyond what is there, the largest tasks first; says which jobs got less, shape (k, J)."""
+    at = which[:, None], order
+    rows, width = order.shape
+    wanted = np.where(crowd.present[:, :, None], surfaces.sizes[crowd.surface, states], 0)
+    has = clusters.sizes[at]
+    demand, least = clusters.demand[at], clusters.least[at]
+    capacity = clusters.capacity[which][:, None, None]
+    weight = weight_of(demand, capacity)  # (k, J, 2)
+    starting = (wanted.sum(axis=2) > 0) & (has.sum(axis=2) == 0)
+    short = np.zeros((rows, width), dtype=np.bool_)
+    first = np.where(starting, (weight * least).sum(axis=2), -1.0)
+    places = np.argsort(-first, axis=1, kind="stable")
+    for number in range(int(starting.sum(axis=1).max(initial=0))):
+        (some,) = np.nonzero(starting.sum(axis=1) > number)
+        jobs = places[some, number]
+        size = least[some, jobs]
+        got = clusters.give(which[some], order[some, jobs], size[:, 0], size[:, 1])
+        short[some[~got], jobs[~got]] = True
+    more = np.where(short[:, :, None], 0, np.maximum(wanted - clusters.sizes[at], 0))
+    # Workers, then PSs, of equal weight; then submit order.
+    flat_weight = np.concatenate([weight[:, :, 0], weight[:, :, 1]], axis=1)
+    flat_more = np.concatenate([more[:, :, 0], more[:, :, 1]], axis=1)
+    turns = np.argsort(-np.where(flat_more > 0, flat_weight, -1.0), axis=1, kind="stable")
+    amounts = np.take_along_axis(flat_more, turns, axis=1)
+    lengths = amounts.sum(axis=1)
+    longest = int(lengths.max(initial=0))
+    tasks = np.zeros((rows, longest), dtype=np.int64)
+    tasks[np.arange(longest) < lengths[:, None]] = np.repeat(turns.reshape(-1), amounts.reshape(-1))
+    flat_free = clusters.free.reshape(len(clusters.free), -1)
+    failed = np.zeros((rows, 2 * width), dtype=np.bool_)
+    for number in range(longest):
+        (some,) = np.nonzero(lengths > number)
+        task = tasks[some, number]
+        role, place = np.divmod(task, width)
+        ask = demand[some, place, role]
+        nodes = clusters.heads()[which[some]]
+        room = ~failed[some, task]
+        for resource in range(ask.shape[1]):
+            room &= ask[:, resource] <= flat_free[resource][nodes]
+        failed[some[~room], task[~room]] = True
+        for kind in (0, 1):
+            mine = room & (role == kind)
+            if mine.any():
+                jobs = order[some[mine], place[mine]]
+                clusters.give_one(kind, which[some[mine]], jobs, nodes[mine])
+    return short | failed[:, :width] | failed[:, width:]
+
+
+def measuring(ground: Ground, measurements: Measurements) -> Callable[[Clusters, SlotReport], None]:
+    """Counts what the jobs of each slot showed: share of the declared epochs in a whole slot, as samples a second."""
+    library = ground.library
+
+    def seen(clusters: Clusters, report: SlotReport) -> None:
+        rows, jobs = np.nonzero(report.present & ((report.workers > 0) | (report.ps > 0)))
+        if not len(rows):
+            return
+        which = report.which[rows]
+        workload = clusters.workload[which]
+        samples = report.rate[rows, jobs] * clusters.declared[which, jobs] * library.samples[workload, jobs]
+        speed = samples / library.slot_seconds[workload]
+        kind, workers, ps = ground.kind[workload, jobs], report.workers[rows, jobs], report.ps[rows, jobs]
+        keys, where, times = np.unique(
+            np.stack([kind, workers, ps], axis=1), axis=0, return_inverse=True, return_counts=True
+        )
+        totals = np.bincount(where.reshape(-1), speed)
+        for key, total, number in zip(keys.tolist(), totals.tolist(), times.tolist(), strict=True):
+            measurements.add(ground.kinds[key[0]], Allocation(key[1], key[2]), total, number)
+
+    return seen

@@ -1,0 +1,283 @@
+"""Training the jump policy: explore until speeds are known, then search for weights, and keep the best.
+
+Everything follows from the settings, the workloads and the seed; no clock decides anything that is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from dl2d.core.errors import CheckpointError
+from dl2d.core.measured import MeasuredSpeeds
+from dl2d.learning.play import Ground, Measurements, measuring, play
+from dl2d.learning.search import Search, Step, advance
+from dl2d.policies.belief import Belief
+from dl2d.policies.checkpoint import Checkpoint
+from dl2d.policies.dl2 import as_arrays, from_arrays
+from dl2d.policies.jumps import Floats, Ints, Surfaces, initial_weights
+from dl2d.simulation.workload import Workload
+
+_STATE: Final = "state.npz"
+#: What follows the seed in the seeds of generators.
+_EXPLORING, _SEARCHING, _BEGINNING = range(3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings:
+    """What training goes by."""
+
+    seed: int = 0
+    #: Iterations of the search; and how many go by between one look at the validation workloads, belief and save and
+    #: the next.
+    iterations: int = 150
+    every: int = 10
+    #: Hidden units of the scorer; 0: it is linear.
+    hidden: int = 0
+    #: Each workload is played with these parts of its nodes.
+    parts: tuple[float, ...] = (1.0, 1 / 2, 1 / 4, 1 / 6, 1 / 8)
+    #: Workloads that the members of an iteration are compared on.
+    batch: int = 10
+    #: Rounds of exploration, workloads in each, and the optimism in them, in deviations; and that of what is learned.
+    rounds: int = 8
+    explored: int = 40
+    optimism: float = 2.0
+    deciding_optimism: float = 0.0
+    #: As in ``dl2d.simulation.clusters``.
+    speed_noise: float = 0.0
+    epochs_error: float = 0.0
+    step: Step = field(default_factory=Step)
+
+    def __post_init__(self) -> None:
+        """Check."""
+        if min(self.iterations, self.hidden, self.rounds) < 0 or min(self.every, self.batch, self.explored) < 1:
+            raise ValueError("counts of training must be whole numbers of 0 or more; every, batch and explored 1")
+        if not self.parts or not all(0.0 < part <= 1.0 for part in self.parts):
+            raise ValueError("parts must be numbers over 0, up to 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One look at the validation workloads: mean completion times in slots, by part of the nodes."""
+
+    iteration: int
+    jct: tuple[float, ...]
+    #: Mean of the logarithms of all of them: what is to be least.
+    score: float
+    #: The members' mean on the training workloads of the last iteration; None before the first.
+    training: float | None
+    sizes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class State:
+    """All that training needs to go on."""
+
+    search: Search
+    best: Floats
+    looks: tuple[Look, ...]
+    measured: tuple[MeasuredSpeeds, ...]
+
+    @property
+    def best_look(self) -> Look:
+        """The one whose weights are kept."""
+        return min(self.looks, key=lambda look: (look.score, look.iteration))
+
+
+def shrunk(workload: Workload, part: float) -> Workload:
+    """With a part of its nodes, at least one of each group, and as many as its largest job needs at its least size."""
+    while True:
+        groups = tuple(replace(group, count=max(1, round(group.count * part))) for group in workload.cluster)
+        made = replace(workload, cluster=groups)
+        # As on a real cluster all jobs can start, one after the other.
+        capacity = made.capacity
+        if part >= 1.0 or all(
+            (job.worker * job.least_workers + job.ps * job.min_ps).fits_in(capacity) for job in workload.jobs
+        ):
+            return made
+        part = min(1.0, part * 1.25)
+
+
+class Trainer:
+    """Trains on some workloads and looks at others.
+
+    Parameters
+    ----------
+    training, validation
+        Workloads; each is played with all ``parts`` of its nodes.
+    settings
+        See there.
+    """
+
+    def __init__(
+        self, training: Sequence[Workload], validation: Sequence[Workload], settings: TrainingSettings
+    ) -> None:
+        self.settings = settings
+        self._ground = Ground([shrunk(one, part) for part in settings.parts for one in training])
+        self._trained_on = len(training)
+        self.validation = [[shrunk(one, part) for one in validation] for part in settings.parts]
+        self._looked_at = Ground([one for list_ in self.validation for one in list_])
+        self._slot_seconds = float(np.median([one.slot_seconds for one in training]))
+
+    def explore(self, progress: Callable[[int, int], None] | None = None) -> State:
+        """Measure, with initial weights, until what is there to be known is known; then a first look."""
+        settings, measurements = self.settings, Measurements()
+        weights = initial_weights(settings.hidden, np.random.default_rng([settings.seed, _BEGINNING]))
+        for number in range(settings.rounds):
+            if progress is not None:
+                progress(number, settings.rounds)
+            rng = np.random.default_rng([settings.seed, _EXPLORING, number])
+            surfaces = self._ground.surfaces(Belief(measurements.speeds()), settings.optimism)
+            workloads = self._draw(settings.explored, rng)
+            self._play(surfaces, workloads, weights[None], rng, measurements)
+        state = State(search=Search.at(weights), best=weights, looks=(), measured=measurements.speeds())
+        return self._look(state, None)
+
+    def search(self, state: State) -> Iterator[State]:
+        """Go on from a state; gives the state every so many iterations, and at the end."""
+        settings = self.settings
+        while state.search.iteration < settings.iterations:
+            measurements = Measurements(state.measured)
+            surfaces = self._ground.surfaces(Belief(state.measured), settings.deciding_optimism)
+            search, costs = state.search, np.zeros(1)
+            last = min(search.iteration - search.iteration % settings.every + settings.every, settings.iterations)
+            while search.iteration < last:
+                rng = np.random.default_rng([settings.seed, _SEARCHING, search.iteration])
+                search, costs = self._iterate(search, surfaces, rng, measurements)
+            state = replace(state, search=search, measured=measurements.speeds())
+            state = self._look(state, float(np.exp(costs.mean())))
+            yield state
+
+    def checkpoint(self, state: State, record: Mapping[str, Any]) -> Checkpoint:
+        """What ``dl2`` decides with: the best weights, and what was measured."""
+        return Checkpoint(
+            policy="dl2",
+            weights={"scorer": state.best, **as_arrays(state.measured)[0]},
+            settings={
+                "design": "jumps",
+                "hidden": self.settings.hidden,
+                "slot_seconds": self._slot_seconds,
+                "optimism": self.settings.deciding_optimism,
+                "resize_seconds": 0.0,
+                "kinds": as_arrays(state.measured)[1],
+            },
+            training=dict(record),
+        )
+
+    def _iterate(
+        self, search: Search, surfaces: Surfaces, rng: np.random.Generator, measurements: Measurements
+    ) -> tuple[Search, Floats]:
+        workloads = self._draw(self.settings.batch, rng)
+        seeds = rng.integers(2**62, size=len(workloads)).tolist()
+
+        def cost(members: Floats) -> Floats:
+            count = len(members)
+            played = play(
+                self._ground, surfaces, np.tile(workloads, count), np.repeat(members, len(workloads), axis=0),
+                seeds=seeds * count, speed_noise=self.settings.speed_noise, epochs_error=self.settings.epochs_error,
+                seen=measuring(self._ground, measurements),
+            )  # fmt: skip
+            logs: Floats = np.log(played.jct).reshape(count, -1).mean(axis=1)
+            return logs
+
+        return advance(search, self.settings.step, rng, cost)
+
+    def _draw(self, count: int, rng: np.random.Generator) -> Ints:
+        """Workloads with all parts of the nodes in turn, beginning anywhere."""
+        parts = (np.arange(count) + rng.integers(len(self.settings.parts))) % len(self.settings.parts)
+        drawn: Ints = parts * self._trained_on + rng.integers(self._trained_on, size=count)
+        return drawn
+
+    def _play(
+        self, surfaces: Surfaces, workloads: Ints, weights: Floats, rng: np.random.Generator, into: Measurements
+    ) -> None:
+        play(
+            self._ground, surfaces, workloads, weights, seeds=rng.integers(2**62, size=len(workloads)).tolist(),
+            speed_noise=self.settings.speed_noise, epochs_error=self.settings.epochs_error,
+            seen=measuring(self._ground, into),
+        )  # fmt: skip
+
+    def _look(self, state: State, training: float | None) -> State:
+        surfaces = self._looked_at.surfaces(Belief(state.measured), self.settings.deciding_optimism)
+        count = len(self.validation[0])
+        every = np.arange(count * len(self.validation))
+        jct = play(self._looked_at, surfaces, every, state.search.weights[None], seeds=every.tolist()).jct
+        look = Look(
+            iteration=state.search.iteration,
+            jct=tuple(jct.reshape(-1, count).mean(axis=1).tolist()),
+            score=float(np.log(jct).mean()),
+            training=training,
+            sizes=sum(len(speeds.points) for speeds in state.measured),
+        )
+        better = not state.looks or look.score < state.best_look.score
+        return replace(state, looks=(*state.looks, look), best=state.search.weights if better else state.best)
+
+
+def save_state(state: State, settings: TrainingSettings, inputs: str, folder: Path) -> None:
+    """Write what is needed to go on, at once or not at all.
+
+    Raises
+    ------
+    CheckpointError
+        The folder cannot be written.
+    """
+    arrays, kinds = as_arrays(state.measured)
+    search = state.search
+    arrays |= {"weights": search.weights, "mean": search.mean, "square": search.square, "best": state.best}
+    words = {
+        "settings": _plain(settings),
+        "inputs": inputs,
+        "iteration": search.iteration,
+        "looks": [asdict(look) for look in state.looks],
+        "kinds": kinds,
+    }
+    arrays["words"] = np.frombuffer(json.dumps(words).encode(), dtype=np.uint8)
+    partial = folder / f".{_STATE}.{os.getpid()}.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        partial.replace(folder / _STATE)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be written: {error.strerror or error}") from error
+
+
+def load_state(settings: TrainingSettings, inputs: str, folder: Path) -> State:
+    """Read what ``save_state`` wrote.
+
+    Raises
+    ------
+    CheckpointError
+        There is none, it is damaged, or it is of other settings (a number of iterations aside) or other workloads.
+    """
+    try:
+        with np.load(folder / _STATE, allow_pickle=False) as file:
+            arrays = dict(file)
+        words = json.loads(arrays.pop("words").tobytes())
+        search = Search(
+            weights=arrays.pop("weights"), mean=arrays.pop("mean"), square=arrays.pop("square"),
+            iteration=words["iteration"],
+        )  # fmt: skip
+        looks = tuple(Look(**{**look, "jct": tuple(look["jct"])}) for look in words["looks"])
+        best, measured = arrays.pop("best"), from_arrays(arrays, words["kinds"])
+        given, saved = ({**each, "iterations": 0} for each in (_plain(settings), words["settings"]))
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder}: there is nothing to go on from: no {_STATE}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder / _STATE}: cannot be read: {error}") from error
+    if different := [key for key in given if given[key] != saved.get(key)]:
+        raise CheckpointError(f"{folder}: was begun with other settings: {', '.join(different)}")
+    if words["inputs"] != inputs:
+        raise CheckpointError(f"{folder}: was begun with other workloads")
+    return State(search=search, best=best, looks=looks, measured=measured)
+
+
+def _plain(settings: TrainingSettings) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(settings)))
+    return plain

@@ -1,0 +1,435 @@
+"""DL2: the policy that learns. Which job grows next, and to which size, is decided by weights that were trained.
+
+After Peng et al., "DL2: A deep learning-driven scheduler for deep learning clusters" (arXiv:1909.06040): a learned
+policy sizes workers and parameter servers in each slot. How it decides is our own: ``dl2d.policies.jumps``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Alternative, Constraint, Decision, Reason
+from dl2d.core.errors import CheckpointError
+from dl2d.core.jobs import NOTHING, Allocation, Architecture, Consistency, Job, JobKey, JobRequest, Role
+from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.packing import Blocked, Packing
+from dl2d.core.policy import Evidence
+from dl2d.core.resources import Resources, Shortfall
+from dl2d.policies.belief import Belief
+from dl2d.policies.checkpoint import Checkpoint, read_checkpoint
+from dl2d.policies.filling import Filling
+from dl2d.policies.jumps import (
+    LEAST_LEFT,
+    Crowd,
+    Floats,
+    Ints,
+    Surface,
+    Surfaces,
+    alike,
+    amounts_of,
+    choose,
+    features,
+    score,
+    sizes_of,
+    surface,
+    weight_count,
+    weight_of,
+)
+from dl2d.policies.remaining import samples_left
+
+_NAME: Final = "dl2"
+_SHIPPED: Final = Path(__file__).parent / "default"
+#: Jumps that are told of a job.
+_ALTERNATIVES: Final = 3
+#: Speeds count as the same within this part.
+_ALIKE: Final = 0.02
+#: Surfaces that are kept from one decision to the next.
+_MOST_KEPT: Final = 1000
+
+
+class Dl2:
+    """Sizes jobs by jumps, scored by learned weights.
+
+    Speeds are believed from what was measured: when the checkpoint was trained, and on this cluster, which counts where
+    both measured one size. All sizes are chosen in the totals of the cluster; then the tasks are packed, the largest
+    first, and what has no room is left off and what is free given to others.
+
+    Parameters
+    ----------
+    checkpoint
+        What was learned.
+    optimism, resize_seconds, slot_seconds
+        In place of the checkpoint's: by how many standard deviations speeds are hoped to be above what is believed;
+        what a resize costs, so that a job's size is changed only where it pays; the length of an interval.
+
+    Raises
+    ------
+    CheckpointError
+        The checkpoint is of another design, or something in it is missing or has another shape.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        optimism: float | None = None,
+        resize_seconds: float | None = None,
+        slot_seconds: float | None = None,
+    ) -> None:
+        settings = {
+            **checkpoint.settings,
+            **{
+                name: value
+                for name, value in (
+                    ("optimism", optimism), ("resize_seconds", resize_seconds), ("slot_seconds", slot_seconds)
+                )
+                if value is not None
+            },
+        }  # fmt: skip
+        try:
+            self._hidden = int(settings["hidden"])
+            self._slot_seconds = float(settings["slot_seconds"])
+            self._optimism = float(settings["optimism"])
+            self._resize_seconds = float(settings["resize_seconds"])
+            self._weights: Floats = np.asarray(checkpoint.weights["scorer"], dtype=np.float64)[None]
+            self._known = from_arrays(checkpoint.weights, settings["kinds"])
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise CheckpointError(f"checkpoint of {_NAME}: lacks, or has no fit, {error}") from error
+        if settings.get("design") != "jumps" or self._weights.shape != (1, weight_count(self._hidden)):
+            raise CheckpointError(
+                f"checkpoint of {_NAME}: design {settings.get('design')!r} with weights of shape "
+                f"{self._weights.shape[1:]}; this dl2d has 'jumps' with {weight_count(self._hidden)}"
+            )
+        if not self._slot_seconds > 0 or self._resize_seconds < 0 or not np.isfinite(self._optimism):
+            raise CheckpointError(f"checkpoint of {_NAME}: slot_seconds must be over 0, resize_seconds 0 or more")
+        own = [optimism, resize_seconds, slot_seconds]
+        changed = "".join(f" {value:g}" if value is not None else " -" for value in own)
+        self._version = checkpoint.digest[:12] + (changed if any(value is not None for value in own) else "")
+        #: Kept for speed alone: what was measured last, what that comes to, the belief, and surfaces that follow.
+        self._belief: tuple[tuple[MeasuredSpeeds, ...], tuple[MeasuredSpeeds, ...], Belief] | None = None
+        self._surfaces: dict[tuple[object, ...], Surface | None] = {}
+
+    @property
+    def name(self) -> str:
+        """``dl2``."""
+        return _NAME
+
+    @property
+    def version(self) -> str:
+        """Of the checkpoint: the beginning of its digest, and settings that were put in place of its own."""
+        return self._version
+
+    @property
+    def needs(self) -> frozenset[Evidence]:
+        """Measured speeds."""
+        return frozenset({Evidence.SPEEDS})
+
+    def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+        """See ``dl2d.core.policy.Policy``. Cost: jumps x (jobs + sizes of a job), then tasks x log nodes."""
+        del rng
+        filling = Filling(snapshot, packing)
+        deciding = _Deciding(snapshot, filling)
+        groups, of_job = self._group(deciding)
+        for place, group in enumerate(of_job):
+            if group < 0:
+                deciding.minimum_only(place)
+        alternatives = {}
+        if groups:
+            alternatives = self._fill(deciding, Surfaces(groups), np.array(of_job, dtype=np.int64), packing)
+        return filling.decision(self.name, self.version, measure="score of the next jump", alternatives=alternatives)
+
+    def _group(self, deciding: _Deciding) -> tuple[list[Surface], list[int]]:
+        """Surfaces, and which of them each job has, alike jobs the same; -1 for a job that no size is known for."""
+        belief = self._believe(deciding.snapshot.speeds)
+        groups: list[Surface] = []
+        known: dict[tuple[object, ...], int] = {}
+        of_job = []
+        for place, job in enumerate(deciding.snapshot.jobs):
+            held = deciding.held[job.key] if self._resize_seconds else NOTHING
+            key = (*alike(job.request), deciding.floors[place], held, *deciding.names, *deciding.capacity.tolist())
+            if key not in known:
+                if key not in self._surfaces:
+                    if len(self._surfaces) >= _MOST_KEPT:
+                        self._surfaces.clear()
+                    self._surfaces[key] = self._surface(belief, deciding, job.request, deciding.floors[place], held)
+                one = self._surfaces[key]
+                known[key] = -1 if one is None else len(groups)
+                if one is not None:
+                    groups.append(one)
+            of_job.append(known[key])
+        return groups, of_job
+
+    def _surface(
+        self, belief: Belief, deciding: _Deciding, request: JobRequest, floor: Allocation, held: Allocation
+    ) -> Surface | None:
+        rates = belief.grid(request, self._optimism)
+        stays = held != NOTHING and held.workers <= request.max_workers and held.ps <= request.max_ps
+        if stays:
+            slowed = rates * max(1.0 - self._resize_seconds / self._slot_seconds, 0.01)
+            slowed[held.ps, held.workers] = rates[held.ps, held.workers]
+            rates = slowed
+        return surface(
+            rates,
+            worker=amounts_of(request.worker, deciding.names),
+            ps=amounts_of(request.ps, deciding.names),
+            capacity=deciding.capacity.tolist(),
+            may=sizes_of(request),
+            start=floor,
+            keep=held if stays else None,
+        )
+
+    def _fill(
+        self, deciding: _Deciding, surfaces: Surfaces, of_job: Ints, packing: Packing
+    ) -> dict[JobKey, tuple[Alternative, ...]]:
+        (places,) = np.nonzero(of_job >= 0)
+        jobs = [deciding.snapshot.jobs[place] for place in places.tolist()]
+        group = of_job[places]
+        samples = np.array([_work_left(job) for job in jobs])
+        present = np.ones((1, len(jobs)), dtype=np.bool_)
+        crowd = Crowd.of(surfaces, group[None], present, samples[None], np.array([self._slot_seconds]))
+        nothing = np.zeros((1, len(jobs)), dtype=np.int64)
+        first = choose(surfaces, crowd, nothing, deciding.left(packing), self._weights)
+        blocked = deciding.give(jobs, surfaces.sizes[group, first.states[0]])
+        states = first.states
+        if blocked:
+            # What had no room on a node is given to others.
+            still = present.copy()
+            still[0, list(blocked)] = False
+            rest = replace(crowd, present=still)
+            states = choose(surfaces, rest, states, deciding.left(packing), self._weights, growing=True).states
+            wanted = surfaces.sizes[group, states[0]]
+            blocked |= deciding.give(jobs, np.where(still[0][:, None], wanted, 0))
+        return self._explain(deciding, surfaces, crowd, jobs, states, blocked, deciding.left(packing)[0])
+
+    def _explain(
+        self,
+        deciding: _Deciding,
+        surfaces: Surfaces,
+        crowd: Crowd,
+        jobs: Sequence[Job],
+        states: Ints,
+        blocked: Mapping[int, Blocked],
+        left: Ints,
+    ) -> dict[JobKey, tuple[Alternative, ...]]:
+        """Keep the reason of each job; returns its best jumps, room or not."""
+        rows, numbers = np.nonzero(crowd.present)
+        inputs = features(surfaces, crowd, rows, numbers, states[0])
+        group = crowd.surface[0]
+        there = surfaces.there[group, states[0]]
+        scores = np.where(there, score(self._weights, inputs), -np.inf)
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :_ALTERNATIVES]
+        alternatives = {}
+        for number, job in enumerate(jobs):
+            options = [
+                Alternative(Allocation(*surfaces.sizes[group[number], to].tolist()), float(scores[number, to]))
+                for to in best[number].tolist()
+                if there[number, to]
+            ]
+            alternatives[job.key] = tuple(options)
+            has = deciding.filling.allocations[job.key]
+            if number in blocked:
+                what = blocked[number]
+                reason = Reason(what.constraint, f"was to have more than {has}: {what}", what.shortfalls)
+            elif not options:
+                reason = Reason(Constraint.SATISFIED, f"no larger size is believed to be 1 % faster than {has}")
+            else:
+                to = int(best[number, 0])
+                faster = (
+                    float(
+                        np.expm1(
+                            surfaces.log_rate[group[number], to] - surfaces.log_rate[group[number], states[0, number]]
+                        )
+                    )
+                    if has != NOTHING
+                    else 0.0
+                )
+                step = surfaces.need[group[number], to] - surfaces.need[group[number], states[0, number]]
+                reason = deciding.no_room(options[0].allocation, has, faster, step, left)
+            deciding.filling.refuse(job, reason)
+        return alternatives
+
+    def _believe(self, measured: tuple[MeasuredSpeeds, ...]) -> Belief:
+        if self._belief is None or self._belief[0] != measured:
+            points = merged(self._known, measured)
+            # Most of what comes in says what is known already: then neither belief nor surfaces change.
+            if self._belief is None or self._belief[1] != points:
+                self._belief = measured, points, Belief(points)
+                self._surfaces.clear()
+            else:
+                self._belief = measured, points, self._belief[2]
+        return self._belief[2]
+
+
+class _Deciding:
+    """The cluster in one decision: amounts as arrays, and tasks being given."""
+
+    def __init__(self, snapshot: Snapshot, filling: Filling) -> None:
+        self.snapshot = snapshot
+        self.filling = filling
+        self.held = snapshot.held()
+        #: What each job cannot fall below, and has already.
+        self.floors = [filling.allocations[job.key] for job in snapshot.jobs]
+        whole = snapshot.capacity
+        named = {name for name, _ in whole.thousandths}
+        for request in {id(job.request): job.request for job in snapshot.jobs}.values():
+            named |= {name for part in (request.worker, request.ps) for name, _ in part.thousandths}
+        self.names = sorted(named) or ["cpu"]
+        self.capacity: Ints = np.array(amounts_of(whole, self.names), dtype=np.int64)
+
+    def left(self, packing: Packing) -> Ints:
+        """What nodes that take tasks have free, all together; shape (1, R)."""
+        return np.array([amounts_of(Resources.total(packing.room().values()), self.names)], dtype=np.int64)
+
+    def minimum_only(self, place: int) -> None:
+        """A job of which nothing is known gets what it needs to start, if there is room."""
+        job = self.snapshot.jobs[place]
+        if self.floors[place] != NOTHING:
+            self.filling.refuse(job, Reason(Constraint.FLOOR, f"keeps {self.floors[place]}; no larger size is known"))
+        elif self.filling.grow(job) is None:
+            self.filling.refuse(job, Reason(Constraint.SATISFIED, "no size is known to be faster than its least"))
+
+    def give(self, jobs: Sequence[Job], sizes: Ints) -> dict[int, Blocked]:
+        """Add tasks up to these sizes, shape (jobs, 2), the largest first; returns what stopped which job."""
+        filling, blocked = self.filling, dict[int, Blocked]()
+        demand = np.array(
+            [[amounts_of(part, self.names) for part in (job.request.worker, job.request.ps)] for job in jobs],
+            dtype=np.int64,
+        )
+        weight = weight_of(demand, self.capacity)
+        starts = []
+        for number, job in enumerate(jobs):
+            if filling.allocations[job.key] == NOTHING and sizes[number].any():
+                step = filling.next_bundle(job)
+                assert step is not None, "a job that has nothing can have its minimum"
+                starts.append((-float((weight[number] * np.array(step)).sum()), number, step))
+        for _, number, step in sorted(starts):
+            stopped = filling.add(jobs[number], step)
+            if stopped is not None:
+                blocked[number] = stopped
+        turns = np.argsort(-weight.T.reshape(-1), kind="stable").tolist()
+        for turn in turns:
+            worker, number = turn < len(jobs), turn % len(jobs)
+            if number in blocked and filling.allocations[jobs[number].key] == NOTHING:
+                continue
+            stopped = self._add(jobs[number], Role.WORKER if worker else Role.PS, int(sizes[number, int(not worker)]))
+            if stopped is not None:
+                blocked.setdefault(number, stopped)
+        return blocked
+
+    def _add(self, job: Job, role: Role, most: int) -> Blocked | None:
+        """Give tasks of one role up to a count: all, or one after the other for as long as there is room."""
+        now = self.filling.allocations[job.key].count(role)
+        if most <= now:
+            return None
+        stopped = self._step(job, role, most - now)
+        if stopped is None:
+            return None
+        for count in range(now + 1, most):
+            if role is Role.PS or job.request.allows(count):
+                blocked = self._step(job, role, count - now)
+                if blocked is not None:
+                    return blocked
+                now = count
+        return stopped
+
+    def _step(self, job: Job, role: Role, count: int) -> Blocked | None:
+        return self.filling.add(job, Allocation(count, 0) if role is Role.WORKER else Allocation(0, count))
+
+    def no_room(self, larger: Allocation, has: Allocation, faster: float, step: Ints, left: Ints) -> Reason:
+        """Why the next jump was not made."""
+        short = tuple(
+            Shortfall(name, wanted / 1000, max(had, 0) / 1000)
+            for name, wanted, had in zip(self.names, step.tolist(), left.tolist(), strict=True)
+            if wanted > had
+        )
+        gain = f"{larger} would be {faster:.0%} faster than {has}" if has != NOTHING else f"waits to start at {larger}"
+        if not short:
+            return Reason(Constraint.QUEUE, f"{gain}; the room went to jumps that are worth more")
+        missing = "; ".join(map(str, short))
+        return Reason(Constraint.CAPACITY, f"{gain}; the cluster has too little left ({missing})", short)
+
+
+def _work_left(job: Job) -> float:
+    """Samples."""
+    declared = samples_left(job, job.progress.epoch + job.request.epochs)
+    return max(samples_left(job), LEAST_LEFT * declared, 1e-9)
+
+
+def as_arrays(measured: Sequence[MeasuredSpeeds]) -> tuple[dict[str, NDArray[Any]], list[list[str]]]:
+    """Measurements for a checkpoint: rows of kind, workers, PSs, how many, shape (n, 4); means, shape (n,); kinds."""
+    rows = [
+        (number, *point.allocation, point.measurements)
+        for number, speeds in enumerate(measured)
+        for point in speeds.points
+    ]
+    means = [point.samples_per_second for speeds in measured for point in speeds.points]
+    kinds = [[speeds.kind.model, str(speeds.kind.architecture), str(speeds.kind.consistency)] for speeds in measured]
+    arrays: dict[str, NDArray[Any]] = {
+        "measured_sizes": np.array(rows, dtype=np.int64).reshape(-1, 4),
+        "measured_speeds": np.array(means, dtype=np.float64),
+    }
+    return arrays, kinds
+
+
+def from_arrays(arrays: Mapping[str, NDArray[Any]], kinds: Sequence[Sequence[str]]) -> tuple[MeasuredSpeeds, ...]:
+    """Inverse of ``as_arrays``; a ``KeyError``, ``ValueError`` or ``IndexError`` where they are not such arrays."""
+    points: list[list[SpeedPoint]] = [[] for _ in kinds]
+    rows, means = arrays["measured_sizes"].tolist(), arrays["measured_speeds"].tolist()
+    for (kind, workers, ps, times), mean in zip(rows, means, strict=True):
+        points[kind].append(SpeedPoint(Allocation(workers, ps), mean, times))
+    return tuple(
+        MeasuredSpeeds(TrainingKind(model, Architecture(architecture), Consistency(consistency)), tuple(own))
+        for (model, architecture, consistency), own in zip(kinds, points, strict=True)
+    )
+
+
+def merged(known: Sequence[MeasuredSpeeds], measured: Sequence[MeasuredSpeeds]) -> tuple[MeasuredSpeeds, ...]:
+    """What is known and what was measured, which counts at sizes that both have unless it is much the same.
+
+    So that a belief need not be worked out anew for nothing, means are rounded to 2 % and counts to powers of two.
+    """
+    kinds: dict[TrainingKind, dict[Allocation, SpeedPoint]] = {
+        speeds.kind: {point.allocation: point for point in speeds.points} for speeds in known
+    }
+    for speeds in measured:
+        own = kinds.setdefault(speeds.kind, {})
+        for point in speeds.points:
+            before = own.get(point.allocation)
+            if before is None or not _same(before.samples_per_second, point.samples_per_second):
+                own[point.allocation] = _rounded(point)
+    return tuple(
+        MeasuredSpeeds(kind, tuple(point for _, point in sorted(points.items())))
+        for kind, points in sorted(kinds.items())
+    )
+
+
+def _same(one: float, other: float) -> bool:
+    return one == other or (one > 0 and other > 0 and abs(math.log(one / other)) < _ALIKE)
+
+
+def _rounded(point: SpeedPoint) -> SpeedPoint:
+    speed = point.samples_per_second
+    if speed > 0:
+        speed = math.exp(round(math.log(speed) / _ALIKE) * _ALIKE)
+    return SpeedPoint(point.allocation, speed, 1 << (max(point.measurements, 1).bit_length() - 1))
+
+
+def from_checkpoint(folder: str | os.PathLike[str]) -> Dl2:
+    """The policy that a checkpoint holds; a folder of ``dl2d train`` will do. Raises ``CheckpointError``."""
+    place = Path(folder)
+    inside = place / "checkpoint"
+    return Dl2(read_checkpoint(inside if inside.is_dir() else place, policy=_NAME))
+
+
+def shipped() -> Dl2:
+    """With the checkpoint that comes with dl2d, trained on its own profiles (docs/learning.md)."""
+    return from_checkpoint(_SHIPPED)

@@ -1,0 +1,396 @@
+"""Jumps: which job is next given which larger size. What the learned policy chooses by, and what its trainer trains.
+
+In each slot all sizes are chosen anew. Every job starts from nothing, or from its floor. Then, again and again, one job
+jumps to a size at which it is faster; a small function of dimensionless features, the same for all jobs, says which
+jump comes next. It ends when no jump has room in what the whole cluster has left. One set of weights fits any number of
+jobs, any types and any cluster.
+
+Everything here works on N clusters at once, each with weights of its own: the policy has one, the trainer hundreds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dl2d.core.jobs import Architecture, JobRequest
+from dl2d.core.measured import TrainingKind
+from dl2d.core.resources import Resources
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+#: What a jump is described by; times in slots, shares of the whole cluster, logarithms natural.
+FEATURES: Final = (
+    "cost",
+    "gain",
+    "left",
+    "left_beyond_slot",
+    "start",
+    "start_load",
+    "left_load",
+    "relative",
+    "relative_load",
+    "cost_load",
+    "speed",
+    "start_relative",
+    "gain_load",
+    "speed_load",
+    "load",
+)
+_COUNT: Final = len(FEATURES)
+#: A jump must make a job faster by this factor.
+_FASTER: Final = 1.01
+#: A job without tasks counts as if it had this part of its best speed.
+_WAITING: Final = 1e-3
+#: Of its declared work a job counts as having this part left, at least: it may have declared too little.
+LEAST_LEFT: Final = 0.01
+#: Counts of a role that are looked at, and sizes of a job that are kept, at most.
+_MOST_COUNTS: Final = 24
+_MOST_SIZES: Final = 48
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Surface:
+    """Sizes that a job may jump between, C of them; the first is where it starts, and its amounts count as taken."""
+
+    #: Workers and PSs, shape (C, 2).
+    sizes: Ints
+    #: Log of samples per second, shape (C,); of a start with nothing, some little.
+    log_rate: Floats
+    #: Amounts of resources beyond the start's, shape (C, R).
+    need: Ints
+    #: Of jumps from (row) to (column): log of the dominant share taken, log of the log of the speed-up, and which there
+    #: are; shape (C, C).
+    cost: Floats
+    gain: Floats
+    there: Bools
+    #: Dominant share of the fastest size, and whether the start is nothing.
+    best_share: float
+    from_nothing: bool
+
+
+def surface(
+    rates: Floats,
+    *,
+    worker: Sequence[int],
+    ps: Sequence[int],
+    capacity: Sequence[int],
+    may: Bools,
+    start: tuple[int, int] = (0, 0),
+    keep: tuple[int, int] | None = None,
+) -> Surface | None:
+    """Sizes worth looking at: none that takes no less of anything than another and is no faster.
+
+    Parameters
+    ----------
+    rates
+        Samples per second, ``rates[ps, workers]``.
+    worker, ps, capacity
+        What one worker and one PS take and what the whole cluster has; shape (R,).
+    may
+        Sizes that the job may have, shape as ``rates``.
+    start
+        Where it starts: workers, PSs. It keeps at least those.
+    keep
+        A size that stays whatever it takes: the one it has now.
+
+    Returns
+    -------
+    None where there is no size that the cluster could hold.
+    """
+    amounts = np.array([worker, ps], dtype=np.int64)
+    whole = np.array(capacity, dtype=np.int64)
+    first = np.array(start, dtype=np.int64)
+    counted = may & (rates > 0) & np.isfinite(rates)
+    counted[: first[1]] = False
+    counted[:, : first[0]] = False
+    for axis in (0, 1):
+        counted &= np.expand_dims(_looked_at(rates.shape[axis], keep and keep[1 - axis]), 1 - axis)
+    at_ps, at_workers = np.nonzero(counted)
+    sizes = np.stack([at_workers, at_ps], axis=1)
+    need = (sizes - first) @ amounts
+    within = (sizes @ amounts <= whole).all(axis=1)
+    sizes, need = sizes[within], need[within]
+    if not len(sizes):
+        return None
+    rate = rates[sizes[:, 1], sizes[:, 0]]
+    # Fastest first, of equals the one that takes least: each is then beaten only by those before it.
+    order = np.lexsort((sizes[:, 0], sizes[:, 1], need.sum(axis=1), -rate))
+    sizes, need, rate = sizes[order], need[order], rate[order]
+    beaten = np.triu((need[:, None] <= need[None]).all(axis=2), 1).any(axis=0)
+    if keep is not None:
+        beaten &= (sizes != keep).any(axis=1)
+    (kept,) = np.nonzero(~beaten)
+    if len(kept) > _MOST_SIZES:
+        kept = kept[np.unique(np.linspace(0, len(kept) - 1, _MOST_SIZES).round().astype(np.int64))]
+    nothing = not first.any()
+    held = 0.0 if nothing or (first >= rates.shape[::-1]).any() else float(rates[first[1], first[0]])
+    sizes = np.concatenate([first[None], sizes[kept]])
+    need = np.concatenate([np.zeros_like(need[:1]), need[kept]])
+    log_rate = np.log(np.concatenate([[max(held, _WAITING * rate[0])], rate[kept]]))
+    faster = log_rate[None] - log_rate[:, None]
+    there = faster > np.log(_FASTER)
+    there[:, 0] = False
+    share = _dominant(need[None] - need[:, None], whole)
+    there &= share > 0
+    cost = np.log(np.where(there, share, 1.0))
+    gain = np.log(np.where(there, faster, 1.0))
+    return Surface(sizes, log_rate, need, cost, gain, there, float(_dominant(sizes[1] @ amounts, whole)), nothing)
+
+
+def _looked_at(length: int, keep: int | None) -> Bools:
+    """Counts that are looked at: all where there are few, else some that grow by equal factors."""
+    if length <= _MOST_COUNTS + 1:
+        return np.ones(length, dtype=bool)
+    counts = np.unique(np.geomspace(1, length - 1, _MOST_COUNTS).round().astype(np.int64))
+    looked = np.zeros(length, dtype=bool)
+    looked[0] = looked[counts] = True
+    if keep is not None and keep < length:
+        looked[keep] = True
+    return looked
+
+
+def _dominant(amounts: Ints, capacity: Ints) -> Floats:
+    """Largest share of any resource; amounts (..., R), capacity (R,) -> (...)."""
+    shares = np.where(amounts == 0, 0.0, amounts / np.where(capacity > 0, capacity, 1e-9))
+    largest: Floats = shares.max(axis=-1)
+    return largest
+
+
+def sizes_of(request: JobRequest) -> Bools:
+    """Sizes that a job may train at, ``sizes[ps, workers]``; shape (max_ps + 1, max_workers + 1)."""
+    has_ps = request.architecture is Architecture.PS
+    workers = np.array([request.allows(count) and count > 0 for count in range(request.max_workers + 1)])
+    ps = np.arange(request.max_ps + 1) >= max(request.min_ps, 1 if has_ps else 0)
+    if not has_ps:
+        ps &= np.arange(request.max_ps + 1) == request.min_ps  # more of them would only cost
+    both: Bools = ps[:, None] & workers[None]
+    return both
+
+
+def alike(request: JobRequest) -> tuple[object, ...]:
+    """What jobs with one surface have in common, beside cluster and start."""
+    return (
+        TrainingKind.of(request), request.min_workers, request.max_workers, request.min_ps, request.max_ps,
+        request.allowed_workers, request.worker, request.ps,
+    )  # fmt: skip
+
+
+def amounts_of(resources: Resources, names: Sequence[str]) -> list[int]:
+    """Thousandths in the order of names."""
+    given = dict(resources.thousandths)
+    return [given.get(name, 0) for name in names]
+
+
+def weight_of(demand: Ints, capacity: Ints) -> Floats:
+    """Sum of shares, by which larger tasks go first; amounts (..., R), capacity (..., R) -> (...)."""
+    shares = demand / np.where(capacity > 0, capacity, 1)
+    total: Floats = shares[..., 0].copy()
+    for number in range(1, shares.shape[-1]):
+        total += shares[..., number]
+    return total
+
+
+class Surfaces:
+    """Several surfaces side by side, padded to one shape."""
+
+    def __init__(self, surfaces: Sequence[Surface]) -> None:
+        count, most = len(surfaces), max(len(one.sizes) for one in surfaces)
+        resources = surfaces[0].need.shape[1]
+        self.sizes: Ints = np.zeros((count, most, 2), dtype=np.int64)
+        self.log_rate: Floats = np.zeros((count, most))
+        self.need: Ints = np.zeros((count, most, resources), dtype=np.int64)
+        self.cost: Floats = np.zeros((count, most, most))
+        self.gain: Floats = np.zeros((count, most, most))
+        self.there: Bools = np.zeros((count, most, most), dtype=np.bool_)
+        for number, one in enumerate(surfaces):
+            size = len(one.sizes)
+            self.sizes[number, :size] = one.sizes
+            self.log_rate[number, :size] = one.log_rate
+            self.need[number, :size] = one.need
+            self.cost[number, :size, :size] = one.cost
+            self.gain[number, :size, :size] = one.gain
+            self.there[number, :size, :size] = one.there
+        #: Of the fastest size, which stands right after the start.
+        self.log_best: Floats = np.array([one.log_rate[1] for one in surfaces])
+        self.best_share: Floats = np.array([one.best_share for one in surfaces])
+        self.from_nothing: Floats = np.array([float(one.from_nothing) for one in surfaces])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Crowd:
+    """The jobs of N clusters, J each at most. What is not ``present`` is not looked at."""
+
+    #: Which surface each job has, shape (N, J).
+    surface: Ints
+    present: Bools
+    #: Log of samples that are left, over the seconds of a slot, shape (N, J).
+    log_left: Floats
+    #: Log of the dominant share that all jobs would take at their fastest sizes, shape (N,).
+    load: Floats
+    #: Log of a job's remaining slots at its fastest size, less the mean of all jobs, shape (N, J).
+    relative: Floats
+
+    @classmethod
+    def of(cls, surfaces: Surfaces, surface: Ints, present: Bools, samples: Floats, slot_seconds: Floats) -> Crowd:
+        """From the samples that are left, shape (N, J), and the length of each cluster's slots, shape (N,)."""
+        with np.errstate(divide="ignore"):
+            log_left = np.log(np.where(present, samples, 1.0) / slot_seconds[:, None])
+        share = np.where(present, surfaces.best_share[surface], 0.0)
+        load = np.log(share.sum(axis=1) + 1e-3)
+        length = np.where(present, np.logaddexp(log_left - surfaces.log_best[surface], np.log(1e-3)), 0.0)
+        mean = length.sum(axis=1) / np.maximum(present.sum(axis=1), 1)
+        return cls(surface, present, log_left, load, length - mean[:, None])
+
+
+def features(surfaces: Surfaces, crowd: Crowd, rows: Ints, jobs: Ints, states: Ints) -> list[Floats | Ints]:
+    """Of all jumps of K jobs (``rows``, ``jobs``) from their ``states``, each shape (K,), in the order of ``FEATURES``.
+
+    Returns
+    -------
+    One array for each feature, shape (K, C) or (K, 1).
+    """
+    which = crowd.surface[rows, jobs]
+    log_rate = surfaces.log_rate[which]
+    log_slots = crowd.log_left[rows, jobs][:, None] - log_rate
+    cost, gain = surfaces.cost[which, states], surfaces.gain[which, states]
+    left = np.maximum(log_slots, -7.0)
+    start = (surfaces.from_nothing[which] * (states == 0))[:, None]
+    load = crowd.load[rows][:, None]
+    relative = crowd.relative[rows, jobs][:, None]
+    speed = log_rate - surfaces.log_best[which][:, None]
+    return [
+        cost, gain, left, np.maximum(log_slots, 0.0), start, start * load, left * load, relative, relative * load,
+        cost * load, speed, start * relative, gain * load, speed * load, load,
+    ]  # fmt: skip
+
+
+def weight_count(hidden: int) -> int:
+    """How many weights a scorer has: a linear part, and for each hidden unit its inputs, a constant and its output."""
+    return _COUNT + hidden * (_COUNT + 2)
+
+
+def initial_weights(hidden: int, rng: np.random.Generator) -> Floats:
+    """Most time saved for what it takes, starts first; hidden units that say nothing yet. Shape (weights,)."""
+    weights = np.zeros(weight_count(hidden))
+    weights[[FEATURES.index(name) for name in ("cost", "gain", "left", "start")]] = -1.0, 1.0, 1.0, 4.0
+    units = weights[_COUNT:].reshape(hidden, _COUNT + 2)
+    units[:, :-1] = rng.normal(0.0, 0.3, (hidden, _COUNT + 1))
+    return weights
+
+
+def score(weights: Floats, inputs: Sequence[Floats | Ints]) -> Floats:
+    """Scores of jumps: a linear function of the features, and hidden units (tanh) on top where there are weights.
+
+    Parameters
+    ----------
+    weights
+        Shape (K, weights) or (1, weights).
+    inputs
+        See ``features``.
+
+    Returns
+    -------
+    Shape (K, C).
+    """
+    total = _linear(weights, inputs, 0)
+    for at in range(_COUNT, weights.shape[1], _COUNT + 2):
+        inside = _linear(weights, inputs, at) + weights[:, at + _COUNT, None]
+        total = total + weights[:, at + _COUNT + 1, None] * np.tanh(inside)
+    return total
+
+
+def _linear(weights: Floats, inputs: Sequence[Floats | Ints], at: int) -> Floats:
+    # One after the other, so that results do not depend on how many jobs are scored at once.
+    total = weights[:, at, None] * inputs[0]
+    for number, values in enumerate(inputs[1:], start=1):
+        total += weights[:, at + number, None] * values
+    return total
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chosen:
+    """Sizes, and what could have come next."""
+
+    #: Which size of its surface each job has, shape (N, J).
+    states: Ints
+    #: Score of the jump with which each job got there, shape (N, J); NaN where it did not move.
+    scores: Floats
+    #: Jumps in the order in which they were made: cluster, job, size; shape (jumps, 3).
+    jumps: Ints
+
+
+def choose(
+    surfaces: Surfaces,
+    crowd: Crowd,
+    states: Ints,
+    free: Ints,
+    weights: Floats,
+    *,
+    growing: bool = False,
+) -> Chosen:
+    """Make jumps until none has room in the totals.
+
+    Parameters
+    ----------
+    states
+        Where each job is, shape (N, J).
+    free
+        What each cluster has left, shape (N, R).
+    weights
+        Shape (N, weights), or (1, weights) for all alike.
+    growing
+        Only to sizes that have no fewer workers and no fewer PSs.
+    """
+    count, width = crowd.present.shape
+    own = np.broadcast_to(weights, (count, weights.shape[1]))
+    states, free = states.copy(), free.copy()
+    scores = np.full(states.shape, np.nan)
+    best = np.full((count, width), -np.inf)
+    target = np.zeros((count, width), dtype=np.int64)
+    jumps: list[Ints] = []
+
+    def look(rows: Ints, jobs: Ints) -> None:
+        now = states[rows, jobs]
+        which = crowd.surface[rows, jobs]
+        need = surfaces.need[which]
+        room = free[rows] + surfaces.need[which, now]
+        open_ = surfaces.there[which, now]
+        for number in range(need.shape[2]):
+            open_ = open_ & (need[:, :, number] <= room[:, number, None])
+        if growing:
+            sizes = surfaces.sizes[which]
+            open_ = open_ & (sizes >= sizes[np.arange(len(now)), now][:, None]).all(axis=2)
+        total = np.where(open_, score(own[rows], features(surfaces, crowd, rows, jobs, now)), -np.inf)
+        first = total.argmax(axis=1)
+        target[rows, jobs] = first
+        best[rows, jobs] = total[np.arange(len(rows)), first]
+
+    look(*np.nonzero(crowd.present))
+    rows = np.arange(count)
+    while len(rows):
+        jobs = best[rows].argmax(axis=1) if len(rows) < count else best.argmax(axis=1)
+        top = best[rows, jobs]
+        going = top > -np.inf
+        if not going.all():
+            rows, jobs, top = rows[going], jobs[going], top[going]
+            if not len(rows):
+                break
+        which, now, to = crowd.surface[rows, jobs], states[rows, jobs], target[rows, jobs]
+        step = surfaces.need[which, to] - surfaces.need[which, now]
+        fits = (step <= free[rows]).all(axis=1)
+        moved, at = rows[fits], jobs[fits]
+        states[moved, at] = to[fits]
+        scores[moved, at] = top[fits]
+        free[moved] -= step[fits]
+        jumps.append(np.stack([moved, at, to[fits]], axis=1))
+        # Where there was no room the best jump of those with room is looked for; room only gets less.
+        look(rows, jobs)
+    made: Ints = np.concatenate(jumps) if jumps else np.zeros((0, 3), dtype=np.int64)
+    return Chosen(states, scores, made)
