@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,28 @@ from dl2d.core.jobs import Allocation, Job, Role
 from dl2d.core.measured import KnownSpeeds
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
+from dl2d.policies.belief import Belief
 from dl2d.policies.growing import Alike, Growing
 from dl2d.policies.remaining import samples_left
 
 #: A jump that saves less than this part of the remaining time is not made.
 _WORTHWHILE = 0.01
+#: Deviations of what is believed that are hoped for.
+OPTIMISM: Final = 0.5
 #: A jump without room is cut by this part of the tasks it adds, at least by one.
 _CUT = 8
+
+
+class _Hoped:
+    """What a belief hopes for, as speeds that are known."""
+
+    def __init__(self, belief: Belief, optimism: float) -> None:
+        self._belief = belief
+        self._optimism = optimism
+
+    def grid(self, job: Job) -> NDArray[np.float64]:
+        """See ``KnownSpeeds.grid``."""
+        return self._belief.grid(job.request, self._optimism)
 
 
 class _Jump(NamedTuple):
@@ -99,32 +114,56 @@ class Lookahead:
     jump adds in the role that had no room (at least one fewer), and queues again with its best jump within that. It
     gets no more when that leaves no jump that is worthwhile.
 
-    Speeds come as Optimus' do: fitted to what was measured, with samples of kinds that were measured too little, or
-    told. Alternatives are scored by gains: 0 for staying as it is.
+    Speeds are those that may be hoped for (``dl2d.policies.belief``): of sizes that are believed to be equally fast the
+    one of which less is known is the better one to run at, for it is measured there. Or they come as Optimus' do:
+    fitted to what was measured, with samples of kinds that were measured too little. Or they are told. Alternatives are
+    scored by gains: 0 for staying as it is.
 
     No paper: it is what a perfect hill climb could do where Optimus stops at the first dip, as a baseline.
 
     Parameters
     ----------
     known
-        The true speeds, instead of fitted ones: ``lookahead-true``.
+        The true speeds, instead of believed ones: ``lookahead-true``.
+    optimism
+        Deviations that are added to the mean of what is believed.
+    fitted
+        Fitted speeds in place of believed ones: ``lookahead-fit``.
     sample_sizes
-        As for Optimus.
+        As for Optimus, with fitted speeds.
     """
 
-    def __init__(self, *, known: KnownSpeeds | None = None, sample_sizes: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        known: KnownSpeeds | None = None,
+        optimism: float = OPTIMISM,
+        fitted: bool = False,
+        sample_sizes: int = 0,
+    ) -> None:
+        if not 0 <= optimism < math.inf:
+            msg = f"optimism: must be 0 or more, not {optimism!r}"
+            raise ValueError(msg)
         self._known = known
+        self._optimism = optimism
+        self._fitted = fitted
         self._sample_sizes = sample_sizes
 
     @property
     def name(self) -> str:
-        """``lookahead``, or ``lookahead-true`` where it is told the speeds."""
-        return "lookahead" if self._known is None else "lookahead-true"
+        """``lookahead``, ``lookahead-fit`` with fitted speeds, or ``lookahead-true`` where it is told them."""
+        return "lookahead" + ("-true" if self._known is not None else "-fit" if self._fitted else "")
 
     @property
     def version(self) -> str:
-        """Of the code, and the setting where it is not the usual."""
-        return "1" + (f" sample_sizes={self._sample_sizes}" if self._sample_sizes else "")
+        """Of the code, and the settings where they are not the usual."""
+        believes = self._known is None and not self._fitted
+        optimism = f" optimism={self._optimism:g}" if believes and self._optimism != OPTIMISM else ""
+        return (
+            ("2" if believes else "1")
+            + optimism
+            + (f" sample_sizes={self._sample_sizes}" if self._sample_sizes else "")
+        )
 
     @property
     def needs(self) -> frozenset[Evidence]:
@@ -134,7 +173,10 @@ class Lookahead:
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``. Cost: tasks x log nodes, jumps x log jobs, a grid for each size reached."""
         del rng
-        growing = Growing(snapshot, packing, known=self._known, sample_sizes=self._sample_sizes)
+        known = self._known
+        if known is None and not self._fitted:
+            known = _Hoped(Belief(snapshot.speeds), self._optimism)
+        growing = Growing(snapshot, packing, known=known, sample_sizes=self._sample_sizes)
         left = [samples_left(job) for job in snapshot.jobs]
         jumps: dict[Alike, _Jumps] = {}
         for alike in growing.alike:

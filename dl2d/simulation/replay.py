@@ -302,6 +302,10 @@ class _Run:
                     resizes=self.books.forget(job.id),
                 )  # fmt: skip
                 ended.add(key)
+                # A coordinator reports every second, so what it said last was of this slot.
+                live.epochs, live.tasks = job.epochs, held[key]
+                said = self._said(live, course.last_speed, begin + reached.ended * seconds)
+                self._store.report_progress(key, said)
                 self._store.change_job(key, JobChange(state=JobState.FINISHED, end_reason="did all epochs"), end)
                 del self._running[key]
                 continue

@@ -107,9 +107,9 @@ def test_all_reduce_jobs_and_jobs_without_work_left() -> None:
 def test_without_being_told_it_samples_as_optimus_does() -> None:
     jobs = [a_job(number, max_workers=16, max_ps=16) for number in range(1, 7)]
     fresh = a_snapshot(jobs, cluster(40, cpu=8, gpu=8))
-    assert given(Lookahead(), fresh) == given(Optimus(), fresh)
+    assert given(Lookahead(fitted=True), fresh) == given(Optimus(), fresh)
     model = PsSync((0.02, 0.1, 0.3, 0.005, 0.01), 32)
-    assert given(Lookahead(), measured(fresh, model, given(Lookahead(), fresh))) == given(
+    assert given(Lookahead(fitted=True), measured(fresh, model, given(Lookahead(fitted=True), fresh))) == given(
         Lookahead(known=Truth(model)), fresh
     )
 
