@@ -67,8 +67,9 @@ QUICK: Final[Mapping[str, Teacher]] = {"drf": drf, "fifo": fifo}
 class _Recorder:
     """A policy that writes down its steps, slot by slot."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, slot_seconds: float) -> None:
         self._policy = policy
+        self._seconds = slot_seconds
         self.slots: dict[int, list[tuple[str, Allocation]]] = defaultdict(list)
 
     @property
@@ -97,7 +98,8 @@ class _Recorder:
             rest = Allocation(max(size.workers - given[job].workers, 0), max(size.ps - given[job].ps, 0))
             if max(rest) > 0:
                 steps.append((job.id, rest))
-        self.slots[snapshot.slot] = steps
+        # Snapshots count ticks: idle slots have none.
+        self.slots[round(snapshot.at / self._seconds)] = steps
         return decision
 
 
@@ -113,7 +115,7 @@ class Recorded:
         self._first_bundles = first_bundles
         self._slots: list[dict[int, list[tuple[str, Allocation]]]] = []
         for workload in workloads:
-            recorder = _Recorder(contender(name, workload, chosen))
+            recorder = _Recorder(contender(name, workload, chosen), workload.slot_seconds)
             replay(workload, recorder, Dl2Paper(), rules=Rules(empty_each_slot=True), timer=time.perf_counter)
             self._slots.append(recorder.slots)
         #: By cluster: the batch that the list is of, and the actions that are left of it, last first.
