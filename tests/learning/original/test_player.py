@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from simulation.drawn import drawn
+
+from dl2d.learning.original.errors import TooFewSamples
+from dl2d.learning.original.player import Player, rewards_of
+from dl2d.learning.original.settings import Credit, Reward, Settings
+from dl2d.simulation.clusters import Clusters, SlotReport
+from dl2d.simulation.library import Library
+from dl2d.simulation.workload import Workload, read_workload
+
+#: Bundles of (4, 4) on two nodes of (8, 8). One epoch of 4 a slot with one worker, 2 with two, whatever the PSs.
+WINDOW = 2
+PLAIN = Settings(
+    window=WINDOW, clusters=3, samples=2, minibatch=2, kept=1.0, epsilon=0.0, reward=Reward.PROGRESS, first_bundles=True
+)
+
+
+def two_jobs(**more: Any) -> Workload:
+    jobs = [
+        {"id": str(number), "model": model, "submit_slot": 0, "epochs": 4.0, "samples_per_epoch": 100.0,
+         "worker": {"cpu": 2, "gpu": 4}, "ps": {"cpu": 2}, "max_workers": 2, "max_ps": 2, **more}
+        for number, model in ((1, "b"), (2, "a"))
+    ]  # fmt: skip
+    table = {"table": [[1.0, 2.0], [1.0, 2.0]]}
+    return read_workload(
+        {
+            "slot_seconds": 100,
+            "cluster": [{"count": 2, "resources": {"cpu": 8, "gpu": 8}}],
+            "speeds": {"a": table, "b": table},
+            "jobs": jobs,
+        }
+    )
+
+
+class Fixed:
+    """Answers the same whatever it is shown."""
+
+    def __init__(self, *numbers: float) -> None:
+        self._numbers = np.array(numbers, dtype=np.float32)
+
+    def __call__(self, observations: Any) -> Any:
+        return np.tile(self._numbers, (len(observations), 1))
+
+
+#: A worker for the first job for certain while it may have one, then void.
+ONE_MORE = Fixed(90, 0, 0, 0, 0, 0, 45)
+NOBODY = Fixed(0, 0)
+
+
+def collected(settings: Settings, value: Fixed = NOBODY, *, count: int = 60) -> Any:
+    return Player(Library.of([two_jobs()]), settings, [7]).collect(ONE_MORE, value, count)
+
+
+def test_an_action_is_rewarded_with_what_each_job_did_in_its_slot() -> None:
+    samples = collected(PLAIN)
+    assert set(samples.actions.tolist()) == {0, 6}
+    # The first job does 2 of 4 epochs a slot and ends after two; the second 1 of 4, and goes on alone.
+    both = samples.valid.all(axis=1)
+    assert both.any()
+    assert samples.targets[both].tolist() == [[0.5, 0.25]] * int(both.sum())
+    assert samples.log_chances == pytest.approx(0.0, abs=1e-5)
+
+
+def test_the_slots_reward_is_the_sum_over_jobs() -> None:
+    samples = collected(replace(PLAIN, credit=Credit.SLOT), Fixed(0))
+    assert set(samples.targets[:, 0].round(6).tolist()) <= {0.75, 0.5, 0.25}
+    assert samples.targets.shape[1] == 1
+
+
+def test_a_discount_looks_at_what_the_next_slot_is_worth_and_at_nothing_after_the_end() -> None:
+    samples = collected(replace(PLAIN, gamma=0.5), Fixed(3, 5))
+    # In the first of two slots both go on, at 3 and 5 in their columns; in the second the first job ends.
+    both = {tuple(row) for row in samples.targets[samples.valid.all(axis=1)].round(6).tolist()}
+    # When it is alone, the second job is in the first column: worth 3.
+    assert both == {(0.5 + 0.5 * 3, 0.25 + 0.5 * 5), (0.5, 0.25 + 0.5 * 3)}
+    slots = collected(replace(PLAIN, gamma=0.5, credit=Credit.SLOT), Fixed(3))
+    # Alone, the second job has two workers: it does half of its epochs, and ends.
+    assert {round(float(row), 6) for row in slots.targets[:, 0]} == {0.75 + 1.5, 0.5}
+
+
+def test_it_is_the_same_for_the_same_seed_and_another_for_another() -> None:
+    library = Library.of([drawn(seed) for seed in range(3)])
+    settings = replace(PLAIN, window=5, clusters=8, epsilon=0.3, kept=0.5)
+    even = Fixed(*[0.0] * 16)
+    first, again, other = (
+        Player(library, settings, [seed]).collect(even, Fixed(*[0.0] * 5), 300) for seed in (1, 1, 2)
+    )
+    assert (first.observations == again.observations).all()
+    assert (first.actions == again.actions).all()
+    assert len(first) != len(other) or (first.actions != other.actions).any()
+
+
+def test_an_all_reduce_job_is_never_given_a_ps() -> None:
+    workload = drawn(0)
+    ring = [job for job in workload.jobs if job.model == "ring"]
+    assert ring, "the workload has all-reduce jobs"
+    only = replace(workload, jobs=tuple(ring))
+    settings = replace(PLAIN, window=3, clusters=4, epsilon=0.5)
+    samples = Player(Library.of([only]), settings, [0]).collect(Fixed(*[0.0] * 10), Fixed(0, 0, 0), 100)
+    assert not samples.masks[:, [1, 2, 4, 5, 7, 8]].any()
+    assert set(samples.actions.tolist()) <= {0, 3, 6, 9}
+
+
+def test_clusters_without_decisions_are_told_of() -> None:
+    full = two_jobs(max_workers=1, max_ps=1)
+    with pytest.raises(TooFewSamples, match="2 samples were asked for, 0 came of"):
+        Player(Library.of([full]), PLAIN, [0]).collect(ONE_MORE, NOBODY, 2)
+
+
+def a_report(*rates: float) -> tuple[SlotReport, Clusters]:
+    clusters = Clusters(Library.of([two_jobs()]), 1)
+    clusters.reset(np.array([0]), np.array([0]), [np.random.default_rng(0)])
+    clusters.fill(np.array([[[2, 1], [1, 1]]]))
+    report = clusters.end_slot(np.array([0]))
+    return replace(report, rate=np.array([rates]), progress=np.array([rates]) / 2), clusters
+
+
+@pytest.mark.parametrize(
+    ("reward", "want"),
+    [
+        (Reward.PROGRESS, [0.25, 0.0]),
+        (Reward.RATE, [0.5, 0.0]),
+        (Reward.LOG_RATE, [np.log(0.501), np.log(0.001)]),
+    ],
+)
+def test_rewards_by_hand(reward: Reward, want: list[float]) -> None:
+    report, clusters = a_report(0.5, 0.0)
+    assert rewards_of(report, clusters, Settings(reward=reward))[0] == pytest.approx(want)
+
+
+def test_fairness_rewards_everybody_for_the_least_dominant_share() -> None:
+    """Of 16 CPUs and 16 GPUs the first job has 8 GPUs, the second 4 CPUs and 4 GPUs: a quarter, for two jobs."""
+    report, clusters = a_report(0.5, 0.5)
+    fair = rewards_of(report, clusters, Settings(reward=Reward.RATE, fairness=10.0))[0]
+    assert fair == pytest.approx([0.5 + 10 * 0.25 * 2] * 2)

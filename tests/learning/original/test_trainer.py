@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dl2d.core.errors import WorkloadError
+from dl2d.learning.original.actor_critic import ActorCritic
+from dl2d.learning.original.networks import begin, policy_network, value_network, weights_of
+from dl2d.learning.original.player import Player
+from dl2d.learning.original.replay_buffer import ReplayBuffer
+from dl2d.learning.original.settings import PAPER, Credit, NetworkKind, Reward, Settings, Surrogate
+from dl2d.learning.original.trainer import Report, improve, train
+from dl2d.policies.checkpoint import read_checkpoint
+from dl2d.policies.dl2_original import Dense, Dl2Original, network_of
+from dl2d.simulation.library import Library
+from dl2d.simulation.workload import Workload, read_workload
+
+
+def a_workload(seed: int, *, jobs: int = 6, nodes: int = 20) -> Workload:
+    """Two models: with the one workers pay and PSs do not, with the other it is the other way round."""
+    rng = np.random.default_rng(seed)
+    sizes = np.arange(1, 5)
+    workers = [[10.0 * w / p for w in sizes] for p in sizes]
+    ps = [[10.0 * p / w for w in sizes] for p in sizes]
+    return read_workload(
+        {
+            "slot_seconds": 100,
+            "cluster": [{"count": nodes, "resources": {"cpu": 8}}],
+            "speeds": {"workers": {"table": workers}, "servers": {"table": ps}},
+            "jobs": [
+                {"id": str(number), "model": str(rng.choice(["workers", "servers"])), "submit_slot": number // 2,
+                 "epochs": 60.0, "samples_per_epoch": 100.0, "worker": {"cpu": 1}, "ps": {"cpu": 1},
+                 "max_workers": 4, "max_ps": 4}
+                for number in range(1, jobs + 1)
+            ],
+        }
+    )  # fmt: skip
+
+
+TRAINING = [a_workload(seed) for seed in range(8)]
+VALIDATION = [a_workload(seed) for seed in range(100, 104)]
+SMALL = Settings(
+    window=6, hidden=32, clusters=16, supervised_updates=20, iterations=4, samples=256, minibatch=64, kept=1.0,
+    critic_iterations=1, validate_every=2,
+)  # fmt: skip
+
+
+def test_it_learns_which_tasks_pay() -> None:
+    reports: list[Report] = []
+    settings = replace(SMALL, iterations=30, samples=512, rate=3e-3, last_rate=1e-3, validate_every=10)
+    checkpoint = train(TRAINING, VALIDATION, settings, seed=0, progress=reports.append)
+    assert [report.phase for report in reports] == ["imitation", *["learning"] * 3]
+    teacher = reports[0].score.best
+    # DRF gives as many of both, with which 60 epochs take six slots; with four of one and one of the other 1.5.
+    assert teacher == pytest.approx(6.0, abs=1.0)
+    assert reports[-1].best < 2.0
+    assert min(report.score.best for report in reports) == reports[-1].best
+    assert checkpoint.training["history"][0]["phase"] == "imitation"
+    Dl2Original(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(SMALL, id="as it is"),
+        pytest.param(replace(SMALL, network=NetworkKind.SHARED, teacher=""), id="shared network, no teacher"),
+        pytest.param(replace(SMALL, federation=2), id="federation"),
+        pytest.param(
+            replace(PAPER, window=6, hidden=32, clusters=16, supervised_updates=10, iterations=4, samples=256,
+                    minibatch=64, replay=512), id="the paper's text"),
+        pytest.param(
+            replace(SMALL, credit=Credit.ALL, gamma=0.5, reward=Reward.RATE, critic=False, epsilon=0.0, fairness=1.0,
+                    surrogate=Surrogate.PLAIN, network=NetworkKind.SHARED), id="all else"),
+    ],
+)  # fmt: skip
+def test_the_same_seed_gives_the_same_weights(settings: Settings) -> None:
+    first, again = (train(TRAINING, VALIDATION, settings, seed=3) for _ in range(2))
+    assert first.digest == again.digest
+    assert train(TRAINING, VALIDATION, replace(settings, iterations=1), seed=4).digest != first.digest
+
+
+def test_threads_and_switches_of_torch_are_left_as_they_were() -> None:
+    was = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    train(TRAINING, VALIDATION, replace(SMALL, iterations=0, supervised_updates=1), seed=0)
+    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == was
+
+
+def test_the_best_checkpoint_is_in_the_folder(tmp_path: Path) -> None:
+    checkpoint = train(TRAINING, VALIDATION, SMALL, seed=0, out=tmp_path / "best")
+    assert read_checkpoint(tmp_path / "best", policy="dl2-original").digest == checkpoint.digest
+
+
+def test_a_federation_of_clusters_that_are_the_same_learns_as_one() -> None:
+    """Whole rounds: two learners with the same workloads and seeds give the weights of one, to the last bit."""
+    library = Library.of(TRAINING)
+    width, free = len(library.models) + 5, len(library.resources)
+    found = []
+    for count in (1, 2):
+        generator = torch.Generator().manual_seed(0)
+        policy = policy_network(NetworkKind.DENSE, jobs=6, width=width, free=free, hidden=32)
+        value = value_network(NetworkKind.DENSE, jobs=6, width=width, free=free, hidden=32, by_job=True)
+        begin(policy, generator)
+        begin(value, generator)
+        learner = ActorCritic(policy, value, SMALL)
+        players = [Player(library, SMALL, [5]) for _ in range(count)]
+        described = {"network": "dense", "window": 6, "models": library.models, "resources": library.resources}
+        rngs = [np.random.default_rng(1) for _ in players]
+        for _ in range(3):
+            improve(
+                learner, players, [ReplayBuffer(0) for _ in players],
+                network_of(weights_of(policy, "policy"), described), Dense(weights_of(value, "value"), "value"),
+                SMALL, rngs=rngs, at=0.0,
+            )  # fmt: skip
+        found.append(weights_of(policy, "policy"))
+    assert all((found[0][name] == found[1][name]).all() for name in found[0])
+
+
+def test_workloads_that_cannot_be_trained_on_are_told() -> None:
+    with pytest.raises(WorkloadError, match="training needs 1 or more workloads to learn from"):
+        train([], VALIDATION, SMALL, seed=0)
+    with pytest.raises(WorkloadError, match="training needs 3 or more"):
+        train(TRAINING[:2], VALIDATION, replace(SMALL, federation=3), seed=0)
