@@ -8,6 +8,7 @@ batch. What it sees and may do is, number for number, that of ``dl2d.simulation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
@@ -20,7 +21,7 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.core.resources import Resources
-from dl2d.policies.checkpoint import Checkpoint
+from dl2d.policies.checkpoint import Checkpoint, read_checkpoint
 from dl2d.policies.filling import Filling
 
 Matrix = NDArray[np.float32]
@@ -250,6 +251,19 @@ class Dl2Original:
                     break
                 mask[action] = False
             columns[place, types + 2 :] = room.shown(batch[place])
+
+
+def from_checkpoint(folder: Path | None) -> Dl2Original:
+    """The policy of a checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        There is none, or it cannot be read.
+    """
+    if folder is None:
+        raise CheckpointError("dl2-original: name a checkpoint; dl2d train --design original makes one")
+    return Dl2Original(read_checkpoint(folder, policy=Dl2Original.name))
 
 
 class _Room:

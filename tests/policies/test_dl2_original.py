@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.core.resources import Resources
 from dl2d.daemon.guard import check
 from dl2d.placement.dl2_paper import Dl2Paper
-from dl2d.policies.checkpoint import Checkpoint
-from dl2d.policies.dl2_original import Dense, Dl2Original, Network, SharedJobs, chosen
+from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
+from dl2d.policies.dl2_original import Dense, Dl2Original, Network, SharedJobs, chosen, from_checkpoint
 from dl2d.simulation.clusters import Clusters
 from dl2d.simulation.library import Library
 from dl2d.simulation.replay import Rules, SimulationError, replay
@@ -170,6 +171,15 @@ def test_weights_that_do_not_belong_to_the_settings_are_refused() -> None:
         ))  # fmt: skip
     with pytest.raises(CheckpointError, match="do not belong together"):
         Dl2Original(Checkpoint(policy="dl2-original", weights={}, settings=a_checkpoint().settings, training={}))
+
+
+def test_it_is_read_from_a_folder(tmp_path: Path) -> None:
+    checkpoint = a_checkpoint(resources=["cpu", "gpu"])
+    write_checkpoint(checkpoint, tmp_path / "c")
+    snapshot = a_snapshot([a_job(1), a_job(2)], cluster(2, cpu=8, gpu=4))
+    assert ask(from_checkpoint(tmp_path / "c"), snapshot) == ask(Dl2Original(checkpoint), snapshot)
+    with pytest.raises(CheckpointError, match="name a checkpoint"):
+        from_checkpoint(None)
 
 
 @pytest.mark.parametrize("network", ["dense", "shared"])

@@ -74,6 +74,7 @@ def train(
     seed: int,
     out: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Checkpoint:
     """Train a policy and return the one that did best on the validation workloads.
 
@@ -91,6 +92,8 @@ def train(
         Folder of the checkpoint, written each time there is a better one; None writes none.
     progress
         Told after imitation and after each validation.
+    stop
+        Asked after each round whether to end early, with a last validation.
 
     Raises
     ------
@@ -102,7 +105,7 @@ def train(
         The folder cannot be written.
     """
     with _deterministic():
-        return _Training(workloads, validation, settings, seed, out, progress).run()
+        return _Training(workloads, validation, settings, seed, out, progress).run(stop or (lambda: False))
 
 
 def improve(
@@ -202,7 +205,8 @@ class _Training:
         self._history: list[dict[str, Any]] = []
         self._decisions = 0
 
-    def run(self) -> Checkpoint:
+    def run(self, stop: Callable[[], bool]) -> Checkpoint:
+        """The best checkpoint."""
         settings = self._settings
         if settings.teacher and settings.supervised_updates:
             self._imitate()
@@ -220,8 +224,11 @@ class _Training:
             self._times[1] += acting
             self._times[2] += learning
             self._decisions = sum(player.decisions for player in players)
-            if (number + 1) % settings.validate_every == 0 or number + 1 == settings.iterations:
+            ends = number + 1 == settings.iterations or stop()
+            if ends or (number + 1) % settings.validate_every == 0:
                 self._validate("learning", number + 1, settings.iterations)
+            if ends:
+                break
         if self._best is None:
             self._validate("learning", 0, 0)
         assert self._best is not None

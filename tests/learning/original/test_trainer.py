@@ -89,6 +89,12 @@ def test_threads_and_switches_of_torch_are_left_as_they_were() -> None:
     assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == was
 
 
+def test_it_can_be_stopped_early() -> None:
+    reports: list[Report] = []
+    train(TRAINING, VALIDATION, SMALL, seed=0, progress=reports.append, stop=lambda: True)
+    assert [(report.phase, report.done) for report in reports] == [("imitation", 20), ("learning", 1)]
+
+
 def test_the_best_checkpoint_is_in_the_folder(tmp_path: Path) -> None:
     checkpoint = train(TRAINING, VALIDATION, SMALL, seed=0, out=tmp_path / "best")
     assert read_checkpoint(tmp_path / "best", policy="dl2-original").digest == checkpoint.digest
