@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from dl2d.core.jobs import Allocation, Architecture, Consistency, Job, JobKey, JobRequest
 
+#: How many of the last measurements at a size count, about: what a model's speed was long ago says little of today's.
+MOST_MEASUREMENTS = 16
 #: Most points of one job's loss that a snapshot holds.
 MOST_LOSSES = 32
 
@@ -29,11 +31,20 @@ class TrainingKind(NamedTuple):
 
 
 class SpeedPoint(NamedTuple):
-    """Speed at one size: the mean of so many measurements, samples per second."""
+    """Speed at one size: the mean of so many measurements, samples per second.
+
+    From ``MOST_MEASUREMENTS`` on the mean is exponential: the last so many measurements count, about.
+    """
 
     allocation: Allocation
     samples_per_second: float
     measurements: int
+
+    def counted(self, samples_per_second: float) -> SpeedPoint:
+        """With one measurement more."""
+        count = min(self.measurements + 1, MOST_MEASUREMENTS)
+        mean = self.samples_per_second + (samples_per_second - self.samples_per_second) / count
+        return SpeedPoint(self.allocation, mean, count)
 
 
 @dataclass(frozen=True, slots=True)

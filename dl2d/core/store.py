@@ -187,7 +187,8 @@ class Store(Protocol):
     def speeds(self, kinds: Collection[TrainingKind]) -> tuple[MeasuredSpeeds, ...]:
         """What was measured of these kinds so far, sorted by kind; those of which nothing was measured are left out.
 
-        A report that enters the job's series and has a speed counts once, for the size at which it says the job trains.
+        A report that enters the job's series and has a speed counts once, for the size at which it says the job trains,
+        as ``SpeedPoint.counted`` has it: old measurements lose their weight.
         """
         ...
 

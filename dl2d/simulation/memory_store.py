@@ -36,7 +36,7 @@ class MemoryStore:
         #: Whether jobs came in submit order, so that they need not be sorted.
         self._ordered = True
         self._tasks: dict[tuple[JobKey, str], Task] = {}
-        self._speeds: dict[TrainingKind, dict[Allocation, tuple[float, int]]] = defaultdict(dict)
+        self._speeds: dict[TrainingKind, dict[Allocation, SpeedPoint]] = defaultdict(dict)
         self._losses: dict[JobKey, list[LossPoint]] = defaultdict(list)
         self._numbers = Counter[tuple[JobKey, Role]]()
         self._slots: list[Slot] = []
@@ -108,8 +108,7 @@ class MemoryStore:
         if progress.samples_per_second and progress.workers:
             sizes = self._speeds[TrainingKind.of(job.request)]
             size = Allocation(progress.workers, progress.ps)
-            mean, count = sizes.get(size, (0.0, 0))
-            sizes[size] = (mean + (progress.samples_per_second - mean) / (count + 1), count + 1)
+            sizes[size] = sizes.get(size, SpeedPoint(size, 0.0, 0)).counted(progress.samples_per_second)
         if progress.loss is not None:
             self._losses[key].append(LossPoint(progress.epoch, progress.loss))
 
@@ -121,9 +120,7 @@ class MemoryStore:
     def speeds(self, kinds: Collection[TrainingKind]) -> tuple[MeasuredSpeeds, ...]:
         """What was measured of these kinds so far."""
         return tuple(
-            MeasuredSpeeds(
-                kind, tuple(SpeedPoint(size, mean, count) for size, (mean, count) in sorted(self._speeds[kind].items()))
-            )
+            MeasuredSpeeds(kind, tuple(point for _, point in sorted(self._speeds[kind].items())))
             for kind in sorted(kinds)
             if kind in self._speeds
         )

@@ -7,14 +7,22 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, event, func, insert, select, tuple_, update
+from sqlalchemy import Connection, Row, Select, case, event, func, insert, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.errors import AlreadyRunning, DuplicateJob, SchemaOutdated, StoreError
 from dl2d.core.jobs import Allocation, Architecture, Consistency, Job, JobKey, JobState, Progress, Role
-from dl2d.core.measured import MOST_LOSSES, LossPoint, MeasuredLoss, MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured import (
+    MOST_LOSSES,
+    MOST_MEASUREMENTS,
+    LossPoint,
+    MeasuredLoss,
+    MeasuredSpeeds,
+    SpeedPoint,
+    TrainingKind,
+)
 from dl2d.core.plan import Start
 from dl2d.core.store import (
     DecisionEntry,
@@ -283,7 +291,10 @@ class SqlStore:
             samples_per_second=values["samples_per_second"],
             measurements=1,
         )
-        count = SpeedRow.measurements + 1
+        # As ``SpeedPoint.counted`` has it.
+        count = case(
+            (SpeedRow.measurements + 1 < MOST_MEASUREMENTS, SpeedRow.measurements + 1), else_=MOST_MEASUREMENTS
+        )
         mean = SpeedRow.samples_per_second
         connection.execute(
             first.on_conflict_do_update(

@@ -368,6 +368,17 @@ class TestEvidence:
         assert store.speeds([kind._replace(model="another"), kind._replace(consistency=Consistency.ASYNC)]) == ()
         assert store.speeds([]) == ()
 
+    def test_old_measurements_of_a_size_lose_their_weight(self, store):
+        store.add_job(job := a_job())
+        reports = [50.0] * 40 + [80.0] * 40
+        for number, speed in enumerate(reports):
+            store.report_progress(job.key, Progress(at=100.0 + 10 * number, samples_per_second=speed, workers=1, ps=1))
+        [measured] = store.speeds([TrainingKind.of(job.request)])
+        # All but (15/16)^40 of the way from 50 to 80; a plain mean would be at 65.
+        [point] = measured.points
+        assert point.samples_per_second == pytest.approx(80 - 30 * (15 / 16) ** 40)
+        assert point.measurements == 16
+
     def test_what_says_no_speed_counts_for_none(self, store):
         store.add_job(job := a_job())
         for at, more in enumerate([{}, {"samples_per_second": 0.0, "workers": 1}, {"samples_per_second": 5.0},
