@@ -171,6 +171,11 @@ class Packing:
         ]
         return cls(others, placement, incumbents=[task for task in tasks if task.state.wanted])
 
+    @property
+    def head_only(self) -> bool:
+        """Whether a task goes to the first node in the placement's order or to none."""
+        return self._placement.head_only
+
     def add(self, job: Job, delta: Allocation) -> Blocked | None:
         """Add tasks of a job, workers and PSs in turn, all or none; returns what stood in the way."""
         done: list[_Step] = []
