@@ -156,7 +156,7 @@ def types(tables: str | None) -> Workload:
     """A workload whose speeds, and first job of each model, are what a stream is made of."""
     if tables is not None:
         return read_workload(tables)
-    settings = {"jobs": "400", "nodes": "96", "models": MODELS, "longest_slots": "40", "stretch": "16"}
+    settings = {"jobs": "400", "nodes": "96", "models": MODELS, "longest_slots": "8", "stretch": "16"}
     made = generate("dl2", settings, np.random.default_rng(1))
     jobs = tuple(
         replace(job, worker=Resources.of(cpu=2, gpu=4 if job.worker.get("gpu") else 0), ps=Resources.of(cpu=2))
@@ -279,7 +279,7 @@ def policies(made: Stream) -> dict[str, Callable[[], Policy]]:
     }
 
 
-OPTIMISMS = ("0", "0.5", "1", "1.5", "3")
+OPTIMISMS = ("0", "0.25", "0.5", "0.75", "1", "2")
 
 
 def measure(options: argparse.Namespace, nodes: int, seed: int) -> list[dict[str, object]]:

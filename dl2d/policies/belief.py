@@ -25,6 +25,9 @@ _Floats = NDArray[np.float64]
 #: Scale, in doublings, and variance of what kinds share, and of what is a kind's own.
 _SHARED: Final = (2.0, 0.5)
 _OWN: Final = (1.5, 0.12)
+#: What each doubling of workers and of PSs (for all-reduce of workers, twice) is expected to add before anything is
+#: measured: a job of 16 times the size is four times as fast.
+_TREND: Final = 0.25 * float(np.log(2.0))
 #: Variance of a kind's level: nothing is known of it before it is measured.
 _LEVEL: Final = 9.0
 #: Deviation that is left however often a size is measured.
@@ -107,7 +110,7 @@ class Belief:
             msg = f"noise: must be more than 0, not {noise!r}"
             raise ValueError(msg)
         self._noise = noise
-        kept = {speeds.kind: _merged(usable(speeds.kind, speeds.points), noise) for speeds in measured}
+        kept = {speeds.kind: _merged(speeds.kind, usable(speeds.kind, speeds.points), noise) for speeds in measured}
         kept = {kind: points for kind, points in kept.items() if len(points.logs)}
         self._centre = float(np.mean([points.logs.mean() for points in kept.values()])) if kept else 0.0
         self._measured = {
@@ -218,7 +221,7 @@ class Belief:
         own, shared = self._points.get(kind), self._groups.get(_group(kind))
         variance = np.full(len(at), _LEVEL + _OWN[1])
         if shared is None or crossed is None:
-            return np.full(len(at), self._centre), np.sqrt(variance + _SHARED[1])
+            return self._centre + _trend(kind, at), np.sqrt(variance + _SHARED[1])
         mean, spread, left = crossed
         if own is not None:
             group = _group(kind)
@@ -228,7 +231,7 @@ class Belief:
             variance = np.maximum(variance - (half**2).sum(axis=1), 0.0)
             mean = mean + gain @ (own.logs - (shared.factor @ shared.mean)[own.shared])
             spread = spread - gain @ shared.spread[own.shared]
-        return self._centre + mean, np.sqrt(variance + left + (spread**2).sum(axis=1))
+        return self._centre + _trend(kind, at) + mean, np.sqrt(variance + left + (spread**2).sum(axis=1))
 
     def _cross(self, group: _Group, bounds: _Bounds | None, at: _Floats) -> tuple[_Floats, _Floats, _Floats] | None:
         """Of the shared part alone: means, roots of covariances and what variance is left at sizes; kept by bounds."""
@@ -289,12 +292,18 @@ def _inverse(matrix: _Floats) -> _Floats:
     return np.asarray(np.linalg.inv(matrix), dtype=np.float64)
 
 
-def _merged(points: Sequence[SpeedPoint], noise: float) -> _Points:
-    """Points as arrays; neighbours in one where there are too many."""
+def _trend(kind: TrainingKind, at: _Floats) -> _Floats:
+    """What is expected at sizes before anything is measured, but for the level."""
+    return _TREND * (at.sum(axis=1) if kind.architecture is Architecture.PS else 2.0 * at[:, 0])
+
+
+def _merged(kind: TrainingKind, points: Sequence[SpeedPoint], noise: float) -> _Points:
+    """Points as arrays, less the trend; neighbours in one where there are too many."""
     sizes = np.array([point.allocation for point in points], dtype=np.float64).reshape(-1, 2)
     times = np.array([max(point.measurements, 1) for point in points], dtype=np.float64)
     logs: _Floats = np.log(np.array([point.samples_per_second for point in points], dtype=np.float64))
     given = np.log2(np.maximum(sizes, 1.0))
+    logs -= _trend(kind, given)
     at, places = _together(given, _MOST_SIZES)
     if len(at) < len(given):
         weights = np.asarray(np.bincount(places, times), dtype=np.float64)

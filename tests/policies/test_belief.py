@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policies.snapshots import a_job, a_snapshot, ask, cluster
+from policies.snapshots import given as allocations
+
+from dl2d.core.jobs import Allocation, Architecture, Consistency, JobRequest
+from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.policies.belief import Belief
+from dl2d.policies.lookahead import Lookahead
+from dl2d.simulation.speeds import AllReduce, PsSync, SpeedModel
+
+SMOOTH = {
+    "a": PsSync((0.02, 0.1, 0.3, 0.005, 0.01), 32),
+    "b": PsSync((0.2, 0.2, 0.1, 0.02, 0.005), 64),
+    "c": PsSync((0.05, 0.4, 0.8, 0.002, 0.02), 128),
+}
+SPREAD = [(1, 1), (16, 16), (1, 16), (16, 1), (4, 4), (2, 8), (8, 2), (8, 16)]
+
+
+def a_request(model: str, **changes: Any) -> JobRequest:
+    return a_job(1, model=model, **{"max_workers": 16, "max_ps": 16, **changes}).request
+
+
+def a_kind(model: str, **changes: Any) -> TrainingKind:
+    return TrainingKind(model, Architecture.PS, Consistency.SYNC)._replace(**changes)
+
+
+def told(model: str, speeds: dict[tuple[int, int], float], times: int = 1, **changes: Any) -> MeasuredSpeeds:
+    points = (SpeedPoint(Allocation(*size), speed, times) for size, speed in sorted(speeds.items()))
+    return MeasuredSpeeds(a_kind(model, **changes), tuple(points))
+
+
+def of_model(name: str, model: SpeedModel, sizes: list[tuple[int, int]]) -> MeasuredSpeeds:
+    return told(name, {size: model.samples_per_second(*size) for size in sizes}, times=8)
+
+
+def test_it_recovers_surfaces_from_a_few_sizes_spread_over_the_range() -> None:
+    belief = Belief([of_model(name, model, SPREAD) for name, model in SMOOTH.items()])
+    for name, model in SMOOTH.items():
+        believed, true = belief.grid(a_request(name))[1:, 1:], model.grid(16, 16)[1:, 1:]
+        wrong = np.abs(np.log(believed / true))
+        assert wrong.mean() < 0.08
+        assert wrong.max() < 0.45
+        best = np.unravel_index(believed.argmax(), believed.shape)
+        assert true[best] > 0.9 * true.max()
+        for workers, ps in SPREAD:
+            assert believed[ps - 1, workers - 1] == pytest.approx(true[ps - 1, workers - 1], rel=0.03)
+
+
+def test_it_agrees_with_conditioning_a_normal_distribution_by_hand() -> None:
+    """Two points of one kind, one of another: covariances written out, solved with all at once."""
+    points = [("a", 1.0, 1.0, 10.0), ("a", 4.0, 2.0, 30.0), ("b", 2.0, 8.0, 5.0)]
+    belief = Belief(
+        [told("a", {(1, 1): 10.0, (4, 2): 30.0}), told("b", {(2, 8): 5.0})],
+        noise=0.1,
+    )
+
+    def matern(one: Any, other: Any, length: float) -> float:
+        gap = np.log2(np.array(one)) - np.log2(np.array(other))
+        far = np.sqrt(3 * (gap[0] ** 2 + gap[1] ** 2 + (gap[0] - gap[1]) ** 2)) / length
+        return (1 + far) * np.exp(-far)
+
+    def covariance(one: Any, other: Any) -> float:
+        own = 9 + 0.12 * matern(one[1:3], other[1:3], 1.5) if one[0] == other[0] else 0.0
+        return 0.5 * matern(one[1:3], other[1:3], 2.0) + own
+
+    def trend(point: Any) -> float:
+        return 0.25 * np.log(point[1] * point[2])
+
+    logs = np.array([np.log(point[3]) - trend(point) for point in points])
+    centre = (logs[:2].mean() + logs[2]) / 2
+    known = np.array([[covariance(one, other) for other in points] for one in points]) + 0.01 * np.eye(3)
+    for kind in ("a", "b", "new"):
+        mean, deviation = belief.mean_sd(a_request(kind))
+        for workers, ps in [(1, 1), (2, 2), (16, 3), (2, 8)]:
+            asked = (kind, float(workers), float(ps))
+            cross = np.array([covariance(asked, point) for point in points])
+            solved = np.linalg.solve(known, cross)
+            assert mean[ps, workers] == pytest.approx(centre + trend(asked) + solved @ (logs - centre), abs=1e-6)
+            assert deviation[ps, workers] ** 2 == pytest.approx(9.62 - solved @ cross, abs=1e-6)
+
+
+def test_what_was_never_measured_has_the_shape_that_others_share() -> None:
+    belief = Belief([of_model(name, model, SPREAD) for name, model in SMOOTH.items()])
+    new = belief.grid(a_request("new"))
+    assert new[1:, 1:].min() > 0
+    others = [np.log(belief.grid(a_request(name))[1:, 1:]) for name in SMOOTH]
+    like = np.corrcoef(np.log(new[1:, 1:]).ravel(), np.mean(others, axis=0).ravel())[0, 1]
+    assert like > 0.95
+    # Nothing is known of its level, and that is no reason to prefer a size.
+    _, deviation = belief.mean_sd(a_request("new"))
+    assert deviation[1:, 1:].min() > 2.9
+    hoped = belief.grid(a_request("new"), optimism=1.0)[1:, 1:] / new[1:, 1:]
+    assert hoped.min() == pytest.approx(1.0)
+    assert hoped.max() < 4
+
+
+def test_with_nothing_measured_at_all_larger_is_a_little_faster() -> None:
+    grid = Belief([]).grid(a_request("m"), optimism=2.0)
+    assert grid[1, 1] == pytest.approx(1.0)
+    assert grid[16, 16] == pytest.approx(4.0)
+    assert not grid[0].any()
+    assert not grid[:, 0].any()
+
+
+def test_more_measurements_leave_less_doubt_and_a_mean_nearer_to_them() -> None:
+    doubts, apart = [], []
+    for times in (1, 4, 16):
+        belief = Belief([told("m", {(2, 2): 20.0, (2, 3): 10.0}, times)], noise=0.2)
+        mean, deviation = belief.mean_sd(a_request("m"))
+        doubts.append(deviation[2, 2])
+        apart.append(abs(mean[2, 2] - np.log(20.0)))
+    assert doubts == sorted(doubts, reverse=True)
+    assert apart == sorted(apart, reverse=True)
+    assert doubts[-1] < 0.06
+
+
+def test_doubt_grows_with_the_distance_from_what_was_measured() -> None:
+    _, deviation = Belief([told("m", {(1, 1): 3.0})]).mean_sd(a_request("m"))
+    along = [deviation[count, count] for count in (1, 2, 4, 8, 16)]
+    assert along == sorted(along)
+    hoped = Belief([told("m", {(1, 1): 3.0})]).grid(a_request("m"), optimism=1.0)
+    assert hoped[1, 1] == pytest.approx(3.0)
+    assert hoped[16, 16] > hoped[2, 2] > hoped[1, 1]
+
+
+def test_a_size_at_which_runs_failed_is_a_hole_and_says_nothing_of_others() -> None:
+    speeds = {(1, 1): 3.0, (2, 2): 5.0, (4, 4): 7.0}
+    with_hole = Belief([told("m", {**speeds, (3, 3): 0.0})]).grid(a_request("m"), optimism=1.0)
+    without = Belief([told("m", speeds)]).grid(a_request("m"), optimism=1.0)
+    assert with_hole[3, 3] == 0.0
+    np.testing.assert_allclose(np.delete(with_hole.ravel(), 3 * 17 + 3), np.delete(without.ravel(), 3 * 17 + 3))
+    only = Belief([told("m", {(1, 1): 0.0})]).grid(a_request("m"))
+    assert only[1, 1] == 0.0
+    assert only[2, 2] > 0
+
+
+def test_all_reduce_jobs_go_by_workers_and_share_nothing_with_others() -> None:
+    ring = AllReduce(batch=64, compute=0.01, model_bytes=1e8, bandwidth=1e9)
+    kind = {"architecture": Architecture.ALLREDUCE}
+    seen = told("ring", {(count, 0): ring.samples_per_second(count, 0) for count in (1, 2, 4, 8, 16)}, 8, **kind)
+    asked = a_request("ring", **kind, max_ps=0, min_ps=0)
+    alone = Belief([seen]).grid(asked)
+    assert alone.shape == (1, 17)
+    assert alone[0, 0] == 0
+    np.testing.assert_allclose(alone[0, 1:], ring.grid(16, 0)[0, 1:], rtol=0.1)
+    beside = Belief([seen, of_model("a", SMOOTH["a"], SPREAD)])
+    np.testing.assert_allclose(beside.mean_sd(asked)[1], Belief([seen]).mean_sd(asked)[1], atol=1e-9)
+    # The level of the others is where this one starts from; it is forgotten after one measurement.
+    np.testing.assert_allclose(beside.grid(asked), alone, rtol=1e-3)
+    # PSs that such a job is said to have make no difference.
+    np.testing.assert_array_equal(Belief([seen]).grid(a_request("ring", **kind))[7], alone[0])
+
+
+def test_wide_bounds_are_interpolated_and_measured_sizes_kept() -> None:
+    belief = Belief([told("m", {(1, 1): 1.0, (77, 131): 50.0, (300, 300): 20.0}, 8)])
+    wide = belief.grid(a_request("m", max_workers=300, max_ps=300))
+    assert wide.shape == (301, 301)
+    assert wide[131, 77] == pytest.approx(50.0, rel=0.02)
+    narrow = belief.grid(a_request("m"))
+    np.testing.assert_allclose(wide[:17, :17], narrow, rtol=1e-9)
+
+
+def test_very_many_sizes_are_taken_together() -> None:
+    model = SMOOTH["a"]
+    sizes = [(workers, ps) for workers in range(1, 41) for ps in range(1, 41)]
+    belief = Belief([of_model("a", model, sizes), *(of_model(f"m{n}", SMOOTH["b"], sizes[n::7]) for n in range(7))])
+    true = model.grid(16, 16)[1:, 1:]
+    assert np.abs(np.log(belief.grid(a_request("a"))[1:, 1:] / true)).mean() < 0.1
+
+
+def test_equal_measurements_give_equal_beliefs_in_any_order() -> None:
+    seen = [of_model(name, model, SPREAD) for name, model in SMOOTH.items()]
+    for name in SMOOTH:
+        one, other = (Belief(order).grid(a_request(name), optimism=0.5) for order in (seen, seen[::-1]))
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+        assert one.tobytes() == Belief(seen).grid(a_request(name), optimism=0.5).tobytes()
+    belief = Belief(seen)
+    assert belief.grid(a_request("a"), 0.5) is belief.grid(a_request("a"), 0.5)
+    with pytest.raises(ValueError, match="read-only"):
+        belief.grid(a_request("a"))[1, 1] = 0.0
+
+
+@pytest.mark.parametrize("noise", [0.0, -1.0, float("nan")])
+def test_a_noise_that_is_none_is_refused(noise: float) -> None:
+    with pytest.raises(ValueError, match="noise"):
+        Belief([], noise=noise)
+
+
+_sizes = st.tuples(st.integers(1, 30), st.integers(1, 30))
+_speeds = st.one_of(st.just(0.0), st.floats(1e-6, 1e9))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.dictionaries(_sizes, _speeds, max_size=12), max_size=4),
+    st.integers(1, 60),
+    st.integers(1, 60),
+    st.floats(0, 3),
+    st.integers(1, 10**9),
+)
+def test_whatever_was_measured_speeds_are_finite_and_positive(
+    surfaces: list[dict[tuple[int, int], float]], workers: int, ps: int, optimism: float, times: int
+) -> None:
+    belief = Belief([told(f"m{number}", speeds, times) for number, speeds in enumerate(surfaces)])
+    for number in range(len(surfaces) + 1):
+        request = a_request(f"m{number}", max_workers=workers, max_ps=ps)
+        grid = belief.grid(request, optimism)
+        assert grid.shape == (ps + 1, workers + 1)
+        assert np.isfinite(grid).all()
+        assert not grid[0].any()
+        assert not grid[:, 0].any()
+        holes = surfaces[number].items() if number < len(surfaces) else ()
+        failed = {size for size, speed in holes if speed == 0 and size[0] <= workers and size[1] <= ps}
+        assert int((grid[1:, 1:] == 0).sum()) == len(failed)
+        deviation = belief.mean_sd(request)[1]
+        assert (deviation >= 0).all()
+        assert deviation.max() < 3.2
+
+
+def test_lookahead_goes_to_what_is_known_to_be_fast_and_tries_what_may_be_faster() -> None:
+    table = {(w, p): 10.0 for w in range(1, 5) for p in range(1, 5)} | {(2, 4): 30.0}
+    job = a_job(1, model="m", samples_per_epoch=1000)
+    seen = a_snapshot([job], cluster(4, cpu=8, gpu=8))
+    known = {**{field: getattr(seen, field) for field in ("at", "slot", "nodes", "jobs")}}
+    told_all = type(seen)(**known, tasks=(), speeds=(told("m", table, 16),))
+    decision = ask(Lookahead(), told_all)
+    assert [entry.allocation for entry in decision.jobs] == [(2, 4)]
+    assert (decision.policy, decision.policy_version) == ("lookahead", "2")
+    # Known at equal sizes only, and no faster there: with enough optimism it leaves them.
+    diagonal = type(seen)(**known, tasks=(), speeds=(told("m", {(n, n): 10.0 for n in range(1, 5)}, 16),))
+    [size] = allocations(Lookahead(optimism=2.0), diagonal)
+    assert size.workers != size.ps
+    assert ask(Lookahead(optimism=2.0), diagonal).policy_version == "2 optimism=2"
+    assert Lookahead(fitted=True).name == "lookahead-fit"
+
+
+@pytest.mark.parametrize("optimism", [-0.1, float("inf"), float("nan")])
+def test_an_optimism_that_is_none_is_refused(optimism: float) -> None:
+    with pytest.raises(ValueError, match="optimism"):
+        Lookahead(optimism=optimism)
