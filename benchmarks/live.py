@@ -279,7 +279,7 @@ def policies(made: Stream) -> dict[str, Callable[[], Policy]]:
     }
 
 
-OPTIMISMS = ("0", "0.25", "0.5", "0.75", "1", "2")
+OPTIMISMS = ("0", "0.25", "0.5", "1", "2")
 
 
 def measure(options: argparse.Namespace, nodes: int, seed: int) -> list[dict[str, object]]:

@@ -6,13 +6,20 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulation.reference import average_jct
 
+from dl2d.core.cluster import Snapshot
 from dl2d.core.codec import encode
+from dl2d.core.decision import Decision
 from dl2d.core.errors import Dl2dError
+from dl2d.core.jobs import Allocation
+from dl2d.core.measured import SpeedPoint
+from dl2d.core.packing import Packing
+from dl2d.core.policy import Evidence
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
@@ -51,6 +58,24 @@ def test_a_lone_job_ends_when_its_speed_says() -> None:
     done = run(make([{"epochs": 5.0, "max_workers": 2, "max_ps": 2}], nodes=1))
     assert (done.jobs[0].last_slot, done.jobs[0].fraction) == (2, 0.5)
     assert (done.avg_jct, done.avg_jct_plain, done.makespan) == (2.5, 3.0, 2.5)
+
+
+def test_a_job_that_ends_within_its_first_slot_has_reported_its_speed() -> None:
+    """What comes next may go by it: one job in each slot, none of which sees the end of its slot."""
+    seen = []
+
+    class Looks(Drf):
+        needs = frozenset({Evidence.SPEEDS})
+
+        def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+            seen.append(tuple(point for kind in snapshot.speeds for point in kind.points))
+            return super().decide(snapshot, packing, rng)
+
+    jobs = [{"epochs": 1.0, "max_workers": 2, "max_ps": 2, "submit_slot": slot} for slot in range(3)]
+    done = run(make(jobs, nodes=1), Looks())
+    assert [job.jct for job in done.jobs] == [0.5, 0.5, 0.5]
+    points = dict.fromkeys(seen)
+    assert list(points) == [(), (SpeedPoint(Allocation(2, 2), 2.0, 1),), (SpeedPoint(Allocation(2, 2), 2.0, 2),)]
 
 
 def test_a_job_that_comes_later_is_admitted_at_its_slot_and_counted_from_there() -> None:
@@ -135,9 +160,9 @@ def test_optimus_climbs_rough_tables_as_the_independent_simulator_does(seed: int
     assert by_preset("optimus-true", given).jobs == done.jobs
 
 
-@pytest.mark.parametrize("policy", ["optimus", "lookahead"])
-def test_measuring_speeds_costs_little_when_jobs_are_long(policy: str) -> None:
-    """Nothing is known at first: samples and fits come from what the simulated jobs themselves report."""
+@pytest.mark.parametrize(("policy", "most"), [("optimus", 1.05), ("lookahead", 1.08)])
+def test_measuring_speeds_costs_little_when_jobs_are_long(policy: str, most: float) -> None:
+    """Nothing is known at first: samples, fits and beliefs come from what the simulated jobs themselves report."""
     given = workload(3, nodes=96, jobs=40)
     for job in given["jobs"]:
         job["epochs"] *= 8
@@ -146,7 +171,7 @@ def test_measuring_speeds_costs_little_when_jobs_are_long(policy: str) -> None:
         run(given, contender(name, read, Preset(Rules(), LoadBalance(), {}))).avg_jct
         for name in (policy, f"{policy}-true", "drf")
     )
-    assert told < measuring < 1.05 * told
+    assert told < measuring < most * told
     assert measuring < 0.9 * fair
 
 
