@@ -79,7 +79,9 @@ class Player:
             The clusters make none: nothing is to be decided in them.
         """
         ready: list[Samples] = []
-        wanted, patience = count, 200 * max(count // self._settings.clusters, 100)
+        # Several times the steps that are needed where each may be kept; a slot has to end, too.
+        steps = count / (self._settings.clusters * self._settings.kept)
+        wanted, patience = count, int(20 * max(steps, 100.0))
         while wanted > 0:
             made = self._step(policy, value)
             if made is not None:

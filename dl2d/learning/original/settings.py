@@ -9,7 +9,7 @@ from typing import Final
 from dl2d.learning.original.errors import TrainingError
 
 _BOUNDS: Final = {
-    "window": (1, 1000), "hidden": (1, 4096), "clusters": (1, 4096), "batches": (1, 10_000),
+    "window": (1, 1000), "hidden": (1, 4096), "clusters": (1, 4096),
     "supervised_updates": (0, 1_000_000), "iterations": (0, 1_000_000), "epochs": (1, 100), "federation": (1, 1000),
     "samples": (2, 10_000_000), "replay": (0, 10_000_000), "minibatch": (2, 1_000_000), "gamma": (0.0, 1.0),
     "epsilon": (0.0, 1.0), "kept": (0.001, 1.0), "clip": (0.0, 10.0), "fairness": (0.0, 1e6), "entropy": (0.0, 1e3),
@@ -63,7 +63,7 @@ class Surrogate(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Defaults are what did best; ``PAPER`` is the paper's text.
+    """Defaults are the paper's design with what it takes to work; ``PAPER`` is its text.
 
     Raises
     ------
@@ -72,9 +72,9 @@ class Settings:
     """
 
     window: int = 20
-    network: NetworkKind = NetworkKind.DENSE
+    network: NetworkKind = NetworkKind.SHARED
     #: Width of both hidden layers.
-    hidden: int = 128
+    hidden: int = 64
     #: Each job has its least size before the first decision of a slot.
     first_bundles: bool = True
     #: Clusters that are played at once, by each learner.
@@ -85,12 +85,12 @@ class Settings:
     teacher: str = "drf"
     supervised_loss: SupervisedLoss = SupervisedLoss.CROSS_ENTROPY
     supervised_updates: int = 100
-    supervised_rate: float = 2e-3
+    supervised_rate: float = 1e-2
     #: Draw the output layer afresh after imitation: a confident one cannot be turned round any more.
     fresh_output: bool = True
 
     #: Rounds of acting and learning, and fresh samples of each.
-    iterations: int = 300
+    iterations: int = 150
     samples: int = 8192
     #: Share of the decisions that become samples: decisions of a slot are much alike.
     kept: float = 0.25
@@ -139,7 +139,8 @@ class Settings:
 
 #: The paper's text, section 4 and 6.1: slot reward, discount, plain gradient, replay; numbers where it names them.
 PAPER: Final = Settings(
-    first_bundles=False, fresh_output=False, reward=Reward.PROGRESS, credit=Credit.SLOT, gamma=0.9, kept=1.0,
-    surrogate=Surrogate.PLAIN, normalise=False, replay=8192, samples=2048, minibatch=256, epochs=1, hidden=256,
-    entropy=0.1, last_entropy=0.1, rate=1e-4, last_rate=1e-4, supervised_rate=5e-3, epsilon=0.4, critic_iterations=0,
+    network=NetworkKind.DENSE, hidden=256, first_bundles=False, fresh_output=False, supervised_rate=5e-3,
+    reward=Reward.PROGRESS, credit=Credit.SLOT, gamma=0.9, kept=1.0, surrogate=Surrogate.PLAIN, normalise=False,
+    replay=8192, samples=2048, minibatch=256, epochs=1, entropy=0.1, last_entropy=0.1, rate=1e-4, last_rate=1e-4,
+    epsilon=0.4, critic_iterations=0,
 )  # fmt: skip

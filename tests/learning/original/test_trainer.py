@@ -67,7 +67,7 @@ def test_it_learns_which_tasks_pay() -> None:
     "settings",
     [
         pytest.param(SMALL, id="as it is"),
-        pytest.param(replace(SMALL, network=NetworkKind.SHARED, teacher=""), id="shared network, no teacher"),
+        pytest.param(replace(SMALL, network=NetworkKind.DENSE, teacher=""), id="dense network, no teacher"),
         pytest.param(replace(SMALL, federation=2), id="federation"),
         pytest.param(
             replace(PAPER, window=6, hidden=32, clusters=16, supervised_updates=10, iterations=4, samples=256,
