@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -48,6 +49,10 @@ def simulate(
         ),
     ] = None,
     placement: Annotated[str, typer.Option(help="Placement, where no preset says so.")] = "load_balance",
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="What a learned policy has learned: a folder that `dl2d train` wrote. Default: ours."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of policies and workloads that draw.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -74,7 +79,7 @@ def simulate(
 
             results[name] = replay(
                 jobs,
-                contender(name, jobs, chosen),
+                contender(name, jobs, chosen, checkpoint),
                 chosen.placement_of(name),
                 rules=rules,
                 seed=seed,

@@ -208,7 +208,12 @@ def fill(clusters: Clusters, surfaces: Surfaces, group: Ints, which: Ints, weigh
 
 
 def _give(clusters: Clusters, surfaces: Surfaces, crowd: Crowd, which: Ints, order: Ints, states: Ints) -> Bools:
-    """Place what was chosen beyond what is there, the largest tasks first; says which jobs got less, shape (k, J)."""
+    """Place what was chosen beyond what is there, as the policy does under such a placement.
+
+    Returns
+    -------
+    Which jobs got less, shape (k, J).
+    """
     at = which[:, None], order
     rows, width = order.shape
     wanted = np.where(crowd.present[:, :, None], surfaces.sizes[crowd.surface, states], 0)
@@ -227,10 +232,10 @@ def _give(clusters: Clusters, surfaces: Surfaces, crowd: Crowd, which: Ints, ord
         got = clusters.give(which[some], order[some, jobs], size[:, 0], size[:, 1])
         short[some[~got], jobs[~got]] = True
     more = np.where(short[:, :, None], 0, np.maximum(wanted - clusters.sizes[at], 0))
-    # Workers, then PSs, of equal weight; then submit order.
+    # The smallest first; workers, then PSs, of equal weight; then submit order.
     flat_weight = np.concatenate([weight[:, :, 0], weight[:, :, 1]], axis=1)
     flat_more = np.concatenate([more[:, :, 0], more[:, :, 1]], axis=1)
-    turns = np.argsort(-np.where(flat_more > 0, flat_weight, -1.0), axis=1, kind="stable")
+    turns = np.argsort(np.where(flat_more > 0, flat_weight, np.inf), axis=1, kind="stable")
     amounts = np.take_along_axis(flat_more, turns, axis=1)
     lengths = amounts.sum(axis=1)
     longest = int(lengths.max(initial=0))

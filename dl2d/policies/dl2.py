@@ -60,8 +60,8 @@ class Dl2:
     """Sizes jobs by jumps, scored by learned weights.
 
     Speeds are believed from what was measured: when the checkpoint was trained, and on this cluster, which counts where
-    both measured one size. All sizes are chosen in the totals of the cluster; then the tasks are packed, the largest
-    first, and what has no room is left off and what is free given to others.
+    both measured one size. All sizes are chosen in the totals of the cluster; then the tasks are packed, in an order
+    that leaves little unused, and what has no room is left off and what is free given to others.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ class Dl2:
         """See ``dl2d.core.policy.Policy``. Cost: jumps x (jobs + sizes of a job), then tasks x log nodes."""
         del rng
         filling = Filling(snapshot, packing)
-        deciding = _Deciding(snapshot, filling)
+        deciding = _Deciding(snapshot, filling, head_only=packing.head_only)
         groups, of_job = self._group(deciding)
         for place, group in enumerate(of_job):
             if group < 0:
@@ -272,8 +272,9 @@ class Dl2:
 class _Deciding:
     """The cluster in one decision: amounts as arrays, and tasks being given."""
 
-    def __init__(self, snapshot: Snapshot, filling: Filling) -> None:
+    def __init__(self, snapshot: Snapshot, filling: Filling, *, head_only: bool) -> None:
         self.snapshot = snapshot
+        self._sign = 1.0 if head_only else -1.0
         self.filling = filling
         self.held = snapshot.held()
         #: What each job cannot fall below, and has already.
@@ -298,7 +299,11 @@ class _Deciding:
             self.filling.refuse(job, Reason(Constraint.SATISFIED, "no size is known to be faster than its least"))
 
     def give(self, jobs: Sequence[Job], sizes: Ints) -> dict[int, Blocked]:
-        """Add tasks up to these sizes, shape (jobs, 2), the largest first; returns what stopped which job."""
+        """Add tasks up to these sizes, shape (jobs, 2), and return what stopped which job.
+
+        Least sizes come first, the largest of them first. The rest goes on so, except where tasks go to the least used
+        node or nowhere: there small tasks even the nodes out, and one that is full too early would block all.
+        """
         filling, blocked = self.filling, dict[int, Blocked]()
         demand = np.array(
             [[amounts_of(part, self.names) for part in (job.request.worker, job.request.ps)] for job in jobs],
@@ -315,7 +320,7 @@ class _Deciding:
             stopped = filling.add(jobs[number], step)
             if stopped is not None:
                 blocked[number] = stopped
-        turns = np.argsort(-weight.T.reshape(-1), kind="stable").tolist()
+        turns = np.argsort(self._sign * weight.T.reshape(-1), kind="stable").tolist()
         for turn in turns:
             worker, number = turn < len(jobs), turn % len(jobs)
             if number in blocked and filling.allocations[jobs[number].key] == NOTHING:

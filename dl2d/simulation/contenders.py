@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,7 @@ from dl2d.core.measured import KnownSpeeds
 from dl2d.core.policy import Policy
 from dl2d.core.wording import did_you_mean
 from dl2d.daemon.plugins import POLICIES, available, load_policy
+from dl2d.policies import dl2
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.simulation.preset import Preset
@@ -63,14 +65,26 @@ class TrueSpeeds:
         return speeds
 
 
-def contender(name: str, workload: Workload, chosen: Preset) -> Policy:
-    """A policy by name: the preset's own, one that is told the workload's speeds (``NAME-true``), or a plug-in.
+#: Policies that are what a checkpoint makes them, by name; each reads one, or the one that comes with dl2d.
+LEARNED: Final[dict[str, Callable[[Path | None], Policy]]] = {
+    "dl2": lambda folder: dl2.shipped() if folder is None else dl2.from_checkpoint(folder),
+}
+
+
+def contender(name: str, workload: Workload, chosen: Preset, checkpoint: Path | None = None) -> Policy:
+    """A policy by name: learned, the preset's own, one that is told the workload's speeds (``NAME-true``), a plug-in.
+
+    ``checkpoint`` is the folder that a learned one reads; without it, it is the one that comes with dl2d.
 
     Raises
     ------
     PluginError
         There is none of this name; says which there are.
+    CheckpointError
+        A checkpoint cannot be read.
     """
+    if name in LEARNED:
+        return LEARNED[name](checkpoint)
     if name in chosen.policies:
         return chosen.policies[name](TrueSpeeds(workload))
     if not chosen.policies:
@@ -78,7 +92,7 @@ def contender(name: str, workload: Workload, chosen: Preset) -> Policy:
             return TOLD[name](TrueSpeeds(workload))
         if name in (installed := available(POLICIES)):
             return load_policy(name)
-    known = sorted(chosen.policies or {*installed, *TOLD})
+    known = sorted({*(chosen.policies or {*installed, *TOLD}), *LEARNED})
     near = did_you_mean(name, known)
     if chosen.policies:
         raise PluginError(f"--policy: this preset has no {name!r}{near}; it has {', '.join(known)}")

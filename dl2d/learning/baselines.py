@@ -1,0 +1,38 @@
+"""What others make of the validation workloads, to be seen next to what is learned."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from dl2d.simulation.contenders import contender
+from dl2d.simulation.preset import PresetName, preset
+from dl2d.simulation.replay import replay
+from dl2d.simulation.workload import Workload
+
+#: ``-true``: told the true speeds.
+BASELINES: Final = ("drf", "optimus-true", "lookahead-true")
+
+
+def baselines(
+    workloads: Sequence[Sequence[Workload]], progress: Callable[[int, int], None] | None = None
+) -> dict[str, tuple[float, ...]]:
+    """Mean completion times in slots by policy, for each list of workloads, under preset ``dl2-paper``."""
+    chosen = preset(PresetName.DL2_PAPER)
+    total, done = len(BASELINES) * sum(map(len, workloads)), 0
+    means: dict[str, list[float]] = {name: [] for name in BASELINES}
+    for name in BASELINES:
+        for list_ in workloads:
+            times = []
+            for workload in list_:
+                policy = contender(name, workload, chosen)
+                played = replay(workload, policy, chosen.placement, rules=chosen.rules, timer=time.perf_counter)
+                times.append(played.avg_jct)
+                done += 1
+                if progress is not None:
+                    progress(done, total)
+            means[name].append(float(np.mean(times)))
+    return {name: tuple(values) for name, values in means.items()}

@@ -1,0 +1,87 @@
+"""What came of training, for people: a page and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dl2d.core.errors import CheckpointError
+from dl2d.learning.training import State, TrainingSettings
+
+
+def write_report(
+    folder: Path,
+    state: State,
+    settings: TrainingSettings,
+    baselines: Mapping[str, Sequence[float]],
+    *,
+    inputs: Sequence[str],
+    seconds: float,
+) -> None:
+    """Write ``report.md`` and ``curves.png`` into a folder that is there.
+
+    Raises
+    ------
+    CheckpointError
+        They cannot be written.
+    """
+    try:
+        (folder / "report.md").write_text(_page(state, settings, baselines, inputs, seconds), encoding="utf-8")
+        _draw(folder / "curves.png", state, settings, baselines)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be written: {error.strerror or error}") from error
+
+
+def _page(
+    state: State,
+    settings: TrainingSettings,
+    baselines: Mapping[str, Sequence[float]],
+    inputs: Sequence[str],
+    seconds: float,
+) -> str:
+    best = state.best_look
+    heads = [_part(part) for part in settings.parts]
+    rows = [("dl2, best weights", best.jct), ("dl2, initial weights", state.looks[0].jct), *baselines.items()]
+    lines = [
+        "# Training of dl2",
+        "",
+        f"Workloads: {', '.join(inputs)}.",
+        f"Seed {settings.seed}, {state.search.iteration} iterations in {seconds:.0f} s, {best.sizes} sizes measured.",
+        f"The best weights are those of iteration {best.iteration}.",
+        "",
+        "Mean completion times on the validation workloads, in slots, by part of their nodes:",
+        "",
+        "| | " + " | ".join(heads) + " |",
+        "|---|" + "---|" * len(heads),
+        *(f"| {name} | " + " | ".join(f"{value:.3f}" for value in values) + " |" for name, values in rows),
+        "",
+    ]
+    if baselines:
+        lines += ["dl2 against:", "", "| | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
+        for name, values in baselines.items():
+            shares = (f"{own / other - 1:+.1%}" for own, other in zip(best.jct, values, strict=True))
+            lines.append(f"| {name} | " + " | ".join(shares) + " |")
+        lines.append("")
+    return "\n".join([*lines, "![curves](curves.png)", ""])
+
+
+def _draw(file: Path, state: State, settings: TrainingSettings, baselines: Mapping[str, Sequence[float]]) -> None:
+    from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
+
+    figure = Figure(figsize=(3.2 * len(settings.parts), 3.0), layout="constrained")
+    iterations = [look.iteration for look in state.looks]
+    for number, part in enumerate(settings.parts):
+        axes = figure.add_subplot(1, len(settings.parts), number + 1)
+        axes.plot(iterations, [look.jct[number] for look in state.looks], label="dl2")
+        for style, (name, values) in zip(("--", "-.", ":"), baselines.items(), strict=False):
+            axes.axhline(values[number], linestyle=style, color="grey", label=name)
+        axes.set_title(f"{_part(part)} of the nodes")
+        axes.set_xlabel("iteration")
+        if not number:
+            axes.set_ylabel("mean completion time, slots")
+            axes.legend(fontsize="small")
+    figure.savefig(file, metadata={"Software": None})
+
+
+def _part(part: float) -> str:
+    return "all" if part == 1.0 else f"1/{1 / part:.3g}"
