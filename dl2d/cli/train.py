@@ -36,6 +36,8 @@ class Design(enum.StrEnum):
     """What is trained."""
 
     JUMPS = "jumps"
+    #: The DL2 paper's own (docs/dl2-original.md).
+    ORIGINAL = "original"
 
 
 def train(
@@ -64,10 +66,14 @@ def train(
 
     Exit status 130 after Ctrl-C; what was reached is kept and --resume goes on with it.
     """
-    del design  # there is one
     began = time.monotonic()
     settings = TrainingSettings(seed=seed, iterations=iterations, hidden=hidden)
     train_on, look_at = _inputs(workload, validate or [], seed, draws)
+    if design is Design.ORIGINAL:
+        from dl2d.cli.train_original import train_original  # noqa: PLC0415 - torch takes seconds, and is for this alone
+
+        train_original(train_on, look_at, out=out, iterations=iterations, seed=seed, minutes=minutes, as_json=as_json)
+        return
     trainer = Trainer(train_on, look_at, settings)
     inputs = hashlib.sha256(repr((train_on, look_at)).encode()).hexdigest()
     columns = (
