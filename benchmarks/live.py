@@ -2,7 +2,7 @@
 
     python benchmarks/live.py [--policies lookahead lookahead-fit optimus drf] [--nodes 96 24] [--slots 216]
         [--history 72] [--seeds 0 1 2] [--tables FILE.json] [--noise 0.05] [--drift-at 144] [--resize-costs]
-        [--new-type-at 108] [--json FILE]
+        [--new-type-at 108] [--wrong-labels 0.1] [--json FILE]
 
 About 2.6 jobs come in each slot of 20 minutes, each of a type drawn at random. Types are those of the generator `dl2`
 as `benchmarks/replay.py` has them (shipped profiles), or with `--tables` those of a workload file: its speeds, and of
@@ -14,7 +14,8 @@ For each policy: mean JCT of the jobs that arrived in each window of 36 slots, o
 take at their best sizes alone on 48 nodes and more, else lookahead with the true speeds); the worst mean of 12 slots
 over DRF's; and the slot from which its speed stays above that of Optimus with true speeds. Speed is the mean over all
 jobs that are there of their speed over the best of their type, in windows of 12 slots. Windows are counted from the
-end of the history.
+end of the history. With `--new-type-at` (a slot, the history's counted), after how many slots with jobs of the late
+type these run for five slots within 10 % of their best speed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from numpy.typing import NDArray
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
-from dl2d.core.jobs import Architecture, Job
+from dl2d.core.jobs import Allocation, Architecture, Job
+from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Evidence, Policy
 from dl2d.core.resources import Resources
@@ -55,6 +57,8 @@ SLOT = 1200.0
 LONG, SHORT = 36, 12
 #: Nodes from which on jobs do not wait for each other at their best sizes.
 ROOMY = 48
+#: Between the type of a job and what its user says it is.
+_AS = " as "
 
 
 class Clock:
@@ -140,7 +144,27 @@ class After:
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         self._clock.slot = round(snapshot.at / SLOT)
         now = self._first if self._clock.slot < self._slot else self._then
-        return now.decide(snapshot, packing, rng)
+        # One that is told the speeds is told those of the job itself.
+        return now.decide(as_labelled(snapshot) if self._then.needs else snapshot, packing, rng)
+
+
+def as_labelled(snapshot: Snapshot) -> Snapshot:
+    """The snapshot with the types that users say (``TRUE as SAID``), and what was measured under each."""
+    if not any(_AS in job.request.model for job in snapshot.jobs):
+        return snapshot
+    jobs = tuple(
+        replace(job, request=replace(job.request, model=job.request.model.split(_AS)[-1])) for job in snapshot.jobs
+    )
+    found: dict[TrainingKind, dict[Allocation, SpeedPoint]] = defaultdict(dict)
+    for speeds in snapshot.speeds:
+        points = found[speeds.kind._replace(model=speeds.kind.model.split(_AS)[-1])]
+        for point in speeds.points:
+            other = points.get(point.allocation, SpeedPoint(point.allocation, 0.0, 0))
+            times = point.measurements + other.measurements
+            total = point.samples_per_second * point.measurements + other.samples_per_second * other.measurements
+            points[point.allocation] = SpeedPoint(point.allocation, total / times, times)
+    merged = [MeasuredSpeeds(kind, tuple(points[size] for size in sorted(points))) for kind, points in found.items()]
+    return replace(snapshot, jobs=jobs, speeds=tuple(sorted(merged, key=lambda speeds: speeds.kind)))
 
 
 @dataclass(frozen=True)
@@ -150,6 +174,8 @@ class Stream:
     workload: Workload
     clock: Clock
     speeds: Speeds
+    #: Type that comes late.
+    late: str
 
 
 def types(tables: str | None) -> Workload:
@@ -174,20 +200,23 @@ def stream(options: argparse.Namespace, nodes: int, seed: int) -> Stream:
     names = sorted(first)
     late = names[int(random.integers(len(names)))]
     factors = dict(zip(names, random.uniform(0.7, 1.3, len(names)).tolist(), strict=True))
-    jobs = []
+    jobs: list[SimulatedJob] = []
     for slot in range(options.slots):
         for _ in range(int(random.poisson(options.rate))):
             model = names[int(random.integers(len(names)))]
             other = names[int(random.integers(len(names)))]
             if model == late and slot < options.new_type_at:
                 model = other if other != late else names[names.index(late) - 1]
-            jobs.append(replace(first[model], id=str(len(jobs) + 1), submit_slot=slot))
+            wrong = other != model and random.random() < options.wrong_labels
+            name = f"{model}{_AS}{other}" if wrong else model
+            jobs.append(replace(first[model], id=str(len(jobs) + 1), submit_slot=slot, model=name))
     speeds: dict[str, SpeedModel] = {name: made.speeds[name] for name in names}
     if options.drift_at is not None:
         speeds = {name: Drifting(speeds[name], factors[name], options.drift_at, clock) for name in names}
+    speeds |= {job.model: speeds[job.model.split(_AS)[0]] for job in jobs}
     cluster = (NodeGroup(nodes, Resources.of(cpu=8, gpu=8)),)
     workload = Workload(slot_seconds=SLOT, cluster=cluster, speeds=speeds, jobs=tuple(jobs))
-    return Stream(workload, clock, Speeds(speeds, clock))
+    return Stream(workload, clock, Speeds(speeds, clock), late)
 
 
 def run(made: Stream, policy: Policy, options: argparse.Namespace, seed: int) -> Replayed:
@@ -227,24 +256,33 @@ def best_alone(made: Stream) -> list[float]:
     return lengths
 
 
-def speeds_by_slot(made: Stream, played: Replayed, slots: int) -> list[float]:
-    """Mean over the jobs that are there of speed over the best of the type, in each slot."""
+def parts_of_best(made: Stream, played: Replayed, slots: int) -> list[list[tuple[str, float]]]:
+    """In each slot type and speed, over the best of the type, of the jobs that are there."""
     assert played.series is not None
     by_slot = dict(zip(played.series.slots, played.series.allocations, strict=True))
-    there: dict[int, list[tuple[SimulatedJob, str]]] = defaultdict(list)
+    there: dict[int, list[SimulatedJob]] = defaultdict(list)
     for job, outcome in zip(made.workload.jobs, played.jobs, strict=True):
         for slot in range(job.submit_slot, min(outcome.last_slot + 1, slots)):
-            there[slot].append((job, job.id))
-    means = []
+            there[slot].append(job)
+    parts: list[list[tuple[str, float]]] = []
     for slot in range(slots):
         made.clock.slot = slot
-        parts = []
-        for job, name in there[slot]:
+        parts.append([])
+        for job in there[slot]:
             grid = made.speeds.at(job.model, job.max_workers, job.max_ps)
-            size = by_slot.get(slot, {}).get(name)
-            parts.append(float(grid[size.ps, size.workers] / grid.max()) if size is not None else 0.0)
-        means.append(statistics.fmean(parts) if parts else 1.0)
-    return means
+            size = by_slot.get(slot, {}).get(job.id)
+            parts[-1].append((job.model, float(grid[size.ps, size.workers] / grid.max()) if size is not None else 0.0))
+    return parts
+
+
+def learned_after(parts: Sequence[Sequence[tuple[str, float]]], model: str) -> int | None:
+    """Slots with jobs of a type until, for five of them, the mean speed of those is within 10 % of the type's best."""
+    means = [
+        statistics.fmean(part for name, part in slot if name == model)
+        for slot in parts
+        if any(name == model for name, _ in slot)
+    ]
+    return next((place for place in range(len(means) - 4) if min(means[place : place + 5]) >= 0.9), None)
 
 
 def windowed(values: Sequence[float], wide: int) -> list[float]:
@@ -297,8 +335,10 @@ def measure(options: argparse.Namespace, nodes: int, seed: int) -> list[dict[str
     jcts = {name: [job.jct for job in result.jobs] for name, result in played.items()}
     ceiling = by_window(jcts["lookahead-true"] if nodes < ROOMY else best_alone(made), jobs, begin, LONG)
     drf = by_window(jcts["drf"], jobs, begin, SHORT)
+    parts = {name: parts_of_best(made, result, options.slots) for name, result in played.items()}
     speeds = {
-        name: windowed(speeds_by_slot(made, result, options.slots)[begin:], SHORT) for name, result in played.items()
+        name: windowed([statistics.fmean([part for _, part in slot] or [1.0]) for slot in slots[begin:]], SHORT)
+        for name, slots in parts.items()
     }
     rows = []
     for name in played:
@@ -312,6 +352,7 @@ def measure(options: argparse.Namespace, nodes: int, seed: int) -> list[dict[str
                 "over_ceiling": [round(mine / best, 4) for mine, best in zip(windows, ceiling, strict=True)],
                 "worst_over_drf": round(worst, 3),
                 "above_optimus_true_from": above_from(speeds[name], speeds["optimus-true"]),
+                "late_type_learned_after": learned_after(parts[name], made.late) if options.new_type_at else None,
                 "speed": [round(value, 3) for value in speeds[name][SHORT - 1 :: SHORT]],
                 "seconds": round(took[name], 1),
             }
@@ -331,6 +372,7 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.0, help="speeds of a slot: x U(1 - noise, 1 + noise)")
     parser.add_argument("--drift-at", type=int, help="slot from which speeds are x U(0.7, 1.3), by type")
     parser.add_argument("--new-type-at", type=int, default=0, help="slot from which one of the types comes")
+    parser.add_argument("--wrong-labels", type=float, default=0.0, help="share of jobs that say they are of any type")
     parser.add_argument("--resize-costs", action="store_true", help="as in the preset realistic")
     parser.add_argument("--json", help="also write all rows to this file")
     options = parser.parse_args()
@@ -346,6 +388,8 @@ def main() -> None:
                 over, above = row["over_ceiling"], row["above_optimus_true_from"]
                 assert isinstance(over, list)
                 text = " ".join(f"{value:.3f}" for value in over)
+                if options.new_type_at:
+                    text += f"   late type learned after {row['late_type_learned_after']} slots"
                 print(
                     f"{nodes:5} {seed:4} {row['policy']:15} {row['worst_over_drf']:9.3f} "
                     f"{'never' if above is None else above:>5} {row['seconds']:6.1f}  {text}",

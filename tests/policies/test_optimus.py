@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import hypothesis
 import numpy as np
@@ -166,7 +167,7 @@ def test_an_unknown_kind_is_sampled_at_sizes_that_are_spread_over_workers_and_se
 
 
 @pytest.mark.parametrize("model", [SYNC, PsAsync((0.2, 0.1, 0.03, 0.004), 8)])
-@pytest.mark.parametrize(("policy", "known"), [(Optimus, Optimus), (Lookahead, Lookahead)])
+@pytest.mark.parametrize(("policy", "known"), [(Optimus, Optimus), (partial(Lookahead, fitted=True), Lookahead)])
 def test_once_sampled_it_decides_as_if_it_were_told(model, policy, known) -> None:
     consistency = Consistency.SYNC if isinstance(model, PsSync) else Consistency.ASYNC
     jobs = [replace(job, request=replace(job.request, consistency=consistency)) for job in SIX]
