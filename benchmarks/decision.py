@@ -103,7 +103,7 @@ def seconds(policy: Policy, seen: Snapshot, repeats: int) -> float:
 
 def contenders() -> dict[str, Callable[[], Policy]]:
     """All heuristics that are there, by name."""
-    names = ("fifo", "srtf", "drf", "tetris", "optimus", "optimus-loss", "lookahead")
+    names = ("fifo", "srtf", "drf", "tetris", "optimus", "optimus-loss", "lookahead", "dl2")
     made: dict[str, Callable[[], Policy]] = {
         name: lambda name=name: load_policy(name) for name in names if name in available(POLICIES)
     }

@@ -50,6 +50,8 @@ _FASTER: Final = 1.01
 _WAITING: Final = 1e-3
 #: Of its declared work a job counts as having this part left, at least: it may have declared too little.
 LEAST_LEFT: Final = 0.01
+#: Jumps are made together as long as there are more than so many a cluster, and one for so many jobs.
+_FEW: Final = 8
 #: Counts of a role that are looked at, and sizes of a job that are kept, at most.
 _MOST_COUNTS: Final = 24
 _MOST_SIZES: Final = 48
@@ -348,49 +350,110 @@ def choose(
     growing
         Only to sizes that have no fewer workers and no fewer PSs.
     """
-    count, width = crowd.present.shape
-    own = np.broadcast_to(weights, (count, weights.shape[1]))
-    states, free = states.copy(), free.copy()
-    scores = np.full(states.shape, np.nan)
-    best = np.full((count, width), -np.inf)
-    target = np.zeros((count, width), dtype=np.int64)
-    jumps: list[Ints] = []
+    looking = _Looking(surfaces, crowd, states.copy(), free.copy(), weights, growing=growing)
+    while looking.many():
+        pass
+    looking.one_by_one()
+    made: Ints = np.concatenate(looking.jumps) if looking.jumps else np.zeros((0, 3), dtype=np.int64)
+    return Chosen(looking.states, looking.scores, made)
 
-    def look(rows: Ints, jobs: Ints) -> None:
-        now = states[rows, jobs]
-        which = crowd.surface[rows, jobs]
+
+class _Looking:
+    """Sizes while they are chosen."""
+
+    def __init__(
+        self, surfaces: Surfaces, crowd: Crowd, states: Ints, free: Ints, weights: Floats, *, growing: bool
+    ) -> None:
+        self.states, self.free = states, free
+        self.scores = np.full(states.shape, np.nan)
+        self.jumps: list[Ints] = []
+        self._surfaces, self._crowd, self._growing = surfaces, crowd, growing
+        self._own = np.broadcast_to(weights, (len(states), weights.shape[1]))
+
+    def many(self) -> bool:
+        """Make all jumps up to the first, in each cluster, that has no room; says whether they were worth the effort.
+
+        As long as there is room, jobs do not stand in one another's way: each goes through its own jumps, and the
+        jumps of all come in the order of the lowest score on the way to each. So they are made at once. What comes of
+        it is what ``one_by_one`` would make of it.
+        """
+        rows, jobs = np.nonzero(self._crowd.present)
+        now = self.states[rows, jobs].copy()
+        lowest = np.full(len(rows), np.inf)
+        steps = []
+        alive = np.arange(len(rows))
+        while len(alive):
+            top, to = self._best(rows[alive], jobs[alive], now[alive])
+            going = top > -np.inf
+            alive, top, to = alive[going], top[going], to[going]
+            lowest[alive] = np.minimum(lowest[alive], top)
+            steps.append((alive, now[alive].copy(), to, lowest[alive].copy(), top))
+            now[alive] = to
+        if not steps:
+            return False
+        of, before, after, order, top = (np.concatenate(parts) for parts in zip(*steps, strict=True))
+        depth = np.repeat(np.arange(len(steps)), [len(part[0]) for part in steps])
+        sort = np.lexsort((depth, jobs[of], -order, rows[of]))
+        of, before, after, top = of[sort], before[sort], after[sort], top[sort]
+        row, job = rows[of], jobs[of]
+        which = self._crowd.surface[row, job]
+        need = self._surfaces.need[which, after] - self._surfaces.need[which, before]
+        taken = need.cumsum(axis=0)
+        first = np.searchsorted(row, row)
+        taken -= np.where(first[:, None] > 0, taken[first - 1], 0)
+        stuck = (taken > self.free[row]).any(axis=1)
+        # Whatever comes after a jump without room has to wait until it was looked at again.
+        behind = stuck.cumsum()
+        made = behind - np.where(first > 0, behind[first - 1], 0) == 0
+        row, job, after, top = row[made], job[made], after[made], top[made]
+        # Of several jumps of one job the last one stands.
+        self.states[row, job] = after
+        self.scores[row, job] = top
+        np.subtract.at(self.free, row, need[made])
+        self.jumps.append(np.stack([row, job, after], axis=1))
+        return bool(stuck.any()) and len(row) > _FEW * len(self.states) + len(rows) // _FEW
+
+    def one_by_one(self) -> None:
+        """Make jumps until none has room."""
+        surfaces, crowd, states, free = self._surfaces, self._crowd, self.states, self.free
+        count = len(states)
+        best = np.full(states.shape, -np.inf)
+        target = np.zeros(states.shape, dtype=np.int64)
+        rows, jobs = np.nonzero(crowd.present)
+        best[rows, jobs], target[rows, jobs] = self._best(rows, jobs, states[rows, jobs])
+        rows = np.arange(count)
+        while len(rows):
+            jobs = best[rows].argmax(axis=1) if len(rows) < count else best.argmax(axis=1)
+            top = best[rows, jobs]
+            going = top > -np.inf
+            if not going.all():
+                rows, jobs, top = rows[going], jobs[going], top[going]
+                if not len(rows):
+                    break
+            which, now, to = crowd.surface[rows, jobs], states[rows, jobs], target[rows, jobs]
+            step = surfaces.need[which, to] - surfaces.need[which, now]
+            fits = (step <= free[rows]).all(axis=1)
+            moved, at = rows[fits], jobs[fits]
+            states[moved, at] = to[fits]
+            self.scores[moved, at] = top[fits]
+            free[moved] -= step[fits]
+            self.jumps.append(np.stack([moved, at, to[fits]], axis=1))
+            # Where there was no room the best jump of those with room is looked for; room only gets less.
+            best[rows, jobs], target[rows, jobs] = self._best(rows, jobs, states[rows, jobs])
+
+    def _best(self, rows: Ints, jobs: Ints, now: Ints) -> tuple[Floats, Ints]:
+        """Score and size of the best jump with room of K jobs; -inf where there is none."""
+        surfaces = self._surfaces
+        which = self._crowd.surface[rows, jobs]
         need = surfaces.need[which]
-        room = free[rows] + surfaces.need[which, now]
+        room = self.free[rows] + need[np.arange(len(now)), now]
         open_ = surfaces.there[which, now]
         for number in range(need.shape[2]):
             open_ = open_ & (need[:, :, number] <= room[:, number, None])
-        if growing:
+        if self._growing:
             sizes = surfaces.sizes[which]
             open_ = open_ & (sizes >= sizes[np.arange(len(now)), now][:, None]).all(axis=2)
-        total = np.where(open_, score(own[rows], features(surfaces, crowd, rows, jobs, now)), -np.inf)
-        first = total.argmax(axis=1)
-        target[rows, jobs] = first
-        best[rows, jobs] = total[np.arange(len(rows)), first]
-
-    look(*np.nonzero(crowd.present))
-    rows = np.arange(count)
-    while len(rows):
-        jobs = best[rows].argmax(axis=1) if len(rows) < count else best.argmax(axis=1)
-        top = best[rows, jobs]
-        going = top > -np.inf
-        if not going.all():
-            rows, jobs, top = rows[going], jobs[going], top[going]
-            if not len(rows):
-                break
-        which, now, to = crowd.surface[rows, jobs], states[rows, jobs], target[rows, jobs]
-        step = surfaces.need[which, to] - surfaces.need[which, now]
-        fits = (step <= free[rows]).all(axis=1)
-        moved, at = rows[fits], jobs[fits]
-        states[moved, at] = to[fits]
-        scores[moved, at] = top[fits]
-        free[moved] -= step[fits]
-        jumps.append(np.stack([moved, at, to[fits]], axis=1))
-        # Where there was no room the best jump of those with room is looked for; room only gets less.
-        look(rows, jobs)
-    made: Ints = np.concatenate(jumps) if jumps else np.zeros((0, 3), dtype=np.int64)
-    return Chosen(states, scores, made)
+        total = score(self._own[rows], features(surfaces, self._crowd, rows, jobs, now))
+        total = np.where(open_, total, -np.inf)
+        first: Ints = total.argmax(axis=1)
+        return total[np.arange(len(rows)), first], first
