@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,6 +53,8 @@ _SHIPPED: Final = Path(__file__).parent / "default"
 _ALTERNATIVES: Final = 3
 #: Speeds count as the same within this part.
 _ALIKE: Final = 0.02
+#: A speed within this part of the one that was expected is no news.
+_EXPECTED: Final = 0.05
 #: Surfaces that are kept from one decision to the next.
 _MOST_KEPT: Final = 1000
 
@@ -114,6 +117,7 @@ class Dl2:
         own = [optimism, resize_seconds, slot_seconds]
         changed = "".join(f" {value:g}" if value is not None else " -" for value in own)
         self._version = checkpoint.digest[:12] + (changed if any(value is not None for value in own) else "")
+        self._known_kinds = frozenset(speeds.kind for speeds in self._known)
         #: Kept for speed alone: what was measured last, what that comes to, the belief, and surfaces that follow.
         self._belief: tuple[tuple[MeasuredSpeeds, ...], tuple[MeasuredSpeeds, ...], Belief] | None = None
         self._surfaces: dict[tuple[object, ...], Surface | None] = {}
@@ -149,7 +153,7 @@ class Dl2:
 
     def _group(self, deciding: _Deciding) -> tuple[list[Surface], list[int]]:
         """Surfaces, and which of them each job has, alike jobs the same; -1 for a job that no size is known for."""
-        belief = self._believe(deciding.snapshot.speeds)
+        belief = self._believe(deciding.snapshot)
         groups: list[Surface] = []
         known: dict[tuple[object, ...], int] = {}
         of_job = []
@@ -257,16 +261,50 @@ class Dl2:
             deciding.filling.refuse(job, reason)
         return alternatives
 
-    def _believe(self, measured: tuple[MeasuredSpeeds, ...]) -> Belief:
+    def _believe(self, snapshot: Snapshot) -> Belief:
+        measured = snapshot.speeds
         if self._belief is None or self._belief[0] != measured:
-            points = merged(self._known, measured)
+            points = merged(self._known, self._news(snapshot))
             # Most of what comes in says what is known already: then neither belief nor surfaces change.
             if self._belief is None or self._belief[1] != points:
-                self._belief = measured, points, Belief(points)
+                belief = self._before if points == self._known else Belief(points)
+                self._belief = measured, points, belief
                 self._surfaces.clear()
             else:
                 self._belief = measured, points, self._belief[2]
         return self._belief[2]
+
+    @cached_property
+    def _before(self) -> Belief:
+        """What is believed before anything is measured here; worked out when the first decision asks."""
+        return Belief(self._known)
+
+    def _news(self, snapshot: Snapshot) -> tuple[MeasuredSpeeds, ...]:
+        """What was measured that the checkpoint does not lead to expect."""
+        largest: dict[TrainingKind, JobRequest] = {}
+        for request in {id(job.request): job.request for job in snapshot.jobs}.values():
+            kind = TrainingKind.of(request)
+            if kind not in largest or _bounds(request) > _bounds(largest[kind]):
+                largest[kind] = request
+        expected = {kind: self._before.grid(request) for kind, request in largest.items() if kind in self._known_kinds}
+        return tuple(
+            MeasuredSpeeds(
+                speeds.kind, tuple(point for point in speeds.points if _surprises(point, expected.get(speeds.kind)))
+            )
+            for speeds in snapshot.speeds
+        )
+
+
+def _bounds(request: JobRequest) -> tuple[int, int, int]:
+    return request.max_workers + request.max_ps, request.max_workers, request.max_ps
+
+
+def _surprises(point: SpeedPoint, expected: Floats | None) -> bool:
+    workers, ps = point.allocation
+    if expected is None or ps >= expected.shape[0] or workers >= expected.shape[1]:
+        return True
+    there, speed = float(expected[ps, workers]), point.samples_per_second
+    return not (there > 0 and speed > 0 and abs(math.log(speed / there)) < _EXPECTED)
 
 
 class _Deciding:
