@@ -15,7 +15,7 @@ take at their best sizes alone on 48 nodes and more, else lookahead with the tru
 over DRF's; and the slot from which its speed stays above that of Optimus with true speeds. Speed is the mean over all
 jobs that are there of their speed over the best of their type, in windows of 12 slots. Windows are counted from the
 end of the history. With `--new-type-at` (a slot, the history's counted), after how many slots with jobs of the late
-type these run for five slots within 10 % of their best speed.
+type their mean speed, over five of them, is within 10 % of the best.
 """
 
 from __future__ import annotations
@@ -276,13 +276,13 @@ def parts_of_best(made: Stream, played: Replayed, slots: int) -> list[list[tuple
 
 
 def learned_after(parts: Sequence[Sequence[tuple[str, float]]], model: str) -> int | None:
-    """Slots with jobs of a type until, for five of them, the mean speed of those is within 10 % of the type's best."""
+    """Slots with jobs of a type until the mean speed of those, over five slots, is within 10 % of the type's best."""
     means = [
         statistics.fmean(part for name, part in slot if name == model)
         for slot in parts
         if any(name == model for name, _ in slot)
     ]
-    return next((place for place in range(len(means) - 4) if min(means[place : place + 5]) >= 0.9), None)
+    return next((place for place in range(len(means) - 4) if statistics.fmean(means[place : place + 5]) >= 0.9), None)
 
 
 def windowed(values: Sequence[float], wide: int) -> list[float]:
