@@ -33,7 +33,7 @@ class Launcher:
             ("DL2_TOKEN", self.credentials.token(job.key)),
             ("DL2_JOB", job.key.slug),
         )
-        return JobLauncher(job, with_runner(job.launch), _kept(job.launch), shared)
+        return JobLauncher(job, with_runner(job.launch), _kept(job.launch), shared, task_tag(job.key, ""))
 
     def anchor(self, job: Job) -> TaskSpec:
         """The coordinator of a job that was submitted to the daemon itself."""
@@ -65,13 +65,15 @@ class JobLauncher:
     #: The user's environment, and what all tasks of the job are told.
     kept: tuple[tuple[str, str], ...]
     shared: tuple[tuple[str, str], ...] = field(repr=False)
+    #: Tag of a task of the job, up to the task's own id.
+    tag: str
 
     def task(self, task: Task) -> TaskSpec:
         """A worker or parameter server."""
         job = self.job
         environment = (*self.kept, ("DL2_ROLE", task.role.value), ("DL2_TASK", task.id), *self.shared)
         return TaskSpec(
-            tag=task.tag,
+            tag=self.tag + task.id,
             job=job.key,
             role=task.role,
             name=task.id,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dl2d.core.cluster import Node, NodeState
@@ -85,6 +85,13 @@ class SimulatedManager:
             if running is not None:
                 self._end(handle, running, RmJobState.CANCELLED, "stopped")
 
+    def forget(self, handles: Iterable[str]) -> None:
+        """End tasks of which nobody knows any more, so that there is nothing to list."""
+        for handle in handles:
+            running = self._running.pop(handle, None)
+            if running is not None:
+                self._give_back(running.spec)
+
     def set_node(self, name: str, state: NodeState, remark: str = "") -> None:
         """Put a node into a state; tasks on one that goes down are lost."""
         node = self._nodes[name]
@@ -95,12 +102,14 @@ class SimulatedManager:
 
     def _end(self, handle: str, task: _Running, state: RmJobState, reason: str) -> None:
         """Give back what a task held, and list it once more."""
-        spec = task.spec
+        self._give_back(task.spec)
+        self._ended.append(_listing(handle, task, state, reason))
+
+    def _give_back(self, spec: TaskSpec) -> None:
         used = self._used[spec.node]
         for name, amount in spec.demand.thousandths:
             used[name] -= amount
         self._changed.add(spec.node)
-        self._ended.append(_listing(handle, task, state, reason))
 
     def _listed(self, handle: str, task: _Running) -> RmJob:
         if task.listed is None:

@@ -266,7 +266,7 @@ class _Run:
         self._release(self._store.confirm_tasks(self._manager.now))
 
     def _release(self, tasks: Sequence[Task]) -> None:
-        self._manager.stop([task.handle for task in tasks], 0.0)
+        self._manager.forget(task.handle for task in tasks)
         self._store.forget_tasks(tasks)
 
     def _work(self) -> None:
