@@ -38,6 +38,8 @@ class MemoryStore:
         self._tasks: dict[tuple[JobKey, str], Task] = {}
         self._speeds: dict[TrainingKind, dict[Allocation, SpeedPoint]] = defaultdict(dict)
         self._losses: dict[JobKey, list[LossPoint]] = defaultdict(list)
+        #: Handles that tasks were given and do not say yet: most are confirmed before anybody asks.
+        self._handles: dict[tuple[JobKey, str], str] = {}
         self._numbers = Counter[tuple[JobKey, Role]]()
         self._slots: list[Slot] = []
         self._keep_slots = keep_slots
@@ -146,6 +148,7 @@ class MemoryStore:
     def tasks(self, *, live: bool, job: JobKey | None = None) -> tuple[Task, ...]:
         """Tasks that have not ended; ended ones are forgotten. In the order in which they were asked for."""
         del live
+        self._note_handles()
         if job is None:
             return tuple(self._tasks.values())
         return tuple(task for task in self._tasks.values() if task.job == job)
@@ -154,34 +157,49 @@ class MemoryStore:
         """Move tasks forward; see the contract."""
         moved = []
         for change in changes:
-            task = self._tasks.get((change.job, change.task))
+            key = change.job, change.task
+            task = self._tasks.get(key)
             if task is None:
                 continue
+            if change.state is task.state and change.note is None:
+                if change.handle is not None:
+                    self._handles[key] = change.handle
+                continue
+            noted = self._handles.pop(key, None)
+            handle = noted if change.handle is None else change.handle
             forward = change.state.rank > task.state.rank
             state = change.state if forward else task.state
-            task = _moved(task, state, at if forward else task.since, change.handle, change.note)
+            task = _moved(task, state, at if forward else task.since, handle, change.note)
             if forward:
                 moved.append(task)
             if state.ended:
-                del self._tasks[task.job, task.id]
+                del self._tasks[key]
             else:
-                self._tasks[task.job, task.id] = task
+                self._tasks[key] = task
         return tuple(moved)
 
     def confirm_tasks(self, at: float) -> tuple[Task, ...]:
         """Have all tasks that are wanted take part; returns those that are to leave."""
         leaving = []
         for place, task in self._tasks.items():
-            if not task.state.wanted:
+            if not task.state.wanted:  # it has run for a slot, so it says its handle
                 leaving.append(task)
             elif task.state is not TaskState.CONFIRMED:
-                self._tasks[place] = _moved(task, TaskState.CONFIRMED, at)
+                self._tasks[place] = _moved(task, TaskState.CONFIRMED, at, self._handles.pop(place, None))
+        self._note_handles()
         return tuple(leaving)
 
     def forget_tasks(self, tasks: Iterable[Task]) -> None:
         """Drop tasks that have ended, without a word about how."""
         for task in tasks:
             self._tasks.pop((task.job, task.id), None)
+            self._handles.pop((task.job, task.id), None)
+
+    def _note_handles(self) -> None:
+        for key, handle in self._handles.items():
+            task = self._tasks[key]
+            self._tasks[key] = _moved(task, task.state, task.since, handle)
+        self._handles.clear()
 
     def resizes(self, job: JobKey | None = None, *, limit: int = 1000) -> tuple[Resize, ...]:
         """Not kept."""
