@@ -16,6 +16,7 @@ import argparse
 import json
 import multiprocessing
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 
@@ -57,43 +58,61 @@ def library(load: Load) -> Library:
     return Library.of([generate("dl2", given, np.random.default_rng(seed)) for seed in range(WORKLOADS)])
 
 
-def decide(load: Load, barrier: Barrier | None) -> Done:
-    """One action at a time."""
+#: Carries out what it was made with; says how many decisions and slots that was.
+Act = Callable[[], tuple[int, int]]
+
+
+def decide(load: Load) -> Callable[[], Act]:
+    """One action at a time: draws actions, outside of what is timed, and makes the step of them."""
     env = VectorClusterEnv(library(load), load.clusters)
     _, info = env.reset(seed=load.seed)
     draw = np.random.default_rng(load.seed)
     void = 0.5 if load.mix == "void-heavy" else 0.0
-    stop = np.inf
-    decisions = slots = 0
-    spent = busy = 0.0
-    begin = time.perf_counter()
-    warm = False
-    while time.perf_counter() < stop:
-        if not warm and time.perf_counter() - begin > load.seconds / 4:
-            warm, decisions, slots, spent, busy = True, 0, 0, 0.0, 0.0
-            if barrier is not None:
-                barrier.wait()
-            stop = time.perf_counter() + load.seconds
+
+    def prepare() -> Act:
         masks = info["action_mask"]
         actions = (draw.random(masks.shape, dtype=np.float32) * masks).argmax(axis=1)
         if void:
             actions[draw.random(load.clusters) < void] = masks.shape[1] - 1
-        start, started = time.perf_counter(), time.process_time()
-        _, _, terminated, truncated, info = env.step(actions)
-        spent += time.perf_counter() - start
-        busy += time.process_time() - started
-        decisions += load.clusters - int((terminated | truncated).sum())  # the step after an end decides nothing
-        slots += int(info["slot_ended"].sum())
-    return Done(decisions, slots, spent, busy)
+
+        def act() -> tuple[int, int]:
+            nonlocal info
+            _, _, terminated, truncated, info = env.step(actions)
+            # The step after an end decides nothing.
+            return load.clusters - int((terminated | truncated).sum()), int(info["slot_ended"].sum())
+
+        return act
+
+    return prepare
 
 
-def size(load: Load, barrier: Barrier | None) -> Done:
-    """All sizes of a slot at once."""
-    known = library(load)
-    clusters = Clusters(known, load.clusters)
+def size(load: Load) -> Callable[[], Act]:
+    """All sizes of a slot at once: draws sizes, outside of what is timed, and fills and ends the slot with them."""
+    clusters = Clusters(library(load), load.clusters)
     everywhere = np.arange(load.clusters)
     clusters.reset(everywhere, generators=[np.random.default_rng([load.seed, number]) for number in everywhere])
     draw = np.random.default_rng(load.seed)
+
+    def prepare() -> Act:
+        targets = draw.integers(1, 17, (*clusters.present.shape, 2))
+        decisions = int(clusters.present.sum())
+
+        def act() -> tuple[int, int]:
+            clusters.fill(targets)
+            clusters.end_slot(everywhere)
+            over = np.flatnonzero(clusters.over)
+            if len(over):
+                clusters.reset(over)
+            return decisions, load.clusters
+
+        return act
+
+    return prepare
+
+
+def measure(load: Load, barrier: Barrier | None = None) -> Done:
+    """Act for some seconds, after a quarter of them to get warm; ``barrier``: begin together with others then."""
+    prepare = size(load) if load.mix == "sizes" else decide(load)
     stop = np.inf
     decisions = slots = 0
     spent = busy = 0.0
@@ -105,22 +124,14 @@ def size(load: Load, barrier: Barrier | None) -> Done:
             if barrier is not None:
                 barrier.wait()
             stop = time.perf_counter() + load.seconds
-        targets = draw.integers(1, 17, (*clusters.present.shape, 2))
-        decisions += int(clusters.present.sum())
+        act = prepare()
         start, started = time.perf_counter(), time.process_time()
-        clusters.fill(targets)
-        clusters.end_slot(everywhere)
-        over = np.flatnonzero(clusters.over)
-        if len(over):
-            clusters.reset(over)
+        decided, ended = act()
         spent += time.perf_counter() - start
         busy += time.process_time() - started
-        slots += load.clusters
+        decisions += decided
+        slots += ended
     return Done(decisions, slots, spent, busy)
-
-
-def measure(load: Load, barrier: Barrier | None = None) -> Done:
-    return size(load, barrier) if load.mix == "sizes" else decide(load, barrier)
 
 
 def spread(load: Load, processes: int) -> dict[str, object]:

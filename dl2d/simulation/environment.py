@@ -42,7 +42,10 @@ class _Core:
         speed_noise: float,
         epochs_error: float,
         max_slots: int,
+        render_mode: str | None,
     ) -> None:
+        if render_mode not in {None, "ansi"}:
+            raise ValueError(f"render_mode: expected ansi or None, got {render_mode!r}")
         if max_slots < 1:
             raise ValueError(f"max_slots: expected 1 or more, got {max_slots}")
         self.clusters = Clusters(_library(workloads), count, speed_noise=speed_noise, epochs_error=epochs_error)
@@ -165,12 +168,10 @@ class ClusterEnv(gymnasium.Env[Observations, np.int64]):
         max_slots: int = 1000,
         render_mode: str | None = None,
     ) -> None:
-        if render_mode not in {None, "ansi"}:
-            raise ValueError(f"render_mode: expected ansi or None, got {render_mode!r}")
         self.render_mode = render_mode
         self._core = _Core(
             workloads, 1, window, first_bundles=first_bundles, speed_noise=speed_noise,
-            epochs_error=epochs_error, max_slots=max_slots,
+            epochs_error=epochs_error, max_slots=max_slots, render_mode=render_mode,
         )  # fmt: skip
         self.observation_space = self._core.observation_space
         self.action_space = self._core.action_space
@@ -219,12 +220,10 @@ class VectorClusterEnv(VectorEnv[Observations, NDArray[np.int64], NDArray[Any]])
         max_slots: int = 1000,
         render_mode: str | None = None,
     ) -> None:
-        if render_mode not in {None, "ansi"}:
-            raise ValueError(f"render_mode: expected ansi or None, got {render_mode!r}")
         self.render_mode = render_mode
         self._core = _Core(
             workloads, num_envs, window, first_bundles=first_bundles, speed_noise=speed_noise,
-            epochs_error=epochs_error, max_slots=max_slots,
+            epochs_error=epochs_error, max_slots=max_slots, render_mode=render_mode,
         )  # fmt: skip
         self.num_envs = num_envs
         self.single_observation_space = self._core.observation_space

@@ -182,7 +182,7 @@ class MemoryStore:
         """Have all tasks that are wanted take part; returns those that are to leave."""
         leaving = []
         for place, task in self._tasks.items():
-            if not task.state.wanted:  # it has run for a slot, so it says its handle
+            if not task.state.wanted:  # its state was changed, and its handle noted with that
                 leaving.append(task)
             elif task.state is not TaskState.CONFIRMED:
                 self._tasks[place] = _moved(task, TaskState.CONFIRMED, at, self._handles.pop(place, None))
