@@ -36,7 +36,7 @@ from dl2d.simulation.workload import Workload, to_request
 
 
 class Measurements:
-    """Mean speeds by kind and size, as a store keeps them."""
+    """Mean speeds by kind and size, over all measurements alike: what is trained on does not change as time goes by."""
 
     def __init__(self, measured: Iterable[MeasuredSpeeds] = ()) -> None:
         self._sums: dict[TrainingKind, dict[Allocation, tuple[float, int]]] = defaultdict(dict)
