@@ -29,7 +29,7 @@ _COMMANDS: Final = MappingProxyType(
         "why": ("why", "why", _JOBS),
         "history": ("history", "history", _JOBS),
         "simulate": ("simulate", "simulate", _RESEARCH),
-        "train": ("train", "train", _RESEARCH),
+        "train": ("train", "app", _RESEARCH),
         "experiment": ("experiment", "app", _RESEARCH),
         "demo": ("demo.command", "demo", _ADMIN),
         "run": ("serve", "run", _ADMIN),

@@ -40,13 +40,18 @@ class Design(enum.StrEnum):
     ORIGINAL = "original"
 
 
+app = typer.Typer(invoke_without_command=True)
+
+
+@app.callback()
 def train(
+    context: typer.Context,
     workload: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--workload", "-w", help=f"To train on; may be repeated. {source_forms()}, or a pattern of files."
         ),
-    ],
+    ] = None,
     validate: Annotated[
         list[str] | None,
         typer.Option(help="To choose the best weights by. Default: a fifth of the files, other draws of generators."),
@@ -66,9 +71,13 @@ def train(
 
     Exit status 130 after Ctrl-C; what was reached is kept and --resume goes on with it.
     """
+    if context.invoked_subcommand is not None:
+        return
+    if not workload:
+        raise typer.BadParameter("name one or more workloads to train on", param_hint="--workload")
     began = time.monotonic()
     settings = TrainingSettings(seed=seed, iterations=iterations, hidden=hidden)
-    train_on, look_at = _inputs(workload, validate or [], seed, draws)
+    train_on, look_at = inputs_of(workload, validate or [], seed, draws)
     if design is Design.ORIGINAL:
         from dl2d.cli.train_original import train_original  # noqa: PLC0415 - torch takes seconds, and is for this alone
 
@@ -133,7 +142,7 @@ def train(
     typer.echo(f"{out / 'checkpoint'}: {checkpoint.digest[:12]}, after {seconds:.0f} s; report in {out / 'report.md'}")
 
 
-def _inputs(
+def inputs_of(
     given: Sequence[str], validate: Sequence[str], seed: int, draws: int
 ) -> tuple[list[Workload], list[Workload]]:
     """What to train on and what to look at, from what the user named."""
