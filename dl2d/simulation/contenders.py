@@ -34,15 +34,18 @@ class TrueSpeeds:
 
     def __init__(self, workload: Workload) -> None:
         self._speeds = workload.speeds
+        #: By job, for a user may say that it is of another type.
+        self._models = {job.id: job.model for job in workload.jobs}
         self._grids: dict[tuple[str, int, int], NDArray[np.float64]] = {}
 
     def grid(self, job: Job) -> NDArray[np.float64]:
         """See ``KnownSpeeds.grid``; jobs of one model with equal bounds are given the same array."""
         request = job.request
         max_ps = request.max_ps if request.architecture is Architecture.PS else 0
-        asked = (request.model, request.max_workers, max_ps)
+        name = self._models.get(job.key.id, request.model)
+        asked = (name, request.max_workers, max_ps)
         if asked not in self._grids:
-            model: SpeedModel = self._speeds[request.model]
+            model: SpeedModel = self._speeds[name]
             grid = model.grid(request.max_workers, max_ps)
             grid.flags.writeable = False
             self._grids[asked] = grid
@@ -53,7 +56,8 @@ class TrueSpeeds:
 
         Where a table has every size that the job may have, it is not extrapolated: what it does not have is 0.
         """
-        request, model = job.request, self._speeds[job.request.model]
+        request = job.request
+        model = self._speeds[self._models.get(job.key.id, request.model)]
         workers = min(request.max_workers + 1, MOST_TASKS)
         ps = min(request.max_ps + 1, MOST_TASKS) if request.architecture is Architecture.PS else 0
         if not isinstance(model, Table) or not model.fills(request.max_workers, request.max_ps):

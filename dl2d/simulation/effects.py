@@ -75,9 +75,14 @@ class Effects:
     def as_declared(self, job: SimulatedJob) -> SimulatedJob:
         """The job with what its user declares."""
         error = self._realism.declared_error
-        if not error:
-            return job
-        return replace(job, declared_epochs=job.epochs * self._draws.between(1 - error, 1 + error, "declared", job.id))
+        if error:
+            factor = self._draws.between(1 - error, 1 + error, "declared", job.id)
+            job = replace(job, declared_epochs=job.epochs * factor)
+        wrong = self._realism.wrong_labels
+        if wrong and self._draws.uniform("label", job.id) < wrong:
+            others = [model for model in sorted(self._workload.speeds) if model != job.model] or [job.model]
+            job = replace(job, said_model=others[int(self._draws.uniform("said", job.id) * len(others))])
+        return job
 
     def epochs_in_slot(
         self, job: SimulatedJob, slot: int, tasks: Sequence[Task], crowded: Mapping[str, Collection[str]]

@@ -20,6 +20,7 @@ _MOST: Final[Mapping[str, float]] = {
     "speed_noise": 0.99,
     "job_spread": 2.0,
     "declared_error": 0.99,
+    "wrong_labels": 1.0,
     "loss_threshold": 0.5,
     "loss_noise": 1.0,
     "loss_outliers": 0.5,
@@ -60,6 +61,8 @@ class Realism:
     job_spread: float = 0.0
     #: Declared epochs = real epochs x U(1 - e, 1 + e), in place of the workload's.
     declared_error: float = 0.0
+    #: Share of jobs whose users say that they are of another type, any of the workload's.
+    wrong_labels: float = 0.0
     #: Jobs report losses; an epoch lowers the loss by less than this part of the first loss from the real end on.
     #: 0: no losses.
     loss_threshold: float = 0.0

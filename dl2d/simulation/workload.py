@@ -68,6 +68,8 @@ class SimulatedJob:
     #: Worker counts that it can run with, ascending; empty for any within the bounds.
     allowed_workers: tuple[int, ...] = ()
     architecture: Architecture = Architecture.PS
+    #: Type that its user says it is, where that is another.
+    said_model: str = ""
 
     @property
     def least_workers(self) -> int:
@@ -127,12 +129,12 @@ class Workload:
 
 
 def to_request(job: SimulatedJob, workload: Workload) -> JobRequest:
-    """What a scheduler is told of the job: the declared epochs, never the real ones."""
+    """What a scheduler is told of the job: the declared epochs and type, never the real ones."""
     speed = workload.speeds[job.model]
     has_ps = job.architecture is Architecture.PS
     return JobRequest(
-        name=job.model,
-        model=job.model,
+        name=job.said_model or job.model,
+        model=job.said_model or job.model,
         epochs=job.declared_epochs,
         samples_per_epoch=job.samples_per_epoch,
         steps_per_epoch=None,

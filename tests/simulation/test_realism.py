@@ -223,6 +223,19 @@ def test_declared_epochs_are_drawn_around_the_real_ones_and_the_real_ones_count(
             last[job.key] = job.progress.epoch
 
 
+def test_some_users_say_that_their_job_is_of_another_type() -> None:
+    watch = Watch()
+    jobs = [{"epochs": 2.0, "max_workers": 1, "max_ps": 1}] * 200
+    speeds = {"m": {"points": [[1, 1, 1.0]]}, "n": {"points": [[1, 1, 9.0]]}, "o": {"points": [[1, 1, 9.0]]}}
+    done = real({**make(jobs, nodes=200), "speeds": {**make(jobs)["speeds"], **speeds}}, watch, wrong_labels=0.1)
+    # They train as what they are.
+    assert len({job.jct for job in done.jobs}) == 1
+    said = [job.request.model for job in watch.seen[0].jobs]
+    right = max(set(said), key=said.count)
+    assert 0.05 < 1 - said.count(right) / 200 < 0.15
+    assert {"n", "o"} <= set(said)
+
+
 @pytest.mark.parametrize("epochs", [0.3, 4.0, 17.5, 240.0, 5000.0])
 def test_losses_fall_by_less_than_the_threshold_from_the_real_end_on(epochs: float) -> None:
     job = read_workload(make([{"epochs": epochs}])).jobs[0]
