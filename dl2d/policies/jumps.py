@@ -10,6 +10,7 @@ Everything here works on N clusters at once, each with weights of its own: the p
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -125,7 +126,11 @@ def surface(
     # Fastest first, of equals the one that takes least: each is then beaten only by those before it.
     order = np.lexsort((sizes[:, 0], sizes[:, 1], need.sum(axis=1), -rate))
     sizes, need, rate = sizes[order], need[order], rate[order]
-    beaten = np.triu((need[:, None] <= need[None]).all(axis=2), 1).any(axis=0)
+    # One resource after the other: a short last axis is slow to go along.
+    less = np.triu(need[:, 0, None] <= need[:, 0], 1)
+    for taken in need.T[1:]:
+        less &= taken[:, None] <= taken
+    beaten = less.any(axis=0)
     if keep is not None:
         beaten &= (sizes != keep).any(axis=1)
     (kept,) = np.nonzero(~beaten)
@@ -160,8 +165,11 @@ def _looked_at(length: int, keep: int | None) -> Bools:
 
 def _dominant(amounts: Ints, capacity: Ints) -> Floats:
     """Largest share of any resource; amounts (..., R), capacity (R,) -> (...)."""
-    shares = np.where(amounts == 0, 0.0, amounts / np.where(capacity > 0, capacity, 1e-9))
-    largest: Floats = shares.max(axis=-1)
+    each = (
+        np.where(amounts[..., number] == 0, 0.0, amounts[..., number] / (whole if whole > 0 else 1e-9))
+        for number, whole in enumerate(capacity.tolist())
+    )
+    largest: Floats = np.asarray(functools.reduce(np.maximum, each), dtype=np.float64)
     return largest
 
 
