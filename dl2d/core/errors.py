@@ -96,3 +96,7 @@ class AlreadyRunning(Dl2dError):
 
 class CheckpointError(Dl2dError):
     """A checkpoint cannot be read or written."""
+
+
+class RegistryError(Dl2dError):
+    """The registry of learned policies has no such version, or cannot do with it what was asked."""

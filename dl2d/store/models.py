@@ -19,6 +19,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    UniqueConstraint,
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -247,6 +248,77 @@ class SpeedRow(Base):
     ps: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     samples_per_second: Mapped[float] = mapped_column(comment="mean over the measurements")
     measurements: Mapped[int] = mapped_column(comment="rows of progress that count in the mean")
+
+
+class PolicyVersionRow(Base):
+    """A checkpoint of a learned policy."""
+
+    __tablename__ = "policy_versions"
+    __table_args__ = (UniqueConstraint("policy", "digest"), Index(None, "policy", "state"))
+
+    number: Mapped[int] = mapped_column(_NUMBER, primary_key=True, comment="in the order in which they were registered")
+    policy: Mapped[str]
+    digest: Mapped[str] = mapped_column(comment="SHA-256 of what decides")
+    parent: Mapped[str] = mapped_column(comment="digest of the version that training began with")
+    folder: Mapped[str] = mapped_column(Words(), comment="where the checkpoint is")
+    origin: Mapped[str] = mapped_column(Words())
+    at: Mapped[float]
+    data_from: Mapped[float | None] = mapped_column(comment="jobs from then on were learned from")
+    data_to: Mapped[float | None]
+    jobs: Mapped[int] = mapped_column(comment="so many jobs were learned from")
+    metrics: Mapped[str] = mapped_column(comment="how well it did in training, JSON")
+    state: Mapped[str] = mapped_column(comment="candidate live retired rejected")
+
+
+class PolicyChangeRow(Base):
+    """A version came to another state."""
+
+    __tablename__ = "policy_changes"
+    __table_args__ = (Index(None, "version"),)
+
+    number: Mapped[int] = mapped_column(_NUMBER, primary_key=True)
+    version: Mapped[int] = mapped_column(ForeignKey("policy_versions.number"), comment="number of the version")
+    at: Mapped[float]
+    before: Mapped[str]
+    after: Mapped[str]
+    by: Mapped[str] = mapped_column(Words(), comment="a user, gate or daemon")
+    reason: Mapped[str] = mapped_column(Words())
+    replaced: Mapped[int | None] = mapped_column(
+        ForeignKey("policy_versions.number"), comment="version that was live until then"
+    )
+    rollback: Mapped[bool]
+
+
+class PolicyTrialRow(Base):
+    """A candidate at the gate, beside the version that decided then."""
+
+    __tablename__ = "policy_trials"
+
+    number: Mapped[int] = mapped_column(_NUMBER, primary_key=True)
+    policy: Mapped[str]
+    candidate: Mapped[str] = mapped_column(comment="digest")
+    current: Mapped[str] = mapped_column(comment="digest of the version that decided then")
+    at: Mapped[float]
+    days: Mapped[str] = mapped_column(comment="recorded days, JSON")
+    cases: Mapped[str] = mapped_column(Words(), comment="mean completion times in slots by workload, JSON")
+    change: Mapped[float | None] = mapped_column(comment="candidate by current, less 1")
+    low: Mapped[float | None] = mapped_column(comment="95 % interval of change")
+    high: Mapped[float | None]
+    passed: Mapped[bool]
+    reason: Mapped[str] = mapped_column(Words())
+
+
+class LearningRunRow(Base):
+    """A learner that the daemon started."""
+
+    __tablename__ = "learning_runs"
+
+    number: Mapped[int] = mapped_column(_NUMBER, primary_key=True)
+    policy: Mapped[str]
+    started_at: Mapped[float]
+    ended_at: Mapped[float | None]
+    state: Mapped[str] = mapped_column(comment="running finished failed stopped lost")
+    note: Mapped[str] = mapped_column(Words())
 
 
 class LeaseRow(Base):

@@ -52,6 +52,7 @@ from dl2d.store.models import (
     TaskRow,
     table_of,
 )
+from dl2d.store.registry import SqlRegistry
 from dl2d.store.steps import GROW, Step, advanced, keep_steps, update_tasks
 
 _LIVE_JOBS = [state.value for state in JobState if not state.ended]
@@ -101,6 +102,8 @@ class SqlStore:
             self._database.close()
             raise
         self._upsert = postgresql.insert if self._place.is_postgresql else sqlite.insert
+        #: Versions of learned policies, in the same database.
+        self.registry = SqlRegistry(self._database)
 
     # Lease
 

@@ -1,0 +1,118 @@
+"""The registry of learned policies, on each database."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dl2d.core.errors import RegistryError
+from dl2d.core.registry import RunState, Trial, TrialCase, Version, VersionState
+from dl2d.store.sql import SqlStore
+
+
+def a_version(letter: str, policy: str = "dl2", **fields: Any) -> Version:
+    given = {"origin": "twin", "at": 5.0, **fields}
+    return Version(policy=policy, digest=letter * 64, folder=f"/policies/{letter}", **given)
+
+
+def promote(store: SqlStore, letter: str, at: float, policy: str = "dl2") -> None:
+    store.registry.add_version(a_version(letter, policy))
+    store.registry.change(policy, letter * 64, VersionState.LIVE, at=at, by="ann", reason=f"{letter} is better")
+
+
+def live(store: SqlStore, policy: str = "dl2") -> str | None:
+    found = store.registry.live(policy)
+    return None if found is None else found.digest[0]
+
+
+def test_a_version_comes_back_as_it_was_given(store: SqlStore) -> None:
+    version = a_version("a", parent="b" * 64, data_from=1.5, data_to=9.25, jobs=7, metrics={"jct": [1.25, None]})
+    assert store.registry.add_version(version) == version
+    assert store.registry.versions() == store.registry.versions("dl2") == (version,)
+    assert store.registry.versions("other") == ()
+    assert live(store) is None
+
+
+def test_the_same_digest_again_is_the_version_that_is_known(store: SqlStore) -> None:
+    promote(store, "a", 1.0)
+    again = store.registry.add_version(a_version("a", origin="elsewhere"))
+    assert (again.origin, again.state) == ("twin", VersionState.LIVE)
+    assert len(store.registry.versions()) == 1
+
+
+def test_one_version_of_a_policy_decides(store: SqlStore) -> None:
+    promote(store, "a", 1.0)
+    promote(store, "c", 2.0, policy="other")
+    promote(store, "b", 3.0)
+    assert {version.digest[0]: version.state for version in store.registry.versions()} == {
+        "a": VersionState.RETIRED, "b": VersionState.LIVE, "c": VersionState.LIVE
+    }  # fmt: skip
+    changes = store.registry.changes("dl2")
+    assert [(change.digest[0], change.before, change.after, change.replaced[:1]) for change in changes] == [
+        ("b", "candidate", "live", "a"),
+        ("a", "live", "retired", ""),
+        ("a", "candidate", "live", ""),
+    ]
+    assert [(change.by, change.reason, change.at) for change in changes[::2]] == [
+        ("ann", "b is better", 3.0), ("ann", "a is better", 1.0)
+    ]  # fmt: skip
+    assert "b is better" in changes[1].reason
+
+
+def test_rolling_back_goes_down_the_promotions_one_by_one(store: SqlStore) -> None:
+    for at, letter in enumerate("abc", start=1):
+        promote(store, letter, float(at))
+    for expected in "ba":
+        assert store.registry.roll_back("dl2", at=9.0, by="ann", reason="slower").digest[0] == expected
+        assert live(store) == expected
+    with pytest.raises(RegistryError, match="is the first"):
+        store.registry.roll_back("dl2", at=9.0, by="ann", reason="slower")
+    assert live(store) == "a"
+    assert [change.rollback for change in store.registry.changes()][:4] == [True, False, True, False]
+
+
+def test_after_a_rollback_a_promotion_counts_from_there(store: SqlStore) -> None:
+    for at, letter in enumerate("abc", start=1):
+        promote(store, letter, float(at))
+    store.registry.roll_back("dl2", at=5.0, by="ann", reason="slower")
+    promote(store, "d", 6.0)
+    assert store.registry.roll_back("dl2", at=7.0, by="ann", reason="slower").digest[0] == "b"
+
+
+def test_what_cannot_be(store: SqlStore) -> None:
+    with pytest.raises(RegistryError, match="nothing to roll back"):
+        store.registry.roll_back("dl2", at=1.0, by="ann", reason="")
+    with pytest.raises(RegistryError, match="no version aaaaaaaaaaaa of dl2"):
+        store.registry.change("dl2", "a" * 64, VersionState.LIVE, at=1.0, by="ann", reason="")
+    promote(store, "a", 1.0)
+    with pytest.raises(RegistryError, match="promote another one first"):
+        store.registry.change("dl2", "a" * 64, VersionState.REJECTED, at=1.0, by="ann", reason="")
+    store.registry.change("dl2", "a" * 64, VersionState.LIVE, at=2.0, by="ann", reason="again")
+    assert len(store.registry.changes()) == 1
+
+
+def test_trials_come_back_newest_first(store: SqlStore) -> None:
+    def trial(number: int, **fields: Any) -> Trial:
+        return Trial(
+            at=float(number), policy="dl2", candidate="a" * 64, current="b" * 64, days=("2026-01-02",),
+            cases=(TrialCase("2026-01-02", 1.5, 2.5),), passed=number > 1, reason=f"number {number}",
+            **{"change": -0.4, "low": -0.5, "high": -0.25, **fields},
+        )  # fmt: skip
+
+    given = [trial(1), trial(2, change=None, low=None, high=None)]
+    for each in given:
+        store.registry.add_trial(each)
+    assert store.registry.trials() == tuple(reversed(given))
+    assert store.registry.trials("dl2", limit=1) == (given[1],)
+    assert store.registry.trials("other") == ()
+
+
+def test_runs_of_the_learner(store: SqlStore) -> None:
+    first = store.registry.begin_run("dl2", 1.0)
+    second = store.registry.begin_run("dl2", 2.0)
+    store.registry.end_run(second.number, RunState.FAILED, "ended with 9", 3.0)
+    store.registry.end_run(second.number, RunState.FINISHED, "too late", 4.0)
+    newest, oldest = store.registry.runs()
+    assert (newest.state, newest.note, newest.ended_at) == (RunState.FAILED, "ended with 9", 3.0)
+    assert (oldest.number, oldest.state, oldest.ended_at) == (first.number, RunState.LOST, 2.0)
