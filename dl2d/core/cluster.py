@@ -6,6 +6,8 @@ import enum
 from collections import Counter
 from dataclasses import dataclass
 
+import msgspec
+
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
 from dl2d.core.measured import MeasuredLoss, MeasuredSpeeds
 from dl2d.core.resources import NO_RESOURCES, Resources
@@ -19,8 +21,7 @@ class NodeState(enum.StrEnum):
     DOWN = "down"
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(msgspec.Struct, frozen=True):
     """A machine. ``used`` is what everybody on it holds, our tasks included, as the resource manager counts it."""
 
     name: str
@@ -70,8 +71,7 @@ _RANKS[TaskState.FAILED] = _RANKS[TaskState.RELEASED]
 _WANTED = frozenset(state for state, rank in _RANKS.items() if rank <= _RANKS[TaskState.CONFIRMED])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(msgspec.Struct, frozen=True, kw_only=True):
     """One worker or parameter server of a job, as the store keeps it."""
 
     job: JobKey

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from dl2d.core.resources import NO_RESOURCES, Resources
 
 
@@ -138,8 +140,7 @@ class Owner:
     qos: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(msgspec.Struct, frozen=True):
     """How a task of the job is started: the user's command, folder and environment."""
 
     argv: tuple[str, ...]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resources import Resources, Shortfall
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """A task to be started on a node."""
 
     job: JobKey
@@ -18,8 +19,7 @@ class Start:
     demand: Resources
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """A task to be drained."""
 
     job: JobKey
@@ -35,8 +35,7 @@ class Move:
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class Deferred:
+class Deferred(msgspec.Struct, frozen=True):
     """Tasks that were decided on but have no room yet; the next tick tries again."""
 
     job: JobKey

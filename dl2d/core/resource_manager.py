@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from dl2d.core.cluster import Node
 from dl2d.core.jobs import JobKey, Launch, Owner, Role
 from dl2d.core.resources import Resources
@@ -37,8 +39,7 @@ class RmJobState(enum.StrEnum):
         return self in (RmJobState.DONE, RmJobState.FAILED, RmJobState.CANCELLED, RmJobState.LOST)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RmJob:
+class RmJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job, container or process as the resource manager has it."""
 
     handle: str
@@ -62,8 +63,7 @@ class RmSnapshot:
     jobs: tuple[RmJob, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskSpec:
+class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A task to be started. ``launch.env`` is the complete environment; nothing is inherited from the daemon."""
 
     tag: str

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from dl2d.core.errors import RequestError
 
 # Amounts are kept as whole thousandths: sums of fractional GPUs stay exact whatever their order,
@@ -30,8 +32,7 @@ class Shortfall:
         return f"{self.resource}: wanted {_plain(self.wanted)}, had {_plain(self.had)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
+class Resources(msgspec.Struct, frozen=True):
     """Amounts by resource name, e.g. ``cpu``, ``gpu`` (counts) and ``memory`` (MiB). A name not listed is zero.
 
     ``thousandths`` is sorted by name and holds no zeros, so that equal vectors compare and hash equal.
@@ -94,10 +95,11 @@ class Resources:
 
     def fits_in(self, room: Resources) -> bool:
         """Whether ``room`` has at least this much of everything."""
-        if not self.thousandths:
-            return True
         have = dict(room.thousandths)
-        return all(have.get(name, 0) >= amount for name, amount in self.thousandths)
+        for name, amount in self.thousandths:  # noqa: SIM110 - a generator takes twice as long, and this is asked often
+            if have.get(name, 0) < amount:
+                return False
+        return True
 
     def shortfalls(self, room: Resources) -> tuple[Shortfall, ...]:
         """Every resource of which ``room`` has too little for this demand."""

@@ -10,6 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.decision import Decision, JobDecision
 from dl2d.core.jobs import Job, JobKey, JobState, Progress, Role
@@ -121,8 +123,7 @@ class JobChange:
     digest: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TaskChange:
+class TaskChange(msgspec.Struct, frozen=True):
     """A step of a task's state machine. ``handle`` and ``note`` are kept where None."""
 
     job: JobKey

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from dl2d.core.cluster import Task, TaskState
+from dl2d.core.cluster import Task
 from dl2d.core.decision import Constraint, Decision
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.resources import Resources
-from dl2d.daemon.room import Kind, room_with_leavers
-
-
-def first_to_leave(task: Task) -> tuple[bool, int]:
-    """Order in which tasks of a kind leave: those that have not begun, then the newest."""
-    begun = task.state.rank >= TaskState.JOINED.rank
-    return begun, -task.number
+from dl2d.daemon.room import Kind, first_to_leave, room_with_leavers
 
 
 class Layout:

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from msgspec import structs
+
 from dl2d.core.cluster import Snapshot, Task, in_submit_order
 from dl2d.core.jobs import Allocation, Job, JobKey, JobState, Launch
 from dl2d.core.measured import TrainingKind
@@ -30,7 +32,9 @@ def take_snapshot(jobs: Iterable[Job], tasks: Iterable[Task], seen: RmSnapshot, 
         if task.handle not in holding:
             promised[task.node].append(task.demand)
     nodes = tuple(
-        replace(node, used=Resources.total((node.used, *promised[node.name]))) if node.name in promised else node
+        structs.replace(node, used=Resources.total((node.used, *promised[node.name])))
+        if node.name in promised
+        else node
         for node in seen.nodes
     )
     present = in_submit_order(

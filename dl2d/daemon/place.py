@@ -13,8 +13,8 @@ from dl2d.core.packing import Blocked, Packing
 from dl2d.core.placement import Placement
 from dl2d.core.plan import Deferred, Move, Plan, Start, Stop
 from dl2d.core.resources import Resources
-from dl2d.daemon.layout import Layout, first_to_leave
-from dl2d.daemon.room import Kind, Want, clear
+from dl2d.daemon.layout import Layout
+from dl2d.daemon.room import Kind, Want, clear, first_to_leave
 
 _ROLES = (Role.WORKER, Role.PS)
 

@@ -110,20 +110,22 @@ def reconcile(
             if change.state is not None and change.state.ended:
                 ending.add(job.key)
 
-    handles: dict[str, str] = {}
+    #: Those of the manager's jobs that are tasks which the store knows.
+    matched: set[str] = set()
     for task in tasks:
-        tag = task.tag
-        found = (by_handle.get(task.handle) if task.handle else None) or by_tag.get(tag)
+        found = (by_handle.get(task.handle) if task.handle else None) or by_tag.get(task.tag)
+        if found is not None:
+            matched.add(found.handle)
         step, stop = _task_change(task, found, seen.at, patience, job_ends=task.job in ending, told=heard.get(task.job))
-        handles[tag] = found.handle if found is not None else ""
         if step is not None:
             changes.append(step)
         if stop and found is not None:
             stops[found.handle] = stop
 
+    tags = _Tags(tasks)
     for rm_job in seen.jobs:
         # Most are what the store knows: they are told at a glance, before their marks are read.
-        if rm_job.state.ended or handles.get(rm_job.tag) == rm_job.handle:
+        if rm_job.handle in matched or rm_job.state.ended:
             continue
         mark = parse_tag(rm_job.tag)
         if mark is None or mark[0].cluster != cluster:
@@ -133,9 +135,8 @@ def reconcile(
         if name == ANCHOR:
             if owner is None:
                 stops[rm_job.handle] = f"anchor of {key.slug}, which the store does not know"
-        elif rm_job.tag in handles:
-            if rm_job.handle != handles[rm_job.tag]:
-                stops[rm_job.handle] = f"{name} of {key.slug} runs twice"
+        elif rm_job.tag in tags:
+            stops[rm_job.handle] = f"{name} of {key.slug} runs twice"
         else:
             anchor = by_handle.get(owner.anchor if owner else key.id)
             if owner is None and anchor is not None and not anchor.state.ended:
@@ -174,6 +175,20 @@ class _Marks:
                 if first is not job and first.state.ended and not job.state.ended:
                     found[job.tag] = job
         return found
+
+
+class _Tags:
+    """Marks of tasks, made when the first is asked for."""
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        self._tasks = tasks
+
+    def __contains__(self, tag: str) -> bool:
+        return tag in self._made
+
+    @cached_property
+    def _made(self) -> frozenset[str]:
+        return frozenset(task.tag for task in self._tasks)
 
 
 def _job_change(

@@ -10,7 +10,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
+from operator import itemgetter
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
@@ -90,6 +92,12 @@ def clear(
     return Clearing(tuple(leaving), tuple(moving))
 
 
+def first_to_leave(task: Task) -> tuple[bool, int]:
+    """Order in which tasks of a kind leave: those that have not begun, then the newest."""
+    begun = task.state.rank >= TaskState.JOINED.rank
+    return begun, -task.number
+
+
 class _Floor:
     """Free room and tasks by node while wants are served. Answers are kept until the node they are about changes."""
 
@@ -99,10 +107,12 @@ class _Floor:
         self._place = {name: place for place, name in enumerate(self._names)}
         #: How many tasks of a kind have yet to leave.
         self._left = Counter({kind: count for kind, count in surplus.items() if count > 0})
-        self._on_node: dict[str, list[Task]] = {}
-        for task in sorted(tasks, key=lambda task: (task.state.rank >= TaskState.JOINED.rank, -task.number)):
-            if task.node in self._free:
-                self._on_node.setdefault(task.node, []).append(task)
+        self._tasks = [task for task in tasks if task.node in self._free]
+        #: Tasks of these kinds by node, those that leave first before others.
+        self._may_leave = _by_node(task for task in self._tasks if (task.job, task.role) in self._left)
+        self._leaving_places = sorted(self._place[name] for name in self._may_leave)
+        #: Names of the resources in a demand.
+        self._asked: dict[Resources, frozenset[str]] = {}
         #: By demand and place, whether it fits, and whose leaving would make it fit.
         self._fits: dict[Resources, list[bool]] = {}
         self._leavers: dict[Resources, list[_Leavers | None]] = {}
@@ -113,13 +123,12 @@ class _Floor:
 
     def fewest_leavers(self, demand: Resources) -> tuple[str, Sequence[Task]] | None:
         """The node where the fewest surplus tasks, then the newest, would have to leave: what trained long stays."""
-        if not +self._left:
-            return None
         known = self._leavers.setdefault(demand, [None] * len(self._names))
         best: tuple[tuple[float, int], int] | None = None
-        for place, leavers in enumerate(known):
+        for place in self._leaving_places:
+            leavers = known[place]
             if leavers is None or any(self._left[kind] < count for kind, count in leavers.kinds):
-                leavers = known[place] = self._leavers_of(demand, self._names[place])  # noqa: PLW2901 - brought up to date
+                leavers = known[place] = self._leavers_of(demand, self._names[place])
             if leavers.tasks and (best is None or leavers.rank < best[0]):
                 best = leavers.rank, place
         if best is None:
@@ -132,7 +141,7 @@ class _Floor:
         """Take out tasks that leave."""
         for task in victims:
             self._left[task.job, task.role] -= 1
-            self._on_node[node].remove(task)
+            self._drop(task)
             self._free[node] += task.demand
         self._changed(node)
 
@@ -142,7 +151,7 @@ class _Floor:
 
     def move(self, task: Task, target: str) -> None:
         """Put a task on another node."""
-        self._on_node[task.node].remove(task)
+        self._drop(task)
         self._free[task.node] += task.demand
         self.take(target, task.demand)
         self._changed(task.node)
@@ -170,6 +179,18 @@ class _Floor:
                     return task, target
         return None
 
+    @cached_property
+    def _on_node(self) -> dict[str, list[Task]]:
+        """All tasks by node; put in order when the first move is looked for."""
+        return _by_node(self._tasks)
+
+    def _drop(self, task: Task) -> None:
+        self._tasks.remove(task)
+        if "_on_node" in self.__dict__:
+            self._on_node[task.node].remove(task)
+        if task in self._may_leave.get(task.node, ()):
+            self._may_leave[task.node].remove(task)
+
     def _first_two_with_room(self, demand: Resources) -> tuple[str | None, str | None]:
         fits = self._fitting(demand)
         first = _first(fits, 0)
@@ -190,30 +211,35 @@ class _Floor:
 
     def _leavers_of(self, demand: Resources, node: str) -> _Leavers:
         """Fewest surplus tasks of a node whose leaving lets the demand in (greedily, those that help most first)."""
-        tasks = [task for task in self._on_node.get(node, ()) if self._left[task.job, task.role] > 0]
+        tasks = [task for task in self._may_leave[node] if self._left[task.job, task.role] > 0]
         if not tasks:
             return _NO_LEAVERS
         free = self._free[node]
         may_go = {(task.job, task.role): self._left[task.job, task.role] for task in tasks}
         victims: list[Task] = []
         while not demand.fits_in(free):
-            short = [missing.resource for missing in demand.shortfalls(free)]
+            short = {missing.resource for missing in demand.shortfalls(free)}
             useful = [
-                task
+                (len(helped), task)
                 for task in tasks
-                if task not in victims
-                and may_go[task.job, task.role] > 0
-                and any(task.demand.get(name) for name in short)
+                if may_go[task.job, task.role] > 0
+                and (helped := self._names_in(task.demand) & short)
+                and task not in victims
             ]
             if not useful:
                 return _NO_LEAVERS
-            task = max(useful, key=lambda task: sum(task.demand.get(name) > 0 for name in short))
+            _, task = max(useful, key=itemgetter(0))
             may_go[task.job, task.role] -= 1
             victims.append(task)
             free += task.demand
         kinds = {kind: self._left[kind] - rest for kind, rest in may_go.items() if rest < self._left[kind]}
         newest = min((task.number for task in victims), default=0)
         return _Leavers(tuple(victims), tuple(kinds.items()), (len(victims), -newest))
+
+    def _names_in(self, demand: Resources) -> frozenset[str]:
+        if demand not in self._asked:
+            self._asked[demand] = frozenset(name for name, _ in demand.thousandths)
+        return self._asked[demand]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +252,14 @@ class _Leavers:
 
 
 _NO_LEAVERS = _Leavers()
+
+
+def _by_node(tasks: Iterable[Task]) -> dict[str, list[Task]]:
+    """Tasks by node, those first that leave first."""
+    found: dict[str, list[Task]] = {}
+    for task in sorted(tasks, key=first_to_leave):
+        found.setdefault(task.node, []).append(task)
+    return found
 
 
 def _first(fits: list[bool], since: int) -> int | None:

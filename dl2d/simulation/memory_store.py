@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 
+from msgspec import structs
+
 from dl2d.core.cluster import Task, TaskState, in_submit_order
 from dl2d.core.errors import DuplicateJob, StoreError
 from dl2d.core.jobs import Allocation, Job, JobKey, JobState, Progress, Role
@@ -38,8 +40,6 @@ class MemoryStore:
         self._tasks: dict[tuple[JobKey, str], Task] = {}
         self._speeds: dict[TrainingKind, dict[Allocation, SpeedPoint]] = defaultdict(dict)
         self._losses: dict[JobKey, list[LossPoint]] = defaultdict(list)
-        #: Handles that tasks were given and do not say yet: most are confirmed before anybody asks.
-        self._handles: dict[tuple[JobKey, str], str] = {}
         self._numbers = Counter[tuple[JobKey, Role]]()
         self._slots: list[Slot] = []
         self._keep_slots = keep_slots
@@ -148,7 +148,6 @@ class MemoryStore:
     def tasks(self, *, live: bool, job: JobKey | None = None) -> tuple[Task, ...]:
         """Tasks that have not ended; ended ones are forgotten. In the order in which they were asked for."""
         del live
-        self._note_handles()
         if job is None:
             return tuple(self._tasks.values())
         return tuple(task for task in self._tasks.values() if task.job == job)
@@ -161,18 +160,12 @@ class MemoryStore:
             task = self._tasks.get(key)
             if task is None:
                 continue
-            if change.state is task.state and change.note is None:
-                if change.handle is not None:
-                    self._handles[key] = change.handle
-                continue
-            noted = self._handles.pop(key, None)
-            handle = noted if change.handle is None else change.handle
-            forward = change.state.rank > task.state.rank
-            state = change.state if forward else task.state
-            task = _moved(task, state, at if forward else task.since, handle, change.note)
-            if forward:
+            said = {name: text for name in ("handle", "note") if (text := getattr(change, name)) is not None}
+            task = structs.replace(task, **said)
+            if change.state.rank > task.state.rank:
+                task = structs.replace(task, state=change.state, since=at)
                 moved.append(task)
-            if state.ended:
+            if task.state.ended:
                 del self._tasks[key]
             else:
                 self._tasks[key] = task
@@ -182,24 +175,16 @@ class MemoryStore:
         """Have all tasks that are wanted take part; returns those that are to leave."""
         leaving = []
         for place, task in self._tasks.items():
-            if not task.state.wanted:  # its state was changed, and its handle noted with that
+            if not task.state.wanted:
                 leaving.append(task)
             elif task.state is not TaskState.CONFIRMED:
-                self._tasks[place] = _moved(task, TaskState.CONFIRMED, at, self._handles.pop(place, None))
-        self._note_handles()
+                self._tasks[place] = structs.replace(task, state=TaskState.CONFIRMED, since=at)
         return tuple(leaving)
 
     def forget_tasks(self, tasks: Iterable[Task]) -> None:
         """Drop tasks that have ended, without a word about how."""
         for task in tasks:
             self._tasks.pop((task.job, task.id), None)
-            self._handles.pop((task.job, task.id), None)
-
-    def _note_handles(self) -> None:
-        for key, handle in self._handles.items():
-            task = self._tasks[key]
-            self._tasks[key] = _moved(task, task.state, task.since, handle)
-        self._handles.clear()
 
     def resizes(self, job: JobKey | None = None, *, limit: int = 1000) -> tuple[Resize, ...]:
         """Not kept."""
@@ -260,19 +245,3 @@ class MemoryStore:
             self._losses.pop(job.key, None)
         else:
             self._live[job.key] = job
-
-
-def _moved(task: Task, state: TaskState, since: float, handle: str | None = None, note: str | None = None) -> Task:
-    """The task in another state. Written out, for ``dataclasses.replace`` takes much of a simulation's time."""
-    return Task(
-        job=task.job,
-        id=task.id,
-        role=task.role,
-        node=task.node,
-        demand=task.demand,
-        state=state,
-        handle=task.handle if handle is None else handle,
-        asked_at=task.asked_at,
-        since=since,
-        note=task.note if note is None else note,
-    )

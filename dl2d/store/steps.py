@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from msgspec.structs import replace
 from sqlalchemy import Connection, bindparam, insert, update
 
 from dl2d.core.cluster import Task, TaskState

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from dl2d.core.cluster import Node
 from dl2d.core.errors import Denied, NotFound, Rejected, ResourceManagerError
 from dl2d.core.resource_manager import Anchor, Capabilities, RmJob, RmJobState, RmSnapshot, TaskSpec
@@ -44,7 +46,7 @@ class MemoryManager:
     def snapshot(self) -> RmSnapshot:
         """The books as they are."""
         self.snapshots += 1
-        nodes = tuple(replace(node, used=self._used(node.name)) for node in self._nodes.values())
+        nodes = tuple(structs.replace(node, used=self._used(node.name)) for node in self._nodes.values())
         return RmSnapshot(self._clock(), nodes, tuple(entry.job for entry in self._entries.values()))
 
     def submit(self, task: TaskSpec) -> str:
@@ -91,13 +93,15 @@ class MemoryManager:
     def end(self, handle: str, state: RmJobState = RmJobState.DONE, reason: str = "") -> None:
         """A task ends."""
         entry = self._entries[handle]
-        self._entries[handle] = replace(entry, job=replace(entry.job, state=state, reason=reason))
+        self._entries[handle] = replace(entry, job=structs.replace(entry.job, state=state, reason=reason))
 
     def run_pending(self) -> None:
         """Tasks that wait are started."""
         for handle, entry in self._entries.items():
             if entry.job.state is RmJobState.PENDING:
-                self._entries[handle] = replace(entry, job=replace(entry.job, state=RmJobState.RUNNING, reason=""))
+                self._entries[handle] = replace(
+                    entry, job=structs.replace(entry.job, state=RmJobState.RUNNING, reason="")
+                )
 
     def forget(self, handle: str) -> None:
         """The manager does not list a job any more."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 import sys
 import time
 
 import pytest
+from msgspec import structs
 from rm_harness import MARK, Harness
 
 from dl2d.core.cluster import NodeState, parse_tag
@@ -77,7 +77,7 @@ def test_argv_folder_and_environment_are_exactly_those_of_the_launch(rm: Harness
     words = ("two words", "*", "$HOME", "", "`id`", "ü", "it's", 'a "b"', "line\nbreak", "--", "\\")
     given = {MARK: rm.mark, "PATH": "/usr/bin:/bin", "QUOTED": "a 'b' \"c\" $d\n#e ü", "EMPTY": "", "LANG": "C.UTF-8"}
     launch = Launch((sys.executable, "-I", "-c", report, *words), str(rm.cwd), tuple(given.items()))
-    job = rm.wait_for_end(rm.manager.submit(dataclasses.replace(rm.spec(""), launch=launch)))
+    job = rm.wait_for_end(rm.manager.submit(structs.replace(rm.spec(""), launch=launch)))
     assert job.state is RmJobState.DONE, job
     rm.wait_until((rm.cwd / "report").exists, "the report")
     argv, folder, environment, stdin = json.loads((rm.cwd / "report").read_text())

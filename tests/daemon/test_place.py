@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from policies.snapshots import a_job, a_snapshot, cluster
 
 from dl2d.core.cluster import Node, NodeState, Snapshot, Task, TaskState
@@ -108,7 +109,7 @@ def test_a_task_moves_to_let_a_larger_one_in_unless_its_coordinator_is_silent() 
     large = a_job(2, worker=Resources.of(cpu=4), ps=Resources.of(cpu=1))
     tasks = [a_task(small, Role.WORKER, number, TaskState.CONFIRMED, f"n{number}") for number in range(2)]
     tasks.append(a_task(large, Role.PS, 0, TaskState.CONFIRMED, "n2"))
-    used = [replace(node, used=Resources.of(cpu=1)) for node in cluster(3, cpu=4)]
+    used = [structs.replace(node, used=Resources.of(cpu=1)) for node in cluster(3, cpu=4)]
     snapshot = replace(a_snapshot([small, large], used), tasks=tuple(tasks))
     decision = Decision(
         "test", "1",
@@ -151,7 +152,7 @@ def test_a_task_waits_for_who_leaves_its_node_though_there_is_room_elsewhere() -
     assert (plan.starts, plan.moves) == ((), ())
     assert [(item.job.id, item.role, item.nearest) for item in plan.deferred] == [("2", W, "n0")]
     left = tuple(task for task in snapshot.tasks if task.id != "worker-0")
-    emptied = replace(snapshot.nodes[0], used=Resources())
+    emptied = structs.replace(snapshot.nodes[0], used=Resources())
     after = replace(snapshot, tasks=left, nodes=(emptied, snapshot.nodes[1]))
     assert where(plan_for(after, {1: (1, 1), 2: (1, 1)}, nodes=nodes)) == [("2", W, "n0"), ("2", P, "n0")]
 

@@ -8,6 +8,7 @@ import pytest
 from daemon.world import World, nodes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from structlog.testing import capture_logs
 
 from dl2d.core.cluster import NodeState, Snapshot, TaskState
@@ -292,7 +293,7 @@ def test_a_drained_node_gets_nothing_new_and_keeps_what_it_has(world: World) -> 
     world.settle()
     used = {task.node for task in world.store.tasks(live=True, job=job)}
     assert used == {"n1", "n2", "n3", "n4"}
-    world.manager.set_node(replace(nodes(4)[0], state=NodeState.DRAINING))
+    world.manager.set_node(structs.replace(nodes(4)[0], state=NodeState.DRAINING))
     later = world.submit(worker=Resources.of(cpu=1), ps=Resources.of(cpu=1))
     world.settle()
     assert "n1" not in {task.node for task in world.store.tasks(live=True, job=later)}

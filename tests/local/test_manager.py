@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec import structs
 from rm_harness import MARK, LocalHarness
 from structlog.testing import capture_logs
 
@@ -200,7 +201,7 @@ def test_a_task_leads_its_own_session_and_has_only_standard_files_open(local: Lo
         "  os.environ['DL2_NODE'], len(fds)]))"
     )
     task = local.spec("")
-    task = dataclasses.replace(task, launch=Launch(("/usr/bin/env", sys.executable, "-I", "-S", "-c", report), "/"))
+    task = structs.replace(task, launch=Launch(("/usr/bin/env", sys.executable, "-I", "-S", "-c", report), "/"))
     handle = local.manager.submit(task)
     assert local.wait_for_end(handle).state is RmJobState.DONE
     output = local.state_dir / "output" / local.job.slug / f"{task.name}.log"
@@ -239,7 +240,7 @@ def test_secrets_of_the_environment_are_in_no_file_and_no_argument(local: LocalH
 
 
 def change(task: TaskSpec, **launch: object) -> TaskSpec:
-    return dataclasses.replace(task, launch=dataclasses.replace(task.launch, **launch))
+    return structs.replace(task, launch=structs.replace(task.launch, **launch))
 
 
 @pytest.mark.parametrize(
@@ -288,15 +289,15 @@ def test_a_program_is_found_beside_its_folder_and_keeps_its_name(local: LocalHar
 @pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "-x y"])
 def test_a_name_that_would_leave_the_output_folder_is_refused(local: LocalHarness, name: str) -> None:
     with pytest.raises(Rejected, match="cannot be a task's name"):
-        local.manager.submit(dataclasses.replace(local.spec("exit 0"), name=name))
+        local.manager.submit(structs.replace(local.spec("exit 0"), name=name))
     with pytest.raises(Rejected, match="bad job key"):
-        local.manager.submit(dataclasses.replace(local.spec("exit 0"), job=JobKey("../..", "1", 5)))
+        local.manager.submit(structs.replace(local.spec("exit 0"), job=JobKey("../..", "1", 5)))
 
 
 def test_tasks_of_another_user_are_denied(local: LocalHarness) -> None:
     other = dataclasses.replace(local.owner, user="other", uid=os.getuid() + 1)
     with pytest.raises(Denied, match="as its own user"):
-        local.manager.submit(dataclasses.replace(local.spec("exit 0"), owner=other))
+        local.manager.submit(structs.replace(local.spec("exit 0"), owner=other))
 
 
 def test_a_full_node_refuses_and_says_what_is_missing(local: LocalHarness) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from msgspec import structs
 
 from dl2d.core.cluster import Node, NodeState, Snapshot, Task, TaskState
 from dl2d.core.decision import Decision
@@ -46,7 +47,9 @@ def a_snapshot(jobs: list[Job], nodes: list[Node], held: dict[int, Allocation] |
                 )  # fmt: skip
         floors.append((job.key, Allocation(job.request.min_workers, job.request.min_ps)))
     used = [
-        replace(node, used=Resources.total((node.used, *(task.demand for task in tasks if task.node == node.name))))
+        structs.replace(
+            node, used=Resources.total((node.used, *(task.demand for task in tasks if task.node == node.name)))
+        )
         for node in nodes
     ]
     return Snapshot(1000.0, 1, tuple(used), tuple(jobs), tuple(tasks), tuple(floors))

@@ -5,6 +5,7 @@ from dataclasses import replace
 import hypothesis
 import numpy as np
 import pytest
+from msgspec import structs
 from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster, given, snapshots
 
 from dl2d.core.cluster import Snapshot
@@ -140,7 +141,7 @@ def test_decisions_are_decisions_and_fit(snapshot: Snapshot) -> None:
 def test_no_job_falls_below_its_floor(snapshot: Snapshot) -> None:
     decision = ask(KNOWING, snapshot)
     running = {number: entry.allocation for number, entry in enumerate(decision.jobs) if entry.allocation != NOTHING}
-    clear = [replace(node, used=Resources()) for node in snapshot.nodes]
+    clear = [structs.replace(node, used=Resources()) for node in snapshot.nodes]
     try:
         again = a_snapshot(list(snapshot.jobs), clear, running)
     except AssertionError:

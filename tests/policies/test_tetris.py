@@ -9,6 +9,7 @@ from typing import Any
 import hypothesis
 import pytest
 from hypothesis import strategies as st
+from msgspec import structs
 from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster, given, snapshots
 
 from dl2d.core.cluster import Node, NodeState, Snapshot, Task, TaskState
@@ -244,11 +245,14 @@ def test_whatever_runs_already(snapshot, data) -> None:
     by_node = {node.name: [task.demand for task in tasks if task.node == node.name] for node in snapshot.nodes}
     states = st.sampled_from([NodeState.UP, NodeState.UP, NodeState.UP, NodeState.DRAINING])
     nodes = tuple(
-        replace(node, used=Resources.total(by_node[node.name]), state=data.draw(states)) for node in snapshot.nodes
+        structs.replace(node, used=Resources.total(by_node[node.name]), state=data.draw(states))
+        for node in snapshot.nodes
     )
     seen = replace(snapshot, nodes=nodes, tasks=tuple(tasks))
     holds_to_its_room(ask(Tetris(), seen), seen)
-    leaving = tuple(replace(task, state=data.draw(st.sampled_from([TaskState.DRAINING, task.state]))) for task in tasks)
+    leaving = tuple(
+        structs.replace(task, state=data.draw(st.sampled_from([TaskState.DRAINING, task.state]))) for task in tasks
+    )
     check(ask(Tetris(), replace(seen, tasks=leaving)), seen)
 
 

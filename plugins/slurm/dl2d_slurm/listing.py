@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from dl2d.core.cluster import Node, NodeState, parse_tag
 from dl2d.core.resource_manager import RmJob, RmJobState
