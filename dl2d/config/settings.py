@@ -6,7 +6,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    InstanceOf,
+    StrictBool,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from dl2d.core.errors import ConfigError, RequestError
@@ -36,8 +46,15 @@ class PolicySettings(_Section):
     """Which policy decides, and which one when it fails."""
 
     name: str = "drf"
+    checkpoint: Path | None = None
+    settings: dict[str, StrictBool | FiniteFloat] = Field(default_factory=dict)
     fallback: str = "fifo"
     timeout_seconds: float = Field(default=5.0, gt=0, le=3600)
+
+    @field_validator("checkpoint", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return None if value == "" else value
 
 
 class ScheduleSettings(_Section):
@@ -88,7 +105,7 @@ class JobSettings(_Section):
 class GuardSettings(_Section):
     """Limits on what a policy may do."""
 
-    per_user: Resources = Resources()
+    per_user: InstanceOf[Resources] = Resources()
     cooldown_up_seconds: float = Field(default=0.0, ge=0)
     cooldown_down_seconds: float = Field(default=0.0, ge=0)
     churn: int = Field(default=0, ge=0)
@@ -102,6 +119,32 @@ class GuardSettings(_Section):
             return parse_resources(value, "per_user")
         except RequestError as error:
             raise ValueError(error.problem) from None
+
+
+class LearningSettings(_Section):
+    """Learning from what this site recorded, beside the daemon."""
+
+    enabled: bool = False
+    folder: Path | None = None
+    at: str = Field(default="", pattern=r"^(([01][0-9]|2[0-3]):[0-5][0-9])?$")
+    every_hours: float = Field(default=24.0, gt=0, le=8760)
+    days: int = Field(default=28, ge=2, le=3660)
+    minutes: float = Field(default=10.0, gt=0, le=1440)
+    limit_minutes: float = Field(default=60.0, gt=0, le=2880)
+    memory_mib: int = Field(default=4096, ge=512)
+    seed: int = Field(default=0, ge=0, lt=2**31)
+
+    @field_validator("folder", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return None if value == "" else value
+
+    @model_validator(mode="after")
+    def _ends_before_its_limit(self) -> LearningSettings:
+        if self.minutes >= self.limit_minutes:
+            msg = f"learning.limit_minutes: must be more than learning.minutes={self.minutes:g}"
+            raise ValueError(msg)
+        return self
 
 
 class ResourceManagerSettings(_Section):
@@ -151,6 +194,7 @@ class Settings(BaseSettings):
     api: ApiSettings = ApiSettings()
     jobs: JobSettings = JobSettings()
     guard: GuardSettings = GuardSettings()
+    learning: LearningSettings = LearningSettings()
     log: LogSettings = LogSettings()
 
     @model_validator(mode="after")
@@ -178,6 +222,11 @@ class Settings(BaseSettings):
     def store_url(self) -> str:
         """The store's URL: as given, or SQLite in the state folder."""
         return self.store.url or f"sqlite:///{self.state_dir.absolute() / 'dl2d.sqlite'}"
+
+    @property
+    def versions_path(self) -> Path:
+        """Folder of the versions of learned policies."""
+        return self.learning.folder or self.state_dir / "policies"
 
     @property
     def secret_path(self) -> Path:

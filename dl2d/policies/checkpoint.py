@@ -22,7 +22,12 @@ from safetensors.numpy import load, save
 
 from dl2d.core.errors import CheckpointError
 
+#: Settings that stand in place of a checkpoint's own, by name; None for the checkpoint's.
+Settings = Mapping[str, float | bool | None]
+
 FORMAT: Final = 1
+#: Digits of a digest that name a version.
+DIGITS: Final = 12
 _WEIGHTS: Final = "weights.safetensors"
 _RECORD: Final = "checkpoint.json"
 _MOST_BYTES: Final = 1 << 30
@@ -50,6 +55,24 @@ class Checkpoint:
             sha.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
             sha.update(array.tobytes())
         return sha.hexdigest()
+
+
+def version_of(checkpoint: Checkpoint, own: Settings, mark: str = "") -> str:
+    """Version of the policy that a checkpoint makes: the beginning of its digest, and settings in place of its own."""
+    given = "".join(f" {name}={value!r}" for name, value in sorted(own.items()) if value is not None)
+    return checkpoint.digest[:DIGITS] + mark + given
+
+
+def settings_in(version: str) -> dict[str, float | bool]:
+    """The settings that a version of ``version_of`` names; nothing for versions of other kinds."""
+    found: dict[str, float | bool] = {}
+    for word in version.split()[1:]:
+        name, _, value = word.partition("=")
+        try:
+            found[name] = {"True": True, "False": False}[value] if value in ("True", "False") else float(value)
+        except ValueError:
+            return {}
+    return found
 
 
 class _Record(msgspec.Struct, forbid_unknown_fields=False):
@@ -87,6 +110,12 @@ def write_checkpoint(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> 
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"{target}: cannot be written: {error.strerror or error}") from error
+
+
+def checkpoint_in(folder: str | os.PathLike[str]) -> Path:
+    """The checkpoint that a folder is, or has: that of ``dl2d train`` has one called ``checkpoint``."""
+    inside = Path(folder) / "checkpoint"
+    return inside if inside.is_dir() else Path(folder)
 
 
 def read_checkpoint(folder: str | os.PathLike[str], *, policy: str) -> Checkpoint:

@@ -26,7 +26,7 @@ from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import Evidence
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.policies.belief import Belief
-from dl2d.policies.checkpoint import Checkpoint, read_checkpoint
+from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
 from dl2d.policies.filling import Filling
 from dl2d.policies.jumps import (
     LEAST_LEFT,
@@ -48,7 +48,8 @@ from dl2d.policies.jumps import (
 from dl2d.policies.remaining import samples_left
 
 _NAME: Final = "dl2"
-_SHIPPED: Final = Path(__file__).parent / "default"
+#: Folder of the checkpoint that comes with dl2d.
+SHIPPED: Final = Path(__file__).parent / "default"
 #: Jumps that are told of a job.
 _ALTERNATIVES: Final = 3
 #: Speeds count as the same within this part.
@@ -88,6 +89,8 @@ class Dl2:
         resize_seconds: float | None = None,
         slot_seconds: float | None = None,
     ) -> None:
+        #: What was learned.
+        self.checkpoint = checkpoint
         settings = {
             **checkpoint.settings,
             **{
@@ -114,9 +117,8 @@ class Dl2:
             )
         if not self._slot_seconds > 0 or self._resize_seconds < 0 or not np.isfinite(self._optimism):
             raise CheckpointError(f"checkpoint of {_NAME}: slot_seconds must be over 0, resize_seconds 0 or more")
-        own = [optimism, resize_seconds, slot_seconds]
-        changed = "".join(f" {value:g}" if value is not None else " -" for value in own)
-        self._version = checkpoint.digest[:12] + (changed if any(value is not None for value in own) else "")
+        own = {"optimism": optimism, "resize_seconds": resize_seconds, "slot_seconds": slot_seconds}
+        self._version = version_of(checkpoint, own)
         self._known_kinds = frozenset(speeds.kind for speeds in self._known)
         #: Kept for speed alone: what was measured last, what that comes to, the belief, and surfaces that follow.
         self._belief: tuple[tuple[MeasuredSpeeds, ...], tuple[MeasuredSpeeds, ...], Belief] | None = None
@@ -468,11 +470,17 @@ def _rounded(point: SpeedPoint) -> SpeedPoint:
 
 def from_checkpoint(folder: str | os.PathLike[str]) -> Dl2:
     """The policy that a checkpoint holds; a folder of ``dl2d train`` will do. Raises ``CheckpointError``."""
-    place = Path(folder)
-    inside = place / "checkpoint"
-    return Dl2(read_checkpoint(inside if inside.is_dir() else place, policy=_NAME))
+    return Dl2(read_checkpoint(checkpoint_in(folder), policy=_NAME))
 
 
-def shipped() -> Dl2:
-    """With the checkpoint that comes with dl2d, trained on its own profiles (docs/learning.md)."""
-    return from_checkpoint(_SHIPPED)
+def shipped(
+    checkpoint: Checkpoint | None = None,
+    *,
+    optimism: float | None = None,
+    resize_seconds: float | None = None,
+    slot_seconds: float | None = None,
+) -> Dl2:
+    """With a checkpoint: by default the one that comes with dl2d, trained on its own profiles (docs/learning.md)."""
+    if checkpoint is None:
+        checkpoint = read_checkpoint(SHIPPED, policy=_NAME)
+    return Dl2(checkpoint, optimism=optimism, resize_seconds=resize_seconds, slot_seconds=slot_seconds)

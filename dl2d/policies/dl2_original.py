@@ -21,7 +21,7 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.core.resources import Resources
-from dl2d.policies.checkpoint import Checkpoint, read_checkpoint
+from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
 from dl2d.policies.filling import Filling
 
 Matrix = NDArray[np.float32]
@@ -177,17 +177,21 @@ class Dl2Original:
     name: ClassVar[str] = "dl2-original"
     needs: ClassVar[frozenset[Evidence]] = NO_EVIDENCE
 
-    def __init__(self, checkpoint: Checkpoint, *, sampled: bool | None = None) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, *, sampled: bool | None = None, slot_seconds: float | None = None
+    ) -> None:
+        #: What was learned.
+        self.checkpoint = checkpoint
         settings = checkpoint.settings
         self._network = network_of(checkpoint.weights, settings)
         self._types = {model: place for place, model in enumerate(settings["models"])}
         self._resources = tuple(settings["resources"])
         self._jobs = int(settings["window"])
         self._first_bundles = bool(settings["first_bundles"])
-        self._seconds = float(settings["slot_seconds"])
+        self._seconds = float(settings["slot_seconds"] if slot_seconds is None else slot_seconds)
         self._sampled = bool(settings["sampled"]) if sampled is None else sampled
         acting = "sampled" if self._sampled else "greedy"
-        self.version = f"{checkpoint.digest[:12]}-{acting}"
+        self.version = version_of(checkpoint, {"sampled": sampled, "slot_seconds": slot_seconds}, f"-{acting}")
 
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``."""
@@ -261,9 +265,22 @@ def from_checkpoint(folder: Path | None) -> Dl2Original:
     CheckpointError
         There is none, or it cannot be read.
     """
-    if folder is None:
+    return with_checkpoint(None if folder is None else read_checkpoint(checkpoint_in(folder), policy=Dl2Original.name))
+
+
+def with_checkpoint(
+    checkpoint: Checkpoint | None = None, *, sampled: bool | None = None, slot_seconds: float | None = None
+) -> Dl2Original:
+    """DL2 as its paper has it, with a checkpoint that you trained.
+
+    Raises
+    ------
+    CheckpointError
+        There is none, for none comes with dl2d.
+    """
+    if checkpoint is None:
         raise CheckpointError("dl2-original: name a checkpoint; dl2d train --design original makes one")
-    return Dl2Original(read_checkpoint(folder, policy=Dl2Original.name))
+    return Dl2Original(checkpoint, sampled=sampled, slot_seconds=slot_seconds)
 
 
 class _Room:
