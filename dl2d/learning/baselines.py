@@ -29,7 +29,9 @@ def baselines(
             times = []
             for workload in list_:
                 policy = contender(name, workload, chosen)
-                played = replay(workload, policy, chosen.placement, rules=chosen.rules, timer=time.perf_counter)
+                played = replay(
+                    workload, policy, chosen.placement_of(name), rules=chosen.rules, timer=time.perf_counter
+                )
                 times.append(played.avg_jct)
                 done += 1
                 if progress is not None:

@@ -208,57 +208,59 @@ def fill(clusters: Clusters, surfaces: Surfaces, group: Ints, which: Ints, weigh
 
 
 def _give(clusters: Clusters, surfaces: Surfaces, crowd: Crowd, which: Ints, order: Ints, states: Ints) -> Bools:
-    """Place what was chosen beyond what is there, as the policy does under such a placement.
+    """Place what was chosen beyond what is there, as the policy does where tasks go to the least used node or nowhere.
 
     Returns
     -------
     Which jobs got less, shape (k, J).
     """
     at = which[:, None], order
-    rows, width = order.shape
     wanted = np.where(crowd.present[:, :, None], surfaces.sizes[crowd.surface, states], 0)
-    has = clusters.sizes[at]
-    demand, least = clusters.demand[at], clusters.least[at]
-    capacity = clusters.capacity[which][:, None, None]
-    weight = weight_of(demand, capacity)  # (k, J, 2)
-    starting = (wanted.sum(axis=2) > 0) & (has.sum(axis=2) == 0)
-    short = np.zeros((rows, width), dtype=np.bool_)
-    first = np.where(starting, (weight * least).sum(axis=2), -1.0)
-    places = np.argsort(-first, axis=1, kind="stable")
-    for number in range(int(starting.sum(axis=1).max(initial=0))):
-        (some,) = np.nonzero(starting.sum(axis=1) > number)
-        jobs = places[some, number]
-        size = least[some, jobs]
-        got = clusters.give(which[some], order[some, jobs], size[:, 0], size[:, 1])
-        short[some[~got], jobs[~got]] = True
-    more = np.where(short[:, :, None], 0, np.maximum(wanted - clusters.sizes[at], 0))
-    # The smallest first; workers, then PSs, of equal weight; then submit order.
+    more = np.maximum(wanted - clusters.sizes[at], 0)
+    weight = weight_of(clusters.demand[at], clusters.capacity[which][:, None, None])  # (k, J, 2)
+    # Workers, then PSs, of equal weight; then submit order.
     flat_weight = np.concatenate([weight[:, :, 0], weight[:, :, 1]], axis=1)
     flat_more = np.concatenate([more[:, :, 0], more[:, :, 1]], axis=1)
     turns = np.argsort(np.where(flat_more > 0, flat_weight, np.inf), axis=1, kind="stable")
-    amounts = np.take_along_axis(flat_more, turns, axis=1)
-    lengths = amounts.sum(axis=1)
-    longest = int(lengths.max(initial=0))
-    tasks = np.zeros((rows, longest), dtype=np.int64)
-    tasks[np.arange(longest) < lengths[:, None]] = np.repeat(turns.reshape(-1), amounts.reshape(-1))
-    flat_free = clusters.free.reshape(len(clusters.free), -1)
-    failed = np.zeros((rows, 2 * width), dtype=np.bool_)
-    for number in range(longest):
-        (some,) = np.nonzero(lengths > number)
-        task = tasks[some, number]
-        role, place = np.divmod(task, width)
-        ask = demand[some, place, role]
-        nodes = clusters.heads()[which[some]]
-        room = ~failed[some, task]
-        for resource in range(ask.shape[1]):
-            room &= ask[:, resource] <= flat_free[resource][nodes]
-        failed[some[~room], task[~room]] = True
-        for kind in (0, 1):
-            mine = room & (role == kind)
-            if mine.any():
-                jobs = order[some[mine], place[mine]]
-                clusters.give_one(kind, which[some[mine]], jobs, nodes[mine])
-    return short | failed[:, :width] | failed[:, width:]
+    laid, short = _lay(clusters, which, order, turns, flat_more)
+    (failed,) = np.nonzero(~laid)
+    if len(failed):
+        # Least sizes first, the largest first.
+        here, jobs = which[failed], order[failed]
+        least, sizes = clusters.least[here[:, None], jobs], clusters.sizes[here[:, None], jobs]
+        starting = (wanted[failed].sum(axis=2) > 0) & (sizes.sum(axis=2) == 0)
+        first = np.where(starting, (weight[failed] * least).sum(axis=2), -1.0)
+        places = np.argsort(-first, axis=1, kind="stable")
+        for number in range(int(starting.sum(axis=1).max(initial=0))):
+            (some,) = np.nonzero(starting.sum(axis=1) > number)
+            job = places[some, number]
+            tasks = jobs[some, job][:, None] * 3 + np.arange(2)
+            got = (clusters.lay(here[some], tasks, least[some, job]) >= 0).all(axis=1)
+            short[failed[some[~got]], job[~got]] = True
+        more = np.maximum(wanted[failed] - clusters.sizes[here[:, None], jobs], 0)
+        more[short[failed]] = 0
+        _, also = _lay(clusters, here, jobs, turns[failed], np.concatenate([more[:, :, 0], more[:, :, 1]], axis=1))
+        short[failed] |= also
+    return short
+
+
+def _lay(clusters: Clusters, which: Ints, order: Ints, turns: Ints, more: Ints) -> tuple[Bools, Bools]:
+    """Give tasks, all those of a turn and then the next; ``more`` are workers, then PSs, of each job, shape (k, 2 J).
+
+    Returns
+    -------
+    Which clusters were given them, shape (k,), and which jobs got less, shape (k, J).
+    """
+    amounts = np.take_along_axis(more, turns, axis=1)
+    width = order.shape[1]
+    some = int(np.where(amounts > 0, np.arange(1, amounts.shape[1] + 1), 0).max(initial=0))
+    turns, amounts = turns[:, :some], amounts[:, :some]
+    role, place = np.divmod(turns, width)
+    placed = clusters.lay(which, np.take_along_axis(order, place, axis=1) * 3 + role, amounts)
+    laid = np.asarray((placed >= 0).all(axis=1))
+    less = np.zeros((len(which), 2 * width), dtype=np.bool_)
+    np.put_along_axis(less, turns, (placed < amounts) & laid[:, None], axis=1)
+    return laid, less[:, :width] | less[:, width:]
 
 
 def measuring(ground: Ground, measurements: Measurements) -> Callable[[Clusters, SlotReport], None]:

@@ -28,6 +28,7 @@ from dl2d.core.resources import Resources, Shortfall
 from dl2d.policies.belief import Belief
 from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
 from dl2d.policies.filling import Filling
+from dl2d.policies.heads import Heads
 from dl2d.policies.jumps import (
     LEAST_LEFT,
     Crowd,
@@ -143,15 +144,21 @@ class Dl2:
         """See ``dl2d.core.policy.Policy``. Cost: jumps x (jobs + sizes of a job), then tasks x log nodes."""
         del rng
         filling = Filling(snapshot, packing)
-        deciding = _Deciding(snapshot, filling, head_only=packing.head_only)
+        deciding = _Deciding(snapshot, filling, packing)
         groups, of_job = self._group(deciding)
         for place, group in enumerate(of_job):
             if group < 0:
                 deciding.minimum_only(place)
         alternatives = {}
         if groups:
-            alternatives = self._fill(deciding, Surfaces(groups), np.array(of_job, dtype=np.int64), packing)
-        return filling.decision(self.name, self.version, measure="score of the next jump", alternatives=alternatives)
+            alternatives = self._fill(deciding, Surfaces(groups), np.array(of_job, dtype=np.int64))
+        return filling.decision(
+            self.name,
+            self.version,
+            measure="score of the next jump",
+            alternatives=alternatives,
+            nodes=deciding.nodes,
+        )
 
     def _group(self, deciding: _Deciding) -> tuple[list[Surface], list[int]]:
         """Surfaces, and which of them each job has, alike jobs the same; -1 for a job that no size is known for."""
@@ -193,9 +200,7 @@ class Dl2:
             keep=held if stays else None,
         )
 
-    def _fill(
-        self, deciding: _Deciding, surfaces: Surfaces, of_job: Ints, packing: Packing
-    ) -> dict[JobKey, tuple[Alternative, ...]]:
+    def _fill(self, deciding: _Deciding, surfaces: Surfaces, of_job: Ints) -> dict[JobKey, tuple[Alternative, ...]]:
         (places,) = np.nonzero(of_job >= 0)
         jobs = [deciding.snapshot.jobs[place] for place in places.tolist()]
         group = of_job[places]
@@ -203,7 +208,7 @@ class Dl2:
         present = np.ones((1, len(jobs)), dtype=np.bool_)
         crowd = Crowd.of(surfaces, group[None], present, samples[None], np.array([self._slot_seconds]))
         nothing = np.zeros((1, len(jobs)), dtype=np.int64)
-        first = choose(surfaces, crowd, nothing, deciding.left(packing), self._weights)
+        first = choose(surfaces, crowd, nothing, deciding.left(), self._weights)
         blocked = deciding.give(jobs, surfaces.sizes[group, first.states[0]])
         states = first.states
         if blocked:
@@ -211,10 +216,10 @@ class Dl2:
             still = present.copy()
             still[0, list(blocked)] = False
             rest = replace(crowd, present=still)
-            states = choose(surfaces, rest, states, deciding.left(packing), self._weights, growing=True).states
+            states = choose(surfaces, rest, states, deciding.left(), self._weights, growing=True).states
             wanted = surfaces.sizes[group, states[0]]
             blocked |= deciding.give(jobs, np.where(still[0][:, None], wanted, 0))
-        return self._explain(deciding, surfaces, crowd, jobs, states, blocked, deciding.left(packing)[0])
+        return self._explain(deciding, surfaces, crowd, jobs, states, blocked, deciding.left()[0])
 
     def _explain(
         self,
@@ -312,11 +317,14 @@ def _surprises(point: SpeedPoint, expected: Floats | None) -> bool:
 class _Deciding:
     """The cluster in one decision: amounts as arrays, and tasks being given."""
 
-    def __init__(self, snapshot: Snapshot, filling: Filling, *, head_only: bool) -> None:
+    def __init__(self, snapshot: Snapshot, filling: Filling, packing: Packing) -> None:
         self.snapshot = snapshot
-        self._sign = 1.0 if head_only else -1.0
         self.filling = filling
+        self._packing = packing
         self.held = snapshot.held()
+        afresh = all(size == NOTHING for size in self.held.values())
+        self._sign = 1.0 if packing.head_only else -1.0
+        self._heads = Heads(filling, packing) if packing.head_only and afresh else None
         #: What each job cannot fall below, and has already.
         self.floors = [filling.allocations[job.key] for job in snapshot.jobs]
         whole = snapshot.capacity
@@ -326,9 +334,14 @@ class _Deciding:
         self.names = sorted(named) or ["cpu"]
         self.capacity: Ints = np.array(amounts_of(whole, self.names), dtype=np.int64)
 
-    def left(self, packing: Packing) -> Ints:
+    @property
+    def nodes(self) -> Sequence[tuple[JobKey, Role, str]]:
+        """Where tasks are to go, where that is not left to the placement."""
+        return () if self._heads is None else self._heads.nodes
+
+    def left(self) -> Ints:
         """What nodes that take tasks have free, all together; shape (1, R)."""
-        return np.array([amounts_of(Resources.total(packing.room().values()), self.names)], dtype=np.int64)
+        return np.array([amounts_of(Resources.total(self._packing.room().values()), self.names)], dtype=np.int64)
 
     def minimum_only(self, place: int) -> None:
         """A job of which nothing is known gets what it needs to start, if there is room."""
@@ -342,14 +355,17 @@ class _Deciding:
         """Add tasks up to these sizes, shape (jobs, 2), and return what stopped which job.
 
         Least sizes come first, the largest of them first. The rest goes on so, except where tasks go to the least used
-        node or nowhere: there small tasks even the nodes out, and one that is full too early would block all.
+        node or nowhere: there small tasks even the nodes out, and one that is full too early would block all. On a
+        cluster that is empty it is then small tasks first altogether, and nodes are named: placing goes job by job.
         """
-        filling, blocked = self.filling, dict[int, Blocked]()
         demand = np.array(
             [[amounts_of(part, self.names) for part in (job.request.worker, job.request.ps)] for job in jobs],
             dtype=np.int64,
         )
         weight = weight_of(demand, self.capacity)
+        if self._heads is not None:
+            return self._heads.give(jobs, sizes, weight)
+        filling, blocked = self.filling, dict[int, Blocked]()
         starts = []
         for number, job in enumerate(jobs):
             if filling.allocations[job.key] == NOTHING and sizes[number].any():
@@ -360,8 +376,7 @@ class _Deciding:
             stopped = filling.add(jobs[number], step)
             if stopped is not None:
                 blocked[number] = stopped
-        turns = np.argsort(self._sign * weight.T.reshape(-1), kind="stable").tolist()
-        for turn in turns:
+        for turn in np.argsort(self._sign * weight.T.reshape(-1), kind="stable").tolist():
             worker, number = turn < len(jobs), turn % len(jobs)
             if number in blocked and filling.allocations[jobs[number].key] == NOTHING:
                 continue

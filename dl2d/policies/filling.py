@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
-from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
+from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
 from dl2d.core.packing import Blocked, Packing
 
 
@@ -20,9 +20,12 @@ def next_bundle(job: Job, now: Allocation, *, whole: bool = False) -> Allocation
     if now.workers == 0:
         first = next(count for count in range(request.min_workers, request.max_workers + 1) if request.allows(count))
         return Allocation(first, max(request.min_ps - now.ps, 0))
-    workers = next((count for count in range(now.workers + 1, request.max_workers + 1) if request.allows(count)), 0)
-    more_workers = workers - now.workers if workers else 0
-    more_ps = min(max(more_workers, 1), request.max_ps - now.ps)
+    if request.allowed_workers:
+        larger = [count for count in request.allowed_workers if now.workers < count <= request.max_workers]
+        more_workers = min(larger, default=now.workers) - now.workers
+    else:
+        more_workers = 1 if now.workers < request.max_workers else 0
+    more_ps = min(more_workers or 1, request.max_ps - now.ps)
     step = Allocation(more_workers, max(more_ps, 0))
     short = not more_workers or (request.max_ps > 0 and step.ps < more_workers)
     return None if step == NOTHING or (whole and short) else step
@@ -81,6 +84,7 @@ class Filling:
         *,
         measure: str = "",
         alternatives: dict[JobKey, tuple[Alternative, ...]] | None = None,
+        nodes: Sequence[tuple[JobKey, Role, str]] = (),
     ) -> Decision:
         """The decision, with the reason at which each job stopped."""
         return Decision(
@@ -98,6 +102,7 @@ class Filling:
                 for job in self._jobs
             ),
             actions=tuple(self.actions),
+            nodes=tuple(nodes),
         )
 
     def _give(self, job: Job, step: Allocation) -> None:

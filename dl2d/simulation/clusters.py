@@ -12,7 +12,7 @@ until the slot is over; then the cluster is emptied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -250,6 +250,84 @@ class Clusters:
         heads: Ints = self.load.argmin(axis=1) + np.arange(self.count) * self._nodes
         return heads
 
+    def lay(self, which: Ints, tasks: Ints, amounts: Ints) -> Ints:
+        """Give tasks in turns, each task to the least used node; a turn ends at the first that has no room there.
+
+        A cluster in which a job would be left with less than its least size is left as it was.
+
+        Parameters
+        ----------
+        which
+            Clusters, distinct, shape (k,).
+        tasks, amounts
+            In each of T turns, job x 3 + what (0: a worker, 1: a PS, 2: a bundle of both), and how many; shape (k, T).
+            No job has more than its most then: the caller has seen to that.
+
+        Returns
+        -------
+        Ints
+            How many of each turn have a place, shape (k, T); -1 in clusters that are left as they were.
+        """
+        placed = amounts.copy()
+        demand = self._flat_demand[which[:, None] * (3 * self._jobs) + tasks]
+        loads, free = self.load[which], self.free[:, which]
+        fits = np.ones(len(which), dtype=np.bool_)
+        for rows, asked, many in _runs(demand, amounts):
+            weight = asked.sum(axis=1)
+            more = evenly(loads[rows], weight, many)
+            loads[rows] += more * weight[:, None]
+            for number in range(self._resources):
+                free[number, rows] -= more * asked[:, number, None]
+                fits[rows] &= (free[number, rows] >= 0).all(axis=1, where=more > 0)
+        done = which[fits]
+        self.load[done] = loads[fits]
+        self.free[:, done] = free[:, fits]
+        self.used[:, done] += (demand[fits] * amounts[fits][:, :, None]).sum(axis=1).T
+        self._count(done, tasks[fits], amounts[fits], 1)
+        (rows,) = np.nonzero(~fits)
+        if len(rows):
+            placed[rows] = self._lay_one_by_one(which[rows], tasks[rows], amounts[rows], demand[rows])
+        return placed
+
+    def _lay_one_by_one(self, which: Ints, tasks: Ints, amounts: Ints, demand: Ints) -> Ints:
+        """As ``lay``; ``demand`` is that of each turn, shape (k, T, R)."""
+        placed = np.zeros_like(amounts)
+        ends = np.where(amounts > 0, np.arange(1, amounts.shape[1] + 1), 0).max(axis=1, initial=0)
+        laid: list[tuple[Ints, Ints, Ints]] = []
+        rows, turns = np.arange(len(which)), np.zeros(len(which), dtype=np.int64)
+        while True:
+            going = turns < ends[rows]
+            rows, turns = rows[going], turns[going]
+            if not len(rows):
+                break
+            over = placed[rows, turns] >= amounts[rows, turns]
+            turns[over] += 1
+            some, turn = rows[~over], turns[~over]
+            asked = demand[some, turn]
+            nodes, room = self._heads(which[some], asked)
+            self._take(which[some[room]], nodes[room], asked[room])
+            placed[some[room], turn[room]] += 1
+            laid.append((some[room], turn[room], nodes[room]))
+            turns[np.flatnonzero(~over)[~room]] += 1
+        self._count(which, tasks, placed, 1)
+        few = (self.sizes[which] < self.least[which]).any(axis=2)
+        undone = np.asarray((np.take_along_axis(few, tasks // 3, axis=1) & (amounts > 0)).any(axis=1))
+        if undone.any():
+            for some, turn, nodes in laid:
+                back = undone[some]
+                self._take(which[some[back]], nodes[back], -demand[some[back], turn[back]])
+            self._count(which[undone], tasks[undone], placed[undone], -1)
+            placed[undone] = -1
+        return placed
+
+    def _count(self, which: Ints, tasks: Ints, amounts: Ints, sign: int) -> None:
+        """Add tasks to the sizes of jobs, or take them off."""
+        jobs, kinds = np.divmod(tasks, 3)
+        at = (which[:, None] * self._jobs + jobs) * 2
+        for role in (_WORKER, _PS):
+            mine = (kinds == role) | (kinds == _BUNDLE)
+            np.add.at(self._flat_sizes, at[mine] + role, sign * amounts[mine])
+
     def fill(self, targets: Ints, which: Ints | None = None, *, in_turn: bool = False) -> Bools:
         """Fill clusters towards wanted sizes, task by task, until a task does not fit (it ends for that cluster).
 
@@ -468,3 +546,46 @@ def _round_robin(targets: Ints) -> tuple[Ints, Ints]:
     tasks = np.zeros((count, longest), dtype=np.int64)
     tasks[np.arange(longest) < lengths[:, None]] = (job * 3 + role)[np.argsort(key)]
     return tasks, lengths
+
+
+def _runs(demand: Ints, amounts: Ints) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """Turns (k, T, R) in which one and the same is asked for together: rows, what is asked for, and how many."""
+    told = amounts > 0
+    changes = np.zeros(amounts.shape, dtype=np.int64)
+    changes[:, 1:] = (demand[:, 1:] != demand[:, :-1]).any(axis=2)
+    number = changes.cumsum(axis=1)
+    for run in range(int(number.max(where=told, initial=-1)) + 1):
+        many = np.where(number == run, amounts, 0).sum(axis=1)
+        (rows,) = np.nonzero(many)
+        yield rows, demand[rows, (number[rows] == run).argmax(axis=1)], many[rows]
+
+
+def evenly(loads: Ints, weight: Ints, many: Ints) -> Ints:
+    """How many of ``many`` alike tasks each node gets where each goes to the least used node, the first of equals.
+
+    Parameters
+    ----------
+    loads
+        Shape (k, M).
+    weight
+        What one task adds to a load, 0 or more; shape (k,).
+    many
+        Shape (k,).
+
+    Returns
+    -------
+    Shape (k, M).
+    """
+    # Task t of a node is given at load + t weight: the ``many`` least of these are given, so all below some level.
+    step = np.maximum(weight, 1)[:, None]
+    least = loads.min(axis=1)
+    low, high = least, least + many * step[:, 0]
+    while (low < high).any():
+        middle = (low + high + 1) // 2
+        below = np.maximum(-((loads - middle[:, None]) // step), 0).sum(axis=1)
+        low, high = np.where(below <= many, middle, low), np.where(below <= many, high, middle - 1)
+    given: Ints = np.maximum(-((loads - low[:, None]) // step), 0)
+    next_ = loads + given * step == low[:, None]
+    given += next_ & (next_.cumsum(axis=1) <= (many - given.sum(axis=1))[:, None])
+    given[weight == 0] = 0
+    return given

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -15,6 +16,7 @@ from dl2d.simulation.clusters import Clusters
 from dl2d.simulation.library import NEVER, Library
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
+from dl2d.simulation.speeds import PsSync
 from dl2d.simulation.workload import Workload, read_workload
 
 PAPER = preset(PresetName.DL2_PAPER)
@@ -216,6 +218,67 @@ def test_filling_goes_as_if_task_by_task(seed: int, in_turn: bool, slots: int) -
             assert getattr(ours, name).tolist() == getattr(plain, name).tolist()
         for clusters in (ours, plain):
             clusters.end_slot(np.arange(3))
+
+
+def plainly_laid(clusters: Clusters, tasks: np.ndarray, amounts: np.ndarray) -> list[list[int]]:
+    """``lay``, one task at a time through ``give``; what cannot be undone so is left to the caller to not look at."""
+    placed = []
+    for cluster in range(clusters.count):
+        here, done = np.array([cluster]), []
+        for task, amount in zip(tasks[cluster].tolist(), amounts[cluster].tolist(), strict=True):
+            job, kind = divmod(task, 3)
+            count = 0
+            while count < amount and clusters.give(here, ONE * job, ONE * (kind != 1), ONE * (kind != 0))[0]:
+                count += 1
+            done.append(count)
+        short = (clusters.sizes[cluster] < clusters.least[cluster]).any(axis=1)
+        whole = not any(
+            short[task // 3] for task, amount in zip(tasks[cluster], amounts[cluster], strict=True) if amount
+        )
+        placed.append(done if whole else [-1] * len(done))
+    return placed
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 10**6))
+def test_laying_goes_as_if_task_by_task_or_not_at_all(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    workloads = [drawn(seed + number, jobs=int(draw.integers(1, 9)), most_least=1) for number in range(4)]
+    ours, plain = begun(workloads), begun(workloads)
+    some = np.flatnonzero(draw.random(4) < 0.8)
+    for part in (0.3, 1.0):  # the second time there is something already
+        room = np.where(ours.present[:, :, None], ours.most - ours.sizes, 0)
+        wanted = draw.integers(0, (room * part).astype(int) + 1)
+        wanted = np.maximum(wanted, np.minimum(room, ours.least - ours.sizes))
+        turns = np.stack([draw.permutation(2 * wanted.shape[1]) for _ in range(4)])
+        amounts = np.take_along_axis(wanted.reshape(4, -1), turns, axis=1)
+        tasks = turns // 2 * 3 + turns % 2
+        before = [getattr(ours, name).copy() for name in ("sizes", "used")]
+        placed = ours.lay(some, tasks[some], amounts[some])
+        expected = np.array(plainly_laid(plain, tasks, amounts))[some]
+        assert placed.tolist() == expected.tolist()
+        undone = some[(placed < 0).any(axis=1)]
+        others = np.setdiff1d(some, undone)
+        for name, axis in (("sizes", 0), ("free", 1), ("used", 1), ("load", 0)):
+            mine, theirs = (np.moveaxis(getattr(one, name), axis, 0)[others] for one in (ours, plain))
+            assert mine.tolist() == theirs.tolist()
+        untouched = np.setdiff1d(np.arange(4), others)
+        assert ours.sizes[untouched].tolist() == before[0][untouched].tolist()
+        assert ours.used[:, untouched].tolist() == before[1][:, untouched].tolist()
+        if len(untouched):
+            return
+
+
+def test_tasks_of_two_cpus_that_fit_in_total_fit_on_nodes_the_small_ones_first() -> None:
+    """15 PSs with 2 CPUs and 9 workers with 4 GPUs as well, on 6 nodes of 8 and 8: all that there is."""
+    workload = one_node(epochs=[5.0], worker={"cpu": 2, "gpu": 4}, ps={"cpu": 2}, max_workers=16, max_ps=16)
+    workload = replace(workload, cluster=(replace(workload.cluster[0], count=6),))
+    workload = replace(workload, speeds={"m": PsSync((0.01, 0.01, 0.01, 0.01, 0.01), 32)})
+    clusters = begun([workload])
+    assert clusters.lay(HERE, np.array([[1, 0]]), np.array([[15, 9]])).tolist() == [[15, 9]]
+    assert clusters.used[:, 0].tolist() == [48_000, 36_000]
+    clusters.end_slot(HERE)
+    assert clusters.lay(HERE, np.array([[0, 1]]), np.array([[9, 15]])).tolist() == [[9, 12]], "the large ones first"
 
 
 def test_filling_some_clusters_leaves_the_others_alone() -> None:
