@@ -34,10 +34,10 @@ _LEVEL: Final = 9.0
 _FLOOR: Final = 0.01
 #: Added to what is to be positive definite.
 _JITTER: Final = 1e-9
-#: Most sizes of one kind, and most sizes at which the shared part is worked out; where there are more, neighbours are
-#: taken together.
-_MOST_SIZES: Final = 256
-_MOST_SHARED: Final = 512
+#: Most sizes of one kind that count for others, and most sizes at which the shared part is worked out; where there are
+#: more, some are chosen, and neighbours are taken together.
+_MOST_SIZES: Final = 40
+_MOST_SHARED: Final = 96
 #: Counts of one role that are all looked at, and how many there are at most; those between are interpolated.
 _ALL_COUNTS: Final = 24
 _MOST_COUNTS: Final = 40
@@ -58,13 +58,33 @@ class _Bounds(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Points:
-    """What was measured of a kind: log2 of workers and PSs, logarithms of samples/s and variances of their noise."""
+class _Measured:
+    """What was measured of a kind: workers and PSs, logarithms of samples/s less the trend, variances of noise."""
 
-    at: _Floats
+    sizes: NDArray[np.int64]
     logs: _Floats
     noise: _Floats
-    #: Place of each point's size among those of the shared part.
+
+    def __getitem__(self, places: NDArray[np.int64]) -> _Measured:
+        return _Measured(self.sizes[places], self.logs[places], self.noise[places])
+
+    @property
+    def at(self) -> _Floats:
+        """log2 of workers and PSs."""
+        counts: _Floats = np.log2(np.maximum(self.sizes, 1))
+        return counts
+
+
+@dataclass(frozen=True, slots=True)
+class _Points:
+    """What a kind's own part and the shared one are told of it."""
+
+    at: _Floats
+    #: Less the centre.
+    logs: _Floats
+    #: ``root.T @ root`` is the inverse of the covariance of the kind's own part and the noise.
+    root: _Floats
+    #: Place of each size among those of the shared part.
     shared: NDArray[np.int64]
 
 
@@ -75,9 +95,10 @@ class _Shared:
     """
 
     at: _Floats
-    #: Lower Cholesky factor of the prior covariance, its inverse, and the factor times ``root.T``; all (U, U).
-    factor: _Floats
+    #: Inverse of the lower Cholesky factor of the prior covariance, (U, U); the factor times ``mean``, (U,), and times
+    #: ``root.T``, (U, U).
     inverse: _Floats
+    believed: _Floats
     spread: _Floats
     root: _Floats
     mean: _Floats
@@ -93,9 +114,10 @@ class Belief:
     A run that failed (speed 0) says nothing about its neighbours: in the DL2 authors' measurements those are as fast as
     others. Its size alone is a hole: speed 0.
 
-    Exact with up to 256 sizes a kind and 512 in all; neighbours are taken together where there are more. Cost: for K
-    kinds with n sizes each and U distinct sizes, K (n^3 + U^2) + U^3 to begin with, n U for each size that is asked
-    about. Memory: U^2, and n for each kind.
+    Exact with up to 40 sizes a kind and 96 in all. Of more sizes of a kind, 40 count for others: the fastest ones, and
+    such as are far from each other; each of the rest counts for itself alone. Of more sizes in all, neighbours are
+    taken together in what kinds share. Cost: for K kinds with n sizes each and U distinct sizes, K (n^3 + U^2) + U^3 to
+    begin with, n (n + U) for each size that is asked about. Memory: U^2, and n^2 for each kind.
 
     Parameters
     ----------
@@ -110,18 +132,23 @@ class Belief:
             msg = f"noise: must be more than 0, not {noise!r}"
             raise ValueError(msg)
         self._noise = noise
-        kept = {speeds.kind: _merged(speeds.kind, usable(speeds.kind, speeds.points), noise) for speeds in measured}
-        kept = {kind: points for kind, points in kept.items() if len(points.logs)}
-        self._centre = float(np.mean([points.logs.mean() for points in kept.values()])) if kept else 0.0
-        self._measured = {
-            speeds.kind: [_Bounds(*point.allocation) for point in usable(speeds.kind, speeds.points)]
-            for speeds in measured
+        found = {speeds.kind: _measured(speeds.kind, usable(speeds.kind, speeds.points), noise) for speeds in measured}
+        found = {kind: told for kind, told in found.items() if len(told.logs)}
+        chosen = {kind: _chosen(kind, told) for kind, told in found.items()}
+        kept = {kind: told[chosen[kind]] for kind, told in found.items()}
+        #: Sizes that count for themselves alone.
+        self._alone = {
+            kind: told[np.delete(np.arange(len(told.logs)), chosen[kind])]
+            for kind, told in found.items()
+            if len(chosen[kind]) < len(told.logs)
         }
+        self._sizes = {kind: told.sizes for kind, told in found.items()}
+        self._centre = float(np.mean([told.logs.mean() for told in kept.values()])) if kept else 0.0
         self._failed = {speeds.kind: _failed(speeds.points) for speeds in measured}
         self._points: dict[TrainingKind, _Points] = {}
         self._groups: dict[_Group, _Shared] = {}
         for group in dict.fromkeys(map(_group, sorted(kept))):
-            self._join(group, {kind: points for kind, points in kept.items() if _group(kind) == group})
+            self._join(group, {kind: told for kind, told in kept.items() if _group(kind) == group})
         self._crossed: dict[tuple[_Group, _Bounds], tuple[_Floats, _Floats, _Floats]] = {}
         self._known: dict[tuple[TrainingKind, _Bounds], tuple[_Floats, _Floats]] = {}
         self._grids: dict[tuple[TrainingKind, _Bounds, float], _Floats] = {}
@@ -167,23 +194,23 @@ class Belief:
         grid: _Floats = np.exp(mean + optimism * np.sqrt(beyond))
         return grid
 
-    def _join(self, group: _Group, kept: dict[TrainingKind, _Points]) -> None:
+    def _join(self, group: _Group, kept: dict[TrainingKind, _Measured]) -> None:
         """Work out what the kinds of a group share."""
-        at, places = _together(np.concatenate([points.at for points in kept.values()]), _MOST_SHARED)
+        at, places = _together(np.concatenate([told.at for told in kept.values()]), _MOST_SHARED)
         prior = _matern(_distances(at, at, group), *_SHARED)
         factor = _factor(prior + _JITTER * np.eye(len(at)))
-        told, weighed, first = np.zeros_like(prior), np.zeros(len(at)), 0
-        for kind, points in kept.items():
-            last = first + len(points.logs)
-            own = _Points(points.at, points.logs - self._centre, points.noise, places[first:last])
+        certainty, weighed, first = np.zeros_like(prior), np.zeros(len(at)), 0
+        for kind, told in kept.items():
+            last = first + len(told.logs)
+            root = _root(_own(told.at, told.at, group) + np.diag(told.noise))
+            own = _Points(told.at, told.logs - self._centre, root, places[first:last])
             first, self._points[kind] = last, own
-            root = _root(_own(own.at, own.at, group) + np.diag(own.noise))
             certain = root.T @ root
-            np.add.at(told, np.ix_(own.shared, own.shared), certain)
+            np.add.at(certainty, np.ix_(own.shared, own.shared), certain)
             np.add.at(weighed, own.shared, certain @ own.logs)
-        root = _root(np.eye(len(at)) + factor.T @ told @ factor)
+        root = _root(np.eye(len(at)) + factor.T @ certainty @ factor)
         mean = root.T @ (root @ (factor.T @ weighed))
-        self._groups[group] = _Shared(at, factor, _inverse(factor), factor @ root.T, root, mean)
+        self._groups[group] = _Shared(at, _inverse(factor), factor @ mean, factor @ root.T, root, mean)
 
     def _look(self, kind: TrainingKind, bounds: _Bounds) -> tuple[_Floats, _Floats]:
         shape = (bounds.ps + 1, bounds.workers + 1)
@@ -199,13 +226,14 @@ class Belief:
         found, spread = (values.reshape(len(ps), len(workers)) for values in (found, spread))
         if between:
             found, spread = (_interpolated(values, workers, ps, bounds, has_ps=has_ps) for values in (found, spread))
-            measured = [size for size in self._measured.get(kind, ()) if size.workers <= bounds.workers]
-            measured = [size for size in measured if not has_ps or size.ps <= bounds.ps]
-            if measured:
-                places = np.array(measured) - 1
-                where = (places[:, 1] if has_ps else 0, places[:, 0])
-                at = np.log2(np.maximum(np.array(measured, dtype=np.float64), 1.0))
+            sizes = self._sizes.get(kind, np.zeros((0, 2), dtype=np.int64))
+            sizes = sizes[(sizes <= ((bounds.workers, bounds.ps) if has_ps else (bounds.workers, np.inf))).all(axis=1)]
+            if len(sizes):
+                where = (sizes[:, 1] - 1 if has_ps else 0, sizes[:, 0] - 1)
+                at = np.log2(np.maximum(sizes, 1))
                 found[where], spread[where] = self._at(kind, at, self._cross(group, None, at))
+        if kind in self._alone:
+            self._tell_alone(kind, bounds, found, spread)
         mean[1 if has_ps else 0 :, 1:] = found
         deviation[1 if has_ps else 0 :, 1:] = spread
         for size in self._failed.get(kind, ()):
@@ -213,6 +241,17 @@ class Belief:
                 mean[size.ps if has_ps else slice(None), size.workers] = -np.inf
                 deviation[size.ps if has_ps else slice(None), size.workers] = 0.0
         return mean, deviation
+
+    def _tell_alone(self, kind: TrainingKind, bounds: _Bounds, mean: _Floats, spread: _Floats) -> None:
+        """Have what was measured at sizes that were not chosen count there."""
+        told, has_ps = self._alone[kind], kind.architecture is Architecture.PS
+        within = (told.sizes[:, 0] <= bounds.workers) & ((told.sizes[:, 1] <= bounds.ps) | (not has_ps))
+        told = told[np.flatnonzero(within)]
+        where = (told.sizes[:, 1] - 1 if has_ps else np.zeros(len(told.logs), dtype=np.int64), told.sizes[:, 0] - 1)
+        before = spread[where] ** 2
+        gain = before / (before + told.noise)
+        mean[where] += gain * (told.logs + _trend(kind, told.at) - mean[where])
+        spread[where] = np.sqrt(before * (1.0 - gain))
 
     def _at(
         self, kind: TrainingKind, at: _Floats, crossed: tuple[_Floats, _Floats, _Floats] | None
@@ -225,11 +264,10 @@ class Belief:
         mean, spread, left = crossed
         if own is not None:
             group = _group(kind)
-            root = _root(_own(own.at, own.at, group) + np.diag(own.noise))
-            half = _own(at, own.at, group) @ root.T
-            gain = half @ root
+            half = _own(at, own.at, group) @ own.root.T
+            gain = half @ own.root
             variance = np.maximum(variance - (half**2).sum(axis=1), 0.0)
-            mean = mean + gain @ (own.logs - (shared.factor @ shared.mean)[own.shared])
+            mean = mean + gain @ (own.logs - shared.believed[own.shared])
             spread = spread - gain @ shared.spread[own.shared]
         return self._centre + _trend(kind, at) + mean, np.sqrt(variance + left + (spread**2).sum(axis=1))
 
@@ -297,23 +335,28 @@ def _trend(kind: TrainingKind, at: _Floats) -> _Floats:
     return _TREND * (at.sum(axis=1) if kind.architecture is Architecture.PS else 2.0 * at[:, 0])
 
 
-def _merged(kind: TrainingKind, points: Sequence[SpeedPoint], noise: float) -> _Points:
-    """Points as arrays, less the trend; neighbours in one where there are too many."""
-    sizes = np.array([point.allocation for point in points], dtype=np.float64).reshape(-1, 2)
+def _measured(kind: TrainingKind, points: Sequence[SpeedPoint], noise: float) -> _Measured:
+    """Points as arrays, less the trend, in the order of sizes."""
+    points = sorted(points)
+    sizes = np.array([point.allocation for point in points], dtype=np.int64).reshape(-1, 2)
     times = np.array([max(point.measurements, 1) for point in points], dtype=np.float64)
     logs: _Floats = np.log(np.array([point.samples_per_second for point in points], dtype=np.float64))
-    given = np.log2(np.maximum(sizes, 1.0))
-    logs -= _trend(kind, given)
-    at, places = _together(given, _MOST_SIZES)
-    if len(at) < len(given):
-        weights = np.asarray(np.bincount(places, times), dtype=np.float64)
-        logs = np.asarray(np.bincount(places, times * logs) / weights, dtype=np.float64)
-        at = np.stack([np.bincount(places, times * given[:, role]) / weights for role in (0, 1)], axis=1)
-        times = weights
-    else:
-        order = np.argsort(places, kind="stable")
-        logs, times = np.take(logs, order), np.take(times, order)
-    return _Points(at, logs, np.maximum(noise**2 / times, _FLOOR**2), np.arange(len(at)))
+    told = _Measured(sizes, logs, np.maximum(noise**2 / times, _FLOOR**2))
+    return _Measured(sizes, logs - _trend(kind, told.at), told.noise)
+
+
+def _chosen(kind: TrainingKind, told: _Measured) -> NDArray[np.int64]:
+    """Places of the sizes that count for others: all, or the fastest half of the most and such as are far apart."""
+    if len(told.logs) <= _MOST_SIZES:
+        return np.arange(len(told.logs))
+    at = told.at
+    chosen = np.argsort(-(told.logs + _trend(kind, at)), kind="stable")[: _MOST_SIZES // 2].tolist()
+    far = _distances(at, at, _group(kind))
+    nearest = far[chosen].min(axis=0)
+    while len(chosen) < _MOST_SIZES:
+        chosen.append(int(nearest.argmax()))
+        np.minimum(nearest, far[chosen[-1]], out=nearest)
+    return np.sort(np.array(chosen, dtype=np.int64))
 
 
 def _together(at: _Floats, most: int) -> tuple[_Floats, NDArray[np.int64]]:
