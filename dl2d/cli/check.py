@@ -14,17 +14,19 @@ import typer
 
 from dl2d.cli.daemon_client import daemon_url
 from dl2d.cli.job_file import JobFile, is_batch_script, read_batch_script
-from dl2d.cli.options import ConfigOption, JsonOption
+from dl2d.cli.options import ConfigOption, JsonOption, reading
 from dl2d.cli.output import print_json
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Node
 from dl2d.core.errors import Dl2dError
+from dl2d.core.registry import Version
 from dl2d.core.request import RequestRules
 from dl2d.core.resource_manager import RmSnapshot
 from dl2d.daemon.admission import check_feasible
 from dl2d.daemon.credentials import load_credentials
+from dl2d.daemon.incumbent import configured_checkpoint, given, read_version
 from dl2d.daemon.loop import manager_settings
-from dl2d.daemon.plugins import MANAGERS, PLACEMENTS, POLICIES
+from dl2d.daemon.plugins import MANAGERS, PLACEMENTS, POLICIES, load_policy, takes_checkpoint
 from dl2d.local.settings import LocalSettings
 from dl2d.store import schema
 from dl2d_slurm.settings import SlurmSettings
@@ -113,10 +115,45 @@ def _of_settings(settings: Settings) -> Iterator[Finding]:
         installed = sorted(entry_points(group=group).names)
         good = name in installed
         yield Finding(key, good, name if good else f"there is no {name!r}; installed are {', '.join(installed)}")
+    if settings.policy.name in entry_points(group=POLICIES).names:
+        yield from _policy(settings)
     yield from _manager(settings)
     yield _store(settings)
     yield _secret(settings)
     yield _daemon(settings)
+
+
+def _policy(settings: Settings) -> Iterator[Finding]:
+    """Whether the policy can be made as the configuration says, and whether the live version of it can be read."""
+    item = "policy.checkpoint" if settings.policy.checkpoint else "policy.settings"
+    live = _live(settings)
+    try:
+        named = configured_checkpoint(settings)
+        if named is not None or live is None:
+            policy = load_policy(settings.policy.name, given=given(settings, named))
+            if named is not None or settings.policy.settings:
+                yield Finding(item, True, f"{policy.name} version {policy.version}")
+        if live is not None:
+            policy = load_policy(settings.policy.name, given=given(settings, read_version(live)))
+            yield Finding("live version", True, f"{policy.name} version {policy.version}, {live.origin}")
+    except Dl2dError as error:
+        said = str(error).removeprefix(f"{item}: ")
+        yield Finding(item if live is None or str(error).startswith("policy.") else "live version", False, said)
+    if settings.learning.enabled and not takes_checkpoint(settings.policy.name):
+        yield Finding(
+            "learning.enabled", False, f"policy {settings.policy.name!r} learns nothing; set policy.name: dl2"
+        )
+
+
+def _live(settings: Settings) -> Version | None:
+    """The live version; None as well where the store cannot tell, which is another finding."""
+    try:
+        if schema.current(settings.store_url) != schema.head():
+            return None
+        with reading(settings) as store:
+            return store.registry.live(settings.policy.name)
+    except Dl2dError:
+        return None
 
 
 def _manager(settings: Settings) -> Iterator[Finding]:

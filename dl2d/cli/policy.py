@@ -1,15 +1,35 @@
-"""``dl2d policy``: what can decide here, and what does."""
+"""``dl2d policy``: what can decide here, what does, and which version of a policy that learns."""
 
 from __future__ import annotations
 
+import getpass
+import time
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-from dl2d.cli.options import ConfigOption, JsonOption
-from dl2d.cli.output import print_json, print_tables, table
+from dl2d.cli.options import ConfigOption, JsonOption, reading
+from dl2d.cli.output import moment, print_json, print_tables, table
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
-from dl2d.daemon.plugins import PLACEMENTS, POLICIES, available, load_placement, load_policy
+from dl2d.core.codec import as_plain
+from dl2d.core.errors import Dl2dError, RegistryError, RequestError
+from dl2d.core.registry import Registry, Trial, Version, VersionState
+from dl2d.daemon.incumbent import given, keep_version, read_version
+from dl2d.daemon.plugins import (
+    PLACEMENTS,
+    POLICIES,
+    available,
+    load_placement,
+    load_policy,
+    takes_checkpoint,
+)
+from dl2d.policies.checkpoint import DIGITS, checkpoint_in, read_checkpoint
+from dl2d.store import schema
 
 app = typer.Typer(no_args_is_help=True, help="What decides how many tasks each job gets.")
+
+_ReasonOption = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
 
 
 @app.callback()
@@ -19,8 +39,22 @@ def policy() -> None:
 
 @app.command("list")
 def list_policies(as_json: JsonOption = False, config: ConfigOption = DEFAULT_PATH) -> None:
-    """List the installed policies and placements, and which ones the configuration puts in charge."""
-    found = _found(load_settings(config))
+    """List the installed policies and placements, which ones are in charge, and the versions of those that learn."""
+    settings = load_settings(config)
+    found = _found(settings)
+    versions: tuple[Version, ...] = ()
+    trials: tuple[Trial, ...] = ()
+    if _has_registry(settings):
+        with reading(settings) as store:
+            versions, trials = store.registry.versions(), store.registry.trials(limit=1000)
+            changes = store.registry.changes(limit=1000)
+            runs = store.registry.runs(limit=100)
+        found |= {
+            "versions": [as_plain(each) for each in versions],
+            "trials": [as_plain(each) for each in trials],
+            "changes": [as_plain(each) for each in changes],
+            "learning": [as_plain(each) for each in runs],
+        }
     if as_json:
         print_json(found)
         return
@@ -30,12 +64,104 @@ def list_policies(as_json: JsonOption = False, config: ConfigOption = DEFAULT_PA
         for entry in found[kind]
     ]
     print_tables(table(("KIND", "NAME", "VERSION", "IN CHARGE", "ABOUT"), rows))
+    if versions:
+        by_digest = {trial.candidate: trial for trial in reversed(trials)}
+        typer.echo()
+        print_tables(
+            table(
+                ("POLICY", "VERSION", "STATE", "REGISTERED", "PARENT", ">JOBS", "TRIAL", "ORIGIN"),
+                [_version_row(each, by_digest.get(each.digest)) for each in versions],
+            )
+        )
+
+
+@app.command()
+def promote(
+    version: Annotated[str, typer.Argument(help="Beginning of a version's digest, or the folder of a checkpoint.")],
+    reason: _ReasonOption = "",
+    as_json: JsonOption = False,
+    config: ConfigOption = DEFAULT_PATH,
+) -> None:
+    """Have a version of the configured policy decide from the next interval on; a checkpoint is registered first."""
+    settings = load_settings(config)
+    name = _learned(settings)
+    with reading(settings) as store:
+        registry = store.registry
+        known = _matching(registry, name, version)
+        if known is None:
+            folder = checkpoint_in(version)
+            checkpoint = read_checkpoint(folder, policy=name)
+            load_policy(name, given=given(settings, checkpoint))  # it has to be one that can decide
+            origin = f"checkpoint {folder.absolute()}"
+            known = keep_version(checkpoint, settings.versions_path, registry, at=time.time(), origin=origin)
+        load_policy(name, given=given(settings, read_version(known)))
+        why = reason or "promoted by hand"
+        now = registry.change(name, known.digest, VersionState.LIVE, at=time.time(), by=getpass.getuser(), reason=why)
+        _tell(now, as_json=as_json)
+
+
+@app.command()
+def rollback(reason: _ReasonOption = "", as_json: JsonOption = False, config: ConfigOption = DEFAULT_PATH) -> None:
+    """Have the version decide again that the live one replaced, from the next interval on."""
+    settings = load_settings(config)
+    name = _learned(settings)
+    with reading(settings) as store:
+        why = reason or "rolled back by hand"
+        now = store.registry.roll_back(name, at=time.time(), by=getpass.getuser(), reason=why)
+        _tell(now, as_json=as_json)
+
+
+def _learned(settings: Settings) -> str:
+    name = settings.policy.name
+    if not takes_checkpoint(name):
+        raise RequestError("policy.name", f"{name!r} learns nothing, so it has no versions; set policy.name: dl2")
+    return name
+
+
+def _matching(registry: Registry, name: str, text: str) -> Version | None:
+    """The version that a text means; None where it is a folder."""
+    if Path(text).exists():
+        return None
+    found = [each for each in registry.versions(name) if each.digest.startswith(text.lower())] if text else []
+    if len(found) == 1:
+        return found[0]
+    if found:
+        some = ", ".join(each.digest[:DIGITS] for each in found[:5])
+        raise RegistryError(f"{text!r} may be any of {len(found)} versions of {name}: {some}; give more of the digest")
+    raise RegistryError(f"{text!r} is no version of {name} and no folder; `dl2d policy list` has all versions")
+
+
+def _tell(version: Version, *, as_json: bool) -> None:
+    if as_json:
+        print_json(as_plain(version))
+        return
+    typer.echo(
+        f"{version.policy} version {version.digest[:DIGITS]} decides from the next interval on ({version.origin})"
+    )
+
+
+def _has_registry(settings: Settings) -> bool:
+    try:
+        return schema.current(settings.store_url) == schema.head()
+    except Dl2dError:
+        return False
+
+
+def _version_row(version: Version, trial: Trial | None) -> tuple[str, ...]:
+    told = "-"
+    if trial is not None:
+        change = "" if trial.change is None else f" {trial.change:+.1%}"
+        told = ("passed" if trial.passed else "failed") + change
+    return (
+        version.policy, version.digest[:DIGITS], str(version.state), moment(version.at), version.parent[:DIGITS] or "-",
+        str(version.jobs), told, version.origin,
+    )  # fmt: skip
 
 
 def _found(settings: Settings) -> dict[str, list[dict[str, object]]]:
     charges = {settings.policy.fallback: "fallback", settings.policy.name: "decides"}
     policies: list[dict[str, object]] = [
-        {"name": name, "version": load_policy(name).version, "charge": charges.get(name), "about": _about(factory)}
+        {"name": name, "version": _version_of(name), "charge": charges.get(name), "about": _about(factory)}
         for name, factory in available(POLICIES).items()
     ]
     placements: list[dict[str, object]] = [
@@ -47,6 +173,14 @@ def _found(settings: Settings) -> dict[str, list[dict[str, object]]]:
         for name, factory in available(PLACEMENTS).items()
     ]
     return {"policy": policies, "placement": placements}
+
+
+def _version_of(name: str) -> str:
+    """Of a policy made with nothing; empty for one that needs a checkpoint."""
+    try:
+        return load_policy(name).version
+    except Dl2dError:
+        return ""
 
 
 def _about(factory: object) -> str:

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from dl2d.config.settings import Settings
 from dl2d.core.codec import encode
 from dl2d.core.decision import Constraint, Decision
+from dl2d.core.errors import CheckpointError, Dl2dError
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
+from dl2d.core.registry import Registry
 from dl2d.core.store import Slot
 from dl2d.daemon.decide import Deciders, decide, inputs_hash
-from dl2d.daemon.plugins import PLACEMENTS, POLICIES, available, load_placement, load_policy
+from dl2d.daemon.incumbent import given
+from dl2d.daemon.plugins import (
+    PLACEMENTS,
+    POLICIES,
+    Given,
+    available,
+    load_placement,
+    load_policy,
+    takes_checkpoint,
+)
+from dl2d.policies.checkpoint import DIGITS, Checkpoint, checkpoint_in, read_checkpoint, settings_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,24 +38,28 @@ class Recomputed:
     text: str
 
 
-def recompute(slot: Slot) -> Recomputed:
+def recompute(slot: Slot, settings: Settings, registry: Registry) -> Recomputed:
     """Ask the policy again what it was asked in a slot, with the recorded snapshot and seed.
 
-    Policy and placement are found among the installed ones by the inputs hash, which covers their names and versions:
-    the configuration may have been changed since.
+    Policy and placement are found by the inputs hash, which covers their names and versions, among the installed ones
+    and the registered versions of those that learn: the configuration may have been changed since.
     """
-    found = _deciders(slot)
+    found = _deciders(slot, settings, registry)
     if found is None:
         made = f"{slot.proposed.policy} version {slot.proposed.policy_version}"
         return Recomputed(
             False,
-            f"not possible: no installed policy and placement give the inputs hash (the decision was made by {made})",
+            "not possible: no installed policy, registered version and placement give the inputs hash (the decision "
+            f"was made by {made})",
         )
     policy, placement = found
     fell_back = any(
         reason.constraint is Constraint.FALLBACK for entry in slot.proposed.jobs for reason in entry.guarded
     )
-    asked = load_policy(slot.proposed.policy) if fell_back else policy
+    asked = _fallback(slot, settings, registry) if fell_back else policy
+    if asked is None:
+        made = f"{slot.proposed.policy} version {slot.proposed.policy_version}"
+        return Recomputed(False, f"not possible: there is no {made}, the fallback that decided")
     again = decide(slot.snapshot, Deciders(asked, asked, placement, patience=float("inf")), slot.seed, time.monotonic)
     recorded = _without_fallback(slot.proposed) if fell_back else slot.proposed
     by = f"with {again.policy} version {again.policy_version}, placement {placement.name} and seed {slot.seed}"
@@ -50,12 +70,54 @@ def recompute(slot: Slot) -> Recomputed:
     return Recomputed(False, f"{by}: DIFFERENT: {_differences(recorded, again)}")
 
 
-def _deciders(slot: Slot) -> tuple[Policy, Placement] | None:
-    for policy in map(load_policy, available(POLICIES)):
-        for placement in map(load_placement, available(PLACEMENTS)):
+def _deciders(slot: Slot, settings: Settings, registry: Registry) -> tuple[Policy, Placement] | None:
+    placements = [load_placement(name) for name in available(PLACEMENTS)]
+    for policy in _policies(slot, settings, registry):
+        for placement in placements:
             if inputs_hash(slot.snapshot, policy, placement, slot.seed) == slot.inputs_hash:
                 return policy, placement
     return None
+
+
+def _fallback(slot: Slot, settings: Settings, registry: Registry) -> Policy | None:
+    made = slot.proposed.policy, slot.proposed.policy_version
+    return next((one for one in _policies(slot, settings, registry) if (one.name, one.version) == made), None)
+
+
+def _policies(slot: Slot, settings: Settings, registry: Registry) -> Iterator[Policy]:
+    """Policies that may have decided in a slot, likely ones first; each as the configuration has it, and plainly."""
+    own = given(settings, None)
+    for name in sorted(available(POLICIES), key=lambda name: name != slot.proposed.policy):
+        made = slot.proposed.policy_version if name == slot.proposed.policy else ""
+        numbers = [settings_in(made), own.settings if name == settings.policy.name else {}, {}]
+        checkpoints = _checkpoints(name, made, settings, registry) if takes_checkpoint(name) else iter((None,))
+        for checkpoint in checkpoints:
+            known = set()
+            for each in numbers:
+                for seconds in (own.slot_seconds, None):
+                    try:
+                        what = Given(checkpoint=checkpoint, settings=each, slot_seconds=seconds)
+                        policy = load_policy(name, given=what)
+                    except Dl2dError:
+                        continue  # it needs a checkpoint, or never had such settings
+                    if policy.version not in known:
+                        known.add(policy.version)
+                        yield policy
+
+
+def _checkpoints(name: str, version: str, settings: Settings, registry: Registry) -> Iterator[Checkpoint | None]:
+    """Checkpoints of a policy: the one that a version names, what comes with it, then all others."""
+    digits = version[:DIGITS]
+    kept = sorted(registry.versions(name), key=lambda one: not digits or not one.digest.startswith(digits))
+    named = settings.policy.checkpoint if name == settings.policy.name else None
+    folders = [Path(one.folder) for one in kept] + ([checkpoint_in(named)] if named else [])
+    for number, folder in enumerate(folders):
+        with contextlib.suppress(CheckpointError):  # what is gone cannot have it said again
+            yield read_checkpoint(folder, policy=name)
+        if number == 0:
+            yield None
+    if not folders:
+        yield None
 
 
 def _without_fallback(decision: Decision) -> Decision:

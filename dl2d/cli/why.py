@@ -13,13 +13,14 @@ from dl2d.cli.job_lines import JobLine, allocation_json
 from dl2d.cli.options import ConfigOption, JobArgument, JsonOption, find_job, reading
 from dl2d.cli.output import duration, moment, print_json
 from dl2d.cli.recompute import Recomputed, recompute
-from dl2d.config.settings import DEFAULT_PATH, load_settings
+from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Task
 from dl2d.core.codec import as_plain
 from dl2d.core.decision import Reason
 from dl2d.core.errors import RequestError
 from dl2d.core.jobs import Job
 from dl2d.core.plan import Deferred, Failure
+from dl2d.core.registry import SiteStore
 from dl2d.core.store import DecisionEntry, Slot, Store
 
 _MOST = 100_000
@@ -48,11 +49,12 @@ def why(
     """Say why a job has what it has: decision, binding constraint, alternatives, guard, what it still waits for."""
     if slot is not None and every:
         raise RequestError("--slot", "names one decision; leave --all out")
-    with reading(load_settings(config)) as store:
+    settings = load_settings(config)
+    with reading(settings) as store:
         chosen = find_job(store, job)
         answers = _answers(store, chosen, slot, every=every)
         if again:
-            answers = [replace(answer, recomputed=_recomputed(store, answer)) for answer in answers]
+            answers = [replace(answer, recomputed=_recomputed(store, settings, answer)) for answer in answers]
         tasks = store.tasks(live=True, job=chosen.key)
         if as_json:
             print_json(_as_json(chosen, tasks, answers))
@@ -91,10 +93,10 @@ def _answer(slot: Slot | None, entry: DecisionEntry) -> Answer:
     )
 
 
-def _recomputed(store: Store, answer: Answer) -> Recomputed:
+def _recomputed(store: SiteStore, settings: Settings, answer: Answer) -> Recomputed:
     slot = store.slot(answer.entry.slot)
     assert slot is not None
-    return recompute(slot)
+    return recompute(slot, settings, store.registry)
 
 
 def _text(job: Job, tasks: Sequence[Task], answers: Sequence[Answer], now: float) -> list[str]:

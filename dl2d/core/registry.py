@@ -45,7 +45,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionChange:
-    """A version came to another state."""
+    """A version came to another state, or something was to be said of it: then both states are the same."""
 
     at: float
     policy: str
@@ -141,6 +141,10 @@ class Registry(Protocol):
 
     def roll_back(self, policy: str, *, at: float, by: str, reason: str) -> Version:
         """Have the version decide that the live one replaced when it was promoted. Raises ``RegistryError`` if none."""
+        ...
+
+    def remark(self, policy: str, digest: str, *, at: float, by: str, text: str) -> None:
+        """Keep a word about a version among its changes; its state stays. Nothing where there is no such version."""
         ...
 
     def changes(self, policy: str | None = None, *, limit: int = 100) -> tuple[VersionChange, ...]:

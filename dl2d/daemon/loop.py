@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -18,14 +19,15 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from dl2d.config.settings import Settings
 from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError
+from dl2d.core.registry import SiteStore
 from dl2d.core.resource_manager import ResourceManager
-from dl2d.core.store import Store
 from dl2d.daemon.admission import Admission
 from dl2d.daemon.api_server import ApiServer
 from dl2d.daemon.credentials import load_credentials
 from dl2d.daemon.deadline import Deadline
 from dl2d.daemon.decide import Deciders
 from dl2d.daemon.guard import GuardRules
+from dl2d.daemon.incumbent import Incumbent
 from dl2d.daemon.job_api import Services, create_api
 from dl2d.daemon.launching import Launcher
 from dl2d.daemon.plugins import load_manager, load_placement, load_policy
@@ -50,7 +52,7 @@ class Daemon(AbstractContextManager["Daemon"]):
     def __init__(
         self,
         settings: Settings,
-        store: Store,
+        store: SiteStore,
         *,
         reread: Callable[[], Settings] | None = None,
         reloaded: Callable[[Settings], None] | None = None,
@@ -98,7 +100,11 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._launcher = Launcher(self.url, credentials)
             self._manager_lock = threading.Lock()
             self._admission = Admission(settings.jobs.rules)
-            self._context = self._build(settings)
+            #: Held to exchange what ticks work with; a tick itself works with what it began with.
+            self._exchanging = threading.Lock()
+            self._incumbent = Incumbent(settings, store.registry, clock)
+            self._context = self._build(settings, self._incumbent)
+            self._looked_up = timer()
             self._services = Services(
                 cluster=self._cluster,
                 store=store,
@@ -219,6 +225,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         self._ticking.set()
         self._again.clear()
         try:
+            self._look_who_decides()
             with self._manager_lock:
                 self._carry, report = tick(self._context, self._carry)
         except AlreadyRunning as error:
@@ -254,6 +261,18 @@ class Daemon(AbstractContextManager["Daemon"]):
             )
         return report
 
+    def _look_who_decides(self) -> None:
+        """Once a slot: a version that has gone live decides from now on."""
+        with self._exchanging:
+            now = self._timer()
+            if now - self._looked_up < self._context.slot_seconds:
+                return
+            self._looked_up = now
+            policy = self._incumbent.refreshed()
+            if policy is not None:
+                deciders = replace(self._context.deciders, policy=policy)
+                self._context = replace(self._context, deciders=deciders)
+
     def _take_settings(self, scheduler: BackgroundScheduler) -> None:
         self._service.reloading()
         try:
@@ -263,11 +282,13 @@ class Daemon(AbstractContextManager["Daemon"]):
             changed = [key for key in _FIXED if getattr(settings, key) != getattr(self._settings, key)]
             if changed:
                 raise ConfigError(f"{', '.join(changed)} can only be changed by a restart; nothing was changed")
-            context = self._build(settings)
+            incumbent = Incumbent(settings, self._store.registry, self._clock)
+            context = self._build(settings, incumbent)
         except Dl2dError as error:
             log.error("reload refused", error=str(error))
         else:
-            self._settings, self._context = settings, context
+            with self._exchanging:
+                self._settings, self._context, self._incumbent = settings, context, incumbent
             self._admission = Admission(settings.jobs.rules)
             if self._reloaded is not None:
                 self._reloaded(settings)
@@ -275,14 +296,14 @@ class Daemon(AbstractContextManager["Daemon"]):
             log.info("reloaded", policy=settings.policy.name)
         self._service.ready(self._status)
 
-    def _build(self, settings: Settings) -> Context:
+    def _build(self, settings: Settings, incumbent: Incumbent) -> Context:
         jobs = settings.jobs
         return Context(
             cluster=self._cluster,
             manager=self._manager,
             store=self._store,
             deciders=Deciders(
-                policy=load_policy(settings.policy.name),
+                policy=incumbent.policy,
                 fallback=load_policy(settings.policy.fallback, "policy.fallback"),
                 placement=load_placement(settings.placement),
                 patience=settings.policy.timeout_seconds,

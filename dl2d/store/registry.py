@@ -91,7 +91,7 @@ class SqlRegistry:
             promoted = (
                 select(PolicyChangeRow.replaced)
                 .where(PolicyChangeRow.version == row.number, PolicyChangeRow.after == VersionState.LIVE.value)
-                .where(PolicyChangeRow.rollback.is_(False))
+                .where(PolicyChangeRow.before != VersionState.LIVE.value, PolicyChangeRow.rollback.is_(False))
                 .order_by(PolicyChangeRow.number.desc())
                 .limit(1)
             )
@@ -101,6 +101,13 @@ class SqlRegistry:
             earlier = connection.execute(_versions().where(PolicyVersionRow.number == before)).one()
             _turn(connection, earlier, VersionState.LIVE, at=at, by=by, reason=reason, rollback=True)
             return _found(connection, before)
+
+    def remark(self, policy: str, digest: str, *, at: float, by: str, text: str) -> None:
+        """See ``Registry.remark``."""
+        with self._database.writing(f"keeping a remark on {policy}") as connection:
+            row = _find(connection, policy, digest)
+            if row is not None:
+                _keep_change(connection, row, row.state, at=at, by=by, reason=text)
 
     def changes(self, policy: str | None = None, *, limit: int = 100) -> tuple[VersionChange, ...]:
         """See ``Registry.changes``."""
@@ -251,17 +258,35 @@ def _turn(
         connection.execute(
             update(PolicyVersionRow).where(PolicyVersionRow.number == each.number).values(state=after.value)
         )
-        values = {
-            "version": each.number,
-            "at": at,
-            "before": each.state,
-            "after": after.value,
-            "by": by,
-            "reason": why,
-            "replaced": replaced if each is row else None,
-            "rollback": rollback and each is row,
-        }
-        connection.execute(insert(table_of(PolicyChangeRow)), values)
+        own = each is row
+        _keep_change(
+            connection, each, after, at=at, by=by, reason=why,
+            replaced=replaced if own else None, rollback=rollback and own,
+        )  # fmt: skip
+
+
+def _keep_change(
+    connection: Connection,
+    row: Row[Any],
+    after: str,
+    *,
+    at: float,
+    by: str,
+    reason: str,
+    replaced: int | None = None,
+    rollback: bool = False,
+) -> None:
+    values = {
+        "version": row.number,
+        "at": at,
+        "before": row.state,
+        "after": str(after),
+        "by": by,
+        "reason": reason,
+        "replaced": replaced,
+        "rollback": rollback,
+    }
+    connection.execute(insert(table_of(PolicyChangeRow)), values)
 
 
 def _version(row: Row[Any]) -> Version:

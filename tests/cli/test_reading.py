@@ -231,7 +231,7 @@ def test_recompute_of_a_policy_that_is_not_installed(dl2d: Dl2d, recorded: Recor
     store.record_slot(replace(slot, number=slot.number + 1, inputs_hash="0" * 64))
     ran = dl2d("why", "first", "--recompute", "-c", recorded.config)
     assert ran.status == 1
-    assert "not possible: no installed policy and placement give the inputs hash" in ran.out
+    assert "not possible: no installed policy, registered version and placement give the inputs hash" in ran.out
 
 
 # history

@@ -80,6 +80,16 @@ def test_after_a_rollback_a_promotion_counts_from_there(store: SqlStore) -> None
     assert store.registry.roll_back("dl2", at=7.0, by="ann", reason="slower").digest[0] == "b"
 
 
+def test_a_remark_changes_nothing(store: SqlStore) -> None:
+    promote(store, "a", 1.0)
+    promote(store, "b", 2.0)
+    store.registry.remark("dl2", "b" * 64, at=3.0, by="daemon", text="cannot be read")
+    store.registry.remark("dl2", "x" * 64, at=3.0, by="daemon", text="nobody knows it")
+    newest = store.registry.changes()[0]
+    assert (newest.before, newest.after, newest.reason) == (VersionState.LIVE, VersionState.LIVE, "cannot be read")
+    assert store.registry.roll_back("dl2", at=9.0, by="ann", reason="broken").digest[0] == "a"
+
+
 def test_what_cannot_be(store: SqlStore) -> None:
     with pytest.raises(RegistryError, match="nothing to roll back"):
         store.registry.roll_back("dl2", at=1.0, by="ann", reason="")

@@ -1,0 +1,181 @@
+"""The policy in charge: as the configuration has it, or the live version of one that learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from dl2d.config.settings import Settings
+from dl2d.core.errors import CheckpointError, ConfigError, Dl2dError
+from dl2d.core.policy import Policy
+from dl2d.core.registry import Registry, Version, VersionState
+from dl2d.daemon.plugins import Given, load_policy, takes_checkpoint
+from dl2d.policies.checkpoint import DIGITS, Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
+
+log = structlog.get_logger()
+
+_BY: Final = "daemon"
+
+
+class Incumbent:
+    """Who decides, from tick to tick.
+
+    Of a policy that learns it is the live version in the registry. Where none is live, it is the checkpoint of the
+    configuration, or the one that comes with dl2d, and that is registered as the live version: what decides can always
+    be found again. So is one that the configuration names and the registry does not know.
+
+    Raises
+    ------
+    ConfigError, PluginError
+        The configuration names what there is not, or a checkpoint that cannot be read.
+    """
+
+    def __init__(self, settings: Settings, registry: Registry, clock: Callable[[], float]) -> None:
+        self._settings, self._registry, self._clock = settings, registry, clock
+        self._name = settings.policy.name
+        self.learns = takes_checkpoint(self._name)
+        if settings.learning.enabled and not self.learns:
+            raise ConfigError(f"learning.enabled: policy {self._name!r} learns nothing; set policy.name: dl2")
+        #: Digest of what decides, and of a live version that could not be read.
+        self._digest, self._broken = "", ""
+        named = configured_checkpoint(settings)
+        live = registry.live(self._name) if self.learns else None
+        new = named is not None and named.digest not in {each.digest for each in registry.versions(self._name)}
+        self.policy: Policy
+        if live is not None and not new:
+            found = self._take(live)
+            if found is not None:
+                self.policy = found
+                return
+        self.policy = self._made(named)
+        if (self.learns and live is None) or new:
+            self._begin_with(getattr(self.policy, "checkpoint", None), named)
+
+    def refreshed(self) -> Policy | None:
+        """The policy of another version that has gone live since; None where there is none that can be used.
+
+        One query, and a checkpoint read where there is one. Never raises: whatever is wrong is logged, and kept beside
+        the version, and what decided before goes on.
+        """
+        if not self.learns:
+            return None
+        try:
+            live = self._registry.live(self._name)
+        except Dl2dError as error:
+            log.warning("cannot look up what decides", error=str(error))
+            return None
+        if live is None or live.digest == self._digest:
+            self._broken = ""
+            return None
+        if live.digest == self._broken or (found := self._take(live)) is None:
+            return None
+        self.policy = found
+        log.info("another version decides", policy=self._name, version=live.digest[:DIGITS], origin=live.origin)
+        return found
+
+    def _take(self, live: Version) -> Policy | None:
+        try:
+            policy = self._made(read_version(live))
+        except Exception as error:  # noqa: BLE001 - a checkpoint is data from outside; the cluster goes on whatever it does
+            self._broken = live.digest
+            text = f"cannot be used: {error}; what decided before goes on"
+            log.error("a version cannot be used", policy=self._name, version=live.digest[:DIGITS], error=str(error))
+            self._keep(lambda: self._registry.remark(self._name, live.digest, at=self._clock(), by=_BY, text=text))
+            return None
+        self._digest, self._broken = live.digest, ""
+        return policy
+
+    def _made(self, checkpoint: Checkpoint | None) -> Policy:
+        return load_policy(self._name, given=given(self._settings, checkpoint))
+
+    def _begin_with(self, checkpoint: object, named: Checkpoint | None) -> None:
+        if not isinstance(checkpoint, Checkpoint):
+            return  # a plug-in that does not show what it was made with
+        self._digest = checkpoint.digest
+        origin = "it comes with dl2d" if named is None else f"policy.checkpoint: {self._settings.policy.checkpoint}"
+
+        def begin() -> None:
+            at, folder = self._clock(), self._settings.versions_path
+            keep_version(checkpoint, folder, self._registry, at=at, origin=origin)
+            self._registry.change(
+                self._name, checkpoint.digest, VersionState.LIVE, at=at, by=_BY, reason=f"begins: {origin}"
+            )
+
+        self._keep(begin)
+
+    def _keep(self, write: Callable[[], object]) -> None:
+        """The registry is a record: where it cannot be written, the cluster goes on."""
+        try:
+            write()
+        except Dl2dError as error:
+            log.warning("the registry of policies cannot be written", error=str(error))
+
+
+def given(settings: Settings, checkpoint: Checkpoint | None) -> Given:
+    """What the daemon's policy is made with."""
+    return Given(checkpoint=checkpoint, settings=settings.policy.settings, slot_seconds=settings.schedule.slot_seconds)
+
+
+def configured_checkpoint(settings: Settings) -> Checkpoint | None:
+    """The checkpoint that the configuration names, None for none. Raises ``ConfigError`` where it cannot be read."""
+    place = settings.policy.checkpoint
+    if place is None:
+        return None
+    if not takes_checkpoint(settings.policy.name):
+        raise ConfigError(f"policy.checkpoint: policy {settings.policy.name!r} learns nothing; leave it empty")
+    try:
+        return read_checkpoint(checkpoint_in(place), policy=settings.policy.name)
+    except CheckpointError as error:
+        raise ConfigError(f"policy.checkpoint: {error}") from error
+
+
+def read_version(version: Version) -> Checkpoint:
+    """The checkpoint of a version. Raises ``CheckpointError`` where it is not there or not the one it was."""
+    checkpoint = read_checkpoint(version.folder, policy=version.policy)
+    if checkpoint.digest != version.digest:
+        raise CheckpointError(
+            f"{version.folder}: is version {checkpoint.digest[:DIGITS]}, not {version.digest[:DIGITS]} as registered"
+        )
+    return checkpoint
+
+
+def keep_version(
+    checkpoint: Checkpoint,
+    folder: Path,
+    registry: Registry,
+    *,
+    at: float,
+    origin: str,
+    parent: str = "",
+    data_from: float | None = None,
+    data_to: float | None = None,
+    jobs: int = 0,
+) -> Version:
+    """Copy a checkpoint into the folder of versions and register it; one that is known is given back as it is.
+
+    Raises
+    ------
+    CheckpointError
+        It cannot be written.
+    StoreError
+        It cannot be registered.
+    """
+    place = folder.absolute() / f"{checkpoint.policy}-{checkpoint.digest[:DIGITS]}"
+    write_checkpoint(checkpoint, place)
+    return registry.add_version(
+        Version(
+            policy=checkpoint.policy,
+            digest=checkpoint.digest,
+            folder=str(place),
+            origin=origin,
+            at=at,
+            parent=parent,
+            data_from=data_from,
+            data_to=data_to,
+            jobs=jobs,
+            metrics=checkpoint.training,
+        )
+    )
