@@ -1,0 +1,230 @@
+"""Which version of a policy that learns decides: at the start, when another goes live, when one cannot be used."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from local_cluster import LocalCluster
+from structlog.testing import capture_logs
+
+from dl2d.config.settings import Settings
+from dl2d.core.errors import ConfigError
+from dl2d.core.registry import VersionState
+from dl2d.daemon.incumbent import Incumbent, keep_version
+from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
+from dl2d.policies.dl2 import shipped
+from dl2d.store.sql import SqlStore
+
+
+def another(number: int) -> Checkpoint:
+    """A checkpoint like the shipped one, with other weights."""
+    base = shipped().checkpoint
+    scorer = np.asarray(base.weights["scorer"]) + number
+    return Checkpoint(
+        policy="dl2", weights={**base.weights, "scorer": scorer}, settings=base.settings, training={"number": number}
+    )
+
+
+@pytest.fixture
+def store() -> Iterator[SqlStore]:
+    with closing(SqlStore("sqlite://")) as store:
+        yield store
+
+
+class Site:
+    """A configuration and a store."""
+
+    def __init__(self, folder: Path, store: SqlStore) -> None:
+        self.folder, self.store = folder, store
+
+    def settings(self, **policy: Any) -> Settings:
+        return Settings.model_validate({"state_dir": self.folder / "state", "policy": {"name": "dl2", **policy}})
+
+    def incumbent(self, **policy: Any) -> Incumbent:
+        return Incumbent(self.settings(**policy), self.store.registry, lambda: 7.0)
+
+    def promote(self, checkpoint: Checkpoint) -> Path:
+        registry = self.store.registry
+        kept = keep_version(checkpoint, self.settings().versions_path, registry, at=1.0, origin="a test")
+        registry.change("dl2", kept.digest, VersionState.LIVE, at=2.0, by="ann", reason="a test")
+        return Path(kept.folder)
+
+    def live(self) -> str | None:
+        found = self.store.registry.live("dl2")
+        return None if found is None else found.digest
+
+
+@pytest.fixture
+def site(tmp_path: Path, store: SqlStore) -> Site:
+    return Site(tmp_path, store)
+
+
+def test_what_comes_with_dl2d_is_the_first_live_version(site: Site) -> None:
+    incumbent = site.incumbent()
+    assert incumbent.policy.version == f"{shipped().checkpoint.digest[:12]} slot_seconds=300.0"
+    assert site.live() == shipped().checkpoint.digest
+    (change,) = site.store.registry.changes()
+    assert (change.by, change.reason) == ("daemon", "begins: it comes with dl2d")
+    again = site.incumbent()
+    assert again.policy.version == incumbent.policy.version
+    assert len(site.store.registry.changes()) == 1
+    assert again.refreshed() is None
+
+
+def test_settings_are_part_of_the_version(site: Site) -> None:
+    version = site.incumbent(settings={"optimism": 0.1, "resize_seconds": 3}).policy.version
+    assert version.split()[1:] == ["optimism=0.1", "resize_seconds=3.0", "slot_seconds=300.0"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (
+            {"settings": {"optimsm": 1}},
+            r"policy.settings.optimsm: policy 'dl2' has no such setting; it has optimism",
+        ),
+        ({"settings": {"optimism": True}}, "policy.settings.optimism: expected a number, got True"),
+        ({"settings": {"resize_seconds": -1}}, "resize_seconds 0 or more"),
+        ({"name": "drf", "settings": {"optimism": 1}}, "policy.settings.optimism: policy 'drf' has no such setting"),
+        ({"name": "drf", "checkpoint": "x"}, "policy.checkpoint: policy 'drf' learns nothing"),
+        ({"checkpoint": "/no/such/folder"}, "policy.checkpoint: /no/such/folder: is no checkpoint"),
+    ],
+)
+def test_a_bad_configuration_is_refused_by_its_key(site: Site, policy: dict[str, Any], words: str) -> None:
+    with pytest.raises(Exception, match=words) as refused:
+        site.incumbent(**policy)
+    assert isinstance(refused.value, ConfigError) or "resize_seconds" in words
+
+
+def test_learning_needs_a_policy_that_learns(site: Site) -> None:
+    settings = Settings.model_validate({"policy": {"name": "drf"}, "learning": {"enabled": True}})
+    with pytest.raises(ConfigError, match=r"learning.enabled: policy 'drf' learns nothing"):
+        Incumbent(settings, site.store.registry, lambda: 7.0)
+
+
+def test_a_version_that_goes_live_decides_until_it_is_taken_back(site: Site) -> None:
+    incumbent = site.incumbent()
+    first = incumbent.policy.version
+    site.promote(another(1))
+    taken = incumbent.refreshed()
+    assert taken is incumbent.policy
+    assert taken is not None
+    assert taken.version.startswith(another(1).digest[:12])
+    assert site.incumbent().policy.version == taken.version  # a daemon that starts now has it, too
+    site.store.registry.roll_back("dl2", at=3.0, by="ann", reason="slower")
+    back = incumbent.refreshed()
+    assert back is not None
+    assert back.version == first
+
+
+def test_a_checkpoint_that_the_configuration_names_anew_goes_live(site: Site, tmp_path: Path) -> None:
+    site.incumbent()
+    write_checkpoint(another(2), tmp_path / "mine")
+    incumbent = site.incumbent(checkpoint=str(tmp_path / "mine"))
+    assert incumbent.policy.version.startswith(another(2).digest[:12])
+    assert site.live() == another(2).digest
+    # Later ones go before it: it is where a site begins.
+    site.promote(another(3))
+    assert site.incumbent(checkpoint=str(tmp_path / "mine")).policy.version.startswith(another(3).digest[:12])
+
+
+def damage(folder: Path, how: str) -> None:
+    if how == "gone":
+        shutil.rmtree(folder)
+    elif how == "cut":
+        weights = folder / "weights.safetensors"
+        weights.write_bytes(weights.read_bytes()[:100])
+    else:
+        write_checkpoint(another(9), folder)
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "another"])
+def test_a_version_that_cannot_be_read_is_told_once_and_what_decided_goes_on(site: Site, how: str) -> None:
+    incumbent = site.incumbent()
+    before = incumbent.policy
+    damage(site.promote(another(1)), how)
+    with capture_logs() as logs:
+        assert incumbent.refreshed() is None
+        assert incumbent.refreshed() is None
+    assert incumbent.policy is before
+    assert [entry["event"] for entry in logs] == ["a version cannot be used"]
+    remark = site.store.registry.changes()[0]
+    assert (remark.by, remark.digest, remark.after) == ("daemon", another(1).digest, "live")
+    assert "cannot be used: " in remark.reason
+    with capture_logs() as logs:  # a daemon that starts now begins with what the configuration says
+        assert site.incumbent().policy.version == before.version
+    assert [entry["event"] for entry in logs] == ["a version cannot be used"]
+    site.promote(another(2))
+    taken = incumbent.refreshed()
+    assert taken is not None
+    assert taken.version.startswith(another(2).digest[:12])
+
+
+def test_a_store_that_is_away_changes_nothing(site: Site) -> None:
+    incumbent = site.incumbent()
+    site.store.close()
+    with capture_logs() as logs:
+        assert incumbent.refreshed() is None
+    assert [entry["event"] for entry in logs] == ["cannot look up what decides"]
+
+
+def test_versions_that_cannot_be_kept_stop_nobody(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    settings = Settings.model_validate(
+        {"state_dir": tmp_path, "policy": {"name": "dl2"}, "learning": {"folder": tmp_path / "file" / "below"}}
+    )
+    with capture_logs() as logs:
+        incumbent = Incumbent(settings, site.store.registry, lambda: 7.0)
+    assert [entry["event"] for entry in logs] == ["the registry of policies cannot be written"]
+    assert incumbent.policy.version.startswith(shipped().checkpoint.digest[:12])
+    assert incumbent.refreshed() is None
+
+
+def test_a_daemon_changes_its_policy_between_two_slots(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """By command, while a job trains; old and new decisions come out the same again."""
+    from cli.conftest import Ran  # noqa: PLC0415
+
+    from dl2d.cli import main  # noqa: PLC0415
+
+    def dl2d(*arguments: str) -> Ran:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main.run([*arguments, "-c", str(cluster.config)])
+        said = capfd.readouterr()
+        return Ran(int(ended.value.code or 0), said.out, said.err)
+
+    def decides(digest: str) -> bool:
+        slot = cluster.store.slots(limit=1)[0]
+        return slot.policy == "dl2" and slot.policy_version == f"{digest[:12]} optimism=0.5 slot_seconds=3.0"
+
+    with LocalCluster(tmp_path, {"policy": {"name": "dl2", "settings": {"optimism": 0.5}}}) as cluster:
+        job = cluster.train("mine", "--step-seconds", "0.02", epochs=300, max_workers=2, max_ps=1)
+        base = shipped().checkpoint.digest
+        cluster.wait_until(lambda: cluster.confirmed(job) != (0, 0) and decides(base), "it trains")
+        write_checkpoint(another(1), tmp_path / "better")
+        done = dl2d("policy", "promote", str(tmp_path / "better"), "--reason", "a test", "--json")
+        assert (done.status, done.json["state"]) == (0, "live"), done.err
+        cluster.wait_until(lambda: decides(another(1).digest), "the next slot is decided by the new version")
+        assert dl2d("policy", "rollback").status == 0
+        cluster.wait_until(lambda: decides(base), "and one after it by the old version")
+        again = dl2d("policy", "promote", another(1).digest[:8])
+        assert again.status == 0, again.err
+        cluster.wait_until(lambda: decides(another(1).digest), "once more")
+        told = dl2d("why", "mine", "--all", "--recompute", "--json")
+        assert told.status == 0, told.out
+        versions = {entry["policy_version"].split()[0] for entry in told.json["decisions"]}
+        assert versions == {base[:12], another(1).digest[:12]}
+        listed = dl2d("policy", "list", "--json").json
+        assert [(each["digest"], each["state"]) for each in listed["versions"]] == [
+            (another(1).digest, "live"), (base, "retired")
+        ]  # fmt: skip
+        assert len(listed["changes"]) == 7
+        assert "a test" in dl2d("policy", "list", "--json").out
+        assert base[:12] in dl2d("policy", "list").out
+        assert cluster.stop() == 0
