@@ -43,7 +43,7 @@ def test_a_good_configuration(dl2d: Dl2d, tmp_path: Path):
 @pytest.mark.parametrize(
     ("sections", "item", "says"),
     [
-        ({"policy": {"name": "drff"}}, "policy.name", "there is no 'drff'; installed are dl2, drf, fifo"),
+        ({"policy": {"name": "drff"}}, "policy.name", "there is no 'drff'; installed are dl2, dl2-original, drf, fifo"),
         ({"policy": {"fallback": "none"}}, "policy.fallback", "there is no 'none'"),
         ({"placement": "random"}, "placement", "there is no 'random'; installed are best_fit, load_balance"),
         ({"resource_manager": {"name": "yarrn"}}, "resource_manager.name", "there is no 'yarrn'; installed are local"),
