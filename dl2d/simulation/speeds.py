@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.errors import WorkloadError
-from dl2d.core.jobs import Architecture
+from dl2d.core.jobs import Architecture, Consistency
 from dl2d.core.wording import shown
 from dl2d.simulation.fields import Fields
 
@@ -262,6 +262,7 @@ class Table:
     architecture: Architecture = Architecture.PS
     #: Global batch size in samples, where known.
     batch: int | None = None
+    consistency: Consistency = Consistency.SYNC
 
     def samples_per_second(self, workers: int, ps: int) -> float:
         """See ``SpeedModel``."""
@@ -305,6 +306,8 @@ class Table:
         extra: dict[str, object] = {} if self.batch is None else {"batch": self.batch}
         if self.architecture is Architecture.ALLREDUCE:
             extra["architecture"] = str(self.architecture)
+        if self.consistency is Consistency.ASYNC:
+            extra["consistency"] = str(self.consistency)
         if len(self.points) == rows * columns:
             speeds = [speed for _, _, speed in self.points]
             return {"table": [speeds[row * columns : (row + 1) * columns] for row in range(rows)], **extra}
@@ -429,7 +432,8 @@ def _parse_table(fields: Fields, kind: str) -> Table:
         read = [point for point in read if point[2] > least]
     if not any(speed > 0.0 for _, _, speed in read):
         raise fields.bad(kind, "has no measured speed above 0")
-    return Table(tuple(sorted(read)), architecture, batch)
+    consistency = Consistency(fields.choice("consistency", [*Consistency], Consistency.SYNC))
+    return Table(tuple(sorted(read)), architecture, batch, consistency)
 
 
 def _rows(fields: Fields, *, collective: bool) -> list[tuple[int, int, float]]:

@@ -131,6 +131,7 @@ class Workload:
 def to_request(job: SimulatedJob, workload: Workload) -> JobRequest:
     """What a scheduler is told of the job: the declared epochs and type, never the real ones."""
     speed = workload.speeds[job.model]
+    is_async = isinstance(speed, PsAsync) or (isinstance(speed, Table) and speed.consistency is Consistency.ASYNC)
     has_ps = job.architecture is Architecture.PS
     return JobRequest(
         name=job.said_model or job.model,
@@ -147,7 +148,7 @@ def to_request(job: SimulatedJob, workload: Workload) -> JobRequest:
         max_ps=job.max_ps if has_ps else 0,
         allowed_workers=job.allowed_workers,
         architecture=job.architecture,
-        consistency=Consistency.ASYNC if isinstance(speed, PsAsync) else Consistency.SYNC,
+        consistency=Consistency.ASYNC if is_async else Consistency.SYNC,
     )
 
 

@@ -317,3 +317,10 @@ def test_the_surface_of_the_original_simulator(model: str, even, best_even, best
     assert (round(float(grid.max()), 1), int(ps), int(workers)) == best
     dropped = parse_speed({"points": by_model[model], "drop_failed": True})
     assert len(table.points) - len(dropped.points) == {"vgg-16": 9, "inception-bn": 1}.get(model, 0)
+
+
+def test_a_table_may_be_of_asynchronous_training() -> None:
+    description = {"points": [[1, 1, 2.0], [1, 2, 3.0]], "consistency": "async"}
+    speed = parse_speed(description)
+    assert parse_speed(speed.describe()) == speed
+    assert speed != parse_speed({"points": [[1, 1, 2.0], [1, 2, 3.0]]})
