@@ -49,6 +49,8 @@ class TrainingSettings:
     explored: int = 40
     optimism: float = 2.0
     deciding_optimism: float = 0.0
+    #: Whether speeds go on being measured while weights are searched for.
+    measuring: bool = True
     #: As in ``dl2d.simulation.clusters``.
     speed_noise: float = 0.0
     epochs_error: float = 0.0
@@ -139,6 +141,10 @@ class Trainer:
         state = State(search=Search.at(weights), best=weights, looks=(), measured=measurements.speeds())
         return self._look(state, None)
 
+    def start(self, weights: Floats, measured: Sequence[MeasuredSpeeds]) -> State:
+        """Begin with weights and speeds that are there already; then a first look."""
+        return self._look(State(search=Search.at(weights), best=weights, looks=(), measured=tuple(measured)), None)
+
     def search(self, state: State) -> Iterator[State]:
         """Go on from a state; gives the state every so many iterations, and at the end."""
         settings = self.settings
@@ -150,7 +156,8 @@ class Trainer:
             while search.iteration < last:
                 rng = np.random.default_rng([settings.seed, _SEARCHING, search.iteration])
                 search, costs = self._iterate(search, surfaces, rng, measurements)
-            state = replace(state, search=search, measured=measurements.speeds())
+            measured = measurements.speeds() if settings.measuring else state.measured
+            state = replace(state, search=search, measured=measured)
             state = self._look(state, float(np.exp(costs.mean())))
             yield state
 
@@ -181,7 +188,7 @@ class Trainer:
             played = play(
                 self._ground, surfaces, np.tile(workloads, count), np.repeat(members, len(workloads), axis=0),
                 seeds=seeds * count, speed_noise=self.settings.speed_noise, epochs_error=self.settings.epochs_error,
-                seen=measuring(self._ground, measurements),
+                seen=measuring(self._ground, measurements) if self.settings.measuring else None,
             )  # fmt: skip
             logs: Floats = np.log(played.jct).reshape(count, -1).mean(axis=1)
             return logs
