@@ -204,6 +204,39 @@ class Packing:
                 done.append(step)
         return None
 
+    def fits(self, job: Job, delta: Allocation) -> bool:
+        """Whether ``add`` would find room for these tasks; nothing is added."""
+        done: list[_Step] = []
+        before = self._state
+        found_before, refused_before = len(self._found), len(self._refused)
+        fits = True
+        for number in range(max(delta)):
+            roles = [role for role in _ROLES if number < delta.count(role)]
+            if self._placement.keeps_bundles and len(roles) > 1 and not any(
+                self._incumbents.get((job.key, role)) for role in roles
+            ):  # fmt: skip
+                parts = [(Role.WORKER, self.bundle(job.request))]
+            else:
+                parts = [(role, job.request.demand(role)) for role in roles]
+            for role, demand in parts:
+                step = self._take_up(job.key, role) or self._place_new(demand, role)
+                if isinstance(step, Blocked):
+                    fits = False
+                    break
+                done.append(step)
+            if not fits:
+                break
+        for taken in reversed(done):
+            self._undo(taken)
+        self._state = before
+        if done:
+            # What was found out while there was less room than there is now.
+            while len(self._found) > found_before:
+                self._least.pop(self._found.pop(), None)
+            while len(self._refused) > refused_before:
+                self._full.remove(self._refused.pop())
+        return fits
+
     def bundle(self, request: JobRequest) -> Resources:
         """What a worker and a PS ask for together."""
         known = self._bundles.get(id(request))
