@@ -20,10 +20,13 @@ Masks = NDArray[np.int8]
 
 #: Features of a job behind its one-hot type: age, remaining, dominant share, workers, PSs.
 SCALARS: Final = 5
+#: More of them where they are asked for: place in the batch, remaining fraction of the epochs, logarithms of tasks.
+EXTRAS: Final = 4
 #: What they are divided by.
 AGE_SCALE: Final = 3.0
 REMAINING_SCALE: Final = 8.0
 TASKS_SCALE: Final = 16.0
+PLACE_SCALE: Final = 4.0
 _IMPOSSIBLE: Final = 2**62
 
 
@@ -39,17 +42,23 @@ class Windows:
     first_bundles
         Give each job its least size, in submit order, before the first decision of a slot, as the DL2 authors' code
         does with a bundle (their paper has nothing of it).
+    extras
+        Show each job's place in the batch and the remaining fraction of its epochs, too, which is what schedulers go by
+        that serve one job after the other, and the logarithms of its tasks, for small numbers of them to differ more.
     """
 
-    def __init__(self, clusters: Clusters, jobs: int = 20, *, first_bundles: bool = False) -> None:
+    def __init__(
+        self, clusters: Clusters, jobs: int = 20, *, first_bundles: bool = False, extras: bool = False
+    ) -> None:
         if jobs < 1:
             raise ValueError(f"jobs: expected a window of 1 or more jobs, got {jobs}")
         self.clusters = clusters
         self.jobs = jobs
         self._first_bundles = first_bundles
+        self._extras = extras
         count = clusters.count
         self._types = len(clusters.library.models)
-        self._width = self._types + SCALARS
+        self._width = self._types + SCALARS + EXTRAS * extras
         self._resources = len(clusters.library.resources)
         self._all = np.arange(count)
         #: Jobs in the window, shape (N, J); -1 where there is none. And the number of the batch, from 0.
@@ -80,7 +89,9 @@ class Windows:
 
     def bounds(self) -> tuple[Observations, Observations]:
         """Least and largest values of one observation, shape (width,) each."""
-        column = [1.0] * self._types + [8.0, 8.0, 1.0, 64.0, 64.0]
+        column = (
+            [1.0] * self._types + [8.0, 8.0, 1.0, 64.0, 64.0] + [self.jobs / PLACE_SCALE, 1.0, 8.0, 8.0] * self._extras
+        )
         high = np.array(column * self.jobs + [1.0] * self._resources, dtype=np.float32)
         return np.zeros_like(high), high
 
@@ -194,6 +205,9 @@ class Windows:
         features[np.arange(len(rows)), clusters.model.take(at)] = 1.0
         features[:, self._types] = np.log1p(age) / AGE_SCALE
         features[:, self._types + 1] = np.log1p(remaining) / REMAINING_SCALE
+        if self._extras:
+            features[:, self._types + SCALARS] = columns / PLACE_SCALE
+            features[:, self._types + SCALARS + 1] = remaining / clusters.declared.take(at)
         self._columns[rows, columns] = features
         return rows, columns, jobs
 
@@ -212,8 +226,10 @@ class Windows:
         for number in range(self._resources):
             held = workers * demand[:, number] + ps * demand[:, self._resources + number]
             np.maximum(share, held / self._whole[number][rows], out=share)
+        if self._extras:
+            self._columns[rows, columns, -2:] = np.log1p(sizes)
         features = np.empty((len(rows), 3), dtype=np.float32)
         features[:, 0] = share
         features[:, 1] = workers / TASKS_SCALE
         features[:, 2] = ps / TASKS_SCALE
-        self._columns[rows, columns, self._types + 2 :] = features
+        self._columns[rows, columns, self._types + 2 : self._types + SCALARS] = features

@@ -305,3 +305,20 @@ def test_what_is_given_back_can_be_had_again() -> None:
     assert isinstance(packing.place(Resources.of(cpu=2), Role.PS), Blocked)
     packing.remove("a", Resources.of(cpu=3))
     assert packing.place(Resources.of(cpu=2), Role.PS) == "a"
+
+
+@given(
+    node_lists, st.lists(st.tuples(demands, demands, st.integers(0, 3), st.integers(0, 3)), max_size=8),
+    st.sampled_from([LoadBalance(), BestFit(), Dl2Paper(), Dl2Paper(keeps_bundles=False)]),
+)  # fmt: skip
+def test_asking_whether_something_fits_tells_what_adding_it_would_and_changes_nothing(nodes, wanted, placement) -> None:
+    asked, other = Packing(nodes, placement), Packing(nodes, placement)
+    for number, (worker, ps, workers, servers) in enumerate(wanted):
+        job, delta = a_job(worker, ps, number), Allocation(workers, servers)
+        before = asked.room()
+        fits = asked.fits(job, delta)
+        assert asked.room() == before
+        blocked = other.add(job, delta)
+        assert fits == (blocked is None)
+        assert asked.add(job, delta) == blocked
+        assert asked.room() == other.room()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from simulation.drawn import drawn
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint
-from dl2d.core.errors import CheckpointError
-from dl2d.core.jobs import NOTHING, Allocation
+from dl2d.core.errors import CheckpointError, PolicyError
+from dl2d.core.jobs import NOTHING, Allocation, Progress
 from dl2d.core.resources import Resources
 from dl2d.daemon.guard import check
 from dl2d.placement.dl2_paper import Dl2Paper
@@ -34,10 +35,10 @@ def a_checkpoint(seed: int = 0, *, network: str = "dense", scale: float = 1.0, *
     """Random weights: large ones make up their mind."""
     given_ = {
         "network": network, "window": 4, "models": list(MODELS), "resources": list(RESOURCES),
-        "first_bundles": True, "sampled": False, "slot_seconds": 1200.0,
+        "first_bundles": True, "sampled": False, "slot_seconds": 1200.0, "extras": False,
     } | changes  # fmt: skip
     rng = np.random.default_rng(seed)
-    jobs, width, free = given_["window"], len(given_["models"]) + 5, len(given_["resources"])
+    jobs, width, free = given_["window"], len(given_["models"]) + 5 + 4 * given_["extras"], len(given_["resources"])
     if network == "dense":
         shapes = {"0": (jobs * width + free, 16), "1": (16, 16), "2": (16, 3 * jobs + 1)}
     else:
@@ -61,15 +62,15 @@ class Watched:
         return self.network(observations)
 
 
-@pytest.mark.parametrize("network", ["dense", "shared"])
+@pytest.mark.parametrize(("network", "extras"), [("dense", False), ("shared", False), ("shared", True)])
 @pytest.mark.parametrize("seed", range(6))
-def test_it_sees_and_does_what_it_was_trained_on_to_the_last_bit(seed: int, network: str) -> None:
+def test_it_sees_and_does_what_it_was_trained_on_to_the_last_bit(seed: int, network: str, extras: bool) -> None:
     """Overload, uneven nodes, fractions of GPUs, all-reduce, more jobs than the window has."""
     workload = drawn(seed, jobs=14, most_least=1)
-    policy = Dl2Original(a_checkpoint(seed, network=network))
+    policy = Dl2Original(a_checkpoint(seed, network=network, extras=extras))
     watched = policy._network = Watched(policy._network)
     replayed = replay(workload, policy, Dl2Paper(), rules=Rules(empty_each_slot=True), timer=time.perf_counter)
-    shown, times = played(workload, watched.network, first_bundles=True)
+    shown, times = played(workload, watched.network, first_bundles=True, extras=extras)
     assert shown == watched.shown
     assert times == pytest.approx([job.jct for job in replayed.jobs], rel=1e-9)
 
@@ -87,12 +88,12 @@ def test_without_first_bundles_it_sees_the_same_in_a_slot(seed: int) -> None:
 
 
 def played(
-    workload: Workload, network: Network, *, first_bundles: bool, slots: int = 1000
+    workload: Workload, network: Network, *, first_bundles: bool, extras: bool = False, slots: int = 1000
 ) -> tuple[list[bytes], list[float]]:
     """What is seen in ``Windows``, and when the jobs end."""
     clusters = Clusters(Library.of([workload], models=MODELS), 1)
     clusters.reset(np.array([0]), np.array([0]), [np.random.default_rng(0)])
-    windows = Windows(clusters, 4, first_bundles=first_bundles)
+    windows = Windows(clusters, 4, first_bundles=first_bundles, extras=extras)
     windows.begin(np.array([0]))
     windows.refresh()
     shown = []
@@ -171,6 +172,31 @@ def test_weights_that_do_not_belong_to_the_settings_are_refused() -> None:
         ))  # fmt: skip
     with pytest.raises(CheckpointError, match="do not belong together"):
         Dl2Original(Checkpoint(policy="dl2-original", weights={}, settings=a_checkpoint().settings, training={}))
+
+
+def test_a_network_that_overflows_says_so_and_a_job_with_no_number_of_epochs_is_as_one_that_has_begun_none() -> None:
+    """The daemon then asks the fallback, and every reason says why."""
+    snapshot = a_snapshot([a_job(1), a_job(2)], cluster(2, cpu=8, gpu=4))
+    checkpoint = a_checkpoint(resources=["cpu", "gpu"], scale=1e25)
+    with np.errstate(all="ignore"), pytest.raises(PolicyError, match="what is no number"):
+        ask(Dl2Original(checkpoint), snapshot)
+    policy = Dl2Original(a_checkpoint(resources=["cpu", "gpu"]))
+    odd = replace(snapshot.jobs[1], progress=Progress(epoch=float("nan")))
+    fresh = replace(snapshot.jobs[1], progress=Progress())
+    decisions = [ask(policy, replace(snapshot, jobs=(snapshot.jobs[0], job))) for job in (odd, fresh)]
+    assert decisions[0] == decisions[1]
+
+
+@pytest.mark.parametrize("count", [0, 1, 9])
+def test_an_empty_cluster_and_an_empty_queue_are_decided_on(count: int) -> None:
+    jobs = [a_job(number) for number in range(count)]
+    for nodes in ((), cluster(1, cpu=8, gpu=4)):
+        snapshot = a_snapshot(jobs, nodes)
+        decision = ask(Dl2Original(a_checkpoint(resources=["cpu", "gpu"])), snapshot)
+        check(decision, snapshot)
+        assert len(decision.jobs) == count
+        assert all(entry.reason.text for entry in decision.jobs)
+        assert nodes or all(entry.allocation == NOTHING for entry in decision.jobs)
 
 
 def test_it_is_read_from_a_folder(tmp_path: Path) -> None:

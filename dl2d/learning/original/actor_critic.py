@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dl2d.learning.original.errors import TooFewSamples
@@ -103,6 +106,25 @@ class ActorCritic:
                 group["lr"] = rate
             optimiser.step()
         see_that_finite("the weights", *weights)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """What the optimisers remember: copies, by name."""
+        found: dict[str, NDArray[Any]] = {}
+        for number, optimiser in enumerate(self._optimisers):
+            for place, kept in optimiser.state_dict()["state"].items():
+                for key, value in kept.items():
+                    found[f"adam.{number}.{place}.{key}"] = np.array(value.detach().numpy())
+        return found
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse of ``state``, for the same networks."""
+        for number, optimiser in enumerate(self._optimisers):
+            kept: dict[int, dict[str, Tensor]] = {}
+            for name, value in state.items():
+                _, which, place, key = name.split(".")
+                if int(which) == number:
+                    kept.setdefault(int(place), {})[key] = torch.from_numpy(np.array(value))
+            optimiser.load_state_dict({**optimiser.state_dict(), "state": kept})
 
 
 def credited(errors: Tensor, numbers: Tensor, actions: Tensor, credit: Credit) -> Tensor:

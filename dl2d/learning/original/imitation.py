@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -19,14 +21,27 @@ from dl2d.simulation.windows import Windows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lessons:
-    """States, what could be done in them, and what the teacher did; M of each. Void is among its answers."""
+    """States, what could be done in them, what was done, and what would have been right, too; M of each.
+
+    Void is among the answers. ``rights`` has shape (M, 3J + 1), with ``actions`` among them.
+    """
 
     observations: NDArray[np.float32]
     masks: NDArray[np.bool_]
     actions: Ints
+    rights: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.actions)
+
+    def take(self, which: Ints) -> Self:
+        """Some of them, in this order."""
+        return type(self)(
+            observations=self.observations[which],
+            masks=self.masks[which],
+            actions=self.actions[which],
+            rights=self.rights[which],
+        )
 
 
 def attend(windows: Windows, teacher: Teacher, *, kept: float, rng: np.random.Generator, most_slots: int) -> Lessons:
@@ -54,16 +69,23 @@ def attend(windows: Windows, teacher: Teacher, *, kept: float, rng: np.random.Ge
     if not sum(len(actions) for _, _, actions in parts):
         raise TooFewSamples("imitation: the teacher's play left nothing to learn from; are there jobs to decide on?")
     states, allowed, done = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return Lessons(observations=states, masks=allowed, actions=done)
+    rights = np.zeros(allowed.shape, dtype=np.bool_)
+    rights[np.arange(len(done)), done] = True
+    return Lessons(observations=states, masks=allowed, actions=done, rights=rights)
 
 
-def distance(logits: Tensor, masks: Tensor, actions: Tensor, kind: SupervisedLoss) -> Tensor:
-    """How far distributions are from what a teacher did: mean over states of one of the paper's three losses."""
+def distance(logits: Tensor, masks: Tensor, rights: Tensor, kind: SupervisedLoss) -> Tensor:
+    """How far distributions are from what is right: mean over states of one of the paper's three losses.
+
+    Where several actions are right they are to be equally likely: so each is learned for itself, and is still there
+    when the others are done.
+    """
     masked = torch.where(masks, logits, -torch.inf)
     logs = torch.log_softmax(masked, dim=1)
+    wanted = rights / rights.sum(dim=1, keepdim=True)
     if kind is SupervisedLoss.CROSS_ENTROPY:
-        return -logs.gather(1, actions[:, None]).mean()
-    errors = logs.exp() - torch.nn.functional.one_hot(actions, logits.shape[1])
+        return -(wanted * torch.where(rights, logs, 0.0)).sum(dim=1).mean()
+    errors = logs.exp() - wanted
     per_action = errors.square() if kind is SupervisedLoss.SQUARE else errors.abs()
     return per_action.sum(dim=1).mean()
 
@@ -77,8 +99,9 @@ def imitate(
     minibatch: int,
     rate: float,
     rng: np.random.Generator,
+    told: Callable[[int, float], None] | None = None,
 ) -> list[float]:
-    """Learn from lessons; returns the loss at each update.
+    """Learn from lessons; returns the loss at each update, and tells it as it goes.
 
     Raises
     ------
@@ -96,12 +119,14 @@ def imitate(
             group["lr"] = rate * (1.0 - 0.9 * number / updates)
         which = rng.choice(len(lessons), minibatch, replace=False)
         logits = network(torch.from_numpy(lessons.observations[which]))
-        masks, actions = torch.from_numpy(lessons.masks[which]), torch.from_numpy(lessons.actions[which])
-        value = distance(logits, masks, actions, loss)
+        masks, rights = torch.from_numpy(lessons.masks[which]), torch.from_numpy(lessons.rights[which])
+        value = distance(logits, masks, rights, loss)
         see_that_finite("the supervised loss", value)
         optimiser.zero_grad()
         value.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         losses.append(float(value.detach()))
+        if told is not None:
+            told(number + 1, losses[-1])
     see_that_finite("the weights", *network.parameters())
     return losses

@@ -10,8 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dl2d.core.errors import CheckpointError
 from dl2d.learning.original.errors import Diverged
 from dl2d.learning.original.settings import NetworkKind
+from dl2d.policies.checkpoint import Checkpoint
+from dl2d.policies.sizing import Sight
 
 #: Standard deviation of weights of a fresh output layer: all actions are about equally likely.
 _OUTPUT_DEVIATION: Final = 0.01
@@ -134,6 +137,37 @@ def load_weights(network: Net, weights: Mapping[str, NDArray[Any]], name: str) -
         for part, layer in network.named().items():
             layer.weight.copy_(torch.from_numpy(weights[f"{name}.{part}.weight"]))
             layer.bias.copy_(torch.from_numpy(weights[f"{name}.{part}.bias"]))
+
+
+def adopt(network: Net, start: Checkpoint, sight: Sight) -> None:
+    """Take over the policy of a checkpoint, whose types and resources may be others.
+
+    What both know is as it was; a type that the checkpoint does not know begins as the mean of those that it knows, and
+    a resource with no influence.
+
+    Raises
+    ------
+    CheckpointError
+        It is another kind of network: of another design or size, or (where it is dense) for another J.
+    """
+    try:
+        old = Sight.of(start.settings)
+        weights = {name: np.array(array) for name, array in start.weights.items()}
+        first = weights["policy.0.weight"]
+        if old.extras != sight.extras or (isinstance(network, DenseNetwork) and old.window != sight.window):
+            raise CheckpointError("start: the checkpoint's network sees other things (window, extras) than asked for")
+        jobs = sight.window if isinstance(network, DenseNetwork) else 1
+        free = first.shape[1] - len(old.resources)
+        by_job = first[:, :free].reshape(len(first), jobs, old.width)
+        mean = by_job[:, :, : len(old.models)].mean(axis=2, keepdims=True)
+        types = [by_job[:, :, old.models.index(m)][:, :, None] if m in old.models else mean for m in sight.models]
+        columns = np.concatenate([*types, by_job[:, :, len(old.models) :]], axis=2).reshape(len(first), -1)
+        none = np.zeros(len(first), dtype=first.dtype)
+        shares = [first[:, free + old.resources.index(r)] if r in old.resources else none for r in sight.resources]
+        weights["policy.0.weight"] = np.concatenate([columns, np.stack(shares, axis=1)], axis=1)
+        load_weights(network, weights, "policy")
+    except (KeyError, ValueError, TypeError, RuntimeError, IndexError) as error:
+        raise CheckpointError(f"start: the checkpoint is of another network than asked for: {error!r}") from None
 
 
 def see_that_finite(what: str, *tensors: Tensor) -> None:

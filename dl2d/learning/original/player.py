@@ -15,7 +15,7 @@ from dl2d.learning.original.settings import Credit, Reward, Settings
 from dl2d.policies.dl2_original import Network
 from dl2d.simulation.clusters import Clusters, SlotReport
 from dl2d.simulation.library import Floats, Ints, Library
-from dl2d.simulation.windows import SCALARS, TASKS_SCALE, Windows
+from dl2d.simulation.windows import EXTRAS, SCALARS, TASKS_SCALE, Windows
 
 #: Added to a rate before its logarithm is taken: what a job without tasks brings.
 _LEAST_RATE: Final = 1e-3
@@ -42,7 +42,7 @@ class Player:
         count, jobs = settings.clusters, settings.window
         self._rng = np.random.default_rng(seed)
         self._clusters = Clusters(library, count)
-        self.windows = Windows(self._clusters, jobs, first_bundles=settings.first_bundles)
+        self.windows = Windows(self._clusters, jobs, first_bundles=settings.first_bundles, extras=settings.extras)
         everywhere = np.arange(count)
         self._clusters.reset(everywhere, generators=self._rng.spawn(count))
         self._play_ahead()
@@ -126,9 +126,10 @@ class Player:
         return ready
 
     def _sizes(self, observations: NDArray[np.float32]) -> tuple[Ints, Ints]:
-        jobs, width = self._settings.window, self._types + SCALARS
+        jobs, types = self._settings.window, self._types
+        width = types + SCALARS + EXTRAS * self._settings.extras
         columns = observations[:, : jobs * width].reshape(-1, jobs, width)
-        sizes = np.rint(columns[:, :, self._types + 3 :] * TASKS_SCALE).astype(np.int64)
+        sizes = np.rint(columns[:, :, types + 3 : types + SCALARS] * TASKS_SCALE).astype(np.int64)
         return sizes[:, :, 0], sizes[:, :, 1]
 
     def _keep(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,3 +75,15 @@ class ReplayBuffer:
         if len(self._parts) > 1:
             self._parts = [Samples.joined(self._parts)]
         return self._parts[0].take(rng.choice(len(self), count, replace=False))
+
+    def state(self, name: str) -> dict[str, NDArray[Any]]:
+        """All samples, as arrays whose names begin with this one; nothing where there are none."""
+        if not self._parts:
+            return {}
+        self._parts = [Samples.joined(self._parts)]
+        return {f"{name}.{entry.name}": getattr(self._parts[0], entry.name) for entry in fields(Samples)}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], name: str) -> None:
+        """The inverse of ``state``."""
+        if f"{name}.actions" in arrays:
+            self._parts = [Samples(**{entry.name: arrays[f"{name}.{entry.name}"] for entry in fields(Samples)})]

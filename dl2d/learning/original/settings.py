@@ -34,6 +34,15 @@ class SupervisedLoss(enum.StrEnum):
     ABSOLUTE = "absolute"
 
 
+class Labels(enum.StrEnum):
+    """Which steps are right where a scheduler is imitated that was recorded."""
+
+    #: The one that it took then: what it went by can be seen step by step.
+    STEPS = "steps"
+    #: Each that leads to the size that it chose for the job.
+    SIZES = "sizes"
+
+
 class Reward(enum.StrEnum):
     """What a job brings in a slot: the share of its epochs that it did (the paper's), or would do in a whole slot."""
 
@@ -77,15 +86,18 @@ class Settings:
     hidden: int = 64
     #: Each job has its least size before the first decision of a slot.
     first_bundles: bool = True
+    #: Jobs show their place in the batch, the remaining fraction of their epochs and logarithms of their tasks, too.
+    extras: bool = True
     #: Clusters that are played at once, by each learner.
     clusters: int = 128
     most_slots: int = 1000
 
     #: A built-in policy to imitate first; empty for none. Optimus and lookahead know true speeds then.
     teacher: str = "drf"
+    labels: Labels = Labels.STEPS
     supervised_loss: SupervisedLoss = SupervisedLoss.CROSS_ENTROPY
     supervised_updates: int = 100
-    supervised_rate: float = 1e-2
+    supervised_rate: float = 3e-2
     #: Draw the output layer afresh after imitation: a confident one cannot be turned round any more.
     fresh_output: bool = True
 
@@ -139,7 +151,8 @@ class Settings:
 
 #: The paper's text, section 4 and 6.1: slot reward, discount, plain gradient, replay; numbers where it names them.
 PAPER: Final = Settings(
-    network=NetworkKind.DENSE, hidden=256, first_bundles=False, fresh_output=False, supervised_rate=5e-3,
+    network=NetworkKind.DENSE, hidden=256, first_bundles=False, extras=False,
+    fresh_output=False, supervised_rate=5e-3,
     reward=Reward.PROGRESS, credit=Credit.SLOT, gamma=0.9, kept=1.0, surrogate=Surrogate.PLAIN, normalise=False,
     replay=8192, samples=2048, minibatch=256, epochs=1, entropy=0.1, last_entropy=0.1, rate=1e-4, last_rate=1e-4,
     epsilon=0.4, critic_iterations=0,

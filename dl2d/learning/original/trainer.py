@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,25 +16,39 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dl2d.core.errors import WorkloadError
+from dl2d.core.errors import CheckpointError, WorkloadError
 from dl2d.learning.original.actor_critic import ActorCritic
 from dl2d.learning.original.imitation import Lessons, attend, imitate
-from dl2d.learning.original.networks import Net, begin, draw_outputs, policy_network, value_network, weights_of
+from dl2d.learning.original.networks import (
+    Net,
+    adopt,
+    begin,
+    draw_outputs,
+    load_weights,
+    policy_network,
+    value_network,
+    weights_of,
+)
 from dl2d.learning.original.player import Player
+from dl2d.learning.original.recordings import lessons_of, played
 from dl2d.learning.original.replay_buffer import ReplayBuffer, Samples
-from dl2d.learning.original.settings import Credit, Settings
-from dl2d.learning.original.teachers import QUICK, Recorded, Teacher
+from dl2d.learning.original.settings import Credit, NetworkKind, Settings
+from dl2d.learning.original.state import State, load_state, save_state
+from dl2d.learning.original.teachers import QUICK, SERVE_WHOLE
 from dl2d.learning.original.validation import Score, score
 from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2_original import Dense, Network, SharedJobs, network_of
+from dl2d.policies.sizing import Sight
 from dl2d.simulation.clusters import Clusters
 from dl2d.simulation.library import Library
-from dl2d.simulation.windows import SCALARS, Windows
+from dl2d.simulation.windows import Windows
 from dl2d.simulation.workload import Workload
 
-#: Workloads that a teacher plays for imitation, and the share of its decisions that is kept.
+#: Workloads that a teacher plays for imitation, the share of its decisions that is kept, and how many are enough: for
+#: hundreds of updates. Each takes 0.2 ms where a recording is walked through.
 _LESSON_WORKLOADS: Final = 32
 _LESSONS_KEPT: Final = 0.5
+_MOST_LESSONS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +67,8 @@ class Report:
 
 
 Progress = Callable[[Report], None]
+#: Told ``imitation`` or ``learning``, and which update or round of how many is over.
+Told = Callable[[str, int, int], None]
 
 
 @contextmanager
@@ -74,7 +92,11 @@ def train(
     seed: int,
     out: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    told: Told | None = None,
     stop: Callable[[], bool] | None = None,
+    start: Checkpoint | None = None,
+    state: Path | None = None,
+    resume: bool = False,
 ) -> Checkpoint:
     """Train a policy and return the one that did best on the validation workloads.
 
@@ -92,8 +114,17 @@ def train(
         Folder of the checkpoint, written each time there is a better one; None writes none.
     progress
         Told after imitation and after each validation.
+    told
+        Told how far it is in between.
     stop
         Asked after each round whether to end early, with a last validation.
+    start
+        What to begin with instead of imitation: its body, and with ``fresh_output`` new output layers. Where it was
+        trained on other types, those are taken over that both have, and others begin as their mean.
+    state
+        File in which all that is needed to go on is kept, after imitation and after each validation.
+    resume
+        Go on with the state: the result is that of a training that was never interrupted.
 
     Raises
     ------
@@ -102,10 +133,15 @@ def train(
     TrainingError
         See ``Diverged``, ``TooFewSamples``.
     CheckpointError
-        The folder cannot be written.
+        The folder cannot be written, the start is of another network, or there is no such state.
     """
     with _deterministic():
-        return _Training(workloads, validation, settings, seed, out, progress).run(stop or (lambda: False))
+        training = _Training(workloads, validation, settings, seed, out, progress, told, start, state)
+        if resume:
+            if state is None:
+                raise CheckpointError("resume: no file of a state is given")
+            training.restore(load_state(state))
+        return training.run(stop or (lambda: False))
 
 
 def improve(
@@ -174,6 +210,9 @@ class _Training:
         seed: int,
         out: str | os.PathLike[str] | None,
         progress: Progress | None,
+        told: Told | None,
+        start: Checkpoint | None,
+        state: Path | None,
     ) -> None:
         if len(workloads) < settings.federation or not validation:
             raise WorkloadError(
@@ -182,98 +221,177 @@ class _Training:
             )
         self._workloads = list(workloads)
         self._settings, self._seed, self._out, self._progress = settings, seed, out, progress
+        self._told = told or (lambda _phase, _done, _total: None)
+        self._start, self._state = start, state
+        self._inputs = _digest([repr((list(workloads), list(validation))), "" if start is None else start.digest])
         # Types and resources are numbered alike everywhere.
         everything = Library.of([*workloads, *validation])
-        self._models, self._resources = everything.models, everything.resources
-        self._validation = Library.of(validation, models=self._models)
+        self._validation = Library.of(validation, models=everything.models)
         self._parts = [
-            Library.of(workloads[number :: settings.federation], models=self._models)
+            Library.of(workloads[number :: settings.federation], models=everything.models)
             for number in range(settings.federation)
         ]
-        if any(part.resources != self._resources for part in (*self._parts, self._validation)):
+        if any(part.resources != everything.resources for part in (*self._parts, self._validation)):
             raise WorkloadError("cluster", "workloads to learn from and to validate with differ in their resources")
-        width, free = len(self._models) + SCALARS, len(self._resources)
+        self._sight = Sight(
+            window=settings.window, models=everything.models, resources=everything.resources,
+            first_bundles=settings.first_bundles, slot_seconds=float(self._validation.slot_seconds[0]),
+            extras=settings.extras,
+        )  # fmt: skip
         self._generator = torch.Generator().manual_seed(seed)
-        shape: dict[str, Any] = {"jobs": settings.window, "width": width, "free": free, "hidden": settings.hidden}
+        shape: dict[str, Any] = {
+            "jobs": settings.window, "width": self._sight.width, "free": len(everything.resources),
+            "hidden": settings.hidden,
+        }  # fmt: skip
         self.policy: Net = policy_network(settings.network, **shape)
         self.value: Net = value_network(settings.network, **shape, by_job=settings.credit is not Credit.SLOT)
         begin(self.policy, self._generator)
         begin(self.value, self._generator)
-        self._width = width
+        self._learner = ActorCritic(self.policy, self.value, settings)
+        self._buffers = [ReplayBuffer(settings.replay) for _ in self._parts]
         self._times = [0.0, 0.0, 0.0]
         self._best: tuple[float, Checkpoint] | None = None
         self._history: list[dict[str, Any]] = []
         self._decisions = 0
+        self._round = 0
+        self._begun = False
 
     def run(self, stop: Callable[[], bool]) -> Checkpoint:
         """The best checkpoint."""
         settings = self._settings
-        if settings.teacher and settings.supervised_updates:
-            self._imitate()
-            if settings.iterations and settings.fresh_output:
-                draw_outputs(self.policy, self._generator)
-        learner = ActorCritic(self.policy, self.value, settings)
-        players = [Player(part, settings, [self._seed, number]) for number, part in enumerate(self._parts)]
-        buffers = [ReplayBuffer(settings.replay) for _ in players]
-        rngs = [np.random.default_rng([self._seed, number, 1]) for number in range(len(players))]
-        for number in range(settings.iterations):
-            acting, learning = improve(
-                learner, players, buffers, self._acting(), self._critic(), settings,
-                rngs=rngs, at=number / settings.iterations, alone=number < settings.critic_iterations,
-            )  # fmt: skip
-            self._times[1] += acting
-            self._times[2] += learning
-            self._decisions = sum(player.decisions for player in players)
-            ends = number + 1 == settings.iterations or stop()
-            if ends or (number + 1) % settings.validate_every == 0:
-                self._validate("learning", number + 1, settings.iterations)
+        if not self._begun:
+            self._begin()
+        while self._round < settings.iterations:
+            # Each stretch between two validations has players and generators of its own, so that a state need not hold
+            # those in the midst of a slot.
+            stretch = self._round // settings.validate_every
+            players = [Player(part, settings, [self._seed, k, stretch]) for k, part in enumerate(self._parts)]
+            rngs = [np.random.default_rng([self._seed, k, stretch, 1]) for k in range(len(players))]
+            before = self._decisions
+            ends = False
+            while self._round < settings.iterations and self._round // settings.validate_every == stretch and not ends:
+                acting, learning = improve(
+                    self._learner, players, self._buffers, self._acting(), self._critic(), settings, rngs=rngs,
+                    at=self._round / settings.iterations, alone=self._round < settings.critic_iterations,
+                )  # fmt: skip
+                self._times[1] += acting
+                self._times[2] += learning
+                self._decisions = before + sum(player.decisions for player in players)
+                self._round += 1
+                self._told("learning", self._round, settings.iterations)
+                ends = stop()
+            self._validate("learning", self._round, settings.iterations, self._sight)
+            if ends and self._round % settings.validate_every and self._round < settings.iterations:
+                break
+            self._save()
             if ends:
                 break
         if self._best is None:
-            self._validate("learning", 0, 0)
+            self._validate("learning", 0, 0, self._sight)
         assert self._best is not None
         return self._best[1]
+
+    def restore(self, state: State) -> None:
+        """Go on from a state.
+
+        Raises
+        ------
+        CheckpointError
+            It is of another training.
+        """
+        words, arrays = state.words, state.arrays
+        given = _plain(asdict(self._settings))
+        if different := sorted(key for key in given if given[key] != words["settings"].get(key)):
+            raise CheckpointError(f"resume: was begun with other settings: {', '.join(different)}")
+        if words["inputs"] != self._inputs or words["seed"] != self._seed:
+            raise CheckpointError("resume: was begun with other workloads, another start or another seed")
+        try:
+            load_weights(self.policy, arrays, "policy")
+            load_weights(self.value, arrays, "value")
+            self._learner.restore({name: arrays[name] for name in arrays if name.startswith("adam.")})
+            for number, buffer in enumerate(self._buffers):
+                buffer.restore(arrays, f"replay.{number}")
+            if words["best"] is not None:
+                weights = {name.removeprefix("best."): arrays[name] for name in arrays if name.startswith("best.")}
+                made = Checkpoint(
+                    policy="dl2-original", weights=weights, settings=words["best_settings"],
+                    training=words["best_training"],
+                )  # fmt: skip
+                self._best = float(words["best"]), made
+            self._round, self._decisions = int(words["round"]), int(words["decisions"])
+            self._history, self._times = list(words["history"]), list(words["times"])
+        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+            raise CheckpointError(f"resume: the state is damaged: {error!r}") from None
+        self._begun = True
+
+    def _save(self) -> None:
+        if self._state is None:
+            return
+        arrays: dict[str, NDArray[Any]] = {
+            **weights_of(self.policy, "policy"), **weights_of(self.value, "value"), **self._learner.state(),
+        }  # fmt: skip
+        for number, buffer in enumerate(self._buffers):
+            arrays |= buffer.state(f"replay.{number}")
+        best = None if self._best is None else self._best[1]
+        if best is not None:
+            arrays |= {f"best.{name}": array for name, array in best.weights.items()}
+        words = {
+            "settings": _plain(asdict(self._settings)), "inputs": self._inputs, "seed": self._seed,
+            "round": self._round, "decisions": self._decisions, "history": self._history, "times": self._times,
+            "best": None if self._best is None else self._best[0],
+            "best_settings": None if best is None else dict(best.settings),
+            "best_training": None if best is None else dict(best.training),
+        }  # fmt: skip
+        save_state(State(words=words, arrays=arrays), self._state)
+
+    def _begin(self) -> None:
+        """Imitation, or what is begun with."""
+        settings = self._settings
+        if self._start is not None:
+            adopt(self.policy, self._start, self._sight)
+            self._validate("start", 0, 0, self._sight)
+        elif settings.teacher and settings.supervised_updates:
+            self._imitate()
+        else:
+            self._begun = True
+            return
+        if settings.iterations and settings.fresh_output:
+            draw_outputs(self.policy, self._generator)
+        self._begun = True
+        self._save()
 
     def _imitate(self) -> None:
         settings, started = self._settings, time.perf_counter()
         rng = np.random.default_rng([self._seed, 2])
-        lessons = lessons_of(self._workloads[:_LESSON_WORKLOADS], self._models, settings, rng=rng)
+        sight = replace(self._sight, first_bundles=settings.first_bundles and settings.teacher not in SERVE_WHOLE)
+        lessons = taught(self._workloads[:_LESSON_WORKLOADS], sight, settings, rng=rng)
+        updates = settings.supervised_updates
         imitate(
-            self.policy, lessons, loss=settings.supervised_loss, updates=settings.supervised_updates,
+            self.policy, lessons, loss=settings.supervised_loss, updates=updates,
             minibatch=min(settings.minibatch, len(lessons)), rate=settings.supervised_rate, rng=rng,
+            told=lambda done, _loss: self._told("imitation", done, updates),
         )  # fmt: skip
         self._times[0] = time.perf_counter() - started
-        self._validate("imitation", settings.supervised_updates, settings.supervised_updates)
+        self._validate("imitation", updates, updates, sight)
 
     def _acting(self) -> Network:
         weights = weights_of(self.policy, "policy")
-        return network_of(weights, self._described(sampled=False))
+        return network_of(weights, described(self._sight, self._settings.network, sampled=False))
 
     def _critic(self) -> Network:
         weights = weights_of(self.value, "value")
         if "value.job.weight" in weights:
-            return _ByJob(weights, self._width)
+            return _ByJob(weights, self._sight.width)
         return Dense(weights, "value")
 
-    def _described(self, *, sampled: bool) -> dict[str, Any]:
-        settings = self._settings
-        return {
-            "network": settings.network.value,
-            "window": settings.window,
-            "models": list(self._models),
-            "resources": list(self._resources),
-            "first_bundles": settings.first_bundles,
-            "sampled": sampled,
-            "slot_seconds": float(self._validation.slot_seconds[0]),
-        }
-
-    def _validate(self, phase: str, done: int, total: int) -> None:
-        found = score(self._validation, self._settings, self._acting(), seed=self._seed)
+    def _validate(self, phase: str, done: int, total: int, sight: Sight) -> None:
+        settings = replace(self._settings, first_bundles=sight.first_bundles)
+        found = score(self._validation, settings, self._acting(), seed=self._seed)
         entry = {"phase": phase, "round": done, "greedy": found.greedy, "sampled": found.sampled,
                  "decisions": self._decisions}  # fmt: skip
         self._history.append({key: value for key, value in entry.items() if value != float("inf")})
         if self._best is None or found.best < self._best[0]:
-            self._best = found.best, self._checkpoint(found)
+            self._best = found.best, self._checkpoint(found, sight)
             if self._out is not None:
                 write_checkpoint(self._best[1], Path(self._out))
         if self._progress is not None:
@@ -290,19 +408,42 @@ class _Training:
                 )
             )
 
-    def _checkpoint(self, found: Score) -> Checkpoint:
+    def _checkpoint(self, found: Score, sight: Sight) -> Checkpoint:
         return Checkpoint(
             policy="dl2-original",
             weights={**weights_of(self.policy, "policy"), **weights_of(self.value, "value")},
-            settings=self._described(sampled=found.sampled < found.greedy),
+            settings=described(sight, self._settings.network, sampled=found.sampled < found.greedy),
             training={
-                "settings": asdict(self._settings),
+                "settings": _plain(asdict(self._settings)),
                 "seed": self._seed,
                 "workloads": len(self._workloads),
                 "validation_workloads": len(self._validation.ids),
                 "history": list(self._history),
             },
         )
+
+
+def described(sight: Sight, network: NetworkKind, *, sampled: bool) -> dict[str, Any]:
+    """A checkpoint's settings."""
+    return {
+        "network": network.value,
+        "window": sight.window,
+        "models": list(sight.models),
+        "resources": list(sight.resources),
+        "first_bundles": sight.first_bundles,
+        "extras": sight.extras,
+        "sampled": sampled,
+        "slot_seconds": sight.slot_seconds,
+    }
+
+
+def _digest(parts: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(json.dumps(values))
+    return plain
 
 
 class _ByJob:
@@ -324,17 +465,20 @@ class _ByJob:
         return self._network(observations)[:, :-1:3]
 
 
-def lessons_of(
-    workloads: Sequence[Workload], models: Sequence[str], settings: Settings, *, rng: np.random.Generator
-) -> Lessons:
+def taught(workloads: Sequence[Workload], sight: Sight, settings: Settings, *, rng: np.random.Generator) -> Lessons:
     """What the settings' teacher does with each of these workloads."""
-    library = Library.of(workloads, models=models)
+    name = settings.teacher
+    if name not in QUICK:
+        slots = [slot for workload in workloads for slot in played(name, workload)]
+        return lessons_of(
+            [slots[place] for place in rng.permutation(len(slots)).tolist()], sight, labels=settings.labels,
+            kept=_LESSONS_KEPT, rng=rng, most=_MOST_LESSONS,
+        )  # fmt: skip
+    library = Library.of(workloads, models=sight.models)
     clusters = Clusters(library, len(workloads))
     everywhere = np.arange(len(workloads))
     clusters.reset(everywhere, everywhere, [np.random.default_rng(0) for _ in workloads])
-    windows = Windows(clusters, settings.window, first_bundles=settings.first_bundles)
+    windows = Windows(clusters, sight.window, first_bundles=sight.first_bundles, extras=sight.extras)
     windows.begin(everywhere)
     windows.refresh()
-    name = settings.teacher
-    teacher: Teacher = QUICK[name] if name in QUICK else Recorded(name, workloads, first_bundles=settings.first_bundles)
-    return attend(windows, teacher, kept=_LESSONS_KEPT, rng=rng, most_slots=settings.most_slots)
+    return attend(windows, QUICK[name], kept=_LESSONS_KEPT, rng=rng, most_slots=settings.most_slots)

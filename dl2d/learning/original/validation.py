@@ -34,7 +34,7 @@ def completion(library: Library, settings: Settings, act: Callable[[Windows], In
     everywhere = np.arange(copies * count)
     generators = [np.random.default_rng(0) for _ in everywhere]
     clusters.reset(everywhere, np.tile(np.arange(count), copies), generators)
-    windows = Windows(clusters, settings.window, first_bundles=settings.first_bundles)
+    windows = Windows(clusters, settings.window, first_bundles=settings.first_bundles, extras=settings.extras)
     windows.begin(everywhere)
     windows.refresh()
     while True:

@@ -13,9 +13,10 @@ from dl2d.learning.original.networks import begin, policy_network, value_network
 from dl2d.learning.original.player import Player
 from dl2d.learning.original.replay_buffer import ReplayBuffer
 from dl2d.learning.original.settings import PAPER, Credit, NetworkKind, Reward, Settings, Surrogate
-from dl2d.learning.original.trainer import Report, improve, train
+from dl2d.learning.original.trainer import Report, described, improve, train
 from dl2d.policies.checkpoint import read_checkpoint
 from dl2d.policies.dl2_original import Dense, Dl2Original, network_of
+from dl2d.policies.sizing import Sight
 from dl2d.simulation.library import Library
 from dl2d.simulation.workload import Workload, read_workload
 
@@ -103,7 +104,11 @@ def test_the_best_checkpoint_is_in_the_folder(tmp_path: Path) -> None:
 def test_a_federation_of_clusters_that_are_the_same_learns_as_one() -> None:
     """Whole rounds: two learners with the same workloads and seeds give the weights of one, to the last bit."""
     library = Library.of(TRAINING)
-    width, free = len(library.models) + 5, len(library.resources)
+    sight = Sight(
+        window=6, models=library.models, resources=library.resources, first_bundles=True, slot_seconds=100.0,
+        extras=True,
+    )  # fmt: skip
+    width, free = sight.width, len(library.resources)
     found = []
     for count in (1, 2):
         generator = torch.Generator().manual_seed(0)
@@ -113,12 +118,12 @@ def test_a_federation_of_clusters_that_are_the_same_learns_as_one() -> None:
         begin(value, generator)
         learner = ActorCritic(policy, value, SMALL)
         players = [Player(library, SMALL, [5]) for _ in range(count)]
-        described = {"network": "dense", "window": 6, "models": library.models, "resources": library.resources}
+        shown = described(sight, NetworkKind.DENSE, sampled=False)
         rngs = [np.random.default_rng(1) for _ in players]
         for _ in range(3):
             improve(
                 learner, players, [ReplayBuffer(0) for _ in players],
-                network_of(weights_of(policy, "policy"), described), Dense(weights_of(value, "value"), "value"),
+                network_of(weights_of(policy, "policy"), shown), Dense(weights_of(value, "value"), "value"),
                 SMALL, rngs=rngs, at=0.0,
             )  # fmt: skip
         found.append(weights_of(policy, "policy"))

@@ -1,0 +1,230 @@
+"""Lessons out of what a scheduler decided: slots that a store or a replay has, walked through step by step."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Decision
+from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
+from dl2d.core.packing import Packing
+from dl2d.core.placement import Placement
+from dl2d.core.policy import Evidence, Policy
+from dl2d.learning.original.errors import TooFewSamples
+from dl2d.learning.original.imitation import Lessons
+from dl2d.learning.original.settings import Labels
+from dl2d.policies.sizing import Batch, Sight, Sizing
+from dl2d.simulation.contenders import contender
+from dl2d.simulation.preset import PresetName, preset
+from dl2d.simulation.replay import replay
+from dl2d.simulation.workload import Workload
+
+_WORKER, _PS, _BUNDLE = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What was decided on a snapshot, and how tasks are placed there."""
+
+    snapshot: Snapshot
+    decision: Decision
+    placement: Placement
+
+
+def lessons_of(
+    recordings: Iterable[Recording],
+    sight: Sight,
+    *,
+    labels: Labels,
+    kept: float,
+    rng: np.random.Generator,
+    most: int | None = None,
+) -> Lessons:
+    """What was shown to a network that is led to the recorded sizes, and which steps were right then.
+
+    Parameters
+    ----------
+    recordings
+        In the order in which they are walked through.
+    sight
+        How the network sees them.
+    labels
+        Which steps count as right.
+    kept
+        Share of the decisions that is kept.
+    rng
+        For which are, and for the order of steps where any that leads to the sizes is right.
+    most
+        End when so many are kept.
+
+    Raises
+    ------
+    TooFewSamples
+        Nothing was kept.
+    """
+    observations, masks, rights, actions = [], [], [], []
+    for recording in recordings:
+        for batch, mask, right, action in _walk(recording, sight, labels, kept, rng):
+            observations.append(batch.observation[0].copy())
+            masks.append(mask)
+            rights.append(right)
+            actions.append(action)
+        if most is not None and len(actions) >= most:
+            break
+    if not actions:
+        raise TooFewSamples("imitation: the recorded slots leave nothing to learn from; were there jobs to decide on?")
+    return Lessons(
+        observations=np.stack(observations), masks=np.stack(masks), actions=np.array(actions), rights=np.stack(rights)
+    )
+
+
+def played(name: str, workload: Workload) -> list[Recording]:
+    """What a built-in policy decides on a workload under the rules of preset ``dl2-paper``, slot by slot."""
+    chosen = preset(PresetName.DL2_PAPER)
+    recorder = _Recorder(contender(name, workload, chosen), chosen.placement_of(name))
+    replay(workload, recorder, recorder.placement, rules=chosen.rules, timer=time.perf_counter)
+    # The network's own steps are placed as the preset does for it, whatever its teacher's are.
+    return [Recording(snapshot, decision, chosen.placement) for snapshot, decision in recorder.slots]
+
+
+class _Recorder:
+    """A policy that keeps what it was asked and what it said."""
+
+    def __init__(self, policy: Policy, placement: Placement) -> None:
+        self._policy = policy
+        self.placement = placement
+        self.slots: list[tuple[Snapshot, Decision]] = []
+
+    @property
+    def name(self) -> str:
+        return self._policy.name
+
+    @property
+    def version(self) -> str:
+        return self._policy.version
+
+    @property
+    def needs(self) -> frozenset[Evidence]:
+        return self._policy.needs
+
+    def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+        """The policy's own decision."""
+        decision = self._policy.decide(snapshot, packing, rng)
+        self.slots.append((snapshot, decision))
+        return decision
+
+
+_Kept = tuple[Batch, np.ndarray, np.ndarray, int]
+
+
+def _walk(recording: Recording, sight: Sight, labels: Labels, kept: float, rng: np.random.Generator) -> Iterator[_Kept]:
+    """The decisions of one slot that are kept: batch, mask, right ones, and the one that is taken."""
+    snapshot = recording.snapshot
+    packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, recording.placement)
+    sizing = Sizing(snapshot, packing, sight)
+    sizes = recording.decision.allocations()
+    order = _steps(recording.decision)
+    allocations = sizing.filling.allocations
+    void = sight.void
+    for batch in sizing.batches():
+        columns = {job.key: column for column, job in enumerate(batch.jobs)}
+        queue = _queue(order, columns, allocations, batch.jobs) if labels is Labels.STEPS else []
+        blocked: set[int] = set()
+        while True:
+            wanted = _towards(batch.jobs, sizes, allocations, void)
+            wanted[list(blocked)] = False
+            if labels is Labels.STEPS:
+                while queue and not wanted[queue[-1]]:
+                    queue.pop()
+                action = queue.pop() if queue else _first(wanted, void)
+            else:
+                steps = np.flatnonzero(wanted)
+                action = int(rng.choice(steps)) if len(steps) else void
+            if rng.random() < kept:
+                sizing.look(batch.jobs)
+                mask = batch.mask()
+                if labels is Labels.STEPS:
+                    # Here it shows that a step has no room.
+                    if action != void and not mask[action]:
+                        blocked.add(action)
+                        continue
+                    right = np.zeros(void + 1, dtype=np.bool_)
+                    right[action] = True
+                else:
+                    right = wanted & mask
+                    if not right.any():
+                        right[void] = True
+                    if not right[action]:
+                        blocked.add(action)
+                        continue
+                if mask[:void].any():
+                    yield batch, mask, right, action
+            if action == void:
+                break
+            if not batch.act(action):
+                blocked.add(action)
+
+
+def _towards(
+    jobs: Sequence[Job], sizes: dict[JobKey, Allocation], has: dict[JobKey, Allocation], void: int
+) -> np.ndarray:
+    """Steps that lead to the sizes and not beyond, shape (3J + 1,); void is none of them."""
+    steps = np.zeros(void + 1, dtype=np.bool_)
+    for place, job in enumerate(jobs):
+        wanted, now = sizes.get(job.key, NOTHING), has[job.key]
+        workers, ps = wanted.workers > now.workers, wanted.ps > now.ps
+        steps[3 * place : 3 * place + 3] = workers, ps, workers and ps
+    return steps
+
+
+def _first(wanted: np.ndarray, void: int) -> int:
+    """The first job's step, a bundle before a single task; void where there is none."""
+    steps = np.flatnonzero(wanted)
+    if not len(steps):
+        return void
+    place = int(steps[0]) // 3
+    return 3 * place + _BUNDLE if wanted[3 * place + _BUNDLE] else int(steps[0])
+
+
+def _steps(decision: Decision) -> list[tuple[JobKey, Allocation]]:
+    """The order in which tasks were given, as far as the decision tells."""
+    given: dict[JobKey, Allocation] = defaultdict(lambda: NOTHING)
+    final = decision.allocations()
+    steps = []
+    for job, step in decision.actions:
+        given[job] = Allocation(given[job].workers + step.workers, given[job].ps + step.ps)
+        steps.append((job, step))
+    for job, size in final.items():
+        # Policies that choose sizes as wholes say less of the order: the rest comes at the end.
+        rest = Allocation(max(size.workers - given[job].workers, 0), max(size.ps - given[job].ps, 0))
+        if max(rest) > 0:
+            steps.append((job, rest))
+    return steps
+
+
+def _queue(
+    order: Sequence[tuple[JobKey, Allocation]],
+    columns: dict[JobKey, int],
+    has: dict[JobKey, Allocation],
+    jobs: Sequence[Job],
+) -> list[int]:
+    """Actions of one batch in the order of the steps, last first, without what the jobs have already."""
+    had = {job.key: list(has[job.key]) for job in jobs}
+    actions: list[int] = []
+    for job, step in order:
+        if job not in columns:
+            continue
+        rest = [step.workers, step.ps]
+        for role in (0, 1):
+            taken = min(rest[role], had[job][role])
+            had[job][role] -= taken
+            rest[role] -= taken
+        both = min(rest)
+        kinds = [_BUNDLE] * both + [_WORKER] * (rest[0] - both) + [_PS] * (rest[1] - both)
+        actions += [3 * columns[job] + kind for kind in kinds]
+    return actions[::-1]

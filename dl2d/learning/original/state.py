@@ -1,0 +1,65 @@
+"""What an interrupted training goes on from, in one file that is there as a whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dl2d.core.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class State:
+    """Plain JSON values, and arrays by name (none is called ``words``)."""
+
+    words: Mapping[str, Any]
+    arrays: Mapping[str, NDArray[Any]]
+
+
+def save_state(state: State, file: Path) -> None:
+    """Write a state in the place of an older one.
+
+    Raises
+    ------
+    CheckpointError
+        It cannot be written.
+    """
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    words = np.frombuffer(json.dumps(dict(state.words)).encode(), dtype=np.uint8)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as opened:
+            np.savez(opened, allow_pickle=False, words=words, **state.arrays)
+            opened.flush()
+            os.fsync(opened.fileno())
+        partial.replace(file)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise CheckpointError(f"{file}: cannot be written: {error.strerror or error}") from error
+
+
+def load_state(file: Path) -> State:
+    """Read what ``save_state`` wrote.
+
+    Raises
+    ------
+    CheckpointError
+        There is none, or it is damaged.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as opened:
+            arrays = dict(opened)
+        words = json.loads(arrays.pop("words").tobytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{file.parent}: there is nothing to go on from: no {file.name}") from None
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise CheckpointError(f"{file}: cannot be read: {error}") from error
+    return State(words=words, arrays=arrays)

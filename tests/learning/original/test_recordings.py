@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster
+from simulation.drawn import drawn
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
+from dl2d.core.jobs import Allocation
+from dl2d.learning.original.errors import TooFewSamples
+from dl2d.learning.original.imitation import attend
+from dl2d.learning.original.recordings import Recording, lessons_of, played
+from dl2d.learning.original.settings import Labels
+from dl2d.learning.original.teachers import QUICK
+from dl2d.placement.load_balance import LoadBalance
+from dl2d.policies.drf import Drf
+from dl2d.policies.sizing import Sight
+from dl2d.simulation.clusters import Clusters
+from dl2d.simulation.library import Library
+from dl2d.simulation.windows import Windows
+
+SIGHT = Sight(
+    window=4, models=("other",), resources=("cpu", "gpu"), first_bundles=False, slot_seconds=60.0, extras=True
+)
+
+
+def decided(snapshot: Snapshot, *sizes: tuple[int, int]) -> Decision:
+    """Nothing but sizes, as of a manager whose users choose them."""
+    reason = Reason(Constraint.SATISFIED, "as the user asked")
+    jobs = tuple(
+        JobDecision(job=job.key, allocation=Allocation(*size), reason=reason)
+        for job, size in zip(snapshot.jobs, sizes, strict=True)
+    )
+    return Decision(policy="static", policy_version="1", jobs=jobs)
+
+
+@pytest.mark.parametrize("name", sorted(QUICK))
+@pytest.mark.parametrize("seed", range(3))
+def test_a_recorded_policy_teaches_what_the_same_one_does_in_windows_to_the_last_bit(name: str, seed: int) -> None:
+    workload = drawn(seed, jobs=9, plain=True, most_least=1)
+    library = Library.of([workload])
+    sight = Sight(
+        window=12, models=library.models, resources=library.resources, first_bundles=False,
+        slot_seconds=workload.slot_seconds, extras=True,
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    found = lessons_of(played(name, workload), sight, labels=Labels.STEPS, kept=1.0, rng=rng)
+    clusters = Clusters(library, 1)
+    clusters.reset(np.array([0]), np.array([0]), [rng])
+    windows = Windows(clusters, 12, extras=True)
+    windows.begin(np.array([0]))
+    windows.refresh()
+    want = attend(windows, QUICK[name], kept=1.0, rng=rng, most_slots=1000)
+    assert (found.actions == want.actions).all()
+    assert (found.masks == want.masks).all()
+    assert (found.observations == want.observations).all()
+    assert (found.rights == want.rights).all()
+
+
+@pytest.mark.parametrize("labels", list(Labels))
+def test_sizes_that_users_chose_are_walked_to_and_then_it_is_enough(labels: Labels) -> None:
+    jobs = [a_job(0), a_job(1), a_job(2, **NO_PS)]
+    snapshot = a_snapshot(jobs, cluster(4, cpu=16, gpu=8), held={1: Allocation(2, 1)})
+    recording = Recording(snapshot, decided(snapshot, (3, 2), (2, 1), (4, 0)), LoadBalance())
+    lessons = lessons_of([recording], SIGHT, labels=labels, kept=1.0, rng=np.random.default_rng(0))
+    assert lessons.actions[-1] == 12
+    assert (lessons.actions[:-1] < 12).all()
+    given = {job: [0, 0] for job in range(3)}
+    # The second has its least size from the start.
+    given[1] = [1, 1]
+    for action in lessons.actions[:-1].tolist():
+        job, kind = divmod(action, 3)
+        given[job][0] += kind != 1
+        given[job][1] += kind != 0
+    assert given == {0: [3, 2], 1: [2, 1], 2: [4, 0]}
+    every = np.arange(len(lessons))
+    assert lessons.masks[every, lessons.actions].all()
+    assert lessons.rights[every, lessons.actions].all()
+    assert not (lessons.rights & ~lessons.masks).any()
+    assert lessons.rights[-1].nonzero()[0].tolist() == [12]
+    first = lessons.rights[0].nonzero()[0].tolist()
+    # A bundle for the first job before all; or whatever does not lead past a size.
+    assert first == ([2] if labels is Labels.STEPS else [0, 1, 2, 3, 6])
+
+
+def test_what_has_no_room_is_masked_and_not_asked_for() -> None:
+    """Room for one worker and PS only, though two jobs of (2, 2) were decided on."""
+    snapshot = a_snapshot([a_job(0), a_job(1)], cluster(1, cpu=4, gpu=1))
+    recording = Recording(snapshot, decided(snapshot, (2, 2), (2, 2)), LoadBalance())
+    for labels in Labels:
+        lessons = lessons_of([recording], SIGHT, labels=labels, kept=1.0, rng=np.random.default_rng(1))
+        assert lessons.masks[np.arange(len(lessons)), lessons.actions].all()
+        # One CPU is left at most in the end: no action but void, which is no lesson.
+        assert sum(lessons.actions < 12) <= 4
+
+
+def test_lessons_begin_where_first_bundles_end() -> None:
+    snapshot = a_snapshot([a_job(0), a_job(1)], cluster(4, cpu=16, gpu=8))
+    decision = ask(Drf(), snapshot)
+    sight = Sight(window=4, models=("other",), resources=("cpu", "gpu"), first_bundles=True, slot_seconds=60.0)
+    lessons = lessons_of(
+        [Recording(snapshot, decision, LoadBalance())], sight, labels=Labels.STEPS, kept=1.0,
+        rng=np.random.default_rng(0),
+    )  # fmt: skip
+    assert lessons.actions.tolist() == [2, 5, 2, 5, 2, 5]
+
+
+def test_nothing_to_learn_from_is_told() -> None:
+    with pytest.raises(TooFewSamples, match="the recorded slots leave nothing to learn from"):
+        lessons_of([], SIGHT, labels=Labels.SIZES, kept=1.0, rng=np.random.default_rng(0))
