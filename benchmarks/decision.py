@@ -1,12 +1,14 @@
 """How long one decision takes, from small clusters to large ones, and how that grows.
 
-    python benchmarks/decision.py [--jobs 250 1000 4000 16000] [--policies fifo drf ...] [--repeats 3] [--json]
+    python benchmarks/decision.py [--jobs 250 1000 4000 16000] [--policies fifo drf ...] [--running] [--repeats 3]
+        [--json]
 
-Every job is new and asks for up to 8 workers and 8 PSs of one of two shapes; there are 2.5 nodes a job, as in Optimus'
-4,000 jobs on 10,000 nodes (Peng et al., EuroSys 2018: 5 s), and too little room for all, so every job ends with a
-reason. Jobs are of six model types with speeds of their own; `optimus` and `lookahead` fit them to some measured sizes,
-`optimus-true` and `lookahead-true` are told, and `optimus-loss` fits 32 losses of each job as well. A time is that of
-`Packing.for_decision` and `Policy.decide` together, the least of the repeats.
+Every job is new, or with `--running` has what a first decision gave it, and asks for up to 8 workers and 8 PSs of one
+of two shapes; there are 2.5 nodes a job, as in Optimus' 4,000 jobs on 10,000 nodes (Peng et al., EuroSys 2018: 5 s),
+and too little room for all, so every job ends with a reason. Jobs are of six model types with speeds of their own;
+`optimus` and `lookahead` fit them to some measured sizes, `optimus-true` and `lookahead-true` are told, and
+`optimus-loss` fits 32 losses of each job as well. A time is that of `Packing.for_decision` and `Policy.decide`
+together, the least of the repeats.
 """
 
 from __future__ import annotations
@@ -15,17 +17,21 @@ import argparse
 import json
 import resource
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
-from dl2d.core.cluster import Node, Snapshot
+from dl2d.core.cluster import Node, Snapshot, Task, TaskState
 from dl2d.core.jobs import Allocation, Architecture, Consistency, Job, JobKey, JobRequest, JobState, Launch, Owner
 from dl2d.core.measured import MOST_LOSSES, LossPoint, MeasuredLoss, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources
+from dl2d.daemon.place import place
 from dl2d.daemon.plugins import POLICIES, available, load_policy
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.lookahead import Lookahead
@@ -91,12 +97,31 @@ def snapshot(jobs: int) -> Snapshot:
     return Snapshot(0.0, 1, nodes, queue, (), speeds=speeds, losses=losses)
 
 
+def running(policy: Policy, seen: Snapshot) -> Snapshot:
+    """The same cluster after a first decision: its tasks run where they were placed."""
+    decision = policy.decide(seen, Packing.for_decision(seen.nodes, (), LoadBalance()), np.random.default_rng(0))
+    plan = place(seen, decision, LoadBalance())
+    tasks = tuple(
+        Task(
+            job=start.job, id=f"{start.role}-{number}", role=start.role, node=start.node, demand=start.demand,
+            state=TaskState.CONFIRMED,
+        )
+        for number, start in enumerate(plan.starts)
+    )  # fmt: skip
+    held: dict[str, list[Resources]] = defaultdict(list)
+    for task in tasks:
+        held[task.node].append(task.demand)
+    nodes = tuple(structs.replace(node, used=Resources.total(held[node.name])) for node in seen.nodes)
+    jobs = tuple(replace(job, state=JobState.RUNNING) for job in seen.jobs)
+    return replace(seen, nodes=nodes, jobs=jobs, tasks=tasks)
+
+
 def seconds(policy: Policy, seen: Snapshot, repeats: int) -> float:
     """Least time of some decisions."""
     times = []
     for _ in range(repeats):
         begin = time.perf_counter()
-        policy.decide(seen, Packing.for_decision(seen.nodes, (), LoadBalance()), np.random.default_rng(0))
+        policy.decide(seen, Packing.for_decision(seen.nodes, seen.tasks, LoadBalance()), np.random.default_rng(0))
         times.append(time.perf_counter() - begin)
     return min(times)
 
@@ -118,6 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, nargs="+", default=[250, 1000, 4000, 16000])
     parser.add_argument("--policies", nargs="+", choices=list(there), default=list(there))
+    parser.add_argument("--running", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -125,7 +151,7 @@ def main() -> None:
     for name in options.policies:
         policy, before = there[name](), None
         for jobs in options.jobs:
-            seen = snapshot(jobs)
+            seen = running(policy, snapshot(jobs)) if options.running else snapshot(jobs)
             took = seconds(policy, seen, options.repeats)
             growth = took / before["seconds"] / (jobs / before["jobs"]) if before else None
             before = {

@@ -140,7 +140,7 @@ class Owner:
     qos: str = ""
 
 
-class Launch(msgspec.Struct, frozen=True):
+class Launch(msgspec.Struct, frozen=True, gc=False):
     """How a task of the job is started: the user's command, folder and environment."""
 
     argv: tuple[str, ...]

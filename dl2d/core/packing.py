@@ -96,6 +96,7 @@ class Packing:
         """``node.used`` counts as taken for good: pass what others hold (see ``for_decision``), or what all hold."""
         self._nodes = tuple(nodes)
         self._placement = placement
+        self._keeps_bundles, self._head_only = placement.keeps_bundles, placement.head_only
         self._index = {node.name: place for place, node in enumerate(self._nodes)}
         incumbents = tuple(incumbents)
         names = {name for node in self._nodes for name, _ in node.capacity.thousandths}
@@ -174,7 +175,7 @@ class Packing:
     @property
     def head_only(self) -> bool:
         """Whether a task goes to the first node in the placement's order or to none."""
-        return self._placement.head_only
+        return self._head_only
 
     def add(self, job: Job, delta: Allocation) -> Blocked | None:
         """Add tasks of a job, workers and PSs in turn, all or none; returns what stood in the way."""
@@ -183,13 +184,14 @@ class Packing:
         found_before, refused_before = len(self._found), len(self._refused)
         request = job.request
         for number in range(max(delta)):
-            roles = [role for role in _ROLES if number < delta.count(role)]
-            together = self._placement.keeps_bundles and len(roles) > 1
-            if together and not any(self._incumbents.get((job.key, role)) for role in roles):
-                steps: Iterable[_Step | Blocked] = (self._place_new(self.bundle(request), Role.WORKER),)
+            bundled = self._keeps_bundles and number < delta.workers and number < delta.ps
+            if bundled and not any(self._incumbents.get((job.key, role)) for role in _ROLES):
+                parts: Iterable[tuple[Role, Resources]] = ((Role.WORKER, self.bundle(request)),)
             else:
-                steps = (self._take_up(job.key, role) or self._place_new(request.demand(role), role) for role in roles)
-            for step in steps:
+                parts = [(role, request.demand(role)) for role in _ROLES if number < delta.count(role)]
+            for role, demand in parts:
+                taken_up = self._take_up(job.key, role) if self._waiting else None
+                step = taken_up or self._place_new(demand, role)
                 if isinstance(step, Blocked):
                     if done:
                         for taken in reversed(done):
@@ -332,7 +334,7 @@ class Packing:
         place = None if vector is None or demand in self._full else self._choose(vector)
         if vector is None or place is None:
             # Where only the first node is tried, another may be the first next time.
-            if demand not in self._full and not self._placement.head_only:
+            if demand not in self._full and not self._head_only:
                 self._full.add(demand)
                 self._refused.append(demand)
             asked = (self._state, demand, role)
@@ -344,7 +346,7 @@ class Packing:
 
     def _choose(self, demand: _Vector) -> int | None:
         """First node in the order with room, out of the way of incumbents where there is such a one."""
-        if self._placement.head_only:
+        if self._head_only:
             head = self._first(_ANY, clear=False)
             return head if head is not None and self._at[head].fits(demand) else None
         clear = self._first(demand, clear=True) if self._waiting else None

@@ -10,7 +10,7 @@ from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resources import Resources, Shortfall
 
 
-class Start(msgspec.Struct, frozen=True):
+class Start(msgspec.Struct, frozen=True, gc=False):
     """A task to be started on a node."""
 
     job: JobKey
@@ -19,7 +19,7 @@ class Start(msgspec.Struct, frozen=True):
     demand: Resources
 
 
-class Stop(msgspec.Struct, frozen=True):
+class Stop(msgspec.Struct, frozen=True, gc=False):
     """A task to be drained."""
 
     job: JobKey
@@ -35,7 +35,7 @@ class Move:
     node: str
 
 
-class Deferred(msgspec.Struct, frozen=True):
+class Deferred(msgspec.Struct, frozen=True, gc=False):
     """Tasks that were decided on but have no room yet; the next tick tries again."""
 
     job: JobKey

@@ -39,7 +39,7 @@ class RmJobState(enum.StrEnum):
         return self in (RmJobState.DONE, RmJobState.FAILED, RmJobState.CANCELLED, RmJobState.LOST)
 
 
-class RmJob(msgspec.Struct, frozen=True, kw_only=True):
+class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job, container or process as the resource manager has it."""
 
     handle: str
@@ -63,7 +63,7 @@ class RmSnapshot:
     jobs: tuple[RmJob, ...]
 
 
-class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
+class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A task to be started. ``launch.env`` is the complete environment; nothing is inherited from the daemon."""
 
     tag: str

@@ -32,7 +32,7 @@ class Shortfall:
         return f"{self.resource}: wanted {_plain(self.wanted)}, had {_plain(self.had)}"
 
 
-class Resources(msgspec.Struct, frozen=True):
+class Resources(msgspec.Struct, frozen=True, gc=False):
     """Amounts by resource name, e.g. ``cpu``, ``gpu`` (counts) and ``memory`` (MiB). A name not listed is zero.
 
     ``thousandths`` is sorted by name and holds no zeros, so that equal vectors compare and hash equal.

@@ -123,7 +123,7 @@ class JobChange:
     digest: str | None = None
 
 
-class TaskChange(msgspec.Struct, frozen=True):
+class TaskChange(msgspec.Struct, frozen=True, gc=False):
     """A step of a task's state machine. ``handle`` and ``note`` are kept where None."""
 
     job: JobKey

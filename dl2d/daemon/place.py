@@ -165,6 +165,11 @@ def _start_gathered(
                 starting.start(key, roles)
 
 
+def _is_minimum(roles: Sequence[Role], request: JobRequest) -> bool:
+    """Whether these tasks are enough for a job to begin with."""
+    return roles.count(Role.WORKER) >= request.min_workers and roles.count(Role.PS) >= request.min_ps
+
+
 class _Starting:
     """Starts so far, and what waits."""
 
@@ -198,7 +203,7 @@ class _Starting:
             return False
         new = Allocation(roles.count(Role.WORKER), roles.count(Role.PS))
         request = self._requests[key]
-        if key not in self._begun and (new.workers < request.min_workers or new.ps < request.min_ps):
+        if key not in self._begun and not _is_minimum(roles, request):
             return False
         laid = self._packing.gather(request, new, there)
         if laid is None:
@@ -224,9 +229,7 @@ class _Starting:
                     missing.append((role, node))
                 else:
                     placed.append(Start(key, role, node, request.demand(role)))
-        counts = Counter(start.role for start in placed)
-        too_few = counts[Role.WORKER] < request.min_workers or counts[Role.PS] < request.min_ps
-        if key not in self._begun and (missing or too_few):
+        if key not in self._begun and (missing or not _is_minimum([start.role for start in placed], request)):
             # Its first bundle is its minimum: as a whole or not at all.
             for start in placed:
                 self._packing.remove(start.node, start.demand)

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from operator import itemgetter
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
@@ -111,11 +110,9 @@ class _Floor:
         #: Tasks of these kinds by node, those that leave first before others.
         self._may_leave = _by_node(task for task in self._tasks if (task.job, task.role) in self._left)
         self._leaving_places = sorted(self._place[name] for name in self._may_leave)
-        #: Names of the resources in a demand.
-        self._asked: dict[Resources, frozenset[str]] = {}
         #: By demand and place, whether it fits, and whose leaving would make it fit.
         self._fits: dict[Resources, list[bool]] = {}
-        self._leavers: dict[Resources, list[_Leavers | None]] = {}
+        self._leavers: dict[Resources, dict[int, _Leavers]] = {}
 
     def first_with_room(self, demand: Resources) -> str | None:
         place = _first(self._fitting(demand), 0)
@@ -123,19 +120,20 @@ class _Floor:
 
     def fewest_leavers(self, demand: Resources) -> tuple[str, Sequence[Task]] | None:
         """The node where the fewest surplus tasks, then the newest, would have to leave: what trained long stays."""
-        known = self._leavers.setdefault(demand, [None] * len(self._names))
-        best: tuple[tuple[float, int], int] | None = None
-        for place in self._leaving_places:
-            leavers = known[place]
-            if leavers is None or any(self._left[kind] < count for kind, count in leavers.kinds):
-                leavers = known[place] = self._leavers_of(demand, self._names[place])
-            if leavers.tasks and (best is None or leavers.rank < best[0]):
-                best = leavers.rank, place
-        if best is None:
+        if not self._leaving_places:
             return None
-        leavers = known[best[1]]
-        assert leavers is not None
-        return self._names[best[1]], leavers.tasks
+        known = self._leavers.setdefault(demand, {})
+        for place in self._leaving_places:
+            if place not in known:
+                known[place] = self._leavers_of(demand, self._names[place])
+        # Some of them may count on tasks that left elsewhere since. What they can still do is no better than what they
+        # could: only the best has to be looked at again.
+        while True:
+            place = min(self._leaving_places, key=lambda place: known[place].rank)
+            leavers = known[place]
+            if all(self._left[kind] >= count for kind, count in leavers.kinds):
+                return (self._names[place], leavers.tasks) if leavers.tasks else None
+            known[place] = self._leavers_of(demand, self._names[place])
 
     def clear(self, node: str, victims: Iterable[Task]) -> None:
         """Take out tasks that leave."""
@@ -207,39 +205,33 @@ class _Floor:
         for demand, fits in self._fits.items():
             fits[place] = demand.fits_in(self._free[node])
         for known in self._leavers.values():
-            known[place] = None
+            known.pop(place, None)
 
     def _leavers_of(self, demand: Resources, node: str) -> _Leavers:
         """Fewest surplus tasks of a node whose leaving lets the demand in (greedily, those that help most first)."""
-        tasks = [task for task in self._may_leave[node] if self._left[task.job, task.role] > 0]
-        if not tasks:
-            return _NO_LEAVERS
-        free = self._free[node]
-        may_go = {(task.job, task.role): self._left[task.job, task.role] for task in tasks}
+        have = dict(self._free[node].thousandths)
+        short = {name: amount - have.get(name, 0) for name, amount in demand.thousandths if amount > have.get(name, 0)}
+        tasks = list(self._may_leave[node])
         victims: list[Task] = []
-        while not demand.fits_in(free):
-            short = {missing.resource for missing in demand.shortfalls(free)}
-            useful = [
-                (len(helped), task)
-                for task in tasks
-                if may_go[task.job, task.role] > 0
-                and (helped := self._names_in(task.demand) & short)
-                and task not in victims
-            ]
-            if not useful:
+        kinds: dict[Kind, int] = {}
+        while short:
+            best, helped = None, 0
+            for task in tasks:
+                helps = sum([name in short for name, _ in task.demand.thousandths])
+                if helps > helped and self._left[kind := (task.job, task.role)] > kinds.get(kind, 0):
+                    best, helped = task, helps
+            if best is None:
                 return _NO_LEAVERS
-            _, task = max(useful, key=itemgetter(0))
-            may_go[task.job, task.role] -= 1
-            victims.append(task)
-            free += task.demand
-        kinds = {kind: self._left[kind] - rest for kind, rest in may_go.items() if rest < self._left[kind]}
-        newest = min((task.number for task in victims), default=0)
+            kind = best.job, best.role
+            kinds[kind] = kinds.get(kind, 0) + 1
+            victims.append(best)
+            tasks.remove(best)
+            for name, amount in best.demand.thousandths:
+                if name in short:
+                    short[name] -= amount
+            short = {name: amount for name, amount in short.items() if amount > 0}
+        newest = min([task.number for task in victims], default=0)
         return _Leavers(tuple(victims), tuple(kinds.items()), (len(victims), -newest))
-
-    def _names_in(self, demand: Resources) -> frozenset[str]:
-        if demand not in self._asked:
-            self._asked[demand] = frozenset(name for name, _ in demand.thousandths)
-        return self._asked[demand]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from operator import add
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -126,8 +127,7 @@ class Tetris:
         return _Filling(jobs, machines, self._shortness, whole_bundles=self._whole_bundles)
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
+class _Running(msgspec.Struct, frozen=True, gc=False):
     """A task that runs already. ``place`` is None where its node takes no new tasks: it may stay all the same."""
 
     node: str
@@ -155,7 +155,8 @@ class _Job:
 
     def afresh(self) -> _Job:
         """The job as if nothing of it ran."""
-        return replace(self, runs={role: [] for role in _ROLES}, laid=[])
+        runs: dict[Role, list[_Running]] = {role: [] for role in _ROLES}
+        return _Job(self.job, self.order, self.work, self.floor, self.vectors, runs)
 
 
 def _jobs(snapshot: Snapshot, machines: Machines) -> list[_Job]:

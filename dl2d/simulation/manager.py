@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.errors import Denied, NotFound, Rejected
@@ -11,8 +12,7 @@ from dl2d.core.resource_manager import Anchor, Capabilities, RmJob, RmJobState, 
 from dl2d.core.resources import Resources
 
 
-@dataclass(slots=True)
-class _Running:
+class _Running(msgspec.Struct, gc=False):
     spec: TaskSpec
     submitted: int
     #: As it is listed; made when it is first asked for.
