@@ -1,7 +1,7 @@
 """The cluster as seen: nodes, tasks, and the snapshot that a policy decides on.
 
-Records of which a tick makes very many are msgspec structs here and elsewhere in the core: ten times faster to make than
-dataclasses, and as nothing in them can form a cycle, the garbage collector need not look at them.
+Records of which a tick makes very many are msgspec structs, here and elsewhere in the core: ten times faster to make
+than dataclasses, and as nothing in them can form a cycle, the garbage collector need not look at them.
 """
 
 from __future__ import annotations
