@@ -12,8 +12,8 @@ import typer
 
 from dl2d.config.settings import DEFAULT_PATH, Settings
 from dl2d.core.errors import RequestError
+from dl2d.core.history import RecordingStore
 from dl2d.core.jobs import Job
-from dl2d.core.registry import SiteStore
 from dl2d.core.store import Store
 
 ConfigOption = Annotated[
@@ -27,7 +27,7 @@ _MOST_COMPARED = 200
 
 
 @contextlib.contextmanager
-def reading(settings: Settings) -> Iterator[SiteStore]:
+def reading(settings: Settings) -> Iterator[RecordingStore]:
     """The store, opened to be read beside a running daemon: no lease is taken and no schema changed."""
     from dl2d.store.sql import SqlStore  # noqa: PLC0415 - half a second that commands without a store do not wait for
 

@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dl2d import __version__
-from dl2d.cli.options import JsonOption
+from dl2d.cli.options import ConfigOption, JsonOption
 from dl2d.cli.output import print_json, print_tables, table
+from dl2d.config.settings import DEFAULT_PATH
 from dl2d.core.errors import WorkloadError
 from dl2d.learning.baselines import baselines
 from dl2d.learning.report import write_report
@@ -65,13 +66,29 @@ def train(
     minutes: Annotated[float | None, typer.Option(min=0, help="Stop early after so many minutes.")] = None,
     compare: Annotated[bool, typer.Option(help="Replay baselines on the validation workloads, too.")] = True,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")] = False,
+    twin: Annotated[bool, typer.Option("--twin", help="Train on a simulator of this site.")] = False,
+    days: Annotated[int | None, typer.Option(min=2, help="With --twin: how many of the last days count.")] = None,
+    gate: Annotated[bool, typer.Option("--gate", help="With --twin: have it go live if it is surely better.")] = False,
+    store: Annotated[str, typer.Option(help="With --twin: URL of a store, instead of a configuration.")] = "",
+    config: ConfigOption = DEFAULT_PATH,
     as_json: JsonOption = False,
 ) -> None:
     """Train the policy dl2 and write a checkpoint.
 
-    Exit status 130 after Ctrl-C; what was reached is kept and --resume goes on with it.
+    With --twin, the weights that decide now are trained further on what this site's store recorded. Exit status 130
+    after Ctrl-C; what was reached is kept and --resume goes on with it.
     """
     if context.invoked_subcommand is not None:
+        return
+    if twin:
+        if workload:
+            raise typer.BadParameter("the twin's workloads are made from the store; leave this out", param_hint="-w")
+        from dl2d.cli.train_twin import site_of, train_twin  # noqa: PLC0415 - what reads stores takes half a second
+
+        train_twin(
+            site_of(config, store), out=out, iterations=iterations, days=days, minutes=minutes, seed=seed, gate=gate,
+            as_json=as_json,
+        )  # fmt: skip
         return
     if not workload:
         raise typer.BadParameter("name one or more workloads to train on", param_hint="--workload")

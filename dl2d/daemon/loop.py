@@ -310,12 +310,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 call=Deadline(settings.policy.timeout_seconds),
             ),
             launcher=self._launcher,
-            rules=GuardRules(
-                per_user=settings.guard.per_user,
-                cooldown_up=settings.guard.cooldown_up_seconds,
-                cooldown_down=settings.guard.cooldown_down_seconds,
-                churn=settings.guard.churn,
-            ),
+            rules=guard_rules(settings),
             patience=Patience(
                 unseen=jobs.unseen_seconds,
                 silent=jobs.silent_seconds,
@@ -337,6 +332,16 @@ class Daemon(AbstractContextManager["Daemon"]):
             self.reload()
         else:
             self.stop()
+
+
+def guard_rules(settings: Settings) -> GuardRules:
+    """The site's limits on what a policy may do."""
+    return GuardRules(
+        per_user=settings.guard.per_user,
+        cooldown_up=settings.guard.cooldown_up_seconds,
+        cooldown_down=settings.guard.cooldown_down_seconds,
+        churn=settings.guard.churn,
+    )
 
 
 def manager_settings(settings: Settings) -> dict[str, object]:

@@ -13,6 +13,7 @@ from sqlalchemy.exc import IntegrityError
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.errors import AlreadyRunning, DuplicateJob, SchemaOutdated, StoreError
+from dl2d.core.history import History
 from dl2d.core.jobs import Allocation, Architecture, Consistency, Job, JobKey, JobState, Progress, Role
 from dl2d.core.measured import (
     MOST_LOSSES,
@@ -36,6 +37,7 @@ from dl2d.core.store import (
 )
 from dl2d.store import rows, schema
 from dl2d.store.database import Database, Place
+from dl2d.store.history import read_history
 from dl2d.store.lease import FileLease, Lease, NoLease, ServerLease
 from dl2d.store.models import (
     Base,
@@ -458,6 +460,10 @@ class SqlStore:
         query = select(*small).order_by(SlotRow.number.desc()).limit(limit)
         with self._database.reading("listing slots") as connection:
             return tuple(map(rows.to_summary, connection.execute(query)))
+
+    def history(self, begin: float, end: float) -> History:
+        """See ``RecordingStore.history``."""
+        return read_history(self._database, begin, end, self.speeds)
 
     def decisions(self, job: JobKey, *, limit: int = 100) -> tuple[DecisionEntry, ...]:
         """See ``Store.decisions``."""

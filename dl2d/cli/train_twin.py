@@ -1,0 +1,273 @@
+"""``dl2d train --twin``: weights for the learned policy from what this site recorded, and the gate before they decide.
+
+The daemon's learner does the same (``dl2d.cli.learner``).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dl2d import __version__
+from dl2d.cli.options import reading
+from dl2d.cli.output import print_json, print_tables, table
+from dl2d.config.settings import Settings, load_settings
+from dl2d.core.errors import CheckpointError
+from dl2d.core.policy import Policy
+from dl2d.core.registry import Registry, Trial, Version, VersionState
+from dl2d.daemon.incumbent import configured_checkpoint, given, keep_version, read_version
+from dl2d.daemon.loop import guard_rules
+from dl2d.daemon.plugins import Given, load_placement, load_policy
+from dl2d.learning.gate import Compared, compare
+from dl2d.learning.lesson import Lesson, lesson_of
+from dl2d.learning.report import write_report
+from dl2d.learning.search import Step
+from dl2d.learning.training import State, Trainer, TrainingSettings
+from dl2d.learning.twin import DAY_SECONDS
+from dl2d.policies.checkpoint import DIGITS, Checkpoint, read_checkpoint, write_checkpoint
+from dl2d.policies.dl2 import SHIPPED, from_arrays, merged
+
+NAME: Final = "dl2"
+#: The search begins with weights that are good already: it looks and goes less far than one that begins with none.
+_STEP: Final = Step(spread=0.07, rate=0.03)
+#: A site's cluster is what it is; fewer nodes stand for busier days.
+_PARTS: Final = (1.0, 1 / 2, 1 / 4)
+
+#: Is told what is being done, how far it is, and how far it goes.
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What came of learning."""
+
+    lesson: Lesson
+    parent: Checkpoint
+    checkpoint: Checkpoint
+    record: Mapping[str, Any]
+
+
+def site_of(config: Path, store: str) -> Settings:
+    """The settings of a site: its configuration's, or with a store alone the defaults. Raises ``ConfigError``."""
+    return (
+        Settings.model_validate({"policy": {"name": NAME}, "store": {"url": store}}) if store else load_settings(config)
+    )
+
+
+def train_twin(
+    settings: Settings,
+    *,
+    out: Path,
+    iterations: int,
+    days: int | None,
+    minutes: float | None,
+    seed: int,
+    gate: bool,
+    as_json: bool,
+) -> None:
+    """Train on the site's twin, and have the gate judge what comes of it if that is asked for."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as display:
+        bars: dict[str, Any] = {}
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in bars:
+                bars[what] = display.add_task(what, total=total)
+            display.update(bars[what], completed=done, total=total)
+
+        done = learn(
+            settings, out=out, iterations=iterations, days=days, minutes=minutes, seed=seed, gate=gate, tell=tell,
+            now=time.time(),
+        )  # fmt: skip
+    if as_json:
+        print_json(done)
+        return
+    typer.echo(f"{out / 'checkpoint'}: {done['digest'][:DIGITS]}, after {done['seconds']:.0f} s; report in {out}")
+    if "trial" in done:
+        trial = done["trial"]
+        rows = [
+            (case["name"], f"{case['candidate']:.3f}", f"{case['current']:.3f}",
+             f"{case['candidate'] / case['current'] - 1:+.1%}")
+            for case in trial["cases"]
+        ]  # fmt: skip
+        print_tables(table(("WORKLOAD", ">JCT", ">CURRENT", ">CHANGE"), rows))
+        typer.echo(f"{'goes live' if trial['passed'] else 'rejected'}: {trial['reason']}")
+
+
+def learn(
+    settings: Settings,
+    *,
+    out: Path,
+    iterations: int,
+    days: int | None,
+    minutes: float | None,
+    seed: int,
+    gate: bool,
+    tell: Tell,
+    now: float,
+) -> dict[str, Any]:
+    """Read the site's history, train from what decides now, write a checkpoint, and pass the gate or not.
+
+    ``now`` is the end of the history, seconds since 1970. Returns what ``--json`` prints.
+
+    Raises
+    ------
+    WorkloadError
+        There is too little to learn from.
+    CheckpointError, StoreError
+        Something cannot be read or written.
+    """
+    with reading(settings) as store:
+        registry = store.registry
+        length = (settings.learning.days if days is None else days) * DAY_SECONDS
+        begin = (now - length) // DAY_SECONDS * DAY_SECONDS
+        lesson = lesson_of(store.history(begin, now), settings.schedule.slot_seconds, seed=seed)
+        parent = current_checkpoint(settings, registry)
+        limit = settings.learning.minutes if minutes is None else minutes
+        learned = _train(lesson, parent, out=out, iterations=iterations, minutes=limit, seed=seed, tell=tell)
+        done: dict[str, Any] = {
+            "checkpoint": str(out / "checkpoint"), "digest": learned.checkpoint.digest, **learned.record
+        }  # fmt: skip
+        if gate:
+            trial = pass_gate(settings, registry, learned, tell=tell)
+            done["trial"] = {**asdict(trial), "days": list(trial.days)}
+        return done
+
+
+def current_checkpoint(settings: Settings, registry: Registry) -> Checkpoint:
+    """What decides now, or would if dl2 were in charge. Raises ``CheckpointError`` or ``ConfigError``."""
+    live = registry.live(NAME)
+    if live is not None:
+        return read_version(live)
+    named = configured_checkpoint(settings) if settings.policy.name == NAME else None
+    return read_checkpoint(SHIPPED, policy=NAME) if named is None else named
+
+
+def pass_gate(settings: Settings, registry: Registry, learned: Learned, *, tell: Tell) -> Trial:
+    """Register the candidate, compare it with what decides now, and have it go live if it passes; all is kept."""
+    version = _register(settings, registry, learned)
+    live = registry.live(NAME)
+    current = current_checkpoint(settings, registry)
+    if version.state is VersionState.LIVE or version.digest == current.digest:
+        compared = None
+        passed, reason = False, "it is what decides already"
+    else:
+        compared = _compared(settings, learned, current, tell)
+        passed, reason = compared.verdict.passed, compared.verdict.reason
+        if passed and registry.live(NAME) != live:
+            passed, reason = False, f"another version went live meanwhile; {reason}"
+    trial = Trial(
+        at=time.time(),
+        policy=NAME,
+        candidate=version.digest,
+        current=current.digest,
+        days=tuple(day.name for day in learned.lesson.held_out),
+        cases=compared.cases if compared else (),
+        change=compared.verdict.change if compared else None,
+        low=compared.verdict.low if compared else None,
+        high=compared.verdict.high if compared else None,
+        passed=passed,
+        reason=reason,
+    )
+    registry.add_trial(trial)
+    if version.state is not VersionState.LIVE:
+        state = VersionState.LIVE if passed else VersionState.REJECTED
+        registry.change(NAME, version.digest, state, at=time.time(), by="gate", reason=reason)
+    return trial
+
+
+def _compared(settings: Settings, learned: Learned, current: Checkpoint, tell: Tell) -> Compared:
+    return compare(
+        learned.lesson.cases,
+        _policy(settings, learned.checkpoint),
+        _policy(settings, current),
+        load_placement(settings.placement),
+        costs=learned.lesson.costs,
+        rules=guard_rules(settings),
+        timeout=settings.policy.timeout_seconds,
+        timer=time.process_time,
+        progress=lambda done, total: tell("comparing", done, total),
+    )
+
+
+def _policy(settings: Settings, checkpoint: Checkpoint) -> Policy:
+    if settings.policy.name == NAME:
+        return load_policy(NAME, given=given(settings, checkpoint))
+    return load_policy(NAME, given=Given(checkpoint=checkpoint, slot_seconds=settings.schedule.slot_seconds))
+
+
+def _register(settings: Settings, registry: Registry, learned: Learned) -> Version:
+    history = learned.record
+    return keep_version(
+        learned.checkpoint,
+        settings.versions_path,
+        registry,
+        at=time.time(),
+        origin="learned from this site's days",
+        parent=learned.parent.digest,
+        data_from=history["data_from"],
+        data_to=history["data_to"],
+        jobs=history["jobs"],
+    )
+
+
+def _train(
+    lesson: Lesson,
+    parent: Checkpoint,
+    *,
+    out: Path,
+    iterations: int,
+    minutes: float,
+    seed: int,
+    tell: Tell,
+) -> Learned:
+    began = time.monotonic()
+    try:
+        known = from_arrays(parent.weights, parent.settings["kinds"])
+        how = TrainingSettings(
+            seed=seed, iterations=iterations, every=5, hidden=int(parent.settings["hidden"]), parts=_PARTS, rounds=0,
+            deciding_optimism=float(parent.settings["optimism"]), measuring=False, step=_STEP,
+        )  # fmt: skip
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        raise CheckpointError(f"checkpoint of {NAME}: lacks, or has no fit, {error}") from error
+    tell("setting up", 0, 1)
+    trainer = Trainer(lesson.training, lesson.validation, how)
+    state: State = trainer.start(parent.weights["scorer"], merged(known, lesson.measured))
+    tell("setting up", 1, 1)
+    tell("searching", 0, iterations)
+    for reached in trainer.search(state):
+        state = reached
+        tell("searching", state.search.iteration, iterations)
+        if time.monotonic() - began > 60 * minutes:
+            break
+    seconds = time.monotonic() - began
+    days = [day.name for day in lesson.trained_on]
+    record = {
+        "dl2d": __version__, "twin": True, "parent": parent.digest, "seed": seed, "days": days,
+        "held_out": [day.name for day in lesson.held_out],
+        "data_from": lesson.trained_on[0].begin, "data_to": lesson.trained_on[-1].begin + DAY_SECONDS,
+        "jobs": sum(job.at > 0 for day in lesson.trained_on for job in day.jobs),
+        "iterations": state.search.iteration, "best_iteration": state.best_look.iteration,
+        "seconds": round(seconds, 1), "parts": list(how.parts), "costs": _costs(lesson),
+        "validation_jct_slots": list(state.best_look.jct), "parents_jct_slots": list(state.looks[0].jct),
+        "curve": [asdict(look) for look in state.looks],
+    }  # fmt: skip
+    made = trainer.checkpoint(state, record)
+    kept = {"resize_seconds": parent.settings.get("resize_seconds", 0.0)}
+    checkpoint = replace(made, settings={**made.settings, **kept})
+    write_checkpoint(checkpoint, out / "checkpoint")
+    where = [f"this site's {len(days)} days, {days[0]} to {days[-1]}, and days drawn from them"]
+    write_report(out, state, how, {}, inputs=where, seconds=seconds)
+    return Learned(lesson, parent, checkpoint, record)
+
+
+def _costs(lesson: Lesson) -> dict[str, float]:
+    return {"start_seconds": lesson.costs.start_seconds, "join_seconds": lesson.costs.join_seconds}

@@ -1,0 +1,50 @@
+"""What a site recorded in some days: all that a simulator of it can be made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from dl2d.core.cluster import Node
+from dl2d.core.jobs import Job, JobKey
+from dl2d.core.measured import MeasuredSpeeds
+from dl2d.core.registry import SiteStore
+from dl2d.core.store import RuntimePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The cluster as it was seen at one moment, seconds since 1970."""
+
+    at: float
+    #: ``used`` is what others held, without dl2d's own tasks.
+    nodes: tuple[Node, ...]
+    #: Completed epochs of the jobs that were there.
+    epochs: Mapping[JobKey, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What was recorded from ``begin`` up to ``end``, seconds since 1970."""
+
+    begin: float
+    end: float
+    #: All that were there at some time in between, in submit order, as they are now.
+    jobs: tuple[Job, ...]
+    #: At most one an hour, oldest first.
+    sights: tuple[Sight, ...]
+    #: All that was measured of the jobs' kinds, also before.
+    speeds: tuple[MeasuredSpeeds, ...]
+    #: Changes of membership, as coordinators measured them.
+    plans: tuple[RuntimePlan, ...]
+    #: Seconds from asking for a task until it took part, of each that did.
+    starts: tuple[float, ...]
+
+
+class RecordingStore(SiteStore, Protocol):
+    """A store that can tell its history."""
+
+    def history(self, begin: float, end: float) -> History:
+        """What was recorded in that time."""
+        ...

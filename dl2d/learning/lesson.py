@@ -1,0 +1,111 @@
+"""What is learned from a site's days, and what is kept back to test it on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from dl2d.core.errors import WorkloadError
+from dl2d.core.history import History
+from dl2d.core.measured import MeasuredSpeeds
+from dl2d.learning.twin import Day, Speeds, costs_of, days_of, learnt_from, resampled, workload_of
+from dl2d.policies.belief import Belief
+from dl2d.simulation.realism import Realism
+from dl2d.simulation.workload import Workload
+
+#: What follows the seed in the seeds of generators.
+_TRAINING, _VALIDATION, _TEST = range(3)
+#: Of the days with jobs, the newest 1 of so many are kept back.
+_ONE_OF: Final = 4
+#: Most recorded days among the workloads that the best weights are chosen by.
+_MOST_LOOKED_AT: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A workload to compare policies on."""
+
+    name: str
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """Workloads to train on, to choose the best weights by, and to compare on; no day is among both last and others."""
+
+    trained_on: tuple[Day, ...]
+    held_out: tuple[Day, ...]
+    training: tuple[Workload, ...]
+    validation: tuple[Workload, ...]
+    cases: tuple[Case, ...]
+    costs: Realism
+    #: What was measured of the kinds of jobs that came.
+    measured: tuple[MeasuredSpeeds, ...]
+
+
+def lesson_of(history: History, slot_seconds: float, *, seed: int, draws: int = 24, tests: int = 4) -> Lesson:
+    """Make a lesson of what was recorded.
+
+    Parameters
+    ----------
+    slot_seconds
+        Length of an interval.
+    draws
+        Workloads to train on; each has speeds of its own, and those beyond the recorded days' have a drawn day.
+    tests
+        How often each day that is kept back is played: once with speeds as believed, then with drawn ones.
+
+    Raises
+    ------
+    WorkloadError
+        Jobs came on less than two days: there is nothing to train on and to test with.
+    """
+    days = days_of(history)
+    if len(days) < 2:
+        raise WorkloadError(
+            "", f"jobs whose speeds were measured came on {len(days)} days of what was recorded; at least 2 are needed",
+            where="the twin",
+        )  # fmt: skip
+    kept = max(1, len(days) // _ONE_OF)
+    trained_on, held_out = days[:-kept], days[-kept:]
+    measured = learnt_from(history, days)
+    speeds = Speeds(Belief(measured), [job.request for day in days for job in day.jobs])
+    training = list(_played(trained_on, speeds, slot_seconds, np.random.default_rng([seed, _TRAINING]), draws))
+    rng = np.random.default_rng([seed, _VALIDATION])
+    validation = list(_played(trained_on[-_MOST_LOOKED_AT:], speeds, slot_seconds, rng, 2 * _MOST_LOOKED_AT))
+    rng = np.random.default_rng([seed, _TEST])
+    cases = []
+    for day in held_out:
+        for number in range(tests):
+            workload = workload_of(day, speeds.draw(rng) if number else speeds.means(), slot_seconds)
+            if workload is not None:
+                cases.append(Case(f"{day.name}, draw {number}" if number else day.name, workload))
+    for number in range(1, tests + 1):
+        workload = workload_of(resampled(days, rng), speeds.draw(rng), slot_seconds)
+        if workload is not None:
+            cases.append(Case(f"twin, draw {number}", workload))
+    if not training or not validation or not cases:
+        raise WorkloadError("", "no recorded job can be trained at any size that is known", where="the twin")
+    return Lesson(
+        trained_on=trained_on,
+        held_out=held_out,
+        training=tuple(training),
+        validation=tuple(validation),
+        cases=tuple(cases),
+        costs=costs_of(history),
+        measured=measured,
+    )
+
+
+def _played(
+    days: Sequence[Day], speeds: Speeds, slot_seconds: float, rng: np.random.Generator, count: int
+) -> Iterator[Workload]:
+    """The days as recorded, then drawn ones; each with speeds of its own."""
+    for number in range(count):
+        day = days[number] if number < len(days) else resampled(days, rng)
+        workload = workload_of(day, speeds.draw(rng), slot_seconds)
+        if workload is not None:
+            yield workload

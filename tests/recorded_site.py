@@ -1,0 +1,104 @@
+"""A store in which a site's days are recorded: a workload, replayed under a policy, as a daemon would have kept it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Decision
+from dl2d.core.jobs import Job, JobKey, JobState
+from dl2d.core.packing import Packing
+from dl2d.core.plan import Outcome, Plan
+from dl2d.core.policy import Policy
+from dl2d.core.store import JobChange, Slot
+from dl2d.placement.load_balance import LoadBalance
+from dl2d.simulation.replay import replay
+from dl2d.simulation.sources import load_source
+from dl2d.simulation.workload import Workload
+from dl2d.store import schema
+from dl2d.store.sql import SqlStore
+
+#: A Monday, 0:00 UTC, some weeks ago.
+MONDAY = 1_760_313_600.0
+SITE = "generator:poisson?nodes=3&jobs=90&rate=0.3&stretch=8&median_seconds=5000&most_gpus=4"
+
+
+def a_site(seed: int = 3) -> Workload:
+    """Some five days of a small site, in slots of 20 minutes."""
+    return load_source(SITE, seed=seed).workload
+
+
+class _Listening:
+    """A policy, and all that it was shown."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.name, self.version, self.needs = policy.name, policy.version, policy.needs
+        self.heard: list[tuple[Snapshot, Decision]] = []
+
+    def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+        decision = self._policy.decide(snapshot, packing, rng)
+        self.heard.append((snapshot, decision))
+        return decision
+
+
+def record(url: str, workload: Workload, policy: Policy, *, begin: float = MONDAY) -> None:
+    """Replay a workload and keep it in a new store: jobs, their progress slot by slot, and the slots."""
+    listening = _Listening(policy)
+    ended = {
+        job.id: (job.last_slot + job.fraction) * workload.slot_seconds
+        for job in replay(workload, listening, LoadBalance(), timer=time.perf_counter).jobs
+    }
+    real = {job.id: job.epochs for job in workload.jobs}
+
+    def moved(key: JobKey) -> JobKey:
+        return JobKey("site", key.id, int(begin) + key.submitted)
+
+    schema.upgrade(url)
+    with closing(SqlStore(url, progress_seconds=0)) as store:
+        known: dict[JobKey, Job] = {}
+        for number, (snapshot, decision) in enumerate(listening.heard, start=1):
+            for job in snapshot.jobs:
+                key = moved(job.key)
+                if key not in known:
+                    known[key] = replace(job, key=key)
+                    store.add_job(replace(known[key], progress=type(job.progress)()))
+                    store.change_job(key, JobChange(state=JobState.RUNNING), begin + snapshot.at)
+                if job.progress.at:
+                    store.report_progress(key, replace(job.progress, at=begin + job.progress.at))
+            seen = _shifted(snapshot, begin, moved)
+            store.record_slot(
+                Slot(
+                    number=number, at=seen.at, snapshot=seen, proposed=_renamed(decision, moved),
+                    decision=_renamed(decision, moved), plan=Plan(), outcome=Outcome(), inputs_hash="", seed=0,
+                    seconds=0.1,
+                )
+            )  # fmt: skip
+        for key in known:
+            last = max(store.series(key), key=lambda one: one.at, default=None)
+            at = begin + ended[key.id]
+            if last is not None:
+                store.report_progress(key, replace(last, at=at, epoch=real[key.id]))
+            store.change_job(key, JobChange(state=JobState.FINISHED, end_reason="did all epochs"), at)
+
+
+def _shifted(snapshot: Snapshot, begin: float, moved: Callable[[JobKey], JobKey]) -> Snapshot:
+    return replace(
+        snapshot,
+        at=begin + snapshot.at,
+        jobs=tuple(replace(job, key=moved(job.key)) for job in snapshot.jobs),
+        tasks=tuple(msgspec.structs.replace(task, job=moved(task.job)) for task in snapshot.tasks),
+        speeds=(),
+    )
+
+
+def _renamed(decision: Decision, moved: Callable[[JobKey], JobKey]) -> Any:
+    jobs = tuple(replace(entry, job=moved(entry.job), alternatives=()) for entry in decision.jobs)
+    return Decision(decision.policy, decision.policy_version, jobs, decision.measure)
