@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
-from dl2d.core.measured import MeasuredLoss, MeasuredSpeeds
+from dl2d.core.measured import JobSpeeds, MeasuredLoss, MeasuredSpeeds
 from dl2d.core.resources import NO_RESOURCES, Resources
 
 
@@ -139,6 +139,8 @@ class Snapshot:
     floors: tuple[tuple[JobKey, Allocation], ...] = ()
     #: Speeds that were measured so far, for the kinds of these jobs; empty unless the policy needs them.
     speeds: tuple[MeasuredSpeeds, ...] = ()
+    #: Speeds of these jobs, each by itself; empty unless the policy needs them.
+    job_speeds: tuple[JobSpeeds, ...] = ()
     #: How these jobs' losses fell; empty unless the policy needs them.
     losses: tuple[MeasuredLoss, ...] = ()
 

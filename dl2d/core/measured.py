@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -13,6 +14,8 @@ from dl2d.core.jobs import Allocation, Architecture, Consistency, Job, JobKey, J
 
 #: How many of the last measurements at a size count, about: what a model's speed was long ago says little of today's.
 MOST_MEASUREMENTS = 16
+#: Logarithm of the ratio of two speeds from which on they are not the same speed measured twice.
+FAR = 0.25
 #: Most points of one job's loss that a snapshot holds.
 MOST_LOSSES = 32
 
@@ -39,12 +42,63 @@ class SpeedPoint(NamedTuple):
     allocation: Allocation
     samples_per_second: float
     measurements: int
+    #: How many jobs showed it, one after the other; 0 where nobody counted them.
+    jobs: int = 0
+    #: When it was measured last, and when this speed was measured first; seconds since 1970, 0 where nobody noted it.
+    at: float = 0.0
+    since: float = 0.0
+    #: The speed that it had before it changed; 0 where it has not.
+    before: float = 0.0
 
-    def counted(self, samples_per_second: float) -> SpeedPoint:
+    def counted(self, samples_per_second: float, *, at: float = 0.0, another_job: bool = False) -> SpeedPoint:
         """With one measurement more."""
         count = min(self.measurements + 1, MOST_MEASUREMENTS)
-        mean = self.samples_per_second + (samples_per_second - self.samples_per_second) / count
-        return SpeedPoint(self.allocation, mean, count)
+        return self._replace(
+            samples_per_second=self.samples_per_second + (samples_per_second - self.samples_per_second) / count,
+            measurements=count,
+            jobs=min(self.jobs + another_job, MOST_MEASUREMENTS),
+            at=at,
+        )
+
+
+class Tally(NamedTuple):
+    """What a store keeps of the speed at one size: what it is believed to be, and what else was said last.
+
+    A measurement that is far from the mean is kept apart: it may be of a job that is not what its user says. It stands
+    in for the mean, which begins anew, when it was said by a second job, by the very job that said otherwise before
+    (twice), or more often than the mean: then speeds have changed, or the mean was wrong.
+    """
+
+    point: SpeedPoint
+    #: Who showed ``point`` last.
+    job: str
+    #: What is far from it; None where the last measurement was near.
+    other: SpeedPoint | None = None
+    #: Who showed that last.
+    other_job: str = ""
+
+    @classmethod
+    def first(cls, size: Allocation, samples_per_second: float, *, job: str, at: float) -> Tally:
+        """Of one measurement."""
+        return cls(SpeedPoint(size, samples_per_second, 1, 1, at, at), job)
+
+    def counted(self, samples_per_second: float, *, job: str, at: float) -> Tally:
+        """With one measurement more; speeds are more than 0."""
+        point, other = self.point, self.other
+        if _near(samples_per_second, point.samples_per_second):
+            return Tally(point.counted(samples_per_second, at=at, another_job=job != self.job), job)
+        if other is not None and _near(samples_per_second, other.samples_per_second):
+            other = other.counted(samples_per_second, at=at, another_job=job != self.other_job)
+        else:
+            other = SpeedPoint(point.allocation, samples_per_second, 1, 1, at, at)
+        changed = other.jobs > 1 or other.measurements > (1 if job == self.job else point.measurements)
+        if changed:
+            return Tally(other._replace(before=point.samples_per_second), job)
+        return Tally(point, self.job, other, job)
+
+
+def _near(one: float, other: float) -> bool:
+    return abs(math.log(one / other)) < FAR
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +107,23 @@ class MeasuredSpeeds:
 
     kind: TrainingKind
     points: tuple[SpeedPoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpeeds:
+    """What one job showed itself, in the order of workers, then PSs: means of its last measurements at each size.
+
+    Speed 0: it stood still at that size, as far as was told.
+    """
+
+    job: JobKey
+    points: tuple[SpeedPoint, ...]
+
+
+def mean_of(size: Allocation, said: Collection[tuple[float, float]]) -> SpeedPoint:
+    """One job's times and speeds at a size as a point."""
+    times, speeds = zip(*said, strict=True)
+    return SpeedPoint(size, math.fsum(speeds) / len(speeds), len(speeds), 1, max(times), min(times))
 
 
 class LossPoint(NamedTuple):

@@ -17,6 +17,8 @@ class Evidence(enum.StrEnum):
 
     #: ``Snapshot.speeds``.
     SPEEDS = "speeds"
+    #: ``Snapshot.job_speeds``.
+    JOB_SPEEDS = "job-speeds"
     #: ``Snapshot.losses``.
     LOSSES = "losses"
 

@@ -15,7 +15,7 @@ import msgspec
 from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.decision import Decision, JobDecision
 from dl2d.core.jobs import Job, JobKey, JobState, Progress, Role
-from dl2d.core.measured import MeasuredLoss, MeasuredSpeeds, TrainingKind
+from dl2d.core.measured import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
 from dl2d.core.plan import Outcome, Plan, Start
 
 
@@ -189,7 +189,14 @@ class Store(Protocol):
         """What was measured of these kinds so far, sorted by kind; those of which nothing was measured are left out.
 
         A report that enters the job's series and has a speed counts once, for the size at which it says the job trains,
-        as ``SpeedPoint.counted`` has it: old measurements lose their weight.
+        as ``Tally.counted`` has it: old measurements lose their weight, and what one job alone shows does not count.
+        """
+        ...
+
+    def job_speeds(self, jobs: Collection[JobKey]) -> tuple[JobSpeeds, ...]:
+        """What each of these jobs showed by itself, sorted by key; those of which nothing was measured are left out.
+
+        The mean of the last ``MOST_MEASUREMENTS`` reports in the job's series at each size, speed 0 included.
         """
         ...
 

@@ -48,6 +48,8 @@ def with_evidence(snapshot: Snapshot, needs: Collection[Evidence], store: Store)
     if Evidence.SPEEDS in needs:
         kinds = {TrainingKind.of(job.request) for job in snapshot.jobs}
         snapshot = replace(snapshot, speeds=store.speeds(kinds))
+    if Evidence.JOB_SPEEDS in needs:
+        snapshot = replace(snapshot, job_speeds=store.job_speeds([job.key for job in snapshot.jobs]))
     if Evidence.LOSSES in needs:
         snapshot = replace(snapshot, losses=store.losses([job.key for job in snapshot.jobs]))
     return snapshot

@@ -41,7 +41,7 @@ class Measurements:
     def __init__(self, measured: Iterable[MeasuredSpeeds] = ()) -> None:
         self._sums: dict[TrainingKind, dict[Allocation, tuple[float, int]]] = defaultdict(dict)
         for speeds in measured:
-            for size, mean, times in speeds.points:
+            for size, mean, times, *_ in speeds.points:
                 self.add(speeds.kind, size, mean * times, times)
 
     def add(self, kind: TrainingKind, size: Allocation, total: float, times: int) -> None:

@@ -60,7 +60,7 @@ class _Kind:
         """Samples per second: as measured where it was, else as fitted."""
         shape = (request.max_ps + 1, request.max_workers + 1)
         speeds = np.zeros(shape) if self.fit is None else self.fit.grid(request.max_workers, request.max_ps)
-        for (workers, ps), speed, _ in self.points:
+        for (workers, ps), speed, *_ in self.points:
             if ps < shape[0] and workers < shape[1]:
                 speeds[ps, workers] = speed
         return speeds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -12,7 +12,17 @@ from msgspec import structs
 from dl2d.core.cluster import Task, TaskState, in_submit_order
 from dl2d.core.errors import DuplicateJob, StoreError
 from dl2d.core.jobs import Allocation, Job, JobKey, JobState, Progress, Role
-from dl2d.core.measured import LossPoint, MeasuredLoss, MeasuredSpeeds, SpeedPoint, TrainingKind, thinned
+from dl2d.core.measured import (
+    MOST_MEASUREMENTS,
+    JobSpeeds,
+    LossPoint,
+    MeasuredLoss,
+    MeasuredSpeeds,
+    Tally,
+    TrainingKind,
+    mean_of,
+    thinned,
+)
 from dl2d.core.plan import Start
 from dl2d.core.store import (
     DecisionEntry,
@@ -38,7 +48,9 @@ class MemoryStore:
         #: Whether jobs came in submit order, so that they need not be sorted.
         self._ordered = True
         self._tasks: dict[tuple[JobKey, str], Task] = {}
-        self._speeds: dict[TrainingKind, dict[Allocation, SpeedPoint]] = defaultdict(dict)
+        self._speeds: dict[TrainingKind, dict[Allocation, Tally]] = defaultdict(dict)
+        #: Times and speeds that live jobs reported.
+        self._own: dict[JobKey, dict[Allocation, deque[tuple[float, float]]]] = defaultdict(dict)
         self._losses: dict[JobKey, list[LossPoint]] = defaultdict(list)
         self._numbers = Counter[tuple[JobKey, Role]]()
         self._slots: list[Slot] = []
@@ -107,10 +119,17 @@ class MemoryStore:
         """Set the job's progress, and count its speed and loss."""
         job = self._jobs[key]
         self._keep(replace(job, progress=progress))
-        if progress.samples_per_second and progress.workers:
-            sizes = self._speeds[TrainingKind.of(job.request)]
-            size = Allocation(progress.workers, progress.ps)
-            sizes[size] = sizes.get(size, SpeedPoint(size, 0.0, 0)).counted(progress.samples_per_second)
+        speed, size = progress.samples_per_second, Allocation(progress.workers, progress.ps)
+        if speed is not None and size.workers:
+            self._own[key].setdefault(size, deque(maxlen=MOST_MEASUREMENTS)).append((progress.at, speed))
+        if speed and size.workers:
+            sizes, who = self._speeds[TrainingKind.of(job.request)], key.slug
+            known = sizes.get(size)
+            sizes[size] = (
+                Tally.first(size, speed, job=who, at=progress.at)
+                if known is None
+                else known.counted(speed, job=who, at=progress.at)
+            )
         if progress.loss is not None:
             self._losses[key].append(LossPoint(progress.epoch, progress.loss))
 
@@ -122,9 +141,17 @@ class MemoryStore:
     def speeds(self, kinds: Collection[TrainingKind]) -> tuple[MeasuredSpeeds, ...]:
         """What was measured of these kinds so far."""
         return tuple(
-            MeasuredSpeeds(kind, tuple(point for _, point in sorted(self._speeds[kind].items())))
+            MeasuredSpeeds(kind, tuple(tally.point for _, tally in sorted(self._speeds[kind].items())))
             for kind in sorted(kinds)
             if kind in self._speeds
+        )
+
+    def job_speeds(self, jobs: Collection[JobKey]) -> tuple[JobSpeeds, ...]:
+        """What each of these jobs showed by itself."""
+        return tuple(
+            JobSpeeds(key, tuple(mean_of(size, said) for size, said in sorted(self._own[key].items())))
+            for key in sorted(jobs)
+            if key in self._own
         )
 
     def losses(self, jobs: Collection[JobKey]) -> tuple[MeasuredLoss, ...]:
@@ -243,5 +270,6 @@ class MemoryStore:
         if job.state.ended:
             self._live.pop(job.key, None)
             self._losses.pop(job.key, None)
+            self._own.pop(job.key, None)
         else:
             self._live[job.key] = job

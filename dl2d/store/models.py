@@ -248,6 +248,16 @@ class SpeedRow(Base):
     ps: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     samples_per_second: Mapped[float] = mapped_column(comment="mean over the measurements")
     measurements: Mapped[int] = mapped_column(comment="rows of progress that count in the mean")
+    jobs: Mapped[int] = mapped_column(comment="jobs that showed it, one after the other")
+    at: Mapped[float] = mapped_column(comment="when it was measured last")
+    since: Mapped[float] = mapped_column(comment="when this speed was measured first")
+    before: Mapped[float] = mapped_column(comment="the speed before it changed, 0 where it has not")
+    job: Mapped[str] = mapped_column(comment="slug of the job that showed it last")
+    other_samples_per_second: Mapped[float | None] = mapped_column(comment="what the last reports said that is far off")
+    other_measurements: Mapped[int] = mapped_column(comment="so many of them")
+    other_jobs: Mapped[int] = mapped_column(comment="jobs that said so")
+    other_since: Mapped[float]
+    other_job: Mapped[str]
 
 
 class PolicyVersionRow(Base):

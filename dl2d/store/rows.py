@@ -15,6 +15,7 @@ from dl2d.core.codec import decode, encode
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress, Role
+from dl2d.core.measured import SpeedPoint, Tally
 from dl2d.core.plan import Outcome, Plan
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.store import DecisionEntry, ResizeEvent, RuntimePlan, Slot, SlotSummary
@@ -165,6 +166,36 @@ def to_progress(row: Row[Any], at: float) -> Progress:
         workers=row.workers,
         ps=row.ps,
     )
+
+
+def of_tally(tally: Tally) -> Values:
+    """Columns of what was measured at one size, but for the size."""
+    point, other = tally.point, tally.other
+    return {
+        "samples_per_second": point.samples_per_second,
+        "measurements": point.measurements,
+        "jobs": point.jobs,
+        "at": point.at,
+        "since": point.since,
+        "before": point.before,
+        "job": tally.job,
+        "other_samples_per_second": None if other is None else other.samples_per_second,
+        "other_measurements": 0 if other is None else other.measurements,
+        "other_jobs": 0 if other is None else other.jobs,
+        "other_since": 0.0 if other is None else other.since,
+        "other_job": tally.other_job,
+    }
+
+
+def to_tally(row: Row[Any]) -> Tally:
+    """What was measured at one size, from a row of ``speeds``."""
+    size = Allocation(row.workers, row.ps)
+    point = SpeedPoint(size, row.samples_per_second, row.measurements, row.jobs, row.at, row.since, row.before)
+    other = row.other_samples_per_second
+    if other is None:
+        return Tally(point, row.job)
+    said = SpeedPoint(size, other, row.other_measurements, row.other_jobs, row.other_since, row.other_since)
+    return Tally(point, row.job, said, row.other_job)
 
 
 def of_task(task: Task, job_number: int) -> Values:

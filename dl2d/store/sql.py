@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, case, event, func, insert, select, tuple_, update
+from sqlalchemy import Connection, Row, Select, event, func, insert, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
@@ -18,10 +18,12 @@ from dl2d.core.jobs import Allocation, Architecture, Consistency, Job, JobKey, J
 from dl2d.core.measured import (
     MOST_LOSSES,
     MOST_MEASUREMENTS,
+    JobSpeeds,
     LossPoint,
     MeasuredLoss,
     MeasuredSpeeds,
     SpeedPoint,
+    Tally,
     TrainingKind,
 )
 from dl2d.core.plan import Start
@@ -244,9 +246,41 @@ class SqlStore:
                 query = select(*_columns(SpeedRow)).where(tuple_(*key).in_(batch))
                 for row in connection.execute(query.order_by(*key, SpeedRow.workers, SpeedRow.ps)):
                     kind = TrainingKind(row.model, Architecture(row.architecture), Consistency(row.consistency))
-                    size = Allocation(row.workers, row.ps)
-                    points[kind].append(SpeedPoint(size, row.samples_per_second, row.measurements))
+                    points[kind].append(rows.to_tally(row).point)
         return tuple(MeasuredSpeeds(kind, tuple(points[kind])) for kind in sorted(points))
+
+    def job_speeds(self, jobs: Collection[JobKey]) -> tuple[JobSpeeds, ...]:
+        """See ``Store.job_speeds``. Reads the progress of these jobs once; means are made by the database."""
+        table = table_of(ProgressRow)
+        size = (table.c.job_number, table.c.workers, table.c.ps)
+        newest_first = func.row_number().over(partition_by=size, order_by=table.c.at.desc())
+        slugs = {key.slug: key for key in jobs}
+        found: dict[JobKey, list[SpeedPoint]] = defaultdict(list)
+        with self._database.reading("reading speeds of jobs") as connection:
+            for batch in _batches(slugs):
+                numbered = (
+                    select(JobRow.slug, *size[1:], table.c.at, table.c.samples_per_second, newest_first.label("back"))
+                    .join(JobRow, JobRow.number == table.c.job_number)
+                    .where(JobRow.slug.in_(batch), table.c.samples_per_second.is_not(None), table.c.workers > 0)
+                    .subquery()
+                )
+                of_size = (numbered.c.slug, numbered.c.workers, numbered.c.ps)
+                query = (
+                    select(
+                        *of_size,
+                        func.avg(numbered.c.samples_per_second).label("mean"),
+                        func.count().label("times"),
+                        func.min(numbered.c.at).label("first"),
+                        func.max(numbered.c.at).label("last"),
+                    )
+                    .where(numbered.c.back <= MOST_MEASUREMENTS)
+                    .group_by(*of_size)
+                    .order_by(*of_size)
+                )
+                for row in connection.execute(query):
+                    at = Allocation(row.workers, row.ps)
+                    found[slugs[row.slug]].append(SpeedPoint(at, row.mean, row.times, 1, row.last, row.first))
+        return tuple(JobSpeeds(key, tuple(found[key])) for key in sorted(found))
 
     def losses(self, jobs: Collection[JobKey]) -> tuple[MeasuredLoss, ...]:
         """See ``Store.losses``. Reads the progress of these jobs once; what comes back is thinned by the database."""
@@ -286,29 +320,29 @@ class SqlStore:
         connection.execute(update(JobRow).where(JobRow.number == row.number).values(series_at=progress.at))
         if not values["samples_per_second"] or not progress.workers:
             return
-        kind = TrainingKind.of(rows.to_job(row).request)
-        first = self._upsert(SpeedRow).values(
-            model=kind.model,
-            architecture=kind.architecture.value,
-            consistency=kind.consistency.value,
-            workers=progress.workers,
-            ps=progress.ps,
-            samples_per_second=values["samples_per_second"],
-            measurements=1,
+        kind, speed = TrainingKind.of(rows.to_job(row).request), values["samples_per_second"]
+        key = {
+            "model": kind.model,
+            "architecture": kind.architecture.value,
+            "consistency": kind.consistency.value,
+            "workers": progress.workers,
+            "ps": progress.ps,
+        }
+        known = connection.execute(
+            select(*_columns(SpeedRow))
+            .where(*(getattr(SpeedRow, name) == value for name, value in key.items()))
+            .with_for_update()
+        ).one_or_none()
+        tally = (
+            Tally.first(Allocation(progress.workers, progress.ps), speed, job=row.slug, at=progress.at)
+            if known is None
+            else rows.to_tally(known).counted(speed, job=row.slug, at=progress.at)
         )
-        # As ``SpeedPoint.counted`` has it.
-        count = case(
-            (SpeedRow.measurements + 1 < MOST_MEASUREMENTS, SpeedRow.measurements + 1), else_=MOST_MEASUREMENTS
-        )
-        mean = SpeedRow.samples_per_second
+        kept = rows.of_tally(tally)
         connection.execute(
-            first.on_conflict_do_update(
-                index_elements=[*SpeedRow.__table__.primary_key],
-                set_={
-                    "samples_per_second": mean + (first.excluded.samples_per_second - mean) / count,
-                    "measurements": count,
-                },
-            )
+            self._upsert(SpeedRow)
+            .values(**key, **kept)
+            .on_conflict_do_update(index_elements=[*SpeedRow.__table__.primary_key], set_=kept)
         )
 
     # Tasks and resizes

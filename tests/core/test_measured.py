@@ -5,30 +5,62 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dl2d.core.jobs import Allocation
-from dl2d.core.measured import MOST_MEASUREMENTS, SpeedPoint
+from dl2d.core.measured import MOST_MEASUREMENTS, SpeedPoint, Tally, mean_of
 
-NONE = SpeedPoint(Allocation(2, 1), 0.0, 0)
+SIZE = Allocation(2, 1)
+
+
+def tally(*said: tuple[float, str]) -> Tally:
+    """Of measurements and the jobs that showed them, a second apart."""
+    (speed, job), *rest = said
+    made = Tally.first(SIZE, speed, job=job, at=1.0)
+    for at, (more, who) in enumerate(rest, start=2):
+        made = made.counted(more, job=who, at=float(at))
+    return made
 
 
 def test_a_few_measurements_have_their_plain_mean() -> None:
-    point = NONE
-    for speed in (10.0, 20.0, 60.0):
-        point = point.counted(speed)
-    assert point == (Allocation(2, 1), pytest.approx(30.0), 3)
+    point = tally((10.0, "a"), (11.0, "a"), (12.0, "b")).point
+    assert point == SpeedPoint(SIZE, pytest.approx(11.0), 3, jobs=2, at=3.0, since=1.0)
 
 
 def test_from_sixteen_on_each_counts_for_a_sixteenth() -> None:
-    point = NONE
-    for _ in range(100):
-        point = point.counted(50.0)
-    assert point == (Allocation(2, 1), pytest.approx(50.0), MOST_MEASUREMENTS)
-    assert point.counted(66.0).samples_per_second == pytest.approx(51.0)
+    made = tally(*[(50.0, "a")] * 100)
+    assert made.point == SpeedPoint(SIZE, pytest.approx(50.0), MOST_MEASUREMENTS, jobs=1, at=100.0, since=1.0)
+    assert made.counted(58.0, job="a", at=101.0).point.samples_per_second == pytest.approx(50.5)
 
 
-@given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=60))
-def test_the_mean_is_within_what_was_measured(speeds: list[float]) -> None:
-    point = NONE
-    for speed in speeds:
-        point = point.counted(speed)
+def test_what_one_job_alone_says_does_not_count_against_others() -> None:
+    many = [(50.0, "a"), (51.0, "b"), (49.0, "a")]
+    assert tally(*many, (500.0, "x"), (500.0, "x"), (500.0, "x")).point.samples_per_second == pytest.approx(50.0)
+    # In between another says what all say: it is forgotten.
+    assert tally(*many, (500.0, "x"), (50.0, "a"), (500.0, "y")).point.samples_per_second == pytest.approx(50.0)
+    # They do not say the same either.
+    assert tally(*many, (500.0, "x"), (5.0, "y"), (1.0, "z")).point.samples_per_second == pytest.approx(50.0)
+
+
+@pytest.mark.parametrize("after", [35.0, 66.0])
+def test_speeds_that_changed_are_those_that_two_jobs_say_or_one_that_said_otherwise(after: float) -> None:
+    many = [(50.0, "a")] * 20
+    two = tally(*many, (after, "b"), (after, "c")).point
+    assert two == SpeedPoint(SIZE, after, 2, jobs=2, at=22.0, since=21.0, before=50.0)
+    assert tally(*many, (after, "a")).point.samples_per_second == 50.0
+    assert tally(*many, (after, "a"), (after, "a")).point == two._replace(jobs=1)
+
+
+def test_a_single_wrong_measurement_gives_way_to_more_right_ones() -> None:
+    assert tally((500.0, "x"), (50.0, "a"), (50.0, "a")).point.samples_per_second == 50.0
+    assert tally((500.0, "x"), (50.0, "a"), (50.0, "b")).point.samples_per_second == 50.0
+    assert tally((500.0, "x"), (50.0, "a")).point.samples_per_second == 500.0
+
+
+@given(st.lists(st.tuples(st.floats(1e-3, 1e6), st.sampled_from("abc")), min_size=1, max_size=60))
+def test_the_mean_is_within_what_was_measured(said: list[tuple[float, str]]) -> None:
+    point, speeds = tally(*said).point, [speed for speed, _ in said]
     assert min(speeds) * (1 - 1e-9) <= point.samples_per_second <= max(speeds) * (1 + 1e-9)
-    assert point.measurements == min(len(speeds), MOST_MEASUREMENTS)
+    assert 1 <= point.jobs <= point.measurements <= MOST_MEASUREMENTS
+    assert 1 <= point.since <= point.at <= len(said)
+
+
+def test_a_jobs_own_point_is_the_mean_of_what_it_said() -> None:
+    assert mean_of(SIZE, [(10.0, 3.0), (20.0, 5.0)]) == SpeedPoint(SIZE, 4.0, 2, jobs=1, at=20.0, since=10.0)

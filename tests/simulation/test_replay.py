@@ -17,7 +17,6 @@ from dl2d.core.codec import encode
 from dl2d.core.decision import Decision
 from dl2d.core.errors import Dl2dError
 from dl2d.core.jobs import Allocation
-from dl2d.core.measured import SpeedPoint
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Evidence
 from dl2d.placement.load_balance import LoadBalance
@@ -68,14 +67,14 @@ def test_a_job_that_ends_within_its_first_slot_has_reported_its_speed() -> None:
         needs = frozenset({Evidence.SPEEDS})
 
         def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
-            seen.append(tuple(point for kind in snapshot.speeds for point in kind.points))
+            seen.append(tuple(point[:4] for kind in snapshot.speeds for point in kind.points))
             return super().decide(snapshot, packing, rng)
 
     jobs = [{"epochs": 1.0, "max_workers": 2, "max_ps": 2, "submit_slot": slot} for slot in range(3)]
     done = run(make(jobs, nodes=1), Looks())
     assert [job.jct for job in done.jobs] == [0.5, 0.5, 0.5]
     points = dict.fromkeys(seen)
-    assert list(points) == [(), (SpeedPoint(Allocation(2, 2), 2.0, 1),), (SpeedPoint(Allocation(2, 2), 2.0, 2),)]
+    assert list(points) == [(), ((Allocation(2, 2), 2.0, 1, 1),), ((Allocation(2, 2), 2.0, 2, 2),)]
 
 
 def test_a_job_that_comes_later_is_admitted_at_its_slot_and_counted_from_there() -> None:

@@ -13,7 +13,7 @@ from dl2d.core.cluster import Task, TaskState
 from dl2d.core.decision import Alternative
 from dl2d.core.errors import DuplicateJob, StoreError
 from dl2d.core.jobs import Allocation, Architecture, Consistency, JobKey, JobState, Launch, Progress, Role
-from dl2d.core.measured import MOST_LOSSES, LossPoint, MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured import MOST_LOSSES, JobSpeeds, LossPoint, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.plan import Start
 from dl2d.core.store import JobChange, ResizeEvent, RuntimePlan, TaskChange
 from dl2d.store.sql import SqlStore
@@ -360,24 +360,66 @@ class TestEvidence:
             store.add_job(job)
         kind = TrainingKind.of(one.request)
         store.report_progress(one.key, Progress(at=100.0, samples_per_second=10.0, workers=2, ps=1))
-        store.report_progress(other.key, Progress(at=100.0, samples_per_second=20.0, workers=2, ps=1))
-        store.report_progress(other.key, Progress(at=110.0, samples_per_second=60.0, workers=2, ps=1))
+        store.report_progress(other.key, Progress(at=100.0, samples_per_second=11.0, workers=2, ps=1))
+        store.report_progress(other.key, Progress(at=110.0, samples_per_second=12.0, workers=2, ps=1))
         store.report_progress(other.key, Progress(at=120.0, samples_per_second=7.0, workers=1, ps=3))
-        points = (SpeedPoint(Allocation(1, 3), 7.0, 1), SpeedPoint(Allocation(2, 1), pytest.approx(30.0), 3))
+        points = (
+            SpeedPoint(Allocation(1, 3), 7.0, 1, jobs=1, at=120.0, since=120.0),
+            SpeedPoint(Allocation(2, 1), pytest.approx(11.0), 3, jobs=2, at=110.0, since=100.0),
+        )
         assert store.speeds([kind]) == (MeasuredSpeeds(kind, points),)
         assert store.speeds([kind._replace(model="another"), kind._replace(consistency=Consistency.ASYNC)]) == ()
         assert store.speeds([]) == ()
 
     def test_old_measurements_of_a_size_lose_their_weight(self, store):
         store.add_job(job := a_job())
-        reports = [50.0] * 40 + [80.0] * 40
+        reports = [50.0] * 40 + [60.0] * 40
         for number, speed in enumerate(reports):
             store.report_progress(job.key, Progress(at=100.0 + 10 * number, samples_per_second=speed, workers=1, ps=1))
         [measured] = store.speeds([TrainingKind.of(job.request)])
-        # All but (15/16)^40 of the way from 50 to 80; a plain mean would be at 65.
+        # All but (15/16)^40 of the way from 50 to 60; a plain mean would be at 55.
         [point] = measured.points
-        assert point.samples_per_second == pytest.approx(80 - 30 * (15 / 16) ** 40)
+        assert point.samples_per_second == pytest.approx(60 - 10 * (15 / 16) ** 40)
         assert point.measurements == 16
+
+    def test_what_one_job_alone_says_counts_when_another_says_so_too(self, store):
+        jobs = [a_job(number=number) for number in (1, 2, 3)]
+        for job in jobs:
+            store.add_job(job)
+        kind = TrainingKind.of(jobs[0].request)
+
+        def said(job, at, speed):
+            store.report_progress(job.key, Progress(at=at, samples_per_second=speed, workers=1, ps=1))
+            return store.speeds([kind])[0].points
+
+        for at in (100.0, 110.0, 120.0):
+            said(jobs[0], at, 50.0)
+        usual = SpeedPoint(Allocation(1, 1), 50.0, 3, jobs=1, at=120.0, since=100.0)
+        assert said(jobs[1], 120.0, 5.0) == (usual,)
+        assert said(jobs[1], 130.0, 5.0) == (usual,)
+        changed = SpeedPoint(Allocation(1, 1), 5.0, 3, jobs=2, at=125.0, since=120.0, before=50.0)
+        assert said(jobs[2], 125.0, 5.0) == (changed,)
+
+    def test_speeds_of_one_job_are_means_of_its_last_reports_at_each_size(self, store):
+        one, other = a_job(), a_job(number=2)
+        for job in (one, other):
+            store.add_job(job)
+        assert store.job_speeds([one.key, other.key]) == ()
+        for number in range(20):
+            said = Progress(at=100.0 + 10 * number, samples_per_second=float(number), workers=2, ps=1)
+            store.report_progress(one.key, said)
+        store.report_progress(one.key, Progress(at=400.0, samples_per_second=0.0, workers=3, ps=1))
+        store.report_progress(one.key, Progress(at=410.0, workers=4, ps=1))
+        store.report_progress(one.key, Progress(at=420.0, samples_per_second=0.0))
+        store.report_progress(other.key, Progress(at=100.0, samples_per_second=9.0, workers=2, ps=1))
+        points = (
+            SpeedPoint(Allocation(2, 1), pytest.approx(11.5), 16, jobs=1, at=290.0, since=140.0),
+            SpeedPoint(Allocation(3, 1), 0.0, 1, jobs=1, at=400.0, since=400.0),
+        )
+        assert store.job_speeds([other.key, one.key])[0] == JobSpeeds(one.key, points)
+        assert store.job_speeds([other.key]) == (
+            JobSpeeds(other.key, (SpeedPoint(Allocation(2, 1), 9.0, 1, jobs=1, at=100.0, since=100.0),)),
+        )
 
     def test_what_says_no_speed_counts_for_none(self, store):
         store.add_job(job := a_job())
@@ -391,7 +433,7 @@ class TestEvidence:
         for at in (100.0, 101.0, 102.0):
             store.report_progress(job.key, Progress(at=at, samples_per_second=8.0, workers=1, ps=1))
         [measured] = store.speeds([TrainingKind.of(job.request)])
-        assert measured.points == (SpeedPoint(Allocation(1, 1), 8.0, 1),)
+        assert measured.points == (SpeedPoint(Allocation(1, 1), 8.0, 1, jobs=1, at=100.0, since=100.0),)
 
     def test_losses_are_thinned_evenly_and_end_with_the_newest(self, store):
         store.add_job(job := a_job())
