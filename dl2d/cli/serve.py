@@ -5,6 +5,7 @@ from __future__ import annotations
 from dl2d.cli.logging import configure_logging
 from dl2d.cli.options import ConfigOption
 from dl2d.config.settings import DEFAULT_PATH, load_settings
+from dl2d.daemon.learner import learner_command
 from dl2d.daemon.loop import Daemon
 from dl2d.store import schema
 from dl2d.store.sql import SqlStore
@@ -26,5 +27,6 @@ def run(
         store,
         reread=lambda: load_settings(config),
         reloaded=lambda taken: configure_logging(taken.log),
+        learner=learner_command(str(config.absolute())),
     ) as daemon:
         daemon.run()

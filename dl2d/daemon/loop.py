@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,6 +16,8 @@ from types import FrameType, TracebackType
 
 import structlog
 from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.cron import CronTrigger
+from apscheduler.triggers.interval import IntervalTrigger
 
 from dl2d.config.settings import Settings
 from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError
@@ -30,6 +32,7 @@ from dl2d.daemon.guard import GuardRules
 from dl2d.daemon.incumbent import Incumbent
 from dl2d.daemon.job_api import Services, create_api
 from dl2d.daemon.launching import Launcher
+from dl2d.daemon.learner import Learner
 from dl2d.daemon.plugins import load_manager, load_placement, load_policy
 from dl2d.daemon.reconcile import Patience
 from dl2d.daemon.service_manager import ServiceManager
@@ -37,7 +40,7 @@ from dl2d.daemon.tick import Carry, Context, Report, tick
 
 log = structlog.get_logger()
 
-_TICK = "tick"
+_TICK, _LEARN = "tick", "learn"
 #: Shortest time between two ticks, whatever happens; keeps a burst of events from hammering the manager.
 _FLOOR_SECONDS = 0.5
 #: A tick that takes longer than this many poll intervals (and this many seconds) counts as stuck.
@@ -56,14 +59,15 @@ class Daemon(AbstractContextManager["Daemon"]):
         *,
         reread: Callable[[], Settings] | None = None,
         reloaded: Callable[[Settings], None] | None = None,
+        learner: Sequence[str] = (),
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.monotonic,
     ) -> None:
         """Set up everything that can fail at the start.
 
-        ``store`` is closed by the daemon. ``reread`` gives the settings anew at a reload, ``reloaded`` is told
-        those that were taken. ``clock`` gives seconds since
-        1970, ``timer`` seconds on a monotonic clock.
+        ``store`` is closed by the daemon. ``reread`` gives the settings anew at a reload, ``reloaded`` is told those
+        that were taken. ``learner`` is the command that learns, where ``learning.enabled`` says so. ``clock`` gives
+        seconds since 1970, ``timer`` seconds on a monotonic clock.
 
         Raises
         ------
@@ -118,6 +122,8 @@ class Daemon(AbstractContextManager["Daemon"]):
                 wake=self.wake,
             )
             self._carry = Carry(slot=store.last_slot_number())
+            self._learner = Learner(store.registry, learner, clock=clock)
+            stack.callback(self._learner.close)
             self._opened = stack.pop_all()
         log.info("daemon set up", cluster=self._cluster, manager=capabilities.name, version=capabilities.version)
 
@@ -168,7 +174,10 @@ class Daemon(AbstractContextManager["Daemon"]):
                 (number, signal.signal(number, self._hear)) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
             ]
         scheduler = BackgroundScheduler(
-            executors={"default": {"type": "threadpool", "max_workers": 1}},
+            executors={
+                "default": {"type": "threadpool", "max_workers": 1},
+                _LEARN: {"type": "threadpool", "max_workers": 1},
+            },
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
             timezone="UTC",
         )
@@ -176,12 +185,14 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._server.start(create_api(self._services))
             self.tick()
             scheduler.add_job(self.tick, "interval", seconds=self._settings.schedule.poll_seconds, id=_TICK)
+            self._schedule_learning(scheduler, self._settings)
             scheduler.start()
             self._service.ready(self._status)
             log.info("ready", url=self.url, poll_seconds=self._settings.schedule.poll_seconds)
             self._serve(scheduler)
         finally:
             self._service.stopping()
+            self._learner.close()
             if scheduler.running:
                 scheduler.shutdown(wait=True)
             self._server.stop()  # before what it works with is closed
@@ -273,6 +284,21 @@ class Daemon(AbstractContextManager["Daemon"]):
                 deciders = replace(self._context.deciders, policy=policy)
                 self._context = replace(self._context, deciders=deciders)
 
+    def _schedule_learning(self, scheduler: BackgroundScheduler, settings: Settings) -> None:
+        learning = settings.learning
+        if scheduler.get_job(_LEARN) is not None:
+            scheduler.remove_job(_LEARN)
+        if not learning.enabled:
+            return
+        trigger = IntervalTrigger(seconds=3600 * learning.every_hours)
+        if learning.at:
+            hour, _, minute = learning.at.partition(":")
+            trigger = CronTrigger(hour=int(hour), minute=int(minute))  # local time, also when clocks change
+        scheduler.add_job(
+            self._learner.start, trigger, (settings.policy.name, 60 * learning.limit_minutes), id=_LEARN,
+            executor=_LEARN,
+        )  # fmt: skip
+
     def _take_settings(self, scheduler: BackgroundScheduler) -> None:
         self._service.reloading()
         try:
@@ -292,6 +318,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._admission = Admission(settings.jobs.rules)
             if self._reloaded is not None:
                 self._reloaded(settings)
+            self._schedule_learning(scheduler, settings)
             scheduler.reschedule_job(_TICK, trigger="interval", seconds=settings.schedule.poll_seconds)
             log.info("reloaded", policy=settings.policy.name)
         self._service.ready(self._status)

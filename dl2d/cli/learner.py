@@ -1,0 +1,87 @@
+"""The learner that the daemon starts (``python -m dl2d.cli.learner CONFIG``): as ``dl2d train --twin --gate``, humbly.
+
+It runs when nothing else wants the processor, has a limit on its memory, is the first to go where the machine runs out,
+and ends when the daemon does. Its last line on standard output is a JSON object: what came of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from dl2d.config.settings import Settings, load_settings
+from dl2d.core.errors import Dl2dError
+
+_ITERATIONS: Final = 150
+#: The system's least: a process that has it runs when no other wants to.
+_NICEST: Final = 19
+_MIB: Final = 2**20
+
+
+def main(config: Path) -> None:
+    """Learn once; exit status 1 with a line on standard error where that is not possible."""
+    try:
+        settings = load_settings(config)
+        stand_back(settings.learning.memory_mib)
+        threading.Thread(target=_end_with_the_daemon, name="daemon", daemon=True).start()
+        done = _learn(settings)
+    except Dl2dError as error:
+        print(f"dl2d: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(1)
+    except MemoryError:
+        limit = f"learning.memory_mib={settings.learning.memory_mib}"
+        print(f"dl2d: the learner needs more memory than {limit}", file=sys.stderr)  # noqa: T201
+        sys.exit(1)
+    trial = done["trial"]
+    print(json.dumps({"version": done["digest"], "passed": trial["passed"], "reason": trial["reason"]}))  # noqa: T201
+
+
+def stand_back(memory_mib: int) -> None:
+    """Take what no one else wants of this machine; where the system refuses a part of it, that part is left out."""
+    with contextlib.suppress(OSError):
+        os.nice(_NICEST)
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_AS, (memory_mib * _MIB, memory_mib * _MIB))
+
+
+def _learn(settings: Settings) -> dict[str, Any]:
+    # After the limits were set, for what is imported here takes time and memory.
+    from dl2d.cli.train_twin import learn  # noqa: PLC0415
+
+    learning = settings.learning
+    told: dict[str, float] = {}
+
+    def tell(what: str, done: int, total: int) -> None:
+        if time.monotonic() - told.get(what, float("-inf")) > 60.0 or done == total:
+            told[what] = time.monotonic()
+            print(f"{what}: {done} of {total}", flush=True)  # noqa: T201
+
+    with tempfile.TemporaryDirectory(prefix="dl2d-learner-") as folder:
+        return learn(
+            settings, out=Path(folder), iterations=_ITERATIONS, days=learning.days, minutes=learning.minutes,
+            seed=learning.seed, gate=True, tell=tell, now=time.time(),
+        )  # fmt: skip
+
+
+def _end_with_the_daemon() -> None:
+    """Standard input is a pipe that the daemon holds: it ends when the daemon does, however that came about."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,179 @@
+"""The learner beside the daemon: a process of its own, which the daemon starts, limits, listens to and ends.
+
+Nothing that happens to it concerns a tick: it is waited for in a thread of its own, and everything about it is caught.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import structlog
+
+from dl2d.core.errors import Dl2dError
+from dl2d.core.registry import Registry, RunState
+
+log = structlog.get_logger()
+
+#: Longest line of its output that is kept, in bytes, lines that are logged at most, and last lines that are recorded.
+_LONGEST_LINE: Final = 4096
+_MOST_LINES: Final = 1000
+_LAST_LINES: Final = 5
+#: Seconds between asking it to end and killing it.
+_GRACE_SECONDS: Final = 5.0
+
+
+def learner_command(config: str) -> tuple[str, ...]:
+    """How a learner is started."""
+    return (sys.executable, "-m", "dl2d.cli.learner", config)
+
+
+class Learner:
+    """Starts learners, one at a time.
+
+    Parameters
+    ----------
+    command
+        What to run.
+    clock
+        Seconds since 1970, for the record.
+    """
+
+    def __init__(self, registry: Registry, command: Sequence[str], *, clock: Callable[[], float]) -> None:
+        self._registry, self._command, self._clock = registry, tuple(command), clock
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._waiting: threading.Thread | None = None
+        self._why = ""
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the learner that runs."""
+        process = self._process
+        return None if process is None or process.poll() is not None else process.pid
+
+    def start(self, policy: str, limit: float) -> None:
+        """Start one for a policy, unless the last one still runs; after ``limit`` seconds it is ended.
+
+        Never raises: what goes wrong is logged.
+        """
+        with self._lock:
+            if self._closed or (self._waiting is not None and self._waiting.is_alive()):
+                log.warning("no learner is started: the last one has not ended, or the daemon is ending")
+                return
+            try:
+                number = self._registry.begin_run(policy, self._clock()).number
+            except Dl2dError as error:
+                log.error("no learner is started: that cannot be kept", error=str(error))
+                return
+            self._why = ""
+            try:
+                self._process = subprocess.Popen(
+                    self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                    start_new_session=True, env=_environment(os.environ),
+                )  # fmt: skip
+            except (OSError, ValueError) as error:
+                log.error("no learner can be started", error=str(error))
+                self._keep(number, RunState.FAILED, f"cannot be started: {error}")
+                return
+            log.info("learner started", run=number, pid=self._process.pid)
+            self._waiting = threading.Thread(
+                target=self._wait, args=(self._process, number, limit), name="learner", daemon=True
+            )
+            self._waiting.start()
+
+    def close(self) -> None:
+        """End the learner that runs, and start no more."""
+        with self._lock:
+            self._closed = True
+            process, waiting = self._process, self._waiting
+        if process is not None and waiting is not None and waiting.is_alive():
+            self._end(process, "the daemon ended")
+            waiting.join(timeout=2 * _GRACE_SECONDS)
+
+    def _wait(self, process: subprocess.Popen[bytes], number: int, limit: float) -> None:
+        timer = threading.Timer(limit, self._end, (process, f"it took more than {limit / 60:g} minutes"))
+        timer.daemon = True
+        timer.start()
+        try:
+            last = self._listen(process, number)
+            status = process.wait()
+        except Exception as error:  # whatever it is, it stays in this thread
+            log.exception("listening to the learner failed")
+            self._end(process, f"listening to it failed: {error}")
+            status, last = process.wait(), []
+        finally:
+            timer.cancel()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+        said = " | ".join(last)
+        if self._why:
+            state, note = RunState.STOPPED, f"{self._why}; it said last: {said}" if said else self._why
+        elif status == 0:
+            state, note = RunState.FINISHED, last[-1] if last else ""
+        else:
+            how = f"ended with status {status}" if status > 0 else f"was ended by {_signal(-status)}"
+            state, note = RunState.FAILED, f"{how}: {said}" if said else how
+        tell = log.info if state is RunState.FINISHED else log.warning
+        tell("learner ended", run=number, state=str(state), note=note)
+        self._keep(number, state, note)
+
+    def _listen(self, process: subprocess.Popen[bytes], number: int) -> list[str]:
+        """Log what it says; returns the last lines."""
+        assert process.stdout is not None
+        last: deque[str] = deque(maxlen=_LAST_LINES)
+        count = 0
+        while line := process.stdout.readline(_LONGEST_LINE):
+            text = line.decode(errors="replace").rstrip()
+            if not text:
+                continue
+            last.append(text)
+            count += 1
+            if count <= _MOST_LINES:
+                log.info("learner", run=number, said=text)
+        return list(last)
+
+    def _end(self, process: subprocess.Popen[bytes], why: str) -> None:
+        """Ask it and all that it started to end, then kill them."""
+        if process.poll() is not None:
+            return
+        self._why = why
+        log.warning("ending the learner", pid=process.pid, reason=why)
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(timeout=_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            pass
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    def _keep(self, number: int, state: RunState, note: str) -> None:
+        try:
+            self._registry.end_run(number, state, note, self._clock())
+        except Dl2dError as error:
+            log.warning("how a learner ended cannot be kept", run=number, error=str(error))
+
+
+def _environment(own: Mapping[str, str]) -> dict[str, str]:
+    """One thread: it is to take what others leave, not to compete with itself. Not the service manager's socket."""
+    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    hidden = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+    return {**{key: value for key, value in own.items() if key not in hidden}, **dict.fromkeys(threads, "1")}
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
