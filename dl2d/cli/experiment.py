@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import glob
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,15 +16,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dl2d.cli.options import JsonOption
 from dl2d.cli.output import print_json, print_tables, table
-from dl2d.core.errors import RequestError
+from dl2d.core.errors import RequestError, WorkloadError
 from dl2d.simulation.experiments.cells import Finished
 from dl2d.simulation.experiments.definition import (
     Experiment,
+    Scale,
+    at_scale,
     builtin_names,
     changed,
     describe_experiment,
     digest,
     find_experiment,
+    on_files,
     parse_seeds,
     write_experiment,
 )
@@ -60,6 +65,16 @@ def run(
         str | None, typer.Option(help="Other seeds: how many (5 means 0 to 4), or a list such as 0,3,7.")
     ] = None,
     policy: Annotated[list[str] | None, typer.Option("--policy", "-p", help="Other policies; may be repeated.")] = None,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--workload",
+            "-w",
+            help="Other workloads than the definition's: files or patterns of files; may be repeated. Some are tested "
+            "on, others learned from and chosen by.",
+        ),
+    ] = None,
+    scale: Annotated[Scale, typer.Option(help="quick: some minutes, where the experiment has that.")] = Scale.FULL,
     executor: Annotated[
         ExecutorName, typer.Option(help="local: processes here; ray: a Ray cluster (RAY_ADDRESS).")
     ] = ExecutorName.LOCAL,
@@ -72,7 +87,10 @@ def run(
 
     Exit status 1 if a simulation failed, 130 after Ctrl-C; what is finished is kept either way.
     """
-    experiment = changed(find_experiment(name), policies=policy or (), seeds=_seeds(seeds))
+    found = at_scale(find_experiment(name), scale)
+    if workload:
+        found = on_files(found, _files(workload))
+    experiment = changed(found, policies=policy or (), seeds=_seeds(seeds))
     folder = out or Path("experiment-out") / experiment.name
     runs_on: Executor = Ray() if executor is ExecutorName.RAY else Local(jobs or os.cpu_count() or 1)
     for note in check_experiment(experiment):
@@ -111,11 +129,11 @@ def list_experiments(as_json: JsonOption = False) -> None:
     rows = [
         (
             each.name, each.version, digest(each)[:_SHORT_DIGEST], str(len(each.cases)), str(len(each.policies)),
-            str(len(each.seeds)), each.description,
+            str(len(each.seeds)), _minutes(each), each.description,
         )
         for each in found
     ]  # fmt: skip
-    headings = ("NAME", ">VERSION", "DIGEST", ">WORKLOADS", ">POLICIES", ">SEEDS", "DESCRIPTION")
+    headings = ("NAME", ">VERSION", "DIGEST", ">WORKLOADS", ">POLICIES", ">SEEDS", ">MINUTES", "DESCRIPTION")
     print_tables(table(headings, rows))
 
 
@@ -129,8 +147,25 @@ def show(name: ExperimentArgument, as_json: JsonOption = False) -> None:
     typer.echo(f"# digest {digest(experiment)}\n{write_experiment(experiment)}", nl=False)
 
 
+def _minutes(experiment: Experiment) -> str:
+    """Expected on two idle cores: at scale quick, where there is one, and full."""
+    quick = experiment.quick.minutes if experiment.quick is not None else None
+    return " / ".join(f"{minutes:g}" for minutes in (quick, experiment.minutes) if minutes is not None) or "-"
+
+
 def _head(experiment: Experiment) -> dict[str, object]:
     return {"name": experiment.name, "version": experiment.version, "digest": digest(experiment)}
+
+
+def _files(given: Sequence[str]) -> list[str]:
+    files: list[str] = []
+    for pattern in given:
+        # Patterns may be absolute, which those of pathlib may not.
+        matching = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]  # noqa: PTH207
+        if not matching:
+            raise WorkloadError("", "no file has such a name", where=pattern)
+        files += [str(Path(file).resolve()) for file in matching]
+    return list(dict.fromkeys(files))
 
 
 def _seeds(text: str | None) -> tuple[int, ...]:
@@ -150,7 +185,7 @@ def _run_watched(begun: Run, runs_on: Executor) -> Run:
     )  # fmt: skip
     watched = sys.stderr.isatty()
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not watched) as display:
-        missing = len(begun.missing)
+        missing = len(begun.missing) + len(begun.unprepared)
         bar = display.add_task(begun.experiment.name, total=missing)
 
         def show_progress(done: Finished) -> None:

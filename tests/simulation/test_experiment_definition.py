@@ -44,7 +44,7 @@ def write(folder: Path, **changes: object) -> Path:
 def test_defaults(tmp_path: Path) -> None:
     assert read_experiment(write(tmp_path)) == Experiment(
         name="mine", version="3", description="A few words.",
-        cases=(Case(name="dl2?jobs=3", source="generator:dl2?jobs=3"),),
+        cases=(Case(name="dl2?jobs=3", sources=("generator:dl2?jobs=3",)),),
         policies=("fifo", "drf"), baseline="fifo", seeds=(0, 1, 2), placement="load_balance", most_slots=100_000,
     )  # fmt: skip
 
@@ -92,7 +92,7 @@ def test_what_is_written_is_read_again(
 ) -> None:
     experiment = Experiment(
         name="x", version="1+changed", description=" ".join(description.split()),
-        cases=tuple(Case(name=name, source="generator:dl2", preset=PresetName.DL2_PAPER, options=options)
+        cases=tuple(Case(name=name, sources=("generator:dl2",), preset=PresetName.DL2_PAPER, options=options)
                     for name in case_names),
         policies=tuple(policies), baseline=policies[-1], seeds=tuple(seeds), placement="p", most_slots=5,
     )  # fmt: skip
@@ -167,7 +167,7 @@ def test_unknown_names_are_told(tmp_path: Path) -> None:
 def test_files_lie_beside_the_definition_and_a_slip_in_the_kind_of_source_is_left_to_be_told(tmp_path: Path) -> None:
     sources = ["jobs.json", "itp:log.csv?jobs=3", "sacc:x.csv", str(tmp_path / "abs.json")]
     cases = read_experiment(write(tmp_path, workloads=sources)).cases
-    assert [case.source for case in cases] == [
+    assert [case.sources[0] for case in cases] == [
         f"{tmp_path}/jobs.json", f"itp:{tmp_path}/log.csv?jobs=3", "sacc:x.csv", f"{tmp_path}/abs.json",
     ]  # fmt: skip
     assert [case.name for case in cases] == ["jobs.json", "itp:log.csv?jobs=3", "sacc:x.csv", "abs.json"]

@@ -20,7 +20,7 @@ from dl2d.simulation.experiments.executors import Local, Ray
 def cells(seeds: int = 3, name: str = "case") -> tuple[Cell, ...]:
     return cells_of(
         Experiment(
-            name="x", version="1", description="x", cases=(Case(name=name, source="generator:dl2"),),
+            name="x", version="1", description="x", cases=(Case(name=name, sources=("generator:dl2",)),),
             policies=("drf", "fifo"), baseline="drf", seeds=tuple(range(seeds)),
         )
     )  # fmt: skip

@@ -6,19 +6,19 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
-from dl2d.core.errors import Dl2dError, WorkloadError
-from dl2d.core.wording import printable
-from dl2d.daemon.plugins import load_placement
+from dl2d.core.errors import Dl2dError
 from dl2d.simulation.books import SlotSeries
 from dl2d.simulation.bound import lower_bound
-from dl2d.simulation.contenders import contender
 from dl2d.simulation.experiments.definition import Case, Experiment
-from dl2d.simulation.preset import Preset, preset
-from dl2d.simulation.realism import Realism
-from dl2d.simulation.replay import Rules, replay
+from dl2d.simulation.experiments.entrants import Entrant, plain
+from dl2d.simulation.experiments.playing import placement_for, policy_for, rules_for, tuned
+from dl2d.simulation.experiments.preparation import Preparation, combinations, to_prepare
+from dl2d.simulation.preset import Preset
+from dl2d.simulation.replay import replay
 from dl2d.simulation.sources import load_source
 
 
@@ -32,6 +32,11 @@ class Cell:
     seed: int
     placement: str
     most_slots: int
+    #: Who plays; None for the policy as it is.
+    entrant: Entrant | None = None
+    #: What the entrant must have been prepared with, and the folder that has that.
+    preparation: Preparation | None = None
+    prepared: Path | None = None
     #: Keep what each job held in each slot: much, so for one seed only.
     keeps_allocations: bool = False
 
@@ -93,10 +98,26 @@ def cells_of(experiment: Experiment) -> tuple[Cell, ...]:
     kinds = [
         (case, policy, seed) for case in experiment.cases for policy in experiment.policies for seed in experiment.seeds
     ]
+    #: By policy, workload (tuning) and seed (training): files are read once to tell what is to be made of them.
+    known: dict[tuple[str, str, int], Preparation] = {}
+
+    def preparation(case: Case, policy: str, seed: int) -> Preparation | None:
+        entrant = experiment.entrants.get(policy)
+        if entrant is None or not (entrant.training or entrant.tune):
+            return None
+        training = entrant.training is not None
+        what = policy, "" if training else case.name, seed % experiment.trainings if training else 0
+        if what not in known:
+            known[what] = to_prepare(
+                entrant, case, seed=what[2], placement=experiment.placement, most_slots=experiment.most_slots
+            )
+        return known[what]
+
     return tuple(
         Cell(
             number=number, case=case, policy=policy, seed=seed,
             placement=experiment.placement, most_slots=experiment.most_slots,
+            entrant=experiment.entrants.get(policy), preparation=preparation(case, policy, seed),
             keeps_allocations=seed == experiment.seeds[0],
         )
         for number, (case, policy, seed) in enumerate(kinds)
@@ -105,43 +126,45 @@ def cells_of(experiment: Experiment) -> tuple[Cell, ...]:
 
 def rules_of(cell: Cell) -> Preset:
     """The rules under which a cell is run. Raises ``WorkloadError`` or ``PluginError``."""
-    name = cell.case.preset
-    chosen = preset(name) if name is not None else Preset(Rules(), load_placement(cell.placement), {})
-    try:
-        realism = chosen.rules.realism.with_options(cell.case.options)
-    except WorkloadError as error:
-        where = f"workload {cell.case.name}"
-        raise WorkloadError(f"with.{printable(error.key)}", error.problem, where=where) from None
-    return replace(chosen, rules=replace(chosen.rules, realism=realism, most_slots=cell.most_slots))
-
-
-def is_ideal(case: Case) -> bool:
-    """Whether the simulated cluster is free of noise, costs and failures: only then is the bound one."""
-    rules = preset(case.preset).rules if case.preset is not None else Rules()
-    return rules.realism.with_options(case.options) == Realism()
+    return rules_for(cell.case, cell.placement, cell.most_slots)
 
 
 def check_cell(cell: Cell) -> str:
-    """Make all that a cell needs, without running it; returns what there is to say of its workload.
+    """Make what a cell needs, without running it or preparing anything; returns what there is to say of its workload.
 
-    Raises ``WorkloadError`` or ``PluginError``.
+    Raises ``WorkloadError``, ``PluginError`` or ``ConfigError``.
     """
     chosen = rules_of(cell)
-    sourced = load_source(cell.case.source, seed=cell.seed)
-    contender(cell.policy, sourced.workload, chosen)
+    sourced = load_source(cell.case.source(cell.seed), seed=cell.seed)
+    entrant = cell.entrant or plain(cell.policy)
+    for values in combinations(entrant.tune):
+        each = tuned(entrant, values)
+        placement_for(each, chosen)
+        if entrant.training is None:
+            policy_for(each, sourced.workload, chosen)
     return sourced.note
+
+
+def prepare_cell(cell: Cell) -> Finished:
+    """Make what a cell needs to be prepared with, and keep it in the cell's folder; there is no result of that."""
+    if cell.preparation is not None and cell.prepared is not None:
+        cell.preparation.make(cell.prepared)
+    return Finished(case=cell.case.name, policy=cell.policy, seed=cell.seed)
 
 
 def replay_cell(cell: Cell) -> Finished:
     """Run a cell in the simulator. Everything that is drawn follows the cell's seed."""
     begin = time.perf_counter()
     chosen = rules_of(cell)
-    workload = load_source(cell.case.source, seed=cell.seed).workload
+    workload = load_source(cell.case.source(cell.seed), seed=cell.seed).workload
+    entrant, checkpoint = cell.entrant or plain(cell.policy), None
+    if cell.preparation is not None and cell.prepared is not None:
+        entrant, checkpoint = cell.preparation.ready(cell.prepared)
     limit = lower_bound(workload)
     replayed = replay(
         workload,
-        contender(cell.policy, workload, chosen),
-        chosen.placement_of(cell.policy),
+        policy_for(entrant, workload, chosen, checkpoint),
+        placement_for(entrant, chosen),
         rules=chosen.rules,
         seed=cell.seed,
         timer=time.perf_counter,

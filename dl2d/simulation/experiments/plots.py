@@ -15,9 +15,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
+from dl2d.simulation.experiments.findings import Curve, by_unit, curves
+from dl2d.simulation.experiments.preparation import REFERENCE
 from dl2d.simulation.experiments.runs import Run
 from dl2d.simulation.experiments.summary import CaseSummary, PolicySummary
 from dl2d.simulation.experiments.timelines import Timelines, read_timelines
@@ -56,10 +58,12 @@ class Picture:
 class _Look:
     colour: str
     told: bool
+    #: How often the colours had been used up before.
+    turn: int = 0
 
     @property
     def dashes(self) -> Any:
-        return (0, (3, 1.5)) if self.told else "-"
+        return (0, (3, 1.5)) if self.told else ("-", "--", ":", "-.")[self.turn % 4]
 
 
 def draw_plots(run: Run, cases: Sequence[CaseSummary], folder: Path) -> tuple[Picture, ...]:
@@ -82,6 +86,13 @@ def draw_plots(run: Run, cases: Sequence[CaseSummary], folder: Path) -> tuple[Pi
                 _cdf(cases, looks),
             ),
         ]  # fmt: skip
+    groups = by_unit([curve for curve in curves(run) if len(curve.points) > 1])
+    if groups:
+        caption = (
+            "Average completion time of validation workloads against that of DRF on the same: mean over trainings. "
+            "Shaded: 95 % confidence interval. Dotted: what was published of the policy of the same colour."
+        )
+        drawn.append(("learning", "Learning", caption, _learning(groups, looks, run)))
     if any(each.policies for each in times):
         caption = f"Share of the cluster's most used resource, {over}{_grouped(times)}."
         drawn.append(("utilisation", "Utilisation over time", caption, _utilisation(cases, times, looks)))
@@ -103,13 +114,14 @@ def draw_plots(run: Run, cases: Sequence[CaseSummary], folder: Path) -> tuple[Pi
 
 def _looks(policies: Sequence[str]) -> dict[str, _Look]:
     looks: dict[str, _Look] = {}
-    families: dict[str, str] = {}
+    families: dict[str, tuple[str, int]] = {}
     for policy in policies:
         family = policy.removesuffix(_TOLD)
         if family not in families:
-            unknown = sum(each not in _COLOURS for each in families)
-            families[family] = _COLOURS.get(family) or _OTHERS[unknown % len(_OTHERS)]
-        looks[policy] = _Look(families[family], policy.endswith(_TOLD))
+            turn, place = divmod(sum(each not in _COLOURS for each in families), len(_OTHERS))
+            families[family] = (_COLOURS[family], 0) if family in _COLOURS else (_OTHERS[place], turn)
+        colour, turn = families[family]
+        looks[policy] = _Look(colour, policy.endswith(_TOLD), turn)
     return looks
 
 
@@ -154,6 +166,32 @@ def _bars(cases: Sequence[CaseSummary], looks: Mapping[str, _Look]) -> Figure:
         _dress(axis, case.case.name, _in_slots("average completion time", case), grid_of="x")
         axis.set_title(case.case.name, loc="left", fontsize=10.5, fontweight="bold", color=_INK, pad=14)
     _hide_rest(grid, len(cases))
+    return figure
+
+
+def _learning(groups: Mapping[str, Sequence[Curve]], looks: Mapping[str, _Look], run: Run) -> Figure:
+    shown = {curve.entrant: looks[curve.entrant] for group in groups.values() for curve in group}
+    figure, grid = _figure(len(groups), 1, 3.2, legend=_curve_legend(shown))
+    for axis, (unit, group) in zip(grid, groups.items(), strict=True):
+        low, high = 0.0, 0.0
+        for curve in group:
+            look = looks[curve.entrant]
+            steps = [step for step, _ in curve.points]
+            means = np.array([value.mean for _, value in curve.points]) * 100
+            axis.plot(steps, means, color=look.colour, linestyle=look.dashes, linewidth=1.8, marker=".")
+            if all(value.half_width is not None for _, value in curve.points):
+                halves = np.array([value.half_width or 0.0 for _, value in curve.points]) * 100
+                axis.fill_between(steps, means - halves, means + halves, color=look.colour, alpha=0.15, linewidth=0)
+            low, high = min(low, float(means.min())), max(high, float(means.max()))
+        axis.axhline(0, color=_INK, linewidth=1.0)
+        for claim in run.experiment.claims:
+            if claim.change is not None and claim.against == REFERENCE and claim.policy in shown:
+                axis.axhline(claim.change, color=looks[claim.policy].colour, linewidth=1.0, linestyle=":")
+                low = min(low, claim.change)
+        # A policy that has learned nothing yet may be some times as slow: what matters lies below.
+        axis.set_ylim(low - 5, min(high, 60.0) + 5)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _dress(axis, "" if len(groups) == 1 else unit, unit, grid_of="y", y="against DRF, %")
     return figure
 
 

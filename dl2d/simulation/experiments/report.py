@@ -11,8 +11,10 @@ from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-from dl2d.simulation.experiments.cells import is_ideal
+from dl2d.simulation.experiments.findings import Curve, Finding, choices, curves, findings
+from dl2d.simulation.experiments.playing import is_ideal
 from dl2d.simulation.experiments.plots import Picture, draw_plots
+from dl2d.simulation.experiments.preparation import Prepared, settings_line
 from dl2d.simulation.experiments.runs import DEFINITION, ENVIRONMENT, RESULTS, ExperimentError, Run
 from dl2d.simulation.experiments.statistics import Estimate
 from dl2d.simulation.experiments.summary import CaseSummary, PolicySummary, summarise
@@ -21,6 +23,7 @@ MARKDOWN, HTML, PLOTS = "report.md", "report.html", "plots"
 _TEMPLATES = Path(__file__).parent / "templates"
 _NONE = "–"
 _LONGEST_ERROR = 300
+_MOST_NAMED = 5
 _HEADINGS: Final = (
     "policy", "avg JCT", "sd", "95 % CI", "against {baseline}", "change", "above bound", "avg JCT, whole slots",
     "makespan", "{resource} held", "resizes per job", "seeds",
@@ -86,6 +89,13 @@ def _values(run: Run, cases: Sequence[CaseSummary], pictures: Sequence[Picture])
             f"The run was resumed with other code: its cells come from {run.codes} states of dl2d, and may not be "
             "comparable."
         )
+    if any(entrant.training for entrant in experiment.entrants.values()) and (
+        experiment.trainings < len(experiment.seeds)
+    ):
+        warnings.append(
+            f"What is trained was trained {experiment.trainings} times, for {len(experiment.seeds)} seeds: intervals "
+            "tell of workloads more than of trainings."
+        )
     if len(experiment.seeds) == 1:
         warnings.append("One seed says nothing about chance: there are no intervals.")
     return {
@@ -99,6 +109,9 @@ def _values(run: Run, cases: Sequence[CaseSummary], pictures: Sequence[Picture])
             (each.case, each.policy, str(each.seed), " ".join(each.error.split())[:_LONGEST_ERROR])
             for each in run.failures
         ],
+        "findings": _findings(findings(run, cases)),
+        "learned": _learned(curves(run)),
+        "tuned": _tuned(choices(run)),
         "sections": [_section(case, experiment.baseline) for case in cases],
         "pictures": [(picture, f"{PLOTS}/{picture.png.name}", f"{PLOTS}/{picture.svg.name}") for picture in pictures],
         "decisions": _decisions(cases),
@@ -114,8 +127,9 @@ def _section(case: CaseSummary, baseline: str) -> Section:
     rules = f"rules of the preset {made.preset}" if made.preset else "no preset"
     if made.options:
         rules += " with " + ", ".join(f"{key}={value}" for key, value in made.options.items())
+    where = ", ".join(made.sources[:_MOST_NAMED]) + (", ..." if len(made.sources) > _MOST_NAMED else "")
     bound = f"{_with_interval(case.bound)} slots on average"
-    about = f"{made.source}; {rules}. {_number(case.jobs.mean)} jobs, slots of {case.slot_seconds:g} s. " + (
+    about = f"{where}; {rules}. {_number(case.jobs.mean)} jobs, slots of {case.slot_seconds:g} s. " + (
         f"Bound that no policy can beat: {bound}."
         if is_ideal(made)
         else f"Bound: {bound}, of the workload without options; luck in speeds and locality can beat it."
@@ -140,6 +154,55 @@ def _row(each: PolicySummary) -> tuple[str, ...]:
         _with_interval(each.resizes),
         str(each.jct.count),
     )
+
+
+def _findings(found: Sequence[Finding]) -> Table:
+    return Table(
+        ("who, against whom", "workload", "published", "here", "here less published, points", "source", "why"),
+        tuple(
+            (
+                f"{each.claim.policy} against {each.claim.against}",
+                each.workload,
+                each.claim.says
+                + (f" ({each.claim.change:+g} %)" if each.claim.change is not None else " (no number in the text)"),
+                _NONE if each.measured is None else _with_interval(each.measured, percent=True, sign=True),
+                _NONE if each.distance is None else _number(each.distance, 3, sign=True),
+                each.claim.source + ("; quoted second-hand" if each.claim.second_hand else ""),
+                each.claim.why,
+            )
+            for each in found
+        ),
+    )
+
+
+def _learned(drawn: Sequence[Curve]) -> Table:
+    return Table(
+        ("policy", "best in validation, against drf", "no slower than drf from", "steps", "trainings", "s each"),
+        tuple(
+            (
+                each.entrant,
+                _with_interval(each.best, percent=True, sign=True),
+                _NONE if each.level is None else f"step {each.level}",
+                f"{each.points[-1][0]} {each.unit}",
+                str(each.best.count),
+                f"{each.seconds:.0f}",
+            )
+            for each in drawn
+        ),
+    )
+
+
+def _tuned(made: Sequence[Prepared]) -> Table:
+    rows = []
+    for each in made:
+        times = sorted(tried.jct for tried in each.tries if tried.jct is not None)
+        rows.append(
+            (
+                each.entrant, each.case, settings_line(each.chosen), _number(times[0]), _number(times[-1]),
+                str(len(each.tries)),
+            )
+        )  # fmt: skip
+    return Table(("policy", "workload", "chosen", "avg JCT with it", "with the worst", "tried"), tuple(rows))
 
 
 def _decisions(cases: Sequence[CaseSummary]) -> Table:
@@ -194,6 +257,22 @@ def summary_json(run: Run) -> dict[str, object]:
         "failed": [
             {"workload": each.case, "policy": each.policy, "seed": each.seed, "error": each.error}
             for each in run.failures
+        ],
+        "claims": [
+            {
+                "policy": each.claim.policy,
+                "against": each.claim.against,
+                "workload": each.workload,
+                "published_percent": each.claim.change,
+                "measured": _plain(each.measured),
+                "distance_points": each.distance,
+                "source": each.claim.source,
+                "why": each.claim.why,
+            }
+            for each in findings(run, summarise(run))
+        ],
+        "tuned": [
+            {"policy": each.entrant, "workload": each.case, "chosen": dict(each.chosen)} for each in choices(run)
         ],
         "workloads": {
             case.case.name: {

@@ -4,6 +4,7 @@
 definition.yaml     what was run, exactly; with ``inputs/`` it is all that is needed to run it again
 inputs/             the files that the definition names
 cells/, series/     a file per finished cell, and its series over time
+prepared/           what was trained or tuned first, each in a folder called after the digest of what it is made of
 results.json        results of all cells: the same bytes whenever and wherever it is run
 timings.json        how long it took
 environment.json    versions and machine
@@ -12,6 +13,7 @@ environment.json    versions and machine
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -27,20 +29,32 @@ import msgspec
 from dl2d.core.codec import as_plain, decode, encode
 from dl2d.core.errors import Dl2dError, PluginError
 from dl2d.simulation.books import SlotSeries
-from dl2d.simulation.experiments.cells import Cell, Finished, Runner, cells_of, check_cell, replay_cell
+from dl2d.simulation.experiments.cells import (
+    Cell,
+    Finished,
+    Runner,
+    cells_of,
+    check_cell,
+    failed,
+    prepare_cell,
+    replay_cell,
+)
 from dl2d.simulation.experiments.definition import (
     Experiment,
     digest,
     file_digest,
+    files_of,
     read_experiment,
+    with_sources,
     write_experiment,
 )
 from dl2d.simulation.experiments.environment import code_digest, environment
 from dl2d.simulation.experiments.executors import Executor
+from dl2d.simulation.experiments.preparation import Preparation, Prepared
 from dl2d.simulation.sources import named_file
 
 DEFINITION, RESULTS, TIMINGS, ENVIRONMENT = "definition.yaml", "results.json", "timings.json", "environment.json"
-_CELLS, _SERIES, _INPUTS = "cells", "series", "inputs"
+_CELLS, _SERIES, _INPUTS, _PREPARED = "cells", "series", "inputs", "prepared"
 
 
 class ExperimentError(Dl2dError):
@@ -71,6 +85,31 @@ class Run:
         return tuple(
             cell for cell in self.cells if cell.number not in self.finished or self.finished[cell.number].error
         )
+
+    @property
+    def preparations(self) -> tuple[tuple[Preparation, Prepared | None], ...]:
+        """All that cells have to be prepared with, each once, and what was made of it; None: nothing yet."""
+        once: dict[str, Preparation] = {}
+        for cell in self.cells:
+            if cell.preparation is not None:
+                once.setdefault(cell.preparation.key, cell.preparation)
+        return tuple((each, each.read(self.folder / _PREPARED)) for each in once.values())
+
+    @property
+    def unprepared(self) -> tuple[Cell, ...]:
+        """One of the missing cells for each preparation that has not been made."""
+        firsts: dict[str, Cell] = {}
+        for cell in self.missing:
+            if cell.preparation is not None:
+                firsts.setdefault(cell.preparation.key, cell)
+        within = self.folder / _PREPARED
+        return tuple(
+            cell for cell in firsts.values() if cell.preparation is not None and cell.preparation.read(within) is None
+        )
+
+    def seconds(self, preparation: Preparation) -> float:
+        """How long it took to make; 0 where it has not been made."""
+        return preparation.seconds(self.folder / _PREPARED)
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,10 +209,13 @@ def run_cells(
     executor: Executor,
     *,
     runner: Runner = replay_cell,
+    preparer: Runner = prepare_cell,
     clock: Callable[[], float] = time.monotonic,
     progress: Callable[[Finished], None] | None = None,
 ) -> Run:
     """Run the missing cells of a run, keep each as soon as it is finished, and write results when all were run.
+
+    What cells have to be prepared with is made first, where it is not there. ``progress`` is told of that, too.
 
     Stopped by whatever is raised (Ctrl-C), it leaves the finished cells for a later call.
 
@@ -186,9 +228,25 @@ def run_cells(
     begin = clock()
     numbers = {(cell.case.name, cell.policy, cell.seed): cell for cell in run.cells}
     finished = dict(run.finished)
-    results: Iterator[Finished] = executor.map(runner, run.missing)
+    within = run.folder.resolve() / _PREPARED
+    unmade: dict[str, str] = {}
+    if wanting := [replace(cell, prepared=within) for cell in run.unprepared]:
+        for done in _each(executor.map(preparer, wanting)):
+            cell = numbers[done.case, done.policy, done.seed]
+            if done.error and cell.preparation is not None:
+                unmade[cell.preparation.key] = done.error
+            if progress is not None:
+                progress(done)
+    ready, wrong = [], []
+    for cell in run.missing:
+        problem = unmade.get(cell.preparation.key) if cell.preparation is not None else None
+        if problem is None:
+            ready.append(replace(cell, prepared=within) if cell.preparation is not None else cell)
+        else:
+            wrong.append(failed(cell, f"could not be prepared: {problem}"))
+    results: Iterator[Finished] = executor.map(runner, ready)
     try:
-        for done in results:
+        for done in itertools.chain(wrong, results):
             cell = numbers[done.case, done.policy, done.seed]
             if done.series is not None:
                 _write(_cell_path(run.folder, cell, _SERIES), encode(done.series).decode() + "\n")
@@ -209,11 +267,24 @@ def run_cells(
     return done_run
 
 
+def _each(results: Iterator[Finished]) -> Iterator[Finished]:
+    """Results one by one; their iterator is closed however that ends."""
+    try:
+        yield from results
+    finally:
+        close = getattr(results, "close", None)
+        if close is not None:
+            close()
+
+
 def _results(run: Run) -> str:
     """One line per cell, so that two runs can be compared with ``diff``."""
     head = {"experiment": run.experiment.name, "version": run.experiment.version, "digest": run.digest}
     lines = ",\n".join(f"  {json.dumps(_entry(done), sort_keys=True)}" for done in _in_order(run))
     fields = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
+    if made := [as_plain(each) for _, each in run.preparations if each is not None]:
+        each_line = ",\n".join(f"  {json.dumps(each, sort_keys=True)}" for each in made)
+        fields += f' "prepared": [\n{each_line}\n ],\n'
     return f'{{\n{fields} "cells": [\n{lines}\n ]\n}}\n'
 
 
@@ -259,13 +330,8 @@ def _read_cell(path: Path) -> _Kept | None:
 def _bundle(experiment: Experiment, folder: Path) -> Experiment:
     """Copy the files that are named into the folder; returns the experiment that names the copies."""
     names: dict[str, str] = {}  # by name the digest of its content
-    cases = []
-    for case in experiment.cases:
-        file = named_file(case.source)
-        if file is None:
-            cases.append(case)
-            continue
-        head, path, rest = file
+    copies: dict[str, str] = {}  # by path the name of its copy
+    for path in files_of(experiment):
         content = file_digest(Path(path))
         name = Path(path).name
         number = 1
@@ -276,8 +342,13 @@ def _bundle(experiment: Experiment, folder: Path) -> Experiment:
             (folder / _INPUTS).mkdir(exist_ok=True)
             shutil.copyfile(path, folder / _INPUTS / name)
             names[name] = content
-        cases.append(replace(case, source=f"{head}{_INPUTS}/{name}{rest}"))
-    return replace(experiment, cases=tuple(cases))
+        copies[path] = name
+
+    def copy_of(source: str) -> str:
+        file = named_file(source)
+        return source if file is None else f"{file[0]}{_INPUTS}/{copies[file[1]]}{file[2]}"
+
+    return with_sources(experiment, copy_of)
 
 
 def _write_json(path: Path, value: object) -> None:

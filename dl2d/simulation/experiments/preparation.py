@@ -1,0 +1,338 @@
+"""What has to be there before a cell can be run: a trained checkpoint, or settings that were tuned.
+
+Each is made once and kept in the run's folder under a digest of all that it was made from, so that cells share it and
+a run that is resumed does not make it again. Nothing of it is drawn from the seeds that tests are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from dl2d.core.codec import as_plain, decode, encode
+from dl2d.core.errors import Dl2dError, WorkloadError
+from dl2d.learning.original.settings import Settings
+from dl2d.learning.training import Trainer
+from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
+from dl2d.simulation.contenders import contender
+from dl2d.simulation.experiments.definition import Case, with_content
+from dl2d.simulation.experiments.entrants import (
+    PLACEMENT,
+    SEEDS_EACH,
+    TRAINING_SEEDS,
+    TUNING_SEEDS,
+    VALIDATION_SEEDS,
+    Design,
+    Entrant,
+    Number,
+    Setting,
+    Training,
+    describe_training,
+    jumps_settings,
+    original_settings,
+)
+from dl2d.simulation.experiments.playing import placement_for, policy_for, rules_for, tuned
+from dl2d.simulation.preset import PresetName, preset
+from dl2d.simulation.replay import replay
+from dl2d.simulation.sources import load_source, named_file
+from dl2d.simulation.workload import Workload
+
+CHECKPOINT: Final = "checkpoint"
+_RECORD: Final = "prepared.json"
+#: Workloads that settings are tuned on; and how many draws to train on there are for one to validate with.
+_TUNED_ON: Final = 4
+_FOR_ONE: Final = 4
+#: What curves are drawn against: the validation workloads' time under this policy.
+REFERENCE: Final = "drf"
+#: Parts of its updates after which imitation that is all there is is looked at, too.
+_EARLIER: Final = (0.05, 0.1, 0.25, 0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One point of a learning curve: mean completion time on the validation workloads, in slots."""
+
+    step: int
+    jct: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """One combination of settings, and the geometric mean of average completion times; None: some did not end."""
+
+    chosen: Mapping[str, float | bool | str]
+    jct: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What was made: the same whenever it is made of the same."""
+
+    entrant: str
+    #: Name of the workload that it was tuned for; empty where it was trained.
+    case: str = ""
+    #: Of the training.
+    seed: int = 0
+    #: Digest of the checkpoint.
+    checkpoint: str = ""
+    #: What a step of the curve is, and the time of the validation workloads under DRF.
+    unit: str = ""
+    curve: tuple[Look, ...] = ()
+    reference: float = 0.0
+    #: What was chosen by tuning, and from what.
+    chosen: Mapping[str, float | bool | str] = field(default_factory=dict)
+    tries: tuple[Try, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    key: str
+    prepared: Prepared
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """What is to be made: by training with a seed, or by tuning for a workload. ``to_prepare`` makes it."""
+
+    #: SHA-256 over all that decides on what comes of it; files count by their content.
+    key: str
+    entrant: Entrant
+    case: Case
+    seed: int
+    placement: str
+    most_slots: int
+
+    def folder(self, within: Path) -> Path:
+        """Where it is kept."""
+        return within / self.key[:32]
+
+    def read(self, within: Path) -> Prepared | None:
+        """What was made of it; None where that is not yet so."""
+        try:
+            kept = decode((self.folder(within) / _RECORD).read_bytes(), _Kept)
+        except (OSError, msgspec.DecodeError):
+            return None
+        return kept.prepared if kept.key == self.key else None
+
+    def seconds(self, within: Path) -> float:
+        """How long it took; 0 where it is not there."""
+        try:
+            return decode((self.folder(within) / _RECORD).read_bytes(), _Kept).seconds
+        except (OSError, msgspec.DecodeError):
+            return 0.0
+
+    def make(self, within: Path) -> Prepared:
+        """Train or tune, and keep what comes of it.
+
+        Raises
+        ------
+        Dl2dError
+            Training or a replay failed, or the folder cannot be written.
+        """
+        begin = time.perf_counter()
+        folder = self.folder(within)
+        folder.mkdir(parents=True, exist_ok=True)
+        made = _tune(self) if self.entrant.training is None else _train(self, self.entrant.training, folder)
+        kept = _Kept(key=self.key, prepared=made, seconds=time.perf_counter() - begin)
+        partial = folder / f".{_RECORD}.partial"
+        partial.write_bytes(encode(kept) + b"\n")
+        partial.replace(folder / _RECORD)  # last: with it, it is made
+        return made
+
+    def ready(self, within: Path) -> tuple[Entrant, Path | None]:
+        """The entrant as it plays, and its checkpoint.
+
+        Raises ``WorkloadError`` where what it needs has not been made.
+        """
+        made = self.read(within)
+        if made is None:
+            raise WorkloadError("policies", f"{self.entrant.name} has not been prepared")
+        if self.entrant.training is not None:
+            return self.entrant, self.folder(within) / CHECKPOINT
+        return tuned(self.entrant, made.chosen), None
+
+
+def to_prepare(entrant: Entrant, case: Case, *, seed: int, placement: str, most_slots: int) -> Preparation:
+    """What an entrant has to be prepared with. Raises ``WorkloadError`` for a file that cannot be read."""
+    said: dict[str, Any]
+    if entrant.training is not None:
+        contents = replace(
+            entrant.training,
+            sources=tuple(map(with_content, entrant.training.sources)),
+            validation=tuple(map(with_content, entrant.training.validation)),
+        )
+        said = {"training": describe_training(contents), "seed": seed}
+    else:
+        said = {
+            "policy": entrant.policy,
+            "settings": dict(entrant.settings),
+            "tune": {key: list(values) for key, values in entrant.tune.items()},
+            "placement": entrant.placement or placement,
+            "sources": list(map(with_content, case.aside or case.sources)),
+            "preset": str(case.preset),
+            "options": dict(case.options),
+            "most_slots": most_slots,
+        }
+    key = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    return Preparation(key=key, entrant=entrant, case=case, seed=seed, placement=placement, most_slots=most_slots)
+
+
+def combinations(tune: Mapping[str, Sequence[Number | str]]) -> list[dict[str, Number | str]]:
+    """All ways to take one value of each."""
+    return [dict(zip(tune, values, strict=True)) for values in itertools.product(*tune.values())]
+
+
+def _tune(wanted: Preparation) -> Prepared:
+    """Play all combinations on workloads that are not tested on; the least geometric mean wins, the first of equals."""
+    case = wanted.case
+    workloads = [
+        load_source(source, seed=TUNING_SEEDS + number).workload
+        for number, source in enumerate(case.aside or case.sources * _TUNED_ON)
+    ]
+    tries = []
+    for chosen in combinations(wanted.entrant.tune):
+        entrant = tuned(wanted.entrant, chosen)
+        rules = rules_for(case, entrant.placement or wanted.placement, wanted.most_slots)
+        logs = []
+        for number, workload in enumerate(workloads):
+            try:
+                played = replay(
+                    workload, policy_for(entrant, workload, rules), placement_for(entrant, rules), rules=rules.rules,
+                    seed=TUNING_SEEDS + number, timer=time.perf_counter,
+                )  # fmt: skip
+            except Dl2dError:
+                break
+            logs.append(math.log(played.avg_jct))
+        mean = math.exp(math.fsum(logs) / len(logs)) if len(logs) == len(workloads) else None
+        tries.append(Try(chosen=chosen, jct=mean))
+    ended = [each for each in tries if each.jct is not None]
+    if not ended:
+        raise WorkloadError("tune", f"{wanted.entrant.name} fails with every setting", where=case.name)
+    best = min(ended, key=lambda each: each.jct or math.inf)
+    return Prepared(entrant=wanted.entrant.name, case=case.name, chosen=best.chosen, tries=tuple(tries))
+
+
+def _train(wanted: Preparation, training: Training, folder: Path) -> Prepared:
+    first = wanted.seed * SEEDS_EACH
+    learned = _workloads(training.sources, TRAINING_SEEDS + first, training.draws)
+    few = max(2, training.draws // _FOR_ONE)
+    validation = _workloads(training.validation or training.sources, VALIDATION_SEEDS + first, few)
+    named = {name for workload in (*learned, *validation) for name in {job.model for job in workload.jobs}}
+    if training.types:
+        learned, validation = (only(part, sorted(named)[: training.types]) for part in (learned, validation))
+    if training.design is Design.JUMPS:
+        checkpoint, curve, unit = _jumps(training, learned, validation, wanted.seed)
+    else:
+        checkpoint, curve, unit = _original(training, learned, validation, wanted.seed, sorted(named))
+    write_checkpoint(checkpoint, folder / CHECKPOINT)
+    rules = preset(PresetName.DL2_PAPER)
+    reference = [
+        replay(
+            workload, contender(REFERENCE, workload, rules), rules.placement_of(REFERENCE), rules=rules.rules,
+            timer=time.perf_counter,
+        ).avg_jct
+        for workload in validation
+    ]  # fmt: skip
+    return Prepared(
+        entrant=wanted.entrant.name, seed=wanted.seed, checkpoint=checkpoint.digest, unit=unit, curve=curve,
+        reference=float(np.mean(reference)),
+    )  # fmt: skip
+
+
+def _workloads(sources: Sequence[str], seed: int, draws: int) -> list[Workload]:
+    """Generators are drawn from ``draws`` times, files read once."""
+    return [
+        load_source(source, seed=seed + number).workload
+        for source in sources
+        for number in range(draws if named_file(source) is None else 1)
+    ]
+
+
+def only(workloads: Sequence[Workload], models: Sequence[str]) -> list[Workload]:
+    """The workloads with jobs of these models alone; those that have none are left out.
+
+    Raises ``WorkloadError`` where no workload is left.
+    """
+    kept = [
+        replace(workload, jobs=jobs)
+        for workload in workloads
+        if (jobs := tuple(job for job in workload.jobs if job.model in models))
+    ]
+    if not kept:
+        raise WorkloadError("types", f"no job is of {', '.join(models)}")
+    return kept
+
+
+def _jumps(
+    training: Training, learned: Sequence[Workload], validation: Sequence[Workload], seed: int
+) -> tuple[Checkpoint, tuple[Look, ...], str]:
+    settings = jumps_settings(training.settings, seed=seed)
+    trainer = Trainer(learned, validation, settings)
+    state = trainer.explore()
+    for reached in trainer.search(state):
+        state = reached
+    whole = settings.parts.index(max(settings.parts))
+    curve = tuple(Look(step=look.iteration, jct=look.jct[whole]) for look in state.looks)
+    return trainer.checkpoint(state, {"training": as_plain(training), "seed": seed}), curve, "iterations of the search"
+
+
+def _original(
+    training: Training, learned: Sequence[Workload], validation: Sequence[Workload], seed: int, named: Sequence[str]
+) -> tuple[Checkpoint, tuple[Look, ...], str]:
+    """One training after another, where there is one before; steps are gradient steps of all of them."""
+    from dl2d.learning.original.trainer import Report, train  # noqa: PLC0415 - torch takes seconds, and is for this alone
+
+    looks: dict[int, float] = {}
+
+    def run(settings: Settings, done: int, **given: Any) -> Checkpoint:
+        imitates = bool(settings.teacher) and given.get("start") is None
+        supervised = settings.supervised_updates if imitates else 0
+
+        def look(report: Report) -> None:
+            learned_since = report.done * _steps(settings) if report.phase == "learning" else 0
+            if math.isfinite(report.score.best):  # the better of both ways of acting
+                looks[done + supervised + learned_since] = report.score.best
+
+        return train(learned, validation, settings, seed=seed, progress=look, **given)
+
+    settings = original_settings(training.design, training.settings)
+    if training.before:
+        before = dict(training.before)
+        types = int(before.pop("types", 0))
+        first = original_settings(training.design, before)
+        parts = [only(part, named[:types]) if types else part for part in (learned, validation)]
+        start = train(parts[0], parts[1], first, seed=seed)
+        # Looked at on other workloads than those below, so not on the same curve; its steps count.
+        done = first.iterations * _steps(first) + (first.supervised_updates if first.teacher else 0)
+        made = run(settings, done, start=start)
+    else:
+        run(replace(settings, supervised_updates=0, iterations=0), 0)
+        if settings.teacher and not settings.iterations:
+            for part in _EARLIER:
+                # The rate falls to the end: a shorter imitation is one of its own, not a part of the longer.
+                run(replace(settings, supervised_updates=round(part * settings.supervised_updates)), 0)
+        made = run(settings, 0)
+    curve = tuple(Look(step=step, jct=jct) for step, jct in sorted(looks.items()))
+    return made, curve, "gradient steps"
+
+
+def _steps(settings: Settings) -> int:
+    """Gradient steps of a round."""
+    return int(settings.epochs * (settings.samples // settings.minibatch))
+
+
+def settings_line(chosen: Mapping[str, Setting]) -> str:
+    """What was chosen, for people."""
+    names = sorted(chosen, key=lambda name: (name == PLACEMENT, name))
+    return ", ".join(f"{name} {chosen[name]}" for name in names)
