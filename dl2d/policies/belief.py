@@ -10,7 +10,7 @@ upper confidence bounds: Srinivas et al., "Gaussian process optimization in the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -34,6 +34,11 @@ _LEVEL: Final = 9.0
 _FLOOR: Final = 0.01
 #: Added to what is to be positive definite.
 _JITTER: Final = 1e-9
+#: Measurements for which one counts that was put right after speeds had changed (``dl2d.policies.drift``).
+_STALE: Final = 0.25
+#: Deviations from what other sizes lead to expect, of so many at least, beyond which one job's word is doubted.
+_UNEXPECTED: Final = 4.0
+_LEAST_JUDGES: Final = 4
 #: Most sizes of one kind that count for others, and most sizes at which the shared part is worked out; where there are
 #: more, some are chosen, and neighbours are taken together.
 _MOST_SIZES: Final = 40
@@ -64,9 +69,11 @@ class _Measured:
     sizes: NDArray[np.int64]
     logs: _Floats
     noise: _Floats
+    #: Whether only one job showed it.
+    single: NDArray[np.bool_]
 
     def __getitem__(self, places: NDArray[np.int64]) -> _Measured:
-        return _Measured(self.sizes[places], self.logs[places], self.noise[places])
+        return _Measured(self.sizes[places], self.logs[places], self.noise[places], self.single[places])
 
     @property
     def at(self) -> _Floats:
@@ -86,6 +93,16 @@ class _Points:
     root: _Floats
     #: Place of each size among those of the shared part.
     shared: NDArray[np.int64]
+
+
+class _Told(NamedTuple):
+    """All that was measured of a kind."""
+
+    points: _Points
+    #: Workers and PSs, shape (sizes, 2).
+    sizes: NDArray[np.int64]
+    #: Sizes that count for themselves alone.
+    alone: _Measured | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,43 +152,50 @@ class Belief:
         found = {speeds.kind: _measured(speeds.kind, usable(speeds.kind, speeds.points), noise) for speeds in measured}
         found = {kind: told for kind, told in found.items() if len(told.logs)}
         chosen = {kind: _chosen(kind, told) for kind, told in found.items()}
-        kept = {kind: told[chosen[kind]] for kind, told in found.items()}
-        #: Sizes that count for themselves alone.
-        self._alone = {
-            kind: told[np.delete(np.arange(len(told.logs)), chosen[kind])]
-            for kind, told in found.items()
-            if len(chosen[kind]) < len(told.logs)
-        }
-        self._sizes = {kind: told.sizes for kind, told in found.items()}
+        kept = {kind: _doubted(kind, told[chosen[kind]]) for kind, told in found.items()}
         self._centre = float(np.mean([told.logs.mean() for told in kept.values()])) if kept else 0.0
         self._failed = {speeds.kind: _failed(speeds.points) for speeds in measured}
         self._points: dict[TrainingKind, _Points] = {}
         self._groups: dict[_Group, _Shared] = {}
         for group in dict.fromkeys(map(_group, sorted(kept))):
             self._join(group, {kind: told for kind, told in kept.items() if _group(kind) == group})
+        self._told = {
+            kind: _Told(self._points[kind], told.sizes, told[np.delete(np.arange(len(told.logs)), chosen[kind])])
+            for kind, told in found.items()
+        }
         self._crossed: dict[tuple[_Group, _Bounds], tuple[_Floats, _Floats, _Floats]] = {}
-        self._known: dict[tuple[TrainingKind, _Bounds], tuple[_Floats, _Floats]] = {}
-        self._grids: dict[tuple[TrainingKind, _Bounds, float], _Floats] = {}
+        self._known: dict[tuple[TrainingKind, _Bounds, tuple[SpeedPoint, ...]], tuple[_Floats, _Floats]] = {}
+        self._grids: dict[tuple[TrainingKind, _Bounds, tuple[SpeedPoint, ...], float], _Floats] = {}
 
-    def grid(self, request: JobRequest, optimism: float = 0.0) -> _Floats:
+    @property
+    def kinds(self) -> tuple[TrainingKind, ...]:
+        """Kinds that were measured."""
+        return tuple(self._points)
+
+    def grid(self, request: JobRequest, optimism: float = 0.0, own: tuple[SpeedPoint, ...] = ()) -> _Floats:
         """Samples per second that are believed, or hoped for, as ``KnownSpeeds.grid`` has them.
 
         ``exp(mean + optimism x deviation)``, where of the variances the least of the grid is taken off: what is not
         known of all sizes alike is no reason to prefer one.
+
+        ``own`` is what a job showed itself, if it is of a kind of its own (see ``mean_sd``).
 
         Returns
         -------
         Shape (max_ps + 1, max_workers + 1), zeros where a needed count is 0 or a run failed. Jobs that are alike are
         given one and the same array; it is not to be written to.
         """
-        asked = (TrainingKind.of(request), _Bounds(request.max_workers, request.max_ps), optimism)
+        asked = (TrainingKind.of(request), _Bounds(request.max_workers, request.max_ps), own, optimism)
         if asked not in self._grids:
-            self._grids[asked] = self._hope(request, optimism)
+            self._grids[asked] = self._hope(request, optimism, own)
             self._grids[asked].flags.writeable = False
         return self._grids[asked]
 
-    def mean_sd(self, request: JobRequest) -> tuple[_Floats, _Floats]:
+    def mean_sd(self, request: JobRequest, own: tuple[SpeedPoint, ...] = ()) -> tuple[_Floats, _Floats]:
         """Mean and standard deviation of the logarithm of samples/s; not to be written to.
+
+        With speeds in ``own`` the job is taken as the only one of its kind: they and what kinds share are all that is
+        known of it. Sizes with speed 0 in ``own`` are holes in any case.
 
         Returns
         -------
@@ -179,15 +203,26 @@ class Belief:
         """
         kind = TrainingKind.of(request)
         bounds = _Bounds(request.max_workers, request.max_ps)
-        if (kind, bounds) not in self._known:
-            found = self._look(kind, bounds)
+        if (kind, bounds, own) not in self._known:
+            found = self._look(kind, bounds, self._told_of(kind, own))
+            for size in {*self._failed.get(kind, ()), *_failed(own)}:
+                _pierce(found, size, has_ps=kind.architecture is Architecture.PS)
             for array in found:
                 array.flags.writeable = False
-            self._known[kind, bounds] = found
-        return self._known[kind, bounds]
+            self._known[kind, bounds, own] = found
+        return self._known[kind, bounds, own]
 
-    def _hope(self, request: JobRequest, optimism: float) -> _Floats:
-        mean, deviation = self.mean_sd(request)
+    def _told_of(self, kind: TrainingKind, own: tuple[SpeedPoint, ...]) -> _Told | None:
+        """What is known of a kind, or of a job of a kind of its own."""
+        shared, points = self._groups.get(_group(kind)), usable(kind, own)
+        if not points or shared is None:
+            return self._told.get(kind)
+        told = _measured(kind, points, self._noise)
+        nearest = _distances(told.at, shared.at, _group(kind)).argmin(axis=1)
+        return _Told(_points(kind, told, self._centre, nearest), told.sizes, None)
+
+    def _hope(self, request: JobRequest, optimism: float, own: tuple[SpeedPoint, ...]) -> _Floats:
+        mean, deviation = self.mean_sd(request, own)
         variance, trains = deviation**2, np.isfinite(mean)
         least = variance.min(where=trains, initial=np.inf)
         beyond = np.maximum(variance - least, 0.0, where=trains, out=np.zeros_like(variance))
@@ -202,17 +237,16 @@ class Belief:
         certainty, weighed, first = np.zeros_like(prior), np.zeros(len(at)), 0
         for kind, told in kept.items():
             last = first + len(told.logs)
-            root = _root(_own(told.at, told.at, group) + np.diag(told.noise))
-            own = _Points(told.at, told.logs - self._centre, root, places[first:last])
+            own = _points(kind, told, self._centre, places[first:last])
             first, self._points[kind] = last, own
-            certain = root.T @ root
+            certain = own.root.T @ own.root
             np.add.at(certainty, np.ix_(own.shared, own.shared), certain)
             np.add.at(weighed, own.shared, certain @ own.logs)
         root = _root(np.eye(len(at)) + factor.T @ certainty @ factor)
         mean = root.T @ (root @ (factor.T @ weighed))
         self._groups[group] = _Shared(at, _inverse(factor), factor @ mean, factor @ root.T, root, mean)
 
-    def _look(self, kind: TrainingKind, bounds: _Bounds) -> tuple[_Floats, _Floats]:
+    def _look(self, kind: TrainingKind, bounds: _Bounds, told: _Told | None) -> tuple[_Floats, _Floats]:
         shape = (bounds.ps + 1, bounds.workers + 1)
         mean, deviation = np.full(shape, -np.inf), np.zeros(shape)
         has_ps = kind.architecture is Architecture.PS
@@ -222,42 +256,28 @@ class Belief:
         at = np.log2(np.stack(np.meshgrid(workers, ps), axis=-1).reshape(-1, 2))
         between = len(workers) < bounds.workers or (has_ps and len(ps) < bounds.ps)
         group = _group(kind)
-        found, spread = self._at(kind, at, self._cross(group, bounds, at))
+        own = None if told is None else told.points
+        found, spread = self._at(kind, own, at, self._cross(group, bounds, at))
         found, spread = (values.reshape(len(ps), len(workers)) for values in (found, spread))
         if between:
             found, spread = (_interpolated(values, workers, ps, bounds, has_ps=has_ps) for values in (found, spread))
-            sizes = self._sizes.get(kind, np.zeros((0, 2), dtype=np.int64))
+            sizes = np.zeros((0, 2), dtype=np.int64) if told is None else told.sizes
             sizes = sizes[(sizes <= ((bounds.workers, bounds.ps) if has_ps else (bounds.workers, np.inf))).all(axis=1)]
             if len(sizes):
                 where = (sizes[:, 1] - 1 if has_ps else 0, sizes[:, 0] - 1)
                 at = np.log2(np.maximum(sizes, 1))
-                found[where], spread[where] = self._at(kind, at, self._cross(group, None, at))
-        if kind in self._alone:
-            self._tell_alone(kind, bounds, found, spread)
+                found[where], spread[where] = self._at(kind, own, at, self._cross(group, None, at))
+        if told is not None and told.alone is not None:
+            _tell_alone(kind, told.alone, bounds, found, spread)
         mean[1 if has_ps else 0 :, 1:] = found
         deviation[1 if has_ps else 0 :, 1:] = spread
-        for size in self._failed.get(kind, ()):
-            if size.ps < shape[0] and size.workers < shape[1]:
-                mean[size.ps if has_ps else slice(None), size.workers] = -np.inf
-                deviation[size.ps if has_ps else slice(None), size.workers] = 0.0
         return mean, deviation
 
-    def _tell_alone(self, kind: TrainingKind, bounds: _Bounds, mean: _Floats, spread: _Floats) -> None:
-        """Have what was measured at sizes that were not chosen count there."""
-        told, has_ps = self._alone[kind], kind.architecture is Architecture.PS
-        within = (told.sizes[:, 0] <= bounds.workers) & ((told.sizes[:, 1] <= bounds.ps) | (not has_ps))
-        told = told[np.flatnonzero(within)]
-        where = (told.sizes[:, 1] - 1 if has_ps else np.zeros(len(told.logs), dtype=np.int64), told.sizes[:, 0] - 1)
-        before = spread[where] ** 2
-        gain = before / (before + told.noise)
-        mean[where] += gain * (told.logs + _trend(kind, told.at) - mean[where])
-        spread[where] = np.sqrt(before * (1.0 - gain))
-
     def _at(
-        self, kind: TrainingKind, at: _Floats, crossed: tuple[_Floats, _Floats, _Floats] | None
+        self, kind: TrainingKind, own: _Points | None, at: _Floats, crossed: tuple[_Floats, _Floats, _Floats] | None
     ) -> tuple[_Floats, _Floats]:
         """Mean and deviation at sizes, shape (sizes,)."""
-        own, shared = self._points.get(kind), self._groups.get(_group(kind))
+        shared = self._groups.get(_group(kind))
         variance = np.full(len(at), _LEVEL + _OWN[1])
         if shared is None or crossed is None:
             return self._centre + _trend(kind, at), np.sqrt(variance + _SHARED[1])
@@ -288,6 +308,32 @@ class Belief:
 
 def _group(kind: TrainingKind) -> _Group:
     return _Group(kind.architecture, kind.consistency)
+
+
+def _points(kind: TrainingKind, told: _Measured, centre: float, shared: NDArray[np.int64]) -> _Points:
+    root = _root(_own(told.at, told.at, _group(kind)) + np.diag(told.noise))
+    return _Points(told.at, told.logs - centre, root, shared)
+
+
+def _tell_alone(kind: TrainingKind, told: _Measured, bounds: _Bounds, mean: _Floats, spread: _Floats) -> None:
+    """Have what was measured at sizes that were not chosen count there; arrays begin with 1 worker and 1 PS."""
+    has_ps = kind.architecture is Architecture.PS
+    within = (told.sizes[:, 0] <= bounds.workers) & ((told.sizes[:, 1] <= bounds.ps) | (not has_ps))
+    told = told[np.flatnonzero(within)]
+    where = (told.sizes[:, 1] - 1 if has_ps else np.zeros(len(told.logs), dtype=np.int64), told.sizes[:, 0] - 1)
+    before, off = spread[where] ** 2, told.logs + _trend(kind, told.at) - mean[where]
+    noise = told.noise + np.where(told.single & (off**2 > _UNEXPECTED**2 * (before + told.noise)), off**2, 0.0)
+    gain = before / (before + noise)
+    mean[where] += gain * off
+    spread[where] = np.sqrt(before * (1.0 - gain))
+
+
+def _pierce(found: tuple[_Floats, _Floats], size: _Bounds, *, has_ps: bool) -> None:
+    """Make a size a hole: nothing is trained there."""
+    mean, deviation = found
+    if size.ps < mean.shape[0] and size.workers < mean.shape[1]:
+        where = (size.ps if has_ps else slice(None), size.workers)
+        mean[where], deviation[where] = -np.inf, 0.0
 
 
 def _failed(points: Sequence[SpeedPoint]) -> tuple[_Bounds, ...]:
@@ -339,10 +385,26 @@ def _measured(kind: TrainingKind, points: Sequence[SpeedPoint], noise: float) ->
     """Points as arrays, less the trend, in the order of sizes."""
     points = sorted(points)
     sizes = np.array([point.allocation for point in points], dtype=np.int64).reshape(-1, 2)
-    times = np.array([max(point.measurements, 1) for point in points], dtype=np.float64)
+    times = np.array([max(point.measurements, _STALE) for point in points], dtype=np.float64)
     logs: _Floats = np.log(np.array([point.samples_per_second for point in points], dtype=np.float64))
-    told = _Measured(sizes, logs, np.maximum(noise**2 / times, _FLOOR**2))
-    return _Measured(sizes, logs - _trend(kind, told.at), told.noise)
+    single = np.array([point.jobs == 1 for point in points], dtype=np.bool_)
+    told = _Measured(sizes, logs, np.maximum(noise**2 / times, _FLOOR**2), single)
+    return replace(told, logs=logs - _trend(kind, told.at))
+
+
+def _doubted(kind: TrainingKind, told: _Measured) -> _Measured:
+    """What one job alone showed, and nobody would expect by all other sizes, says as little as it is off.
+
+    The job may not be what its user says. Residuals are those of each size by all others of the kind (Rasmussen and
+    Williams, equations 5.10 to 5.12).
+    """
+    if len(told.logs) < _LEAST_JUDGES or not told.single.any():
+        return told
+    group, at = _group(kind), told.at
+    certain = _inverse(_matern(_distances(at, at, group), *_SHARED) + _own(at, at, group) + np.diag(told.noise))
+    weighed, precision = certain @ (told.logs - told.logs.mean()), np.diagonal(certain)
+    doubted = told.single & (np.abs(weighed) > _UNEXPECTED * np.sqrt(precision))
+    return replace(told, noise=np.where(doubted, told.noise + (weighed / precision) ** 2, told.noise))
 
 
 def _chosen(kind: TrainingKind, told: _Measured) -> NDArray[np.int64]:

@@ -27,6 +27,7 @@ from dl2d.core.policy import Evidence
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.policies.belief import Belief
 from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
+from dl2d.policies.drift import up_to_date
 from dl2d.policies.filling import Filling
 from dl2d.policies.heads import Heads
 from dl2d.policies.jumps import (
@@ -46,6 +47,7 @@ from dl2d.policies.jumps import (
     weight_count,
     weight_of,
 )
+from dl2d.policies.labels import Labels, Shown
 from dl2d.policies.remaining import samples_left
 
 _NAME: Final = "dl2"
@@ -137,8 +139,8 @@ class Dl2:
 
     @property
     def needs(self) -> frozenset[Evidence]:
-        """Measured speeds."""
-        return frozenset({Evidence.SPEEDS})
+        """Measured speeds, those of each job too."""
+        return frozenset({Evidence.SPEEDS, Evidence.JOB_SPEEDS})
 
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``. Cost: jumps x (jobs + sizes of a job), then tasks x log nodes."""
@@ -163,17 +165,20 @@ class Dl2:
     def _group(self, deciding: _Deciding) -> tuple[list[Surface], list[int]]:
         """Surfaces, and which of them each job has, alike jobs the same; -1 for a job that no size is known for."""
         belief = self._believe(deciding.snapshot)
+        labels = Labels(deciding.snapshot, belief)
         groups: list[Surface] = []
         known: dict[tuple[object, ...], int] = {}
         of_job = []
         for place, job in enumerate(deciding.snapshot.jobs):
             held = deciding.held[job.key] if self._resize_seconds else NOTHING
-            key = (*alike(job.request), deciding.floors[place], held, *deciding.names, *deciding.capacity.tolist())
+            shown = labels.of(job)
+            key = (*alike(shown.request), shown.own, deciding.floors[place], held)
+            key += (*deciding.names, *deciding.capacity.tolist())
             if key not in known:
                 if key not in self._surfaces:
                     if len(self._surfaces) >= _MOST_KEPT:
                         self._surfaces.clear()
-                    self._surfaces[key] = self._surface(belief, deciding, job.request, deciding.floors[place], held)
+                    self._surfaces[key] = self._surface(belief, deciding, shown, deciding.floors[place], held)
                 one = self._surfaces[key]
                 known[key] = -1 if one is None else len(groups)
                 if one is not None:
@@ -182,9 +187,10 @@ class Dl2:
         return groups, of_job
 
     def _surface(
-        self, belief: Belief, deciding: _Deciding, request: JobRequest, floor: Allocation, held: Allocation
+        self, belief: Belief, deciding: _Deciding, shown: Shown, floor: Allocation, held: Allocation
     ) -> Surface | None:
-        rates = belief.grid(request, self._optimism)
+        request = shown.request
+        rates = belief.grid(request, self._optimism, shown.own)
         stays = held != NOTHING and held.workers <= request.max_workers and held.ps <= request.max_ps
         if stays:
             slowed = rates * max(1.0 - self._resize_seconds / self._slot_seconds, 0.01)
@@ -298,7 +304,7 @@ class Dl2:
             MeasuredSpeeds(
                 speeds.kind, tuple(point for point in speeds.points if _surprises(point, expected.get(speeds.kind)))
             )
-            for speeds in snapshot.speeds
+            for speeds in up_to_date(snapshot.speeds)
         )
 
 
@@ -480,7 +486,8 @@ def _rounded(point: SpeedPoint) -> SpeedPoint:
     speed = point.samples_per_second
     if speed > 0:
         speed = math.exp(round(math.log(speed) / _ALIKE) * _ALIKE)
-    return SpeedPoint(point.allocation, speed, 1 << (max(point.measurements, 1).bit_length() - 1))
+    times = 1 << point.measurements.bit_length() - 1 if point.measurements else 0
+    return SpeedPoint(point.allocation, speed, times, min(point.jobs, 2))
 
 
 def from_checkpoint(folder: str | os.PathLike[str]) -> Dl2:

@@ -16,7 +16,9 @@ from dl2d.core.measured import KnownSpeeds
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.belief import Belief
+from dl2d.policies.drift import up_to_date
 from dl2d.policies.growing import Alike, Growing
+from dl2d.policies.labels import Labels
 from dl2d.policies.remaining import samples_left
 
 #: A jump that saves less than this part of the remaining time is not made.
@@ -30,13 +32,15 @@ _CUT = 8
 class _Hoped:
     """What a belief hopes for, as speeds that are known."""
 
-    def __init__(self, belief: Belief, optimism: float) -> None:
-        self._belief = belief
+    def __init__(self, snapshot: Snapshot, optimism: float) -> None:
+        self._belief = Belief(up_to_date(snapshot.speeds))
+        self._labels = Labels(snapshot, self._belief)
         self._optimism = optimism
 
     def grid(self, job: Job) -> NDArray[np.float64]:
         """See ``KnownSpeeds.grid``."""
-        return self._belief.grid(job.request, self._optimism)
+        shown = self._labels.of(job)
+        return self._belief.grid(shown.request, self._optimism, shown.own)
 
 
 class _Jump(NamedTuple):
@@ -160,22 +164,24 @@ class Lookahead:
         believes = self._known is None and not self._fitted
         optimism = f" optimism={self._optimism:g}" if believes and self._optimism != OPTIMISM else ""
         return (
-            ("2" if believes else "1")
+            ("3" if believes else "1")
             + optimism
             + (f" sample_sizes={self._sample_sizes}" if self._sample_sizes else "")
         )
 
     @property
     def needs(self) -> frozenset[Evidence]:
-        """Speeds unless it is told."""
-        return frozenset({Evidence.SPEEDS}) if self._known is None else NO_EVIDENCE
+        """Speeds unless it is told; those of each job too where they are believed."""
+        if self._known is not None:
+            return NO_EVIDENCE
+        return frozenset({Evidence.SPEEDS} if self._fitted else {Evidence.SPEEDS, Evidence.JOB_SPEEDS})
 
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``. Cost: tasks x log nodes, jumps x log jobs, a grid for each size reached."""
         del rng
         known = self._known
         if known is None and not self._fitted:
-            known = _Hoped(Belief(snapshot.speeds), self._optimism)
+            known = _Hoped(snapshot, self._optimism)
         growing = Growing(snapshot, packing, known=known, sample_sizes=self._sample_sizes)
         left = [samples_left(job) for job in snapshot.jobs]
         jumps: dict[Alike, _Jumps] = {}

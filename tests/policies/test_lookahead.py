@@ -33,7 +33,7 @@ def test_it_jumps_over_a_dip_where_optimus_stops() -> None:
     assert decision.jobs[0].reason.text == "no larger size would save 1 % of its time at 4 samples/s"
     assert decision.jobs[0].reason.constraint is Constraint.SATISFIED
     assert (decision.policy, decision.policy_version) == ("lookahead-true", "1")
-    assert Lookahead().needs == {Evidence.SPEEDS}
+    assert Lookahead().needs == {Evidence.SPEEDS, Evidence.JOB_SPEEDS}
     assert Lookahead(known=told).needs == frozenset()
 
 

@@ -1,0 +1,89 @@
+"""What a job is, whatever its user says: jobs whose speeds are not those of their kind are taken as what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.jobs import Job, JobKey, JobRequest
+from dl2d.core.measured import FAR, SpeedPoint, TrainingKind
+from dl2d.policies.belief import Belief
+
+#: Deviations from what is believed of a kind from which on a job is none of it, and within which it may be one.
+_NONE: Final = 3.0
+_ONE: Final = 2.0
+#: Deviation of a job's speed from its kind's that is nothing special.
+_USUAL: Final = 0.1
+#: Deviation of the logarithm of a kind's speed beyond which too little is known of it to recognise a job by.
+_KNOWN: Final = 0.5
+
+
+class Shown(NamedTuple):
+    """What a job is taken as."""
+
+    #: Its own, or with the model of the kind whose speeds it has.
+    request: JobRequest
+    #: What it showed itself, if it is of a kind of its own; and in any case sizes at which it stood still.
+    own: tuple[SpeedPoint, ...] = ()
+
+
+class Labels:
+    """What the jobs of a snapshot are taken as, by a belief of the speeds of kinds.
+
+    A job stays what its user says as long as its speeds, each at its size, are within three deviations (and 28 %) of
+    what is believed there. Else it is taken as of that kind whose speeds are nearest to its own, if those are within
+    two; else nothing but what it showed itself, and what all kinds share, is believed of it.
+    """
+
+    def __init__(self, snapshot: Snapshot, belief: Belief) -> None:
+        self._belief = belief
+        self._shown = {speeds.job: speeds.points for speeds in snapshot.job_speeds}
+        self._taken: dict[JobKey, Shown] = {}
+
+    def of(self, job: Job) -> Shown:
+        """What a job is taken as."""
+        if job.key not in self._taken:
+            self._taken[job.key] = self._take(job.request, self._shown.get(job.key, ()))
+        return self._taken[job.key]
+
+    def _take(self, request: JobRequest, points: Iterable[SpeedPoint]) -> Shown:
+        within = [point for point in points if _within(request, point)]
+        still = tuple(_plain(point) for point in within if point.samples_per_second == 0)
+        moved = tuple(_plain(point) for point in within if point.samples_per_second > 0)
+        apart, far, _ = self._misfit(request, moved)
+        if apart <= _NONE or far <= FAR:
+            return Shown(request, still)
+        best, nearest = request, np.inf
+        for kind in self._belief.kinds:
+            if kind[1:] != TrainingKind.of(request)[1:]:
+                continue
+            other = replace(request, model=kind.model)
+            apart, _, doubt = self._misfit(other, moved)
+            if apart < nearest and doubt < _KNOWN:
+                best, nearest = other, apart
+        return Shown(best, still) if nearest <= _ONE else Shown(request, still + moved)
+
+    def _misfit(self, request: JobRequest, points: tuple[SpeedPoint, ...]) -> tuple[float, float, float]:
+        """The most by which speeds are off what is believed, in deviations and as a logarithm; the largest doubt."""
+        if not points:
+            return 0.0, 0.0, 0.0
+        mean, deviation = self._belief.mean_sd(request)
+        has_ps = mean.shape[0] > 1
+        places = tuple(np.array([(size.ps if has_ps else 0, size.workers) for size, *_ in points]).T)
+        logs = np.log([point.samples_per_second for point in points])
+        with np.errstate(invalid="ignore"):
+            far = np.abs(logs - mean[places])
+            apart = far / np.hypot(deviation[places], _USUAL)
+        return float(apart.max()), float(far.max()), float(deviation[places].max())
+
+
+def _plain(point: SpeedPoint) -> SpeedPoint:
+    return SpeedPoint(point.allocation, point.samples_per_second, point.measurements)
+
+
+def _within(request: JobRequest, point: SpeedPoint) -> bool:
+    return point.allocation.workers <= request.max_workers and point.allocation.ps <= request.max_ps
