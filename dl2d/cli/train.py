@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dl2d import __version__
 from dl2d.cli.options import ConfigOption, JsonOption
 from dl2d.cli.output import print_json, print_tables, table
+from dl2d.cli.train_supervised import Teacher, supervised
 from dl2d.config.settings import DEFAULT_PATH
 from dl2d.core.errors import WorkloadError
 from dl2d.learning.baselines import baselines
@@ -42,6 +43,7 @@ class Design(enum.StrEnum):
 
 
 app = typer.Typer(invoke_without_command=True)
+app.command()(supervised)
 
 
 @app.callback()
@@ -63,6 +65,19 @@ def train(
     seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same weights.")] = 0,
     hidden: Annotated[int, typer.Option(min=0, max=256, help="Hidden units of the scorer; 0: it is linear.")] = 0,
     draws: Annotated[int, typer.Option(min=2, help="Workloads drawn from each generator.")] = 32,
+    teacher: Annotated[
+        Teacher | None, typer.Option(help="Of --design original: the policy to imitate first; drf by default.")
+    ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(help="Of --design original: a checkpoint to begin with instead, as of dl2d train supervised."),
+    ] = None,
+    offline: Annotated[
+        bool,
+        typer.Option(
+            "--offline", help="Of --design original: learn on an analytical model of speeds (the paper's OfflineRL)."
+        ),
+    ] = False,
     minutes: Annotated[float | None, typer.Option(min=0, help="Stop early after so many minutes.")] = None,
     compare: Annotated[bool, typer.Option(help="Replay baselines on the validation workloads, too.")] = True,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")] = False,
@@ -73,7 +88,7 @@ def train(
     config: ConfigOption = DEFAULT_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Train the policy dl2 and write a checkpoint.
+    """Train the policy dl2 from simulated workloads and write a checkpoint, or do what a command says.
 
     With --twin, the weights that decide now are trained further on what this site's store recorded. Exit status 130
     after Ctrl-C; what was reached is kept and --resume goes on with it.
@@ -98,8 +113,13 @@ def train(
     if design is Design.ORIGINAL:
         from dl2d.cli.train_original import train_original  # noqa: PLC0415 - torch takes seconds, and is for this alone
 
-        train_original(train_on, look_at, out=out, iterations=iterations, seed=seed, minutes=minutes, as_json=as_json)
+        train_original(
+            train_on, look_at, out=out, iterations=iterations, seed=seed, minutes=minutes, teacher=teacher,
+            start=start, offline=offline, compare=compare, resume=resume, as_json=as_json,
+        )  # fmt: skip
         return
+    if teacher is not None or start is not None or offline:
+        raise typer.BadParameter("--teacher, --start and --offline are of --design original")
     trainer = Trainer(train_on, look_at, settings)
     inputs = hashlib.sha256(repr((train_on, look_at)).encode()).hexdigest()
     columns = (

@@ -1,15 +1,27 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from dl2d.cli import train_original
+from dl2d.learning.original.player import Player
+from dl2d.learning.original.replay_buffer import Samples
+from dl2d.learning.original.settings import Settings
 
 MODELS = {"workers": [[10.0 * w / p for w in range(1, 5)] for p in range(1, 5)]}
 
 
 @pytest.fixture
 def workload(tmp_path: Path) -> Path:
+    return a_workload_file(tmp_path)
+
+
+def a_workload_file(tmp_path: Path) -> Path:
+    """Thirty jobs that want workers and hardly any PSs, with room for all."""
     jobs = [
         {"id": str(number), "model": "workers", "submit_slot": number // 3, "epochs": 60.0, "samples_per_epoch": 100.0,
          "worker": {"cpu": 1}, "ps": {"cpu": 1}, "max_workers": 4, "max_ps": 4}
@@ -40,3 +52,53 @@ def test_a_checkpoint_is_asked_for(dl2d, workload: Path) -> None:
     ran = dl2d("simulate", "-w", workload, "-p", "dl2-original")
     assert ran.status == 1
     assert "dl2-original: name a checkpoint; dl2d train --design original makes one" in ran.err
+
+
+def test_a_teacher_is_named_and_an_analytical_model_learned_on(dl2d, workload: Path, tmp_path: Path) -> None:
+    ran = dl2d(
+        "train", "--design", "original", "-w", workload, "-o", tmp_path / "out", "--iterations", "1", "--teacher",
+        "optimus", "--offline",
+    )  # fmt: skip
+    assert ran.status == 0, ran.err
+    assert "against drf" in ran.out
+    assert "against optimus-true" in ran.out
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert "Learned on an analytical model of speeds" in page
+    assert "- teacher: optimus" in page
+
+
+def test_it_is_stopped_and_goes_on(dl2d, workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the second stretch; then the same command leads to what it would have led to."""
+    quick = replace(
+        Settings(), clusters=8, samples=128, minibatch=64, validate_every=1, supervised_updates=5, hidden=16
+    )  # fmt: skip
+    monkeypatch.setattr(train_original, "Settings", lambda: quick)
+    command = ["train", "--design", "original", "-w", workload, "--iterations", "3", "--no-compare", "--json", "-o"]
+    whole = dl2d(*command, tmp_path / "whole")
+    assert whole.status == 0, whole.err
+    collect, calls = Player.collect, iter(range(100))
+
+    def interrupted(*arguments: Any) -> Samples:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return collect(*arguments)
+
+    monkeypatch.setattr(Player, "collect", interrupted)
+    stopped = dl2d(*command, tmp_path / "parts")
+    assert stopped.status == 130
+    assert "--resume goes on with the last state saved" in stopped.err
+    monkeypatch.undo()
+    monkeypatch.setattr(train_original, "Settings", lambda: quick)
+    further = dl2d(*command, tmp_path / "parts", "--resume")
+    assert further.status == 0, further.err
+    assert further.json["digest"] == whole.json["digest"]
+    assert further.json["history"] == whole.json["history"]
+
+
+def test_options_of_one_design_are_not_the_others(dl2d, workload: Path, tmp_path: Path) -> None:
+    ran = dl2d("train", "-w", workload, "-o", tmp_path / "out", "--teacher", "drf")
+    assert ran.status == 2
+    assert "are of --design original" in ran.err
+    ran = dl2d("train", "--design", "original", "-w", workload, "--teacher", "drf", "--start", tmp_path)
+    assert ran.status == 2
+    assert "give one of --teacher and --start" in ran.err

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Self
 
 import numpy as np
@@ -41,6 +41,13 @@ class Lessons:
             masks=self.masks[which],
             actions=self.actions[which],
             rights=self.rights[which],
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """All of several; one at least."""
+        return cls(
+            **{entry.name: np.concatenate([getattr(part, entry.name) for part in parts]) for entry in fields(cls)}
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +20,8 @@ from dl2d.policies.sizing import Sight
 
 #: Standard deviation of weights of a fresh output layer: all actions are about equally likely.
 _OUTPUT_DEVIATION: Final = 0.01
+#: A hidden unit with less than this share of the others' mean size is dead.
+_DEAD: Final = 0.01
 
 
 class DenseNetwork(nn.Module):
@@ -29,9 +33,13 @@ class DenseNetwork(nn.Module):
 
     def forward(self, observations: Tensor) -> Tensor:
         """Shape (N, inputs) to (N, outputs)."""
-        first, second, last = self.layers
-        answer: Tensor = last(torch.relu(second(torch.relu(first(observations)))))
+        answer: Tensor = self.layers[2](self.hidden(observations)[1])
         return answer
+
+    def hidden(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Values of both hidden layers, shape (N, hidden) each."""
+        first = torch.relu(self.layers[0](observations))
+        return first, torch.relu(self.layers[1](first))
 
     def named(self) -> dict[str, nn.Linear]:
         """Layers by the names that they have in a checkpoint."""
@@ -58,6 +66,20 @@ class SharedNetwork(nn.Module):
 
     def forward(self, observations: Tensor) -> Tensor:
         """Shape (N, J x width + free) to (N, J x outputs [+ 1]); columns without a job give 0."""
+        _, deep, pooled, there = self._layers(observations)
+        rows, places = there.nonzero(as_tuple=True)
+        flat = torch.zeros(there.numel(), self.job.out_features)
+        flat = flat.index_copy(0, rows * there.shape[1] + places, self.job(deep))
+        jobs = flat.reshape(len(there), -1)
+        return jobs if self.void is None else torch.cat((jobs, self.void(torch.relu(pooled))), dim=1)
+
+    def hidden(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Values of both hidden layers, shape (jobs that are there, hidden) each."""
+        first, second, _, _ = self._layers(observations)
+        return first, second
+
+    def _layers(self, observations: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Both hidden layers, what all jobs add to the second, shape (N, hidden), and where there are jobs."""
         count = len(observations)
         split = observations.shape[1] - self._free
         columns = observations[:, :split].reshape(count, -1, self._width)
@@ -73,10 +95,7 @@ class SharedNetwork(nn.Module):
         weight, bias = self.second.weight, self.second.bias
         pooled = nn.functional.linear(mean, weight[:, size:], bias)
         deep = torch.relu(nn.functional.linear(hidden, weight[:, :size]) + pooled.index_select(0, rows))
-        flat = torch.zeros(count * columns.shape[1], self.job.out_features)
-        flat = flat.index_copy(0, rows * columns.shape[1] + places, self.job(deep))
-        jobs = flat.reshape(count, -1)
-        return jobs if self.void is None else torch.cat((jobs, self.void(torch.relu(pooled))), dim=1)
+        return hidden, deep, pooled, there
 
     def named(self) -> dict[str, nn.Linear]:
         """Layers by the names that they have in a checkpoint."""
@@ -120,6 +139,32 @@ def draw_outputs(network: Net, generator: torch.Generator) -> None:
         for layer in network.outputs():
             layer.weight.normal_(0.0, _OUTPUT_DEVIATION, generator=generator)
             layer.bias.zero_()
+
+
+def even_out(network: Net, observations: Tensor, generator: torch.Generator) -> None:
+    """Bring every hidden unit to the size that it has in a network just drawn, and draw dead ones afresh.
+
+    A body that was pushed far to imitate well has units that are never or hardly on, and others that are a hundred
+    times as large as at first: steps of learning are then too small and too large. What a unit shows is kept, but for
+    its size. The outputs are other numbers after this: draw them afresh.
+    """
+    drawn = copy.deepcopy(network)
+    begin(drawn, generator)
+    layers = list(network.named().values())[:2]
+    fresh = list(drawn.named().values())[:2]
+    with torch.no_grad():
+        for number, (layer, other) in enumerate(zip(layers, fresh, strict=True)):
+            size = network.hidden(observations)[number].square().mean(dim=0).sqrt()
+            wanted = drawn.hidden(observations)[number].square().mean().sqrt()
+            dead = size <= _DEAD * size.mean()
+            factor = torch.where(dead, 1.0, wanted / torch.where(dead, 1.0, size))
+            layer.weight.copy_(torch.where(dead[:, None], other.weight, layer.weight * factor[:, None]))
+            layer.bias.copy_(torch.where(dead, other.bias, layer.bias * factor))
+            if number == 0:
+                # What it tells the second layer stays as it was; a shared network has each twice, own and mean.
+                times = layers[1].in_features // len(dead)
+                off, back = dead.repeat(times), (1.0 / factor).repeat(times)
+                layers[1].weight.copy_(torch.where(off[None], fresh[1].weight, layers[1].weight * back[None]))
 
 
 def weights_of(network: Net, name: str) -> dict[str, NDArray[Any]]:
@@ -168,6 +213,33 @@ def adopt(network: Net, start: Checkpoint, sight: Sight) -> None:
         load_weights(network, weights, "policy")
     except (KeyError, ValueError, TypeError, RuntimeError, IndexError) as error:
         raise CheckpointError(f"start: the checkpoint is of another network than asked for: {error!r}") from None
+
+
+def described(sight: Sight, network: NetworkKind, *, sampled: bool) -> dict[str, Any]:
+    """A checkpoint's settings."""
+    return {
+        "network": network.value,
+        "window": sight.window,
+        "models": list(sight.models),
+        "resources": list(sight.resources),
+        "first_bundles": sight.first_bundles,
+        "extras": sight.extras,
+        "sampled": sampled,
+        "slot_seconds": sight.slot_seconds,
+    }
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Equal inputs give equal weights: one thread, and no operation whose result depends on their order."""
+    threads, was = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(was)
 
 
 def see_that_finite(what: str, *tensors: Tensor) -> None:

@@ -6,8 +6,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
@@ -16,15 +18,21 @@ from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence, Policy
 from dl2d.learning.original.errors import TooFewSamples
-from dl2d.learning.original.imitation import Lessons
+from dl2d.learning.original.imitation import Lessons, attend
 from dl2d.learning.original.settings import Labels
+from dl2d.learning.original.teachers import QUICK
 from dl2d.policies.sizing import Batch, Sight, Sizing
+from dl2d.simulation.clusters import Clusters
 from dl2d.simulation.contenders import contender
+from dl2d.simulation.library import Library
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
+from dl2d.simulation.windows import Windows
 from dl2d.simulation.workload import Workload
 
 _WORKER, _PS, _BUNDLE = range(3)
+#: Workloads that a teacher has to be followed through for enough lessons.
+_WALKED: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,7 @@ def lessons_of(
     recordings: Iterable[Recording],
     sight: Sight,
     *,
-    labels: Labels,
+    labels: Labels | None,
     kept: float,
     rng: np.random.Generator,
     most: int | None = None,
@@ -54,7 +62,7 @@ def lessons_of(
     sight
         How the network sees them.
     labels
-        Which steps count as right.
+        Which steps count as right; None: those that were taken where a decision tells them, else all that lead to it.
     kept
         Share of the decisions that is kept.
     rng
@@ -69,7 +77,8 @@ def lessons_of(
     """
     observations, masks, rights, actions = [], [], [], []
     for recording in recordings:
-        for batch, mask, right, action in _walk(recording, sight, labels, kept, rng):
+        own = labels or (Labels.STEPS if recording.decision.actions else Labels.SIZES)
+        for batch, mask, right, action in _walk(recording, sight, own, kept, rng):
             observations.append(batch.observation[0].copy())
             masks.append(mask)
             rights.append(right)
@@ -81,6 +90,53 @@ def lessons_of(
     return Lessons(
         observations=np.stack(observations), masks=np.stack(masks), actions=np.array(actions), rights=np.stack(rights)
     )
+
+
+def taught(
+    name: str,
+    workloads: Sequence[Workload],
+    sight: Sight,
+    *,
+    labels: Labels | None = None,
+    kept: float = 0.5,
+    most: int = 20_000,
+    most_slots: int = 1000,
+    rng: np.random.Generator,
+) -> Lessons:
+    """What a built-in policy does with workloads under the rules of preset ``dl2-paper``.
+
+    Parameters
+    ----------
+    name
+        See ``TEACHERS``. Optimus and lookahead know the true speeds.
+    labels, kept
+        As for ``lessons_of``.
+    most
+        How many decisions are enough, from all workloads alike where they have to be walked through.
+
+    Raises
+    ------
+    TooFewSamples
+        There is nothing to decide in the workloads.
+    """
+    if name not in QUICK:
+        # Walking through takes 0.2 ms a decision.
+        each = most // min(len(workloads), _WALKED) + 1
+        parts: list[Lessons] = []
+        for workload in workloads:
+            slots = played(name, workload)
+            mixed = [slots[place] for place in rng.permutation(len(slots)).tolist()]
+            parts.append(lessons_of(mixed, sight, labels=labels, kept=kept, rng=rng, most=each))
+            if sum(map(len, parts)) >= most:
+                break
+        return Lessons.joined(parts)
+    clusters = Clusters(Library.of(workloads, models=sight.models), len(workloads))
+    everywhere = np.arange(len(workloads))
+    clusters.reset(everywhere, everywhere, [np.random.default_rng(0) for _ in workloads])
+    windows = Windows(clusters, sight.window, first_bundles=sight.first_bundles, extras=sight.extras)
+    windows.begin(everywhere)
+    windows.refresh()
+    return attend(windows, QUICK[name], kept=kept, rng=rng, most_slots=most_slots)
 
 
 def played(name: str, workload: Workload) -> list[Recording]:
@@ -119,7 +175,7 @@ class _Recorder:
         return decision
 
 
-_Kept = tuple[Batch, np.ndarray, np.ndarray, int]
+_Kept = tuple[Batch, NDArray[np.bool_], NDArray[np.bool_], int]
 
 
 def _walk(recording: Recording, sight: Sight, labels: Labels, kept: float, rng: np.random.Generator) -> Iterator[_Kept]:
@@ -172,7 +228,7 @@ def _walk(recording: Recording, sight: Sight, labels: Labels, kept: float, rng: 
 
 def _towards(
     jobs: Sequence[Job], sizes: dict[JobKey, Allocation], has: dict[JobKey, Allocation], void: int
-) -> np.ndarray:
+) -> NDArray[np.bool_]:
     """Steps that lead to the sizes and not beyond, shape (3J + 1,); void is none of them."""
     steps = np.zeros(void + 1, dtype=np.bool_)
     for place, job in enumerate(jobs):
@@ -182,7 +238,7 @@ def _towards(
     return steps
 
 
-def _first(wanted: np.ndarray, void: int) -> int:
+def _first(wanted: NDArray[np.bool_], void: int) -> int:
     """The first job's step, a bundle before a single task; void where there is none."""
     steps = np.flatnonzero(wanted)
     if not len(steps):

@@ -94,7 +94,8 @@ class Settings:
 
     #: A built-in policy to imitate first; empty for none. Optimus and lookahead know true speeds then.
     teacher: str = "drf"
-    labels: Labels = Labels.STEPS
+    #: None: the steps that were taken where that is known, else all that lead to the size.
+    labels: Labels | None = None
     supervised_loss: SupervisedLoss = SupervisedLoss.CROSS_ENTROPY
     supervised_updates: int = 100
     supervised_rate: float = 3e-2

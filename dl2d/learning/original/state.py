@@ -55,7 +55,7 @@ def load_state(file: Path) -> State:
         There is none, or it is damaged.
     """
     try:
-        with np.load(file, allow_pickle=False) as opened:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as opened:
             arrays = dict(opened)
         words = json.loads(arrays.pop("words").tobytes())
     except FileNotFoundError:

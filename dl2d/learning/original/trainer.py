@@ -7,7 +7,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,37 +17,37 @@ from numpy.typing import NDArray
 
 from dl2d.core.errors import CheckpointError, WorkloadError
 from dl2d.learning.original.actor_critic import ActorCritic
-from dl2d.learning.original.imitation import Lessons, attend, imitate
+from dl2d.learning.original.imitation import imitate
 from dl2d.learning.original.networks import (
     Net,
     adopt,
     begin,
+    described,
+    deterministic,
     draw_outputs,
+    even_out,
     load_weights,
     policy_network,
     value_network,
     weights_of,
 )
 from dl2d.learning.original.player import Player
-from dl2d.learning.original.recordings import lessons_of, played
+from dl2d.learning.original.recordings import taught
 from dl2d.learning.original.replay_buffer import ReplayBuffer, Samples
-from dl2d.learning.original.settings import Credit, NetworkKind, Settings
+from dl2d.learning.original.settings import Credit, Settings
 from dl2d.learning.original.state import State, load_state, save_state
-from dl2d.learning.original.teachers import QUICK, SERVE_WHOLE
+from dl2d.learning.original.teachers import SERVE_WHOLE
 from dl2d.learning.original.validation import Score, score
 from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2_original import Dense, Network, SharedJobs, network_of
 from dl2d.policies.sizing import Sight
-from dl2d.simulation.clusters import Clusters
 from dl2d.simulation.library import Library
-from dl2d.simulation.windows import Windows
 from dl2d.simulation.workload import Workload
 
-#: Workloads that a teacher plays for imitation, the share of its decisions that is kept, and how many are enough: for
-#: hundreds of updates. Each takes 0.2 ms where a recording is walked through.
+#: Workloads that a teacher plays for imitation.
 _LESSON_WORKLOADS: Final = 32
-_LESSONS_KEPT: Final = 0.5
-_MOST_LESSONS: Final = 20_000
+#: Observations that hidden units are evened out by.
+_LOOKS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,19 +68,6 @@ class Report:
 Progress = Callable[[Report], None]
 #: Told ``imitation`` or ``learning``, and which update or round of how many is over.
 Told = Callable[[str, int, int], None]
-
-
-@contextmanager
-def _deterministic() -> Iterator[None]:
-    """Equal inputs give equal weights: one thread, and no operation whose result depends on their order."""
-    threads, was = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(mode=True)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(was)
 
 
 def train(
@@ -135,7 +121,7 @@ def train(
     CheckpointError
         The folder cannot be written, the start is of another network, or there is no such state.
     """
-    with _deterministic():
+    with deterministic():
         training = _Training(workloads, validation, settings, seed, out, progress, told, start, state)
         if resume:
             if state is None:
@@ -300,10 +286,10 @@ class _Training:
             It is of another training.
         """
         words, arrays = state.words, state.arrays
-        given = _plain(asdict(self._settings))
-        if different := sorted(key for key in given if given[key] != words["settings"].get(key)):
+        given, saved = _plain(asdict(self._settings)), words.get("settings") or {}
+        if different := sorted(key for key in given if given[key] != saved.get(key)):
             raise CheckpointError(f"resume: was begun with other settings: {', '.join(different)}")
-        if words["inputs"] != self._inputs or words["seed"] != self._seed:
+        if words.get("inputs") != self._inputs or words.get("seed") != self._seed:
             raise CheckpointError("resume: was begun with other workloads, another start or another seed")
         try:
             load_weights(self.policy, arrays, "policy")
@@ -356,6 +342,9 @@ class _Training:
             self._begun = True
             return
         if settings.iterations and settings.fresh_output:
+            player = Player(self._parts[0], settings, [self._seed, 3])
+            looks = player.collect(self._acting(), self._critic(), _LOOKS).observations
+            even_out(self.policy, torch.from_numpy(looks), self._generator)
             draw_outputs(self.policy, self._generator)
         self._begun = True
         self._save()
@@ -364,7 +353,7 @@ class _Training:
         settings, started = self._settings, time.perf_counter()
         rng = np.random.default_rng([self._seed, 2])
         sight = replace(self._sight, first_bundles=settings.first_bundles and settings.teacher not in SERVE_WHOLE)
-        lessons = taught(self._workloads[:_LESSON_WORKLOADS], sight, settings, rng=rng)
+        lessons = taught(settings.teacher, self._workloads[:_LESSON_WORKLOADS], sight, labels=settings.labels, rng=rng)
         updates = settings.supervised_updates
         imitate(
             self.policy, lessons, loss=settings.supervised_loss, updates=updates,
@@ -423,20 +412,6 @@ class _Training:
         )
 
 
-def described(sight: Sight, network: NetworkKind, *, sampled: bool) -> dict[str, Any]:
-    """A checkpoint's settings."""
-    return {
-        "network": network.value,
-        "window": sight.window,
-        "models": list(sight.models),
-        "resources": list(sight.resources),
-        "first_bundles": sight.first_bundles,
-        "extras": sight.extras,
-        "sampled": sampled,
-        "slot_seconds": sight.slot_seconds,
-    }
-
-
 def _digest(parts: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -463,22 +438,3 @@ class _ByJob:
 
     def __call__(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
         return self._network(observations)[:, :-1:3]
-
-
-def taught(workloads: Sequence[Workload], sight: Sight, settings: Settings, *, rng: np.random.Generator) -> Lessons:
-    """What the settings' teacher does with each of these workloads."""
-    name = settings.teacher
-    if name not in QUICK:
-        slots = [slot for workload in workloads for slot in played(name, workload)]
-        return lessons_of(
-            [slots[place] for place in rng.permutation(len(slots)).tolist()], sight, labels=settings.labels,
-            kept=_LESSONS_KEPT, rng=rng, most=_MOST_LESSONS,
-        )  # fmt: skip
-    library = Library.of(workloads, models=sight.models)
-    clusters = Clusters(library, len(workloads))
-    everywhere = np.arange(len(workloads))
-    clusters.reset(everywhere, everywhere, [np.random.default_rng(0) for _ in workloads])
-    windows = Windows(clusters, sight.window, first_bundles=sight.first_bundles, extras=sight.extras)
-    windows.begin(everywhere)
-    windows.refresh()
-    return attend(windows, QUICK[name], kept=_LESSONS_KEPT, rng=rng, most_slots=settings.most_slots)

@@ -6,8 +6,10 @@ import torch
 
 from dl2d.learning.original.errors import Diverged
 from dl2d.learning.original.networks import (
+    Net,
     begin,
     draw_outputs,
+    even_out,
     load_weights,
     policy_network,
     see_that_finite,
@@ -17,7 +19,13 @@ from dl2d.learning.original.networks import (
 from dl2d.learning.original.settings import NetworkKind
 from dl2d.policies.dl2_original import network_of
 
-SETTINGS = {"window": 3, "models": ["a", "b"], "resources": ["cpu", "gpu"]}
+SETTINGS = {
+    "window": 3,
+    "models": ["a", "b"],
+    "resources": ["cpu", "gpu"],
+    "first_bundles": False,
+    "slot_seconds": 60.0,
+}
 SHAPE = {"jobs": 3, "width": 7, "free": 2, "hidden": 8}
 
 
@@ -81,3 +89,44 @@ def test_numbers_that_are_none_stop_training() -> None:
     see_that_finite("nothing", torch.ones(3))
     with pytest.raises(Diverged, match="training diverged: 2 of 3 values of the loss are not finite"):
         see_that_finite("the loss", torch.tensor([1.0, float("nan"), float("inf")]))
+
+
+def of_ones(kind: NetworkKind) -> Net:
+    """Weights of one sign: every hidden unit is on in every state."""
+    network = policy_network(kind, **SHAPE)
+    with torch.no_grad():
+        for number, layer in enumerate(network.named().values()):
+            layer.weight.uniform_(0.1, 1.0, generator=torch.Generator().manual_seed(number))
+            layer.bias.fill_(0.1)
+    return network
+
+
+@pytest.mark.parametrize("kind", list(NetworkKind))
+def test_hidden_units_are_brought_to_one_size_and_show_what_they_did(kind: NetworkKind) -> None:
+    network, looks = of_ones(kind), torch.from_numpy(observations())
+    with torch.no_grad():
+        network.named()["0"].weight[3] *= 50.0
+        network.named()["1"].weight[5] *= 90.0
+        before = network.hidden(looks)
+        even_out(network, looks, torch.Generator().manual_seed(0))
+        after = network.hidden(looks)
+    for was, values in zip(before, after, strict=True):
+        sizes = values.square().mean(dim=0).sqrt()
+        assert sizes.numpy() == pytest.approx(float(sizes[0]), rel=1e-3)
+        assert 0.05 < float(sizes[0]) < 5.0
+        ratio = values / was
+        assert (ratio - ratio[0]).abs().max() < 1e-3 * ratio.max()
+
+
+@pytest.mark.parametrize("kind", list(NetworkKind))
+def test_dead_units_are_drawn_afresh(kind: NetworkKind) -> None:
+    network, looks = of_ones(kind), torch.from_numpy(observations())
+    with torch.no_grad():
+        network.named()["0"].bias[4] = -1e3
+        network.named()["1"].bias[6] = -1e6
+        even_out(network, looks, torch.Generator().manual_seed(0))
+        first, second = (values.abs().max(dim=0).values for values in network.hidden(looks))
+    assert abs(float(network.named()["0"].bias.detach()[4])) < 1.0
+    assert abs(float(network.named()["1"].bias.detach()[6])) < 1.0
+    assert bool((first[:4] > 0).all())
+    assert bool((second[:6] > 0).all())

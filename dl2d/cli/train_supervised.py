@@ -1,0 +1,201 @@
+"""``dl2d train supervised``: a network that decides as a scheduler did, from records or from a built-in teacher."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dl2d.cli.options import JsonOption
+from dl2d.cli.output import print_json
+from dl2d.config.settings import DEFAULT_PATH, load_settings
+from dl2d.core.errors import CheckpointError, RequestError
+from dl2d.daemon.plugins import load_placement
+from dl2d.policies.checkpoint import write_checkpoint
+from dl2d.simulation.sources import source_forms
+from dl2d.simulation.workload import Workload
+
+if TYPE_CHECKING:
+    from dl2d.learning.original.recordings import Recording
+    from dl2d.learning.original.supervised import Schooled
+
+_STOPPED = 130  # as a shell has it for Ctrl-C
+
+
+class Teacher(enum.StrEnum):
+    """Policies that can be imitated; ``dl2d.learning.original.teachers`` has the same."""
+
+    DRF = "drf"
+    FIFO = "fifo"
+    SRTF = "srtf"
+    TETRIS = "tetris"
+    OPTIMUS = "optimus"
+    LOOKAHEAD = "lookahead"
+
+
+class Loss(enum.StrEnum):
+    """What imitation minimises."""
+
+    CROSS_ENTROPY = "cross-entropy"
+    SQUARE = "square"
+    ABSOLUTE = "absolute"
+
+
+class Network(enum.StrEnum):
+    """``shared``: one network for every job. ``dense``: the paper's, over all jobs of a batch."""
+
+    SHARED = "shared"
+    DENSE = "dense"
+
+
+def supervised(
+    from_store: Annotated[
+        bool, typer.Option("--from-store", help="Learn from the slots that the daemon recorded, whoever decided.")
+    ] = False,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="Configuration that names the store and the placement.")
+    ] = None,
+    store: Annotated[str | None, typer.Option(help="URL of the store, instead of the configuration's.")] = None,
+    slots: Annotated[int, typer.Option(min=2, max=100_000, help="Newest slots of the store that are read.")] = 2000,
+    policy: Annotated[str | None, typer.Option(help="Only slots in which this policy decided.")] = None,
+    teacher: Annotated[Teacher | None, typer.Option(help="A built-in policy to learn from, on workloads.")] = None,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option("--workload", "-w", help=f"For the teacher; may be repeated. {source_forms()}, or a pattern."),
+    ] = None,
+    validate: Annotated[list[str] | None, typer.Option(help="Workloads to compare with the teacher on.")] = None,
+    loss: Annotated[Loss, typer.Option(help="What is minimised.")] = Loss.CROSS_ENTROPY,
+    updates: Annotated[int, typer.Option(min=1, max=1_000_000, help="Updates of the weights.")] = 100,
+    network: Annotated[Network, typer.Option(help="Kind of network.")] = Network.SHARED,
+    window: Annotated[
+        int, typer.Option(min=1, max=1000, help="J, jobs of a batch; a shared network may see more of them.")
+    ] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same weights.")] = 0,
+    draws: Annotated[int, typer.Option(min=2, help="Workloads drawn from each generator.")] = 32,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of checkpoint and report.")] = Path("dl2-out"),
+    as_json: JsonOption = False,
+) -> None:
+    """Teach a network of the paper's design to decide as a scheduler does that is there already.
+
+    The checkpoint is for policy dl2-original, and for dl2d train --design original --start to go on from.
+    """
+    if from_store == (teacher is not None):
+        raise typer.BadParameter("give one of --from-store and --teacher")
+    if teacher is not None and not workload:
+        raise typer.BadParameter("a teacher needs workloads", param_hint="--workload")
+    from dl2d.learning.original import supervised as school  # noqa: PLC0415 - torch takes seconds
+    from dl2d.learning.original.settings import NetworkKind, Settings, SupervisedLoss  # noqa: PLC0415
+
+    began = time.monotonic()
+    settings = replace(
+        Settings(), teacher="" if teacher is None else teacher.value, supervised_loss=SupervisedLoss(loss.value),
+        supervised_updates=updates, network=NetworkKind(network.value), window=window,
+    )  # fmt: skip
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )  # fmt: skip
+    try:
+        with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as display:
+            bar = display.add_task("looking on", total=None, note="")
+
+            def show(done: int, total: int, value: float) -> None:
+                display.update(bar, description="learning", completed=done, total=total, note=f"loss {value:.3f}")
+
+            if from_store:
+                recordings, seconds = _recorded(config, store, slots, policy)
+                found = school.school_by_recordings(
+                    recordings, settings, slot_seconds=seconds, seed=seed, told=show
+                )  # fmt: skip
+            else:
+                train_on, look_at = _workloads(workload or [], validate or [], seed, draws)
+                found = school.school_by_teacher(train_on, look_at, settings, seed=seed, told=show)
+    except KeyboardInterrupt:
+        typer.echo("stopped: nothing was written", err=True)
+        raise typer.Exit(_STOPPED) from None
+    folder = out / "checkpoint"
+    write_checkpoint(found.checkpoint, folder)
+    lines = _lines(found, teacher)
+    _write_report(out, found, lines)
+    taken = round(time.monotonic() - began, 1)
+    if as_json:
+        training = found.checkpoint.training
+        print_json({"checkpoint": str(folder), "digest": found.checkpoint.digest, "seconds": taken,
+                    "lessons": found.lessons, "losses": list(found.losses), **training})  # fmt: skip
+        return
+    for line in lines:
+        typer.echo(line)
+    typer.echo(f"{folder}: {found.checkpoint.digest[:12]}, after {taken:.0f} s; report in {out / 'report.md'}")
+
+
+def _recorded(config: Path | None, url: str | None, most: int, policy: str | None) -> tuple[list[Recording], float]:
+    """Slots of the store, oldest first, and their usual distance in seconds."""
+    from dl2d.learning.original.recordings import Recording  # noqa: PLC0415 - torch takes seconds
+    from dl2d.store.sql import SqlStore  # noqa: PLC0415 - half a second that no other way waits for
+
+    settings = load_settings(config or DEFAULT_PATH) if config is not None or url is None else None
+    placement = load_placement(settings.placement if settings is not None else "load_balance")
+    if url is None:
+        assert settings is not None
+        url = settings.store_url
+    opened = SqlStore(url)
+    try:
+        listed = [each for each in opened.slots(limit=most) if policy in {None, each.policy}]
+        found = [slot for each in reversed(listed) if (slot := opened.slot(each.number)) is not None]
+    finally:
+        opened.close()
+    if not found:
+        whose = "" if policy is None else f" in which {policy} decided"
+        raise RequestError("--from-store", f"the store has no slots{whose}; the daemon records one in each interval")
+    times = sorted(slot.at for slot in found)
+    between = [later - earlier for earlier, later in itertools.pairwise(times) if later > earlier]
+    return [Recording(slot.snapshot, slot.decision, placement) for slot in found], statistics.median(between or [60.0])
+
+
+def _workloads(
+    given: Sequence[str], validate: Sequence[str], seed: int, draws: int
+) -> tuple[list[Workload], list[Workload]]:
+    from dl2d.cli.train import inputs_of  # noqa: PLC0415 - which imports this module
+
+    return inputs_of(given, validate, seed, draws)
+
+
+def _lines(found: Schooled, teacher: Teacher | None) -> list[str]:
+    lines = [f"{found.lessons} decisions learned from; the best action was right in {found.agreement:.1%} of others"]
+    if found.score is not None and found.teacher is not None:
+        for way, value in (("best actions", found.score.greedy), ("actions drawn", found.score.sampled)):
+            share = f"{value / found.teacher - 1:+.1%} against {teacher}'s {found.teacher:.3f}"
+            lines.append(f"{way}: mean completion time {value:.3f} slots, {share}")
+    if found.followed is not None:
+        same = f"{found.followed.same:.1%} of {found.followed.jobs} jobs the same size"
+        lines.append(f"the last {found.followed.slots} slots: {same}, {found.followed.differing:.1%} of tasks differ")
+    acting = "drawn" if found.checkpoint.settings["sampled"] else "best"
+    return [*lines, f"the checkpoint takes {acting} actions"]
+
+
+def _write_report(out: Path, found: Schooled, lines: Sequence[str]) -> None:
+    from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
+
+    plain = "\n".join(f"- {key}: {value}" for key, value in found.checkpoint.training.items())
+    page = ["# Supervised learning of dl2-original", "", *(f"- {line}" for line in lines), "", plain, "",
+            "![loss by update](loss.png)", ""]  # fmt: skip
+    figure = Figure(figsize=(5.0, 3.0), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(range(1, len(found.losses) + 1), found.losses)
+    axes.set_xlabel("update")
+    axes.set_ylabel("loss")
+    try:
+        (out / "report.md").write_text("\n".join(page), encoding="utf-8")
+        figure.savefig(out / "loss.png", metadata={"Software": None})
+    except OSError as error:
+        raise CheckpointError(f"{out}: cannot be written: {error.strerror or error}") from error

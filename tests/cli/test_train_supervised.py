@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cli.conftest import Dl2d, Recorded, write_config
+from cli.test_train_original import a_workload_file
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Decision
+from dl2d.core.jobs import JobState
+from dl2d.core.plan import Outcome, Plan
+from dl2d.core.store import Slot
+from dl2d.learning.original.recordings import played
+from dl2d.simulation.workload import read_workload
+from dl2d.store import schema
+from dl2d.store.sql import SqlStore
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Path:
+    return a_workload_file(tmp_path)
+
+
+@pytest.fixture
+def site(tmp_path: Path, workload: Path) -> Path:
+    """Configuration of a site whose store has what DRF decided in its slots."""
+    config = write_config(tmp_path)
+    (tmp_path / "state").mkdir()
+    url = f"sqlite:///{tmp_path}/state/dl2d.sqlite"
+    schema.upgrade(url)
+    store = SqlStore(url)
+    store.acquire("test")
+    known = set()
+    for number, recording in enumerate(played("drf", read_workload(workload)), 1):
+        for job in recording.snapshot.jobs:
+            if job.key not in known:
+                known.add(job.key)
+                store.add_job(replace(job, state=JobState.READY))
+        store.record_slot(a_slot(number, recording.snapshot, recording.decision))
+    store.close()
+    return config
+
+
+def a_slot(number: int, snapshot: Snapshot, decision: Decision) -> Slot:
+    return Slot(
+        number=number, at=1000.0 + 100.0 * number, snapshot=replace(snapshot, slot=number), proposed=decision,
+        decision=decision, plan=Plan(), outcome=Outcome(), inputs_hash="ab" * 32, seed=1, seconds=0.1,
+    )  # fmt: skip
+
+
+def test_a_store_is_learned_from_and_the_result_simulated_and_gone_on_with(
+    dl2d: Dl2d, site: Path, workload: Path, tmp_path: Path
+) -> None:
+    ran = dl2d("train", "supervised", "--from-store", "-c", site, "-o", tmp_path / "out", "--json")
+    assert ran.status == 0, ran.err
+    said = ran.json
+    assert len(said["losses"]) == 100
+    assert said["losses"][-1] < 0.5 * said["losses"][0]
+    assert said["supervised"]["policies"] == ["drf"]
+    assert said["supervised"]["held_out"]["differing"] < 0.3
+    assert {"checkpoint", "report.md", "loss.png"} == {file.name for file in (tmp_path / "out").iterdir()}
+    checkpoint = tmp_path / "out" / "checkpoint"
+    ran = dl2d(
+        "simulate", "-w", workload, "--preset", "dl2-paper", "-p", "drf", "-p", "dl2-original",
+        "--checkpoint", checkpoint, "--json",
+    )  # fmt: skip
+    assert ran.status == 0, ran.err
+    own, drf = (ran.json["policies"][name]["avg_jct_slots"] for name in ("dl2-original", "drf"))
+    assert own < 1.3 * drf
+    ran = dl2d(
+        "train", "--design", "original", "-w", workload, "-o", tmp_path / "further", "--start", tmp_path / "out",
+        "--iterations", "1", "--no-compare", "--json",
+    )  # fmt: skip
+    assert ran.status == 0, ran.err
+    assert ran.json["history"][0]["phase"] == "start"
+
+
+def test_a_teacher_is_learned_from(dl2d: Dl2d, workload: Path, tmp_path: Path) -> None:
+    ran = dl2d(
+        "train", "supervised", "--teacher", "fifo", "-w", workload, "-o", tmp_path / "out", "--loss", "square",
+        "--updates", "60",
+    )  # fmt: skip
+    assert ran.status == 0, ran.err
+    assert "against fifo's" in ran.out
+    assert "report in" in ran.out
+    record = json.loads((tmp_path / "out" / "checkpoint" / "checkpoint.json").read_text())
+    assert record["training"]["supervised"]["teacher"] == "fifo"
+    assert record["training"]["loss"] == "square"
+    assert record["settings"]["first_bundles"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give one of --from-store and --teacher"),
+        (["--from-store", "--teacher", "drf"], "give one of --from-store and --teacher"),
+        (["--teacher", "drf"], "a teacher needs workloads"),
+    ],
+)
+def test_wrong_use_is_told(dl2d: Dl2d, arguments: list[str], message: str) -> None:
+    ran = dl2d("train", "supervised", *arguments)
+    assert ran.status == 2
+    assert message in ran.err
+
+
+def test_a_store_without_such_slots_is_told(dl2d: Dl2d, recorded: Recorded, tmp_path: Path) -> None:
+    ran = dl2d("train", "supervised", "--from-store", "-c", recorded.config, "--policy", "nobody", "-o", tmp_path / "o")
+    assert ran.status == 2
+    assert "the store has no slots in which nobody decided" in ran.err

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from learning.original.made_workloads import SMALL, TRAINING, VALIDATION, a_workload
+from policies.snapshots import a_job, a_snapshot, ask, cluster
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
+from dl2d.core.errors import CheckpointError, WorkloadError
+from dl2d.core.jobs import Allocation
+from dl2d.learning.original.errors import TooFewSamples
+from dl2d.learning.original.networks import adopt, begin, policy_network
+from dl2d.learning.original.recordings import Recording
+from dl2d.learning.original.settings import NetworkKind, Settings, SupervisedLoss
+from dl2d.learning.original.supervised import school_by_recordings, school_by_teacher
+from dl2d.learning.original.trainer import train
+from dl2d.placement.load_balance import LoadBalance
+from dl2d.policies.dl2_original import Dl2Original
+from dl2d.policies.drf import Drf
+from dl2d.policies.sizing import Sight
+from dl2d.simulation.sources import load_source
+
+QUICK = Settings(window=10, hidden=32, minibatch=256, samples=256)
+#: Of jobs of each type, whatever else is there.
+USUAL = {"small": Allocation(1, 1), "wide": Allocation(4, 1), "served": Allocation(2, 4)}
+
+
+def slots(count: int, nodes: int = 6) -> list[Recording]:
+    """Slots in which users had asked for what is usual for their type, and a manager had given it."""
+    rng = np.random.default_rng(0)
+    found = []
+    for number in range(count):
+        jobs = [
+            a_job(place, model=str(rng.choice(sorted(USUAL))), epochs=float(rng.integers(1, 50)))
+            for place in range(int(rng.integers(1, 6)))
+        ]
+        snapshot = replace(a_snapshot(jobs, cluster(nodes, cpu=16, gpu=8)), slot=number)
+        reason = Reason(Constraint.SATISFIED, "as the user asked")
+        decided = tuple(JobDecision(job=job.key, allocation=USUAL[job.request.model], reason=reason) for job in jobs)
+        found.append(Recording(snapshot, Decision("static", "1", decided), LoadBalance()))
+    return found
+
+
+def test_static_sizes_of_users_are_learned() -> None:
+    found = school_by_recordings(slots(60), replace(QUICK, supervised_updates=150), slot_seconds=60.0, seed=0)
+    assert found.followed is not None
+    assert found.followed.slots == 12
+    assert found.followed.same > 0.9
+    assert found.followed.differing < 0.05
+    assert found.losses[-1] < found.losses[0]
+    assert found.checkpoint.training["supervised"]["policies"] == ["static"]
+    policy = Dl2Original(found.checkpoint)
+    jobs = [a_job(0, model="wide"), a_job(1, model="small")]
+    sizes = ask(policy, a_snapshot(jobs, cluster(6, cpu=16, gpu=8))).allocations()
+    assert sizes == {jobs[0].key: USUAL["wide"], jobs[1].key: USUAL["small"]}
+
+
+def test_what_a_policy_decided_under_load_is_learned() -> None:
+    rng = np.random.default_rng(1)
+    found = []
+    for number in range(60):
+        jobs = [a_job(place, max_workers=8, max_ps=8) for place in range(int(rng.integers(1, 8)))]
+        snapshot: Snapshot = replace(a_snapshot(jobs, cluster(3, cpu=9, gpu=6)), slot=number)
+        found.append(Recording(snapshot, ask(Drf(), snapshot), LoadBalance()))
+    learned = school_by_recordings(found, QUICK, slot_seconds=60.0, seed=0)
+    assert learned.followed is not None
+    assert learned.followed.differing < 0.1
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_others() -> None:
+    given = slots(20)
+    digests = [
+        school_by_recordings(given, replace(QUICK, supervised_updates=5), slot_seconds=60.0, seed=seed)
+        .checkpoint.digest
+        for seed in (0, 0, 1)
+    ]  # fmt: skip
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_too_few_slots_are_told() -> None:
+    with pytest.raises(TooFewSamples, match=r"2 slots with jobs are needed, the store has 1 \(1 with"):
+        school_by_recordings(slots(1), QUICK, slot_seconds=60.0, seed=0)
+    empty = Recording(a_snapshot([], cluster(1, cpu=1)), Decision("static", "1", ()), LoadBalance())
+    with pytest.raises(TooFewSamples, match=r"the store has 0 \(3 with"):
+        school_by_recordings([empty] * 3, QUICK, slot_seconds=60.0, seed=0)
+
+
+@pytest.mark.parametrize("loss", list(SupervisedLoss))
+def test_a_teacher_is_come_near_to_with_each_loss(loss: SupervisedLoss) -> None:
+    settings = replace(QUICK, teacher="drf", supervised_loss=loss)
+    found = school_by_teacher(TRAINING, VALIDATION, settings, seed=0)
+    assert found.score is not None
+    assert found.teacher is not None
+    assert found.score.best == pytest.approx(found.teacher, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("teacher", ["drf", "fifo", "srtf", "tetris", "optimus"])
+def test_every_teacher_is_come_near_to_within_a_hundred_updates(teacher: str) -> None:
+    """Under overload, on dl2d's own profiles; the network may do better than its teacher, and with Optimus does."""
+    workloads = [load_source("generator:dl2", seed=seed).workload for seed in range(16)]
+    settings = Settings(teacher=teacher, supervised_updates=100)
+    found = school_by_teacher(workloads[:12], workloads[12:], settings, seed=0)
+    assert found.score is not None
+    assert found.teacher is not None
+    taken = found.score.sampled if found.checkpoint.settings["sampled"] else found.score.greedy
+    assert taken < 1.05 * found.teacher
+
+
+def test_workloads_are_asked_for() -> None:
+    with pytest.raises(WorkloadError, match="needs workloads to learn from"):
+        school_by_teacher([], VALIDATION, QUICK, seed=0)
+
+
+def test_learning_goes_on_from_a_checkpoint_with_new_output_layers() -> None:
+    start = train(TRAINING, VALIDATION, replace(SMALL, iterations=0), seed=0)
+    reached = train(TRAINING, VALIDATION, replace(SMALL, iterations=2), seed=1, start=start)
+    phases = [entry["phase"] for entry in reached.training["history"]]
+    assert phases[0] == "start"
+    assert "imitation" not in phases
+
+
+def test_what_types_and_resources_have_in_common_is_taken_over() -> None:
+    start = train(TRAINING, VALIDATION, replace(SMALL, iterations=0), seed=0)
+    old = Sight.of(start.settings)
+    assert old.models == ("servers", "workers")
+    new = replace(old, models=("new", "workers", "servers"), resources=("cpu", "gpu"))
+    for kind in NetworkKind:
+        network = policy_network(kind, jobs=6, width=new.width, free=2, hidden=32)
+        begin(network, torch.Generator().manual_seed(5))
+        if kind is NetworkKind.DENSE:
+            with pytest.raises(CheckpointError, match="of another network"):
+                adopt(network, start, new)
+            continue
+        adopt(network, start, new)
+        first = network.named()["0"].weight.detach().numpy()
+        was = start.weights["policy.0.weight"]
+        assert (first[:, 2] == was[:, 0]).all()
+        assert (first[:, 1] == was[:, 1]).all()
+        assert first[:, 0] == pytest.approx(was[:, :2].mean(axis=1))
+        assert (first[:, 3:-2] == was[:, 2:-1]).all()
+        assert (first[:, -2] == was[:, -1]).all()
+        assert (first[:, -1] == 0).all()
+
+
+def test_a_start_that_sees_other_things_is_refused() -> None:
+    start = train(TRAINING, VALIDATION, replace(SMALL, iterations=0), seed=0)
+    with pytest.raises(CheckpointError, match="sees other things"):
+        train(TRAINING, VALIDATION, replace(SMALL, extras=False), seed=0, start=start)
+    with pytest.raises(CheckpointError, match="of another network"):
+        train(TRAINING, VALIDATION, replace(SMALL, hidden=16), seed=0, start=start)
+
+
+def test_a_single_job_and_more_jobs_than_the_window_are_learned_from() -> None:
+    few = [a_workload(seed, jobs=1) for seed in range(3)]
+    train(few, few, replace(SMALL, iterations=1, samples=64, minibatch=16), seed=0)
+    many = [a_workload(seed, jobs=20, nodes=4) for seed in range(3)]
+    made = train(many, many, replace(SMALL, window=2, iterations=1), seed=0)
+    Dl2Original(made)
