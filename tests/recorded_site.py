@@ -27,7 +27,7 @@ from dl2d.store.sql import SqlStore
 
 #: A Monday, 0:00 UTC, some weeks ago.
 MONDAY = 1_760_313_600.0
-SITE = "generator:poisson?nodes=3&jobs=90&rate=0.3&stretch=8&median_seconds=5000&most_gpus=4"
+SITE = "generator:poisson?nodes=2&jobs=150&rate=0.5&stretch=8&median_seconds=9000&most_gpus=4"
 
 
 def a_site(seed: int = 3) -> Workload:

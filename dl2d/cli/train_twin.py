@@ -5,6 +5,7 @@ The daemon's learner does the same (``dl2d.cli.learner``).
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -143,10 +144,11 @@ def learn(
 
 
 def current_checkpoint(settings: Settings, registry: Registry) -> Checkpoint:
-    """What decides now, or would if dl2 were in charge. Raises ``CheckpointError`` or ``ConfigError``."""
+    """What decides now, or would if dl2 were in charge; as in the daemon, where the live version cannot be read."""
     live = registry.live(NAME)
     if live is not None:
-        return read_version(live)
+        with contextlib.suppress(CheckpointError):
+            return read_version(live)
     named = configured_checkpoint(settings) if settings.policy.name == NAME else None
     return read_checkpoint(SHIPPED, policy=NAME) if named is None else named
 

@@ -182,6 +182,7 @@ def compare(
                 done = replay(case.workload, one, placement, rules=rules_of_play, seed=number, timer=timer)
             except Dl2dError as error:
                 one.problem = one.problem or str(error)
+            if one.problem:  # also where it was asked again, and then had an answer
                 break
             times[which] = done.avg_jct
         if len(times) == len(watched):

@@ -46,7 +46,7 @@ class Lesson:
     measured: tuple[MeasuredSpeeds, ...]
 
 
-def lesson_of(history: History, slot_seconds: float, *, seed: int, draws: int = 24, tests: int = 4) -> Lesson:
+def lesson_of(history: History, slot_seconds: float, *, seed: int, draws: int = 24, tests: int = 20) -> Lesson:
     """Make a lesson of what was recorded.
 
     Parameters
@@ -56,7 +56,8 @@ def lesson_of(history: History, slot_seconds: float, *, seed: int, draws: int = 
     draws
         Workloads to train on; each has speeds of its own, and those beyond the recorded days' have a drawn day.
     tests
-        How often each day that is kept back is played: once with speeds as believed, then with drawn ones.
+        Workloads to compare on, about: first the days that are kept back with speeds as believed, then with drawn ones,
+        last a quarter of them with drawn days.
 
     Raises
     ------
@@ -78,12 +79,12 @@ def lesson_of(history: History, slot_seconds: float, *, seed: int, draws: int = 
     validation = list(_played(trained_on[-_MOST_LOOKED_AT:], speeds, slot_seconds, rng, 2 * _MOST_LOOKED_AT))
     rng = np.random.default_rng([seed, _TEST])
     cases = []
-    for day in held_out:
-        for number in range(tests):
+    for number in range(max(2, 3 * tests // 4 // len(held_out))):
+        for day in held_out:
             workload = workload_of(day, speeds.draw(rng) if number else speeds.means(), slot_seconds)
             if workload is not None:
                 cases.append(Case(f"{day.name}, draw {number}" if number else day.name, workload))
-    for number in range(1, tests + 1):
+    for number in range(1, tests // 4 + 1):
         workload = workload_of(resampled(days, rng), speeds.draw(rng), slot_seconds)
         if workload is not None:
             cases.append(Case(f"twin, draw {number}", workload))

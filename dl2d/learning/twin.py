@@ -35,7 +35,7 @@ _HOUR_SECONDS: Final = 3600.0
 #: A job that trains on beyond its declared epochs is taken to need this part more than it has done.
 _BEYOND: Final = 1.1
 #: Least part of an epoch that a job does.
-_LEAST_EPOCHS: Final = 1e-3
+_LEAST_EPOCHS: Final = 1e-6
 #: Share of a draw's deviation that all kinds have in common, as squares; and how far it reaches, in doublings.
 _COMMON, _REACH = 0.5, 1.5
 #: Largest count of one role that a draw is made for itself; those between are interpolated.
@@ -290,9 +290,9 @@ def _epochs(job: Job) -> float | None:
     """How many epochs a job really takes; None for one that ended before it trained."""
     done, declared = job.progress.epoch, job.request.epochs
     if job.state is JobState.FINISHED:
-        return done if done > 0 else declared
+        return max(done, _LEAST_EPOCHS) if done > 0 else declared
     if job.state.ended:
-        return done if done > _LEAST_EPOCHS else None
+        return max(done, _LEAST_EPOCHS) if done > 0 else None
     return max(declared, done * _BEYOND)
 
 
@@ -325,7 +325,7 @@ def _names(kinds: Sequence[TrainingKind]) -> dict[TrainingKind, str]:
     for kind in sorted(counted, key=lambda kind: (-counted[kind], kind)):
         by_model[kind.model].append(kind)
     return {
-        kind: model if not place else f"{model} ({kind.architecture}, {kind.consistency})"
+        kind: model if not place else f"{model}-{kind.architecture}-{kind.consistency}"
         for model, own in by_model.items()
         for place, kind in enumerate(own)
     }

@@ -1,0 +1,322 @@
+"""Workloads made of what a site recorded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorded_site import MONDAY, a_site, record
+
+from dl2d.core.cluster import Node, NodeState
+from dl2d.core.errors import WorkloadError
+from dl2d.core.history import History, Sight
+from dl2d.core.jobs import (
+    Allocation,
+    Architecture,
+    Consistency,
+    Job,
+    JobKey,
+    JobRequest,
+    JobState,
+    Launch,
+    Owner,
+    Progress,
+)
+from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.resources import Resources
+from dl2d.core.store import RuntimePlan
+from dl2d.learning.lesson import lesson_of
+from dl2d.learning.twin import DAY_SECONDS, Speeds, costs_of, days_of, resampled, workload_of
+from dl2d.policies.belief import Belief
+from dl2d.policies.drf import Drf
+from dl2d.simulation.workload import describe_workload, read_workload, to_request
+from dl2d.store.sql import SqlStore
+
+NODE = Node("n1", Resources.of(cpu=8, gpu=4))
+SLOT = 1200.0
+
+
+def a_request(**changes: Any) -> JobRequest:
+    base = JobRequest(
+        name="j", model="resnet-50", epochs=10.0, samples_per_epoch=100.0, steps_per_epoch=None, batch=32,
+        worker=Resources.of(cpu=2, gpu=1), ps=Resources.of(cpu=1), max_workers=4, max_ps=4,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def a_job(number: int, at: float, *, epoch: float = 10.0, state: JobState = JobState.FINISHED, **fields: Any) -> Job:
+    ended = fields.pop("ended", at + 1000.0) if state.ended else None
+    return Job(
+        key=JobKey("site", str(number), int(MONDAY + at)), request=a_request(**fields), owner=Owner("ann", 1, 1),
+        launch=Launch((), ""), state=state, progress=Progress(at=1.0, epoch=epoch),
+        ended_at=None if ended is None else MONDAY + ended,
+    )  # fmt: skip
+
+
+def measured(*points: tuple[int, int, float], **kind: Any) -> MeasuredSpeeds:
+    which = TrainingKind(
+        kind.get("model", "resnet-50"), kind.get("architecture", Architecture.PS),
+        kind.get("consistency", Consistency.SYNC),
+    )  # fmt: skip
+    return MeasuredSpeeds(which, tuple(SpeedPoint(Allocation(w, p), speed, 8) for w, p, speed in points))
+
+
+SEEN = measured((1, 1, 10.0), (2, 2, 18.0), (4, 4, 30.0))
+
+
+def a_history(
+    *jobs: Job, sights: tuple[Sight, ...] | None = None, speeds: tuple[MeasuredSpeeds, ...] = (SEEN,), **more: Any
+) -> History:
+    days = 3
+    if sights is None:
+        sights = tuple(Sight(MONDAY + day * DAY_SECONDS + 60, (NODE,), {}) for day in range(days))
+    return History(
+        begin=MONDAY, end=MONDAY + days * DAY_SECONDS, jobs=jobs, sights=sights, speeds=speeds,
+        plans=more.get("plans", ()), starts=more.get("starts", ()),
+    )  # fmt: skip
+
+
+class TestDays:
+    def test_a_job_comes_when_it_came_with_the_epochs_that_it_really_took(self) -> None:
+        early = a_job(1, 100.0, epoch=7.5)
+        late = a_job(2, DAY_SECONDS + 5000.0, epoch=10.0, model="resnet-50")
+        one, two = days_of(a_history(early, late))
+        assert (one.name, one.begin, one.nodes) == ("2025-10-13", MONDAY, (NODE.capacity,))
+        assert [(job.at, job.epochs, job.declared) for job in one.jobs] == [(100.0, 7.5, 10.0)]
+        assert [(job.at, job.epochs, job.declared) for job in two.jobs] == [(5000.0, 10.0, 10.0)]
+
+    def test_a_job_that_lasts_over_midnight_is_there_next_morning_with_what_it_has_left(self) -> None:
+        job = a_job(1, DAY_SECONDS - 100.0, epoch=8.0, ended=DAY_SECONDS + 9000.0)
+        other = a_job(2, DAY_SECONDS + 50.0)
+        sights = (
+            Sight(MONDAY + 60, (NODE,), {}),
+            Sight(MONDAY + DAY_SECONDS + 60, (NODE,), {job.key: 3.0}),
+            Sight(MONDAY + DAY_SECONDS + 3700, (NODE,), {job.key: 6.0}),
+        )
+        one, two = days_of(a_history(job, other, sights=sights))
+        assert [(each.at, each.epochs) for each in one.jobs] == [(DAY_SECONDS - 100.0, 8.0)]
+        assert [(each.at, each.epochs, each.declared) for each in two.jobs] == [(0.0, 5.0, 7.0), (50.0, 10.0, 10.0)]
+
+    def test_how_long_a_job_is_whatever_became_of_it(self) -> None:
+        jobs = (
+            a_job(1, 1.0, epoch=0.0),  # finished before anybody heard how far it was
+            a_job(2, 2.0, epoch=4.0, state=JobState.CANCELLED),
+            a_job(3, 3.0, epoch=0.0, state=JobState.FAILED),  # never trained: left out
+            a_job(4, 4.0, epoch=2.0, state=JobState.RUNNING),
+            a_job(5, 5.0, epoch=20.0, state=JobState.RUNNING),  # beyond what it declared
+        )
+        (day,) = days_of(a_history(*jobs))
+        assert [(job.at, job.epochs) for job in day.jobs] == [(1.0, 10.0), (2.0, 4.0), (4.0, 10.0), (5.0, 22.0)]
+
+    def test_what_others_hold_and_nodes_that_are_down_are_not_there(self) -> None:
+        nodes = (
+            Node("a", Resources.of(cpu=8, gpu=4), Resources.of(cpu=3)),
+            Node("b", Resources.of(cpu=8, gpu=4), state=NodeState.DOWN),
+        )
+        (day,) = days_of(a_history(a_job(1, 1.0), sights=(Sight(MONDAY + 9, nodes, {}),)))
+        assert day.nodes == (Resources.of(cpu=5, gpu=4),)
+
+    def test_jobs_that_nothing_is_known_of_or_that_fit_nowhere_are_left_out(self) -> None:
+        jobs = (
+            a_job(1, 1.0),
+            a_job(2, 2.0, model="never-measured"),
+            a_job(3, 3.0, worker=Resources.of(gpu=5)),
+            a_job(4, 4.0, min_workers=5, max_workers=8),
+            a_job(5, 5.0, allowed_workers=(4,), ps=Resources.of(cpu=1)),  # 8 CPUs for workers alone
+        )
+        (day,) = days_of(a_history(*jobs))
+        assert [job.at for job in day.jobs] == [1.0]
+
+    def test_a_day_that_was_not_seen_or_on_which_nothing_came_is_none(self) -> None:
+        assert days_of(a_history()) == ()
+        assert days_of(a_history(a_job(1, 1.0), sights=())) == ()
+
+
+requests = st.builds(
+    a_request,
+    model=st.sampled_from(["resnet-50", "bert"]),
+    max_workers=st.integers(1, 6),
+    max_ps=st.integers(1, 6),
+    architecture=st.sampled_from(list(Architecture)),
+    epochs=st.floats(0.5, 50.0),
+    steps_per_epoch=st.none() | st.floats(1.0, 100.0),
+    samples_per_epoch=st.none() | st.floats(1.0, 1000.0),
+    batch=st.none() | st.integers(1, 256),
+)
+
+
+@st.composite
+def histories(draw: Any) -> History:
+    jobs = []
+    for number in range(draw(st.integers(1, 12))):
+        request = draw(requests)
+        if request.architecture is Architecture.ALLREDUCE:
+            request = replace(request, ps=Resources(), min_ps=0, max_ps=0)
+        at = draw(st.floats(0.0, 3 * DAY_SECONDS - 1))
+        state = draw(st.sampled_from([JobState.FINISHED, JobState.RUNNING, JobState.FAILED]))
+        job = a_job(number + 1, at, epoch=draw(st.floats(0.0, 60.0)), state=state)
+        jobs.append(replace(job, request=request))
+    speeds = tuple(
+        measured((1, 0 if architecture is Architecture.ALLREDUCE else 1, draw(st.floats(0.1, 1e4))), model=model,
+                 architecture=architecture)
+        for model in ("resnet-50", "bert")
+        for architecture in Architecture
+    )  # fmt: skip
+    return a_history(*jobs, speeds=speeds)
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories(), st.integers(0, 2**32), st.floats(60.0, 4000.0))
+def test_whatever_was_recorded_makes_workloads_that_can_be_run(history: History, seed: int, slot: float) -> None:
+    """Every job comes once, fits, is known by its kind's name, and is as long as it was; the file format takes it."""
+    days = days_of(history)
+    if not days:
+        return
+    rng = np.random.default_rng(seed)
+    speeds = Speeds(Belief(history.speeds), [job.request for day in days for job in day.jobs])
+    for day in (*days, resampled(days, rng)):
+        workload = workload_of(day, speeds.draw(rng), slot)
+        if not day.jobs:  # hours without any were drawn
+            assert workload is None
+            continue
+        assert workload is not None
+        assert len(workload.jobs) == len(day.jobs)
+        assert sorted(job.epochs for job in workload.jobs) == sorted(job.epochs for job in day.jobs)
+        assert all(0 <= job.submit_slot <= DAY_SECONDS / slot for job in workload.jobs)
+        kinds = Counter((job.model, job.architecture) for job in workload.jobs)
+        assert kinds.total() == len(day.jobs)
+        wanted = Counter(TrainingKind.of(job.request) for job in day.jobs)
+        found = Counter(TrainingKind.of(to_request(job, workload)) for job in workload.jobs)
+        by_model: dict[str, int] = {}
+        for kind, count in wanted.items():
+            by_model[kind.model] = max(by_model.get(kind.model, 0), count)
+        for model, most in by_model.items():  # the most frequent kind of a model has the site's own name
+            assert max(count for kind, count in found.items() if kind.model == model) == most
+        again = read_workload(describe_workload(workload))
+        assert [job.id for job in again.jobs] == [job.id for job in workload.jobs]
+
+
+class TestDraws:
+    def test_the_same_seed_draws_the_same_days_and_speeds(self) -> None:
+        history = a_history(*(a_job(number, number * 9000.0) for number in range(1, 25)))
+        days = days_of(history)
+        speeds = Speeds(Belief(history.speeds), [a_request()])
+        for seed in (1, 2):
+            one, two = np.random.default_rng(seed), np.random.default_rng(seed)
+            assert resampled(days, one) == resampled(days, two)
+            assert speeds.draw(one) == speeds.draw(two)
+
+    def test_a_drawn_day_has_each_hour_of_some_day(self) -> None:
+        history = a_history(*(a_job(number, number * 7001.0) for number in range(1, 36)))
+        days = days_of(history)
+        assert len(days) == 3
+        hours = [{job.at for job in day.jobs} for day in days]
+        drawn = resampled(days, np.random.default_rng(5))
+        for hour in range(24):
+            own = {job.at for job in drawn.jobs if hour * 3600 <= job.at < (hour + 1) * 3600}
+            assert any(own == {at for at in day if hour * 3600 <= at < (hour + 1) * 3600} for day in hours)
+
+    def test_what_was_measured_is_near_what_is_drawn_and_what_was_not_is_uncertain(self) -> None:
+        """Means and deviations are those of the belief."""
+        belief = Belief((SEEN,))
+        request = a_request()
+        speeds = Speeds(belief, [request])
+        (kind,) = speeds.kinds
+        rng = np.random.default_rng(0)
+        logs = np.log([speeds.draw(rng)[kind].grid(4, 4)[1:, 1:] for _ in range(800)])
+        mean, deviation = (each[1:, 1:] for each in belief.mean_sd(request))
+        assert logs.mean(axis=0) == pytest.approx(mean, abs=4.5 * deviation.max() / np.sqrt(800))
+        assert logs.std(axis=0) == pytest.approx(deviation, rel=0.12)
+        assert deviation[0, 0] < deviation[0, 3]
+        assert np.log(speeds.means()[kind].grid(4, 4)[1:, 1:]) == pytest.approx(mean)
+
+    def test_a_size_that_failed_fails_in_every_draw(self) -> None:
+        seen = measured((1, 1, 10.0), (2, 2, 0.0))
+        drawn = Speeds(Belief((seen,)), [a_request()]).draw(np.random.default_rng(0))[seen.kind]
+        assert drawn.samples_per_second(2, 2) == 0.0
+        assert drawn.samples_per_second(1, 1) > 0.0
+
+    def test_a_job_that_would_never_get_on_is_left_out(self) -> None:
+        seen = measured((1, 1, 0.0), (2, 2, 9.0))
+        jobs = (a_job(1, 1.0), a_job(2, 2.0, max_workers=1, max_ps=1))
+        (day,) = days_of(a_history(*jobs, speeds=(seen,)))
+        workload = workload_of(day, Speeds(Belief((seen,)), [job.request for job in day.jobs]).means(), SLOT)
+        assert workload is not None
+        assert [job.max_workers for job in workload.jobs] == [4]
+
+    def test_large_jobs_are_drawn_too(self) -> None:
+        request = a_request(max_workers=300, max_ps=60)
+        table = Speeds(Belief((SEEN,)), [request]).draw(np.random.default_rng(0))[SEEN.kind]
+        assert table.fills(300, 60)
+        assert np.isfinite(table.grid(300, 60)).all()
+
+    def test_asynchronous_jobs_stay_so(self) -> None:
+        seen = measured((1, 1, 10.0), consistency=Consistency.ASYNC)
+        (day,) = days_of(a_history(a_job(1, 1.0, consistency=Consistency.ASYNC), speeds=(seen,)))
+        workload = workload_of(day, Speeds(Belief((seen,)), [day.jobs[0].request]).means(), SLOT)
+        assert workload is not None
+        assert TrainingKind.of(to_request(workload.jobs[0], workload)) == seen.kind
+
+
+def test_costs_are_medians_of_what_coordinators_measured() -> None:
+    def plan(seconds: float, *added: str) -> RuntimePlan:
+        return RuntimePlan(
+            number=1, at=1.0, first_version=1, workers=2, servers=1, added=added, suspension_max_ms=1000 * seconds
+        )
+
+    costs = costs_of(
+        a_history(plans=(plan(4.0, "a", "b"), plan(1.0, "c"), plan(90.0, "d"), plan(7.0)), starts=(5, 9, 6))
+    )
+    assert (costs.start_seconds, costs.join_seconds) == (6.0, 2.0)
+    nothing = costs_of(a_history())
+    assert (nothing.start_seconds, nothing.join_seconds) == (0.0, 0.0)
+
+
+class TestLesson:
+    def test_the_newest_days_are_kept_back(self) -> None:
+        history = a_history(*(a_job(number, number * 9000.0) for number in range(1, 28)))
+        lesson = lesson_of(history, SLOT, seed=0, draws=5, tests=8)
+        assert [day.name for day in lesson.trained_on] == ["2025-10-13", "2025-10-14"]
+        assert [day.name for day in lesson.held_out] == ["2025-10-15"]
+        assert len(lesson.training) == 5
+        assert [case.name for case in lesson.cases][:2] == ["2025-10-15", "2025-10-15, draw 1"]
+        assert len({case.name for case in lesson.cases}) == len(lesson.cases) == 8
+        assert lesson_of(history, SLOT, seed=0, draws=5, tests=8).training == lesson.training
+        # Each has speeds of its own.
+        assert len({workload.speeds["resnet-50"] for workload in lesson.training}) == 5
+
+    def test_a_day_alone_is_too_little(self) -> None:
+        with pytest.raises(WorkloadError, match="came on 1 days of what was recorded; at least 2 are needed"):
+            lesson_of(a_history(a_job(1, 1.0)), SLOT, seed=0)
+
+
+def test_a_recorded_site_gives_its_own_days_back(tmp_path: Path) -> None:
+    """What was replayed, kept in a store and read from it is the workload that it was, cut into days."""
+    site = a_site()
+    record(f"sqlite:///{tmp_path}/x.sqlite", site, Drf())
+    with closing(SqlStore(f"sqlite:///{tmp_path}/x.sqlite")) as store:
+        history = store.history(MONDAY, MONDAY + 30 * DAY_SECONDS)
+    days = days_of(history)
+    came = [job for day in days for job in day.jobs if job.at > 0]
+    assert len(came) == len(site.jobs)
+    for job, really in zip(came, site.jobs, strict=True):
+        assert job.request.model == really.model
+        assert job.epochs == pytest.approx(really.epochs)
+        assert job.at == pytest.approx(really.submit_slot * site.slot_seconds % DAY_SECONDS, abs=1.1)
+    left_over = [job for day in days for job in day.jobs if job.at == 0]
+    assert left_over
+    assert len(history.sights) <= 24 * 8
+    assert all(Counter(day.nodes) == {site.cluster[0].resources: site.cluster[0].count} for day in days)
+    true = {model: speed.grid(8, 8) for model, speed in site.speeds.items()}
+    for speeds in history.speeds:
+        for point in speeds.points:
+            workers, ps = point.allocation
+            if max(workers, ps) <= 8:
+                assert point.samples_per_second == pytest.approx(true[speeds.kind.model][ps, workers], rel=1e-6)
