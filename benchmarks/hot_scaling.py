@@ -87,7 +87,7 @@ def work(options: argparse.Namespace) -> None:
     while session.version < spec.total_versions:
         pace(session.version, spec.total_versions)
         time.sleep(options.compute)
-        share = session.share
+        share, weights = session.share, session.weights.arrays[0]
         sums.begin(share.leaves, share.nodes)
         bundle = sums.take()
         np.multiply(weights, 0.1, out=bundle.arrays[0])
@@ -98,7 +98,7 @@ def work(options: argparse.Namespace) -> None:
         if options.stop_at and session.version == options.stop_at:
             (folder / f"stop-{os.environ['DL2_TASK']}").write_text(repr(time.monotonic()))
             if session.is_chief:
-                np.save(checkpoint, weights)
+                np.save(checkpoint, session.weights.arrays[0])
                 (folder / "saved").touch()
             os._exit(0)  # the benchmark ends the rest of the job
     session.finish()

@@ -109,33 +109,43 @@ def test_sigterm_leaves_the_jobs_alone_and_a_restart_takes_them_up(cluster: Loca
     assert (ended.state, ended.digest) == (JobState.FINISHED, cluster.static_digest("--optimizer", "momentum"))
 
 
-@pytest.mark.parametrize("role", ["worker", "ps"])
-def test_a_task_that_is_killed_ends_its_job_with_its_name_and_signal(cluster: LocalCluster, role: str) -> None:
+def test_a_server_that_is_killed_ends_its_job_with_its_name_and_signal(cluster: LocalCluster) -> None:
     job = cluster.train("mine", "--step-seconds", "0.2", max_workers=2, max_ps=2)
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 2), "the job trains")
-    task = cluster.task(job, f"{role}-1")
-    victim = cluster.process_of(task, "numpy_worker.py" if role == "worker" else "pslite.serve")
+    task = cluster.task(job, "ps-1")
+    victim = cluster.process_of(task, "pslite.serve")
     victim.kill()
     cluster.wait_for_end(job, timeout=20)
     ended = cluster.ended(job)
     assert ended.state is JobState.FAILED
-    for word in (f"{role}-1", "signal 9", str(victim.pid), socket.gethostname()):
+    for word in ("ps-1", "signal 9", str(victim.pid), socket.gethostname()):
         assert word in ended.end_reason, ended.end_reason
     states = {task.id: task.state for task in cluster.tasks(job)}
     assert set(states.values()) <= {TaskState.RELEASED, TaskState.FAILED}
 
 
+def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost(cluster: LocalCluster) -> None:
+    job = cluster.train("mine", *SLOW, max_workers=2, max_ps=1)
+    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
+    cluster.process_of(cluster.task(job, "worker-1"), "numpy_worker.py").kill()
+    cluster.wait_until(lambda: cluster.task(job, "worker-1").state is TaskState.FAILED, "its death is noticed")
+    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "another takes its place")
+    assert cluster.task(job, "worker-2").state is TaskState.CONFIRMED
+    ended = cluster.ended(job)
+    assert (ended.state, ended.digest) == (JobState.FINISHED, cluster.static_digest("--optimizer", "momentum"))
+
+
 def test_a_task_whose_whole_process_group_is_killed_is_named_too(cluster: LocalCluster) -> None:
     job = cluster.train("mine", "--step-seconds", "0.2", max_workers=2, max_ps=1)
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
-    handle = cluster.task(job, "worker-1").handle
+    handle = cluster.task(job, "ps-0").handle
     for process in cluster.processes():
         if process.environ()["DL2_HANDLE"] == handle:
             process.kill()
     ended = cluster.ended(job)
     assert ended.state is JobState.FAILED
-    assert f"worker-1 on {socket.gethostname()} (pid " in ended.end_reason
-    assert "signal 9" in cluster.task(job, "worker-1").note
+    assert f"ps-0 on {socket.gethostname()} (pid " in ended.end_reason
+    assert "signal 9" in cluster.task(job, "ps-0").note
 
 
 def test_a_killed_coordinator_ends_its_job_and_its_tasks(cluster: LocalCluster) -> None:

@@ -58,8 +58,7 @@ def main() -> int:
     inputs = rng.standard_normal((options.samples, features), dtype=np.float32)
     targets = (inputs @ rng.standard_normal(features, dtype=np.float32) / 20).astype(np.float32)
     session = session_for(spec)
-    weights, seen = session.weights.arrays
-    weights[:] = np.linspace(-0.1, 0.1, features + 1, dtype=np.float32)
+    session.weights.arrays[0][:] = np.linspace(-0.1, 0.1, features + 1, dtype=np.float32)
     session.start()
     sums = GradientSums(spec, session.blocks)
     lines = []
@@ -72,34 +71,33 @@ def main() -> int:
         epoch, first, count = spec.position(version)
         order = permutation(spec.seed, epoch, spec.samples)[first : first + count]
         share = session.share
-        sums.begin(share.leaves, share.nodes)
-        parts = (
-            [(shard, shard, shard + 1) for shard in range(share.low, share.high)]
-            if spec.mode == "exact"
-            else [(share.index, share.low, share.high)]
-        )
-        loss, mine = 0.0, 0
-        for leaf, low, high in parts:
-            bundle = sums.take()
-            start, stop = sample_slice(low, high, spec.shards, count)
-            picked = order[start:stop]
-            if picked.size:
-                x = inputs[picked]
-                error = x @ weights[:-1] + weights[-1] - targets[picked]
-                bundle.arrays[0][:-1] = error @ x
-                bundle.arrays[0][-1] = error.sum()
-                bundle.arrays[1][:] = picked.size
-                loss += float(error @ error)
-            mine += picked.size
-            lines.append(f"{epoch} {' '.join(str(int(i)) for i in picked)}".rstrip())
-            sums.add(leaf, bundle)
-        if options.log:
-            path = Path(f"{options.log}.{os.environ.get('DL2_TASK', 'single')}")
-            with path.open("a", encoding="utf-8") as file:
-                file.write("\n".join(lines) + "\n")
-            lines.clear()
-        session.exchange(sums.contributions, loss, mine)
+        weights = session.weights.arrays[0]
+        nodes = share.nodes
+        while nodes:
+            sums.begin(share.leaves, nodes)
+            loss, mine = 0.0, 0
+            for leaf, low, high in share.parts(nodes):
+                bundle = sums.take()
+                start, stop = sample_slice(low, high, spec.shards, count)
+                picked = order[start:stop]
+                if picked.size:
+                    x = inputs[picked]
+                    error = x @ weights[:-1] + weights[-1] - targets[picked]
+                    bundle.arrays[0][:-1] = error @ x
+                    bundle.arrays[0][-1] = error.sum()
+                    bundle.arrays[1][:] = picked.size
+                    loss += float(error @ error)
+                mine += picked.size
+                lines.append(f"{epoch} {' '.join(str(int(i)) for i in picked)}".rstrip())
+                sums.add(leaf, bundle)
+            if options.log:
+                path = Path(f"{options.log}.{os.environ.get('DL2_TASK', 'single')}")
+                with path.open("a", encoding="utf-8") as file:
+                    file.write("\n".join(lines) + "\n")
+                lines.clear()
+            nodes = session.exchange(sums.contributions, loss, mine)
     session.finish()
+    weights, seen = session.weights.arrays
     if options.save and session.is_chief:
         np.save(options.save, weights)
     assert np.array_equal(seen, np.full(3, float(spec.total_versions))), seen

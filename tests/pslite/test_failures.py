@@ -26,8 +26,8 @@ from pslite.wire import INIT, PUSH, STATE, STATE_ACK, Header
 SLOW = ("--step-seconds", "0.02", "--epochs", "100")
 
 
-@pytest.mark.parametrize("task", ["worker-1", "worker-0", "ps-0", "ps-1"])
-def test_a_killed_member_fails_the_job_by_name(task):
+@pytest.mark.parametrize("task", ["ps-0", "ps-1"])
+def test_a_killed_server_fails_the_job_by_name(task):
     kill = KillAt(task, 5)
     result = run_local(command(*SLOW), workers=2, servers=2, on_status=kill)
     assert result.state == "failed"
@@ -138,17 +138,17 @@ def test_a_joiner_that_never_gets_ready_is_dropped_and_the_others_join():
     assert [(p.workers, p.servers) for p in result.plans] == [(1, 1), (2, 1)]
 
 
-def test_a_silent_member_is_found_by_its_lease():
-    kill = KillAt("worker-1", 5, signal.SIGSTOP)
+def test_a_silent_server_is_found_by_its_lease():
+    kill = KillAt("ps-1", 5, signal.SIGSTOP)
     result = run_local(
         command(*SLOW),
         workers=2,
-        servers=1,
+        servers=2,
         on_status=kill,
         settings=Settings(grace=60.0, start=60.0, heartbeat=0.2, lease=1.5),
     )
     assert result.state == "failed"
-    assert f"worker-1 on {socket.gethostname()} (pid {kill.pid}) died or hangs: silent for 1.5 s" in result.reason
+    assert f"ps-1 on {socket.gethostname()} (pid {kill.pid}) died or hangs: silent for 1.5 s" in result.reason
 
 
 def test_a_worker_with_another_script_is_refused_with_the_difference(coordinator_with_a_running_job):

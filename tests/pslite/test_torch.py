@@ -13,6 +13,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+sys.path.insert(0, str(Path(__file__).parent))
+from pslite_jobs import KillAt
+
 from pslite.coordinator import Settings
 from pslite.errors import SpecError, UsageError
 from pslite.sampler import permutation
@@ -185,6 +188,25 @@ def test_a_convolutional_network_resized_has_the_bits_of_a_static_run(tmp_path):
     saved = torch.load(out, weights_only=True)
     assert int(saved["norm.num_batches_tracked"]) == 36
     assert saved["mask"][0] == float("-inf")
+
+
+def test_a_convolutional_network_whose_first_worker_is_killed_has_the_bits_of_a_static_run(tmp_path):
+    alone, out = tmp_path / "alone.pt", tmp_path / "model.pt"
+    static = subprocess.run(
+        [sys.executable, SCRIPT, "--out", str(alone)],
+        env=environ(), capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    kill = KillAt("worker-0", 4)
+    result = run_local(
+        [sys.executable, SCRIPT, "--out", str(out)],
+        workers=2, servers=1, schedule=[Resize(10, 2, 2)], on_status=kill, settings=PATIENT, timeout=200,
+    )  # fmt: skip
+    assert result.state == "finished", result.log
+    assert any(f"(pid {kill.pid}) died: killed by signal 9" in line for line in result.log)
+    assert result.digest == static.stdout.strip()
+    # what the worker after it has saved is what the digest says
+    saved, expected = torch.load(out, weights_only=True), torch.load(alone, weights_only=True)
+    assert all(torch.equal(saved[name], expected[name]) for name in expected)
 
 
 @pytest.mark.slow

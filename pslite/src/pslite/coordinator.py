@@ -12,6 +12,7 @@ import socket
 import statistics
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -52,9 +53,11 @@ from pslite.messages import (
     Refused,
     Resume,
     Stamped,
+    TakenOver,
+    TakeOver,
     Welcome,
 )
-from pslite.plan import Member, Plan, make_plan, next_members
+from pslite.plan import Member, Plan, make_plan, next_members, reduction
 from pslite.session import digest_of
 from pslite.spec import JobSpec, differences
 
@@ -62,6 +65,8 @@ from pslite.spec import JobSpec, differences
 _VERDICT_SECONDS = 2.0
 #: how long members may take to read that the job is over
 _GOODBYE_SECONDS = 3.0
+#: so many workers that die at one version are no accident: the job fails
+_MOST_DEATHS = 3
 #: the window over which speed is measured
 _SPEED_SECONDS = 10.0
 
@@ -103,6 +108,8 @@ class _Member:
     lost: float = 0.0
     lost_how: str = ""
     finished: bool = False
+    #: it has finished as the one that writes files
+    chief: bool = False
 
     def record(self) -> Member:
         """Return what a plan says about it."""
@@ -152,10 +159,23 @@ class _Pending:
         """The tasks that the plan adds."""
         return self.plan.tasks() - (self.previous.tasks() if self.previous else set())
 
+    def leavers(self) -> set[str]:
+        """The workers that the plan does without."""
+        return {m.task for m in self.previous.workers} - self.plan.tasks() if self.previous else set()
+
     def movers(self) -> set[str]:
         """The servers that have something to move or to keep."""
         plans = [p for p in (self.previous, self.plan) if p is not None]
         return {plan.servers[owner].task for plan in plans for owner in set(plan.owners)}
+
+
+@dataclass(eq=False)
+class _TakingOver:
+    """Nodes of workers that are gone, on their way to others: servers have to know before workers do."""
+
+    number: int
+    #: servers that have not said yet that they take the nodes from others
+    waits_for: set[str]
 
 
 class Coordinator:
@@ -234,6 +254,12 @@ class Coordinator:
         self._target_changed = 0.0
         self._once_wanted: frozenset[str] = frozenset()
         self._held_back: set[str] = set()
+        #: workers that died in the middle of the job, in order, and at which version
+        self._dead: dict[str, int] = {}
+        #: by plan, which worker does the part of a dead one: tree node -> task
+        self._substitutes: dict[int, dict[int, str]] = {}
+        self._taking_over: _TakingOver | None = None
+        self._take_overs = 0
         self._final = False
 
     @property
@@ -409,11 +435,13 @@ class Coordinator:
         if isinstance(message, Beat):
             self._beat(member, message)
         elif isinstance(message, Failed):
-            self._member_failed(member, message.reason)
+            self._member_failed(member, message.reason, fatal=True)
+        elif isinstance(message, TakenOver):
+            self._taken_over(member, message)
         elif isinstance(message, Leave):
             self._left(member)
         elif isinstance(message, Finished):
-            member.finished = True
+            member.finished, member.chief = True, message.chief
             self._version = max(self._version, message.version)
         elif isinstance(message, Digests):
             self._digests.update(message.blocks)
@@ -510,7 +538,7 @@ class Coordinator:
 
     def _left(self, member: _Member) -> None:
         if member.state == "active" and not member.finished and member.role == "worker":
-            self._member_failed(member, "its process left in the middle of the job")
+            self._member_failed(member, "its process left in the middle of the job", fatal=True)
             return
         member.state = "left"
         self._urgent = True
@@ -531,7 +559,7 @@ class Coordinator:
                 if self._ended_well(member, told):
                     self._left(member)
                 else:
-                    self._member_failed(member, _how(told))
+                    self._member_failed(member, _how(told), fatal=not told.signal)
             elif now - member.lost >= _VERDICT_SECONDS or (member.task not in self._agents and now - member.lost > 0.2):
                 self._member_failed(
                     member, member.lost_how or "died: its connection ended, and nobody reported how its process did"
@@ -541,7 +569,8 @@ class Coordinator:
     def _ended_well(member: _Member, told: AgentExit) -> bool:
         return told.status == 0 and not told.signal and (member.finished or member.state in ("joined", "draining"))
 
-    def _member_failed(self, member: _Member, how: str) -> None:
+    def _member_failed(self, member: _Member, how: str, *, fatal: bool = False) -> None:
+        """Do what has to be done; `fatal` where it is no accident, so that another worker would fare no better."""
         if member.state == "left" or self._state not in ("waiting", "running"):
             return
         separator = " " if how.startswith(("died", "broke")) else ": "
@@ -550,7 +579,8 @@ class Coordinator:
         in_plan = self._plan is not None and member.task in self._plan.tasks()
         committed = pending is not None and pending.phase == "committed" and member.task in pending.members()
         if in_plan or committed:
-            self._fail(text)
+            if fatal or member.role == "ps" or not self._go_on_without(member, text):
+                self._fail(text)
             return
         member.state = "left"
         self._say(f"{text}; it is in no plan, the job goes on")
@@ -563,6 +593,113 @@ class Coordinator:
             self._blocks = ()
         if self._plan is None and self._settings.start is not None and not self._joined(member.role):
             self._fail(text)  # nobody starts another one
+
+    # --- workers that are gone ------------------------------------------------------------------------------------
+
+    def _go_on_without(self, member: _Member, text: str) -> bool:
+        """Have others do the part of a worker that died; returns whether that is possible.
+
+        Nothing is rolled back: what it pushed counts, and what it did not push of the present version others compute
+        again.  The plan stays in force until the next one, which is made without it.
+        """
+        pending = self._pending
+        self._dead[member.task] = self._version
+        if self._is_before_first_weights(member):
+            return False
+        if sum(version == self._version for version in self._dead.values()) >= _MOST_DEATHS:
+            self._say(f"{_MOST_DEATHS} workers died at version {self._version}")
+            return False
+        if member.finished:
+            # The last version is there, and only one worker has something left to do: to write its files.
+            member.state = "left"
+            self._say(f"{text}; it had finished")
+            return not member.chief
+        if pending is not None and pending.phase == "preparing":
+            self._abort(pending, text)
+            pending = None
+        before = self._substitutes
+        self._substitutes = {}
+        for plan in [plan for plan in (self._plan, pending.plan if pending else None) if plan is not None]:
+            given = self._share_out(plan, before.get(plan.number, {}))
+            if given is None:
+                return False
+            self._substitutes[plan.number] = given
+        member.state = "left"
+        others = sorted({task for given in self._substitutes.values() for task in given.values()})
+        self._say(f"{text}; {' and '.join(others)} {'do' if len(others) > 1 else 'does'} its part, nothing is lost")
+        member.channel.send(JobEnded(reason=f"{member.task} was given up: {text}"))
+        self._take_overs += 1
+        servers = {m.task for plan in self._plans_in_force() for m in plan.servers} & self._there()
+        self._taking_over = _TakingOver(self._take_overs, servers)
+        nodes = {number: tuple(given) for number, given in self._substitutes.items()}
+        self._tell(servers, TakeOver(number=self._take_overs, gone=tuple(self._dead), nodes=nodes))
+        self._urgent = True
+        return True
+
+    def _is_before_first_weights(self, member: _Member) -> bool:
+        """Whether a worker dies that has weights which nobody else has: the first one, as it sends them."""
+        pending = self._pending
+        return (
+            pending is not None
+            and pending.previous is None
+            and pending.plan.workers[0].task == member.task
+            and not pending.moved.keys() >= pending.movers()
+        )
+
+    def _share_out(self, plan: Plan, before: dict[int, str]) -> dict[int, str] | None:
+        """Which worker of a plan pushes each node of those that are gone; None where no worker is left.
+
+        Who has begun with a node keeps it.  Workers that stay in the next plan come first: the others may have left.
+        """
+        assert self._spec is not None
+        pending = self._pending
+        there = [m.task for m in plan.workers if m.task not in self._dead and self._members[m.task].state != "left"]
+        leaving = pending.leavers() if pending is not None else set()
+        willing = [task for task in there if task not in leaving] or [
+            task for task in there if pending is None or task not in pending.drained
+        ]
+        how = reduction(self._spec, len(plan.workers))
+        nodes = [
+            node
+            for member, own in zip(plan.workers, how.nodes, strict=True)
+            if member.task in self._dead
+            for node in own
+        ]
+        if not nodes:
+            return {}
+        if not willing:
+            return None
+        given = {node: task for node, task in before.items() if task in willing}
+        load = Counter(given.values())
+        for node in nodes:
+            if node not in given:
+                given[node] = min(willing, key=lambda task: load[task])
+                load[given[node]] += 1
+        return given
+
+    def _taken_over(self, member: _Member, message: TakenOver) -> None:
+        taking = self._taking_over
+        if taking is None or message.number != taking.number:
+            return  # another worker has died since
+        taking.waits_for.discard(member.task)
+        if taking.waits_for:
+            return
+        self._taking_over = None
+        for task in {m.task for plan in self._plans_in_force() for m in plan.workers} & self._there():
+            nodes = {
+                number: tuple(node for node, other in given.items() if other == task)
+                for number, given in self._substitutes.items()
+            }
+            self._tell({task}, TakeOver(number=message.number, gone=tuple(self._dead), nodes=nodes))
+
+    def _plans_in_force(self) -> list[Plan]:
+        """The plan in force, and the one that is taking its place."""
+        pending = self._pending
+        coming = pending.plan if pending is not None and pending.phase == "committed" else None
+        return [plan for plan in (self._plan, coming) if plan is not None]
+
+    def _there(self) -> set[str]:
+        return {task for task, member in self._members.items() if member.state != "left"}
 
     def _agent_reported(self, task: str, message: AgentExit) -> None:
         if task in self._members:
@@ -637,7 +774,7 @@ class Coordinator:
         if self._pending is None:
             self._consider(now)
         elif self._pending.phase == "preparing":
-            if self._pending.ready >= self._pending.members():
+            if self._pending.ready >= self._pending.members() - self._dead.keys():
                 self._commit(self._pending)
         else:
             self._follow(self._pending)
@@ -646,13 +783,15 @@ class Coordinator:
         """Start a plan if the members should be other than they are."""
         if self._spec is None or self._digest_asked or (self._reply is None and self._plan is None):
             return
+        if self._taking_over is not None:
+            return
         target = self._reply.members if self._reply is not None else None
         if target is not None:
             for task in {*self._joined("worker"), *self._joined("ps")} & (self._once_wanted - target):
                 self._dismiss(self._members[task], "no longer wanted")
         present = self._plan
         workers = next_members(
-            [m.task for m in present.workers] if present else [],
+            [m.task for m in present.workers if m.task not in self._dead] if present else [],
             self._joined("worker"),
             target,
             self._spec.shards,
@@ -722,14 +861,14 @@ class Coordinator:
             self._state = "running"
             self._urgent = True
             return
-        for task in previous.tasks() - plan.tasks():
+        for task in previous.tasks() - plan.tasks() - self._dead.keys():
             self._members[task].state = "draining"
         self._activate(plan)
         self._urgent = True
         self._tell({previous.owner(0).task}, Commit(plan=plan.number))
 
     def _activate(self, plan: Plan) -> None:
-        for task in plan.tasks():
+        for task in plan.tasks() - self._dead.keys():
             self._members[task].state = "active"
 
     def _follow(self, pending: _Pending) -> None:
@@ -739,9 +878,11 @@ class Coordinator:
         if plan.stop and previous is not None and all_moved and not pending.resumed:
             pending.resumed = True
             self._tell({m.task for m in plan.workers}, Resume(plan=plan.number))
-        leavers = {m.task for m in previous.workers} - plan.tasks() if previous else set()
-        if not all_moved or pending.drained < leavers or not pending.pushed.keys() >= {m.task for m in plan.workers}:
+        leavers = pending.leavers() - self._dead.keys()
+        stayers = {m.task for m in plan.workers} - self._dead.keys()
+        if not all_moved or not pending.drained >= leavers or not pending.pushed.keys() >= stayers:
             return
+        self._substitutes.pop(previous.number if previous else 0, None)
         self._plan = plan
         # What was measured so far belongs to another size.
         del self._speed[:-1]
@@ -785,11 +926,15 @@ class Coordinator:
 
     def _check_end(self) -> None:
         assert self._plan is not None
-        workers = [self._members[m.task] for m in self._plan.workers]
+        workers = [self._members[m.task] for m in self._plan.workers if m.task not in self._dead]
         pending = self._pending
         if pending is not None and pending.phase == "committed" and pending.stamped():
             return
         if not all(w.finished for w in workers):
+            return
+        if not any(w.chief for w in workers):
+            first = self._plan.workers[0]
+            self._fail(f"{first.task} died at the last version, before it could write what the script saves at its end")
             return
         if pending is not None:
             self._abort(pending, "the job has reached its last version")

@@ -83,6 +83,11 @@ class LocalDirector:
         self._address, self._token = address, token
         self._fit()
 
+    @property
+    def targets(self) -> frozenset[str]:
+        """The tasks that should be members."""
+        return frozenset(self._targets["worker"] + self._targets["ps"])
+
     def _fit(self) -> None:
         roles: tuple[Literal["ps", "worker"], ...] = ("ps", "worker")
         for role in roles:
@@ -122,7 +127,7 @@ class LocalDirector:
         if not self._schedule and self._on_schedule_done is not None and self._settled(status):
             self._on_schedule_done()
             self._on_schedule_done = None
-        return Reply(members=frozenset(self._targets["worker"] + self._targets["ps"]), heartbeat_seconds=0.1)
+        return Reply(members=self.targets, heartbeat_seconds=0.1)
 
     def _settled(self, status: Status) -> bool:
         gone = {m.task for m in status.members if m.state == "left"}

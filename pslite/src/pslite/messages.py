@@ -124,11 +124,19 @@ class Moved(Message, frozen=True):
     move_ms: float
 
 
+class TakenOver(Message, frozen=True):
+    """Server: from now on I take the nodes of that `TakeOver` from anybody."""
+
+    number: int
+
+
 class Finished(Message, frozen=True):
     """Worker: I have the final weights."""
 
     version: int
     suspension_ms: list[float]
+    #: whether it is the one that writes files
+    chief: bool = False
 
 
 class Digests(Message, frozen=True):
@@ -212,6 +220,16 @@ class PlanDone(Message, frozen=True):
     plan: int
 
 
+class TakeOver(Message, frozen=True):
+    """Workers are gone, and others do their part: by plan, the tree nodes that anybody of the plan may push (to a
+    server), or that you push from now on beside your own (to a worker).
+    """
+
+    number: int
+    gone: tuple[str, ...]
+    nodes: dict[int, tuple[int, ...]]
+
+
 class DigestRequest(Message, frozen=True):
     """Server: the last version is reached, send the digests of your blocks."""
 
@@ -235,7 +253,20 @@ class Noted(Message, frozen=True):
 
 
 FromMember = (
-    Join | Beat | Ready | Nack | Stamped | Pushed | Drained | Moved | Finished | Digests | Failed | Leave | AgentExit
+    Join
+    | Beat
+    | Ready
+    | Nack
+    | Stamped
+    | Pushed
+    | Drained
+    | Moved
+    | TakenOver
+    | Finished
+    | Digests
+    | Failed
+    | Leave
+    | AgentExit
 )
 FromCoordinator = (
     Welcome
@@ -246,6 +277,7 @@ FromCoordinator = (
     | Commit
     | Resume
     | PlanDone
+    | TakeOver
     | DigestRequest
     | Exit
     | JobEnded

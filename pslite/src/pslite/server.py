@@ -49,6 +49,8 @@ from pslite.messages import (
     Ready,
     Refused,
     Stamped,
+    TakenOver,
+    TakeOver,
     Welcome,
 )
 from pslite.optimizers import Updater
@@ -62,6 +64,10 @@ _CONNECT_SECONDS = 15.0
 _BROKEN_SECONDS = 3.0
 #: frames of state queued at a time: moving gives way to answering workers
 _STATE_WINDOW = 2
+
+
+#: in place of the worker that pushes a tree node: any of the plan, for its own is gone
+_ANYBODY = ""
 
 
 @dataclass
@@ -127,6 +133,8 @@ class Server:
         self._all_links: set[Link] = set()
         self._writing: set[Link] = set()
         self._lost: dict[str, tuple[float, str]] = {}
+        #: workers that the coordinator has said are gone
+        self._gone: set[str] = set()
         self._spec: JobSpec | None = None
         self._blocks: tuple[Block, ...] = ()
         self._holdings: dict[int, Holding] = {}
@@ -262,7 +270,7 @@ class Server:
         if link.role == "ps" and not moving:
             return  # servers are connected only while something moves between them
         stage = self._stages.get(self._current)
-        if stage is not None and link.task in stage.plan.tasks():
+        if stage is not None and link.task in stage.plan.tasks() - self._gone:
             # Its death is the coordinator's to judge, with better words; speak only if nothing comes of that.
             self._lost[link.task] = (time.monotonic(), f"{self._identity.task}: {reason}")
 
@@ -355,7 +363,7 @@ class Server:
             holding.version = holding.first = header.first
         if header.version != holding.version or header.plan != holding.plan or header.node in holding.received:
             return None
-        if self._stages[holding.plan].expected.get(header.node) != link.task:
+        if self._stages[holding.plan].expected.get(header.node) not in (link.task, _ANYBODY):
             raise ProtocolError(f"tree node {header.node} is not {link.task}'s to push under plan {header.plan}")
         return holding
 
@@ -365,7 +373,8 @@ class Server:
             self._refused += 1
             holding = self._find(header)
             late = holding is not None and header.version < holding.version
-            if holding is None or not (late or header.node in holding.received):
+            handed_over = holding is None and self._had(header)
+            if not handed_over and (holding is None or not (late or header.node in holding.received)):
                 self._say(f"refused a push of {link.task}: block {header.block}, step {header.version}")
                 link.send(Header(WRONG_OWNER, header.plan, header.block, header.node, 0, header.version, header.first))
             return
@@ -381,6 +390,11 @@ class Server:
         if done is not None:
             holding.total = done[1]
             self._complete(holding)
+
+    def _had(self, header: Header) -> bool:
+        """Whether the block was ours under the plan of a frame: then its step is complete, and the block on its way."""
+        stage = self._stages.get(header.plan)
+        return stage is not None and stage.plan.owner(header.block).task == self._identity.task
 
     def _combine(self, left: Array, right: Array) -> Array:
         np.add(left, right, out=left)
@@ -544,6 +558,8 @@ class Server:
             self._commit = message.plan
         elif isinstance(message, PlanDone):
             self._plan_done(message.plan)
+        elif isinstance(message, TakeOver):
+            self._take_over(message)
         elif isinstance(message, DigestRequest):
             self._control.send(
                 Digests(blocks={n: hashlib.sha256(h.weights).digest() for n, h in self._holdings.items()})
@@ -620,6 +636,19 @@ class Server:
             self._commit = 0
         if self._current == number:
             self._current = 0
+
+    def _take_over(self, message: TakeOver) -> None:
+        """Others do the part of workers that are gone; what those have pushed counts."""
+        for number, nodes in message.nodes.items():
+            stage = self._stages.get(number)
+            if stage is not None:
+                stage.expected.update(dict.fromkeys(nodes, _ANYBODY))
+        for task in message.gone:
+            self._lost.pop(task, None)
+            if task in self._links:
+                self._drop(self._links[task])
+        self._gone.update(message.gone)
+        self._control.send(TakenOver(number=message.number))
 
     def _plan_done(self, number: int) -> None:
         for old in [n for n in self._stages if n < number]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from pslite.gradients import Array, Bundle, Contribution
 from pslite.optimizers import Updater, slots
 from pslite.plan import reduction
 from pslite.spec import JobSpec
+from pslite.tree import span
 
 
 class Drained(SystemExit):
@@ -27,17 +28,32 @@ class Drained(SystemExit):
         super().__init__(0)
 
 
-class Share:
-    """What this worker does in a step: its logical shards, and the tree nodes it pushes."""
+class Part(NamedTuple):
+    """One leaf of the tree, and the half-open range of logical shards that it stands for."""
 
-    __slots__ = ("high", "index", "leaves", "low", "nodes")
+    leaf: int
+    low: int
+    high: int
+
+
+class Share:
+    """What this worker does in a step: the tree nodes that it pushes, and the shards below them."""
+
+    __slots__ = ("_exact", "_shards", "index", "leaves", "nodes")
 
     def __init__(self, spec: JobSpec, workers: int, index: int) -> None:
         how = reduction(spec, workers)
         self.index = index
         self.leaves = how.leaves
-        self.low, self.high = how.shards[index]
+        #: its own, and those of workers that are gone
         self.nodes = how.nodes[index]
+        self._exact = spec.mode == "exact"
+        self._shards = how.shards
+
+    def parts(self, nodes: Iterable[int]) -> list[Part]:
+        """Return the leaves below some nodes, each with its shards."""
+        leaves = [leaf for node in nodes for leaf in range(*span(node, self.leaves))]
+        return [Part(leaf, *((leaf, leaf + 1) if self._exact else self._shards[leaf])) for leaf in leaves]
 
 
 class Session(Protocol):
@@ -45,7 +61,8 @@ class Session(Protocol):
 
     spec: JobSpec
     blocks: tuple[Block, ...]
-    #: filled by the adapter with initial weights before `start`; holds the weights of `version` afterwards
+    #: filled by the adapter with initial weights before `start`; holds the weights of `version` afterwards. Another
+    #: bundle after each step: until a new version is complete the old one stays as it is
     weights: Bundle
     #: completed updates
     version: int
@@ -58,8 +75,12 @@ class Session(Protocol):
     def start(self) -> None:
         """Become a member; returns when `weights`, `version` and `share` are valid."""
 
-    def exchange(self, contributions: Sequence[Contribution], loss: float, samples: int) -> None:
-        """Push this step's gradient sums and wait for the next version; raises Drained if we leave the job here."""
+    def exchange(self, contributions: Sequence[Contribution], loss: float, samples: int) -> tuple[int, ...]:
+        """Push gradient sums of this step, first those of `share.nodes`, and wait for the next version.
+
+        Returns the tree nodes that have to be computed and given to another call, because a worker is gone before it
+        has pushed them; none where the version is complete.  Raises Drained if we leave the job here.
+        """
 
     def finish(self) -> None:
         """Say that the last version is reached."""
@@ -89,7 +110,12 @@ class SingleSession:
             state[0] = self._slice(self.weights, block)
             self._states.append(state)
 
-    def exchange(self, contributions: Sequence[Contribution], loss: float, samples: int) -> None:  # noqa: ARG002
+    def exchange(
+        self,
+        contributions: Sequence[Contribution],
+        loss: float,  # noqa: ARG002
+        samples: int,  # noqa: ARG002
+    ) -> tuple[int, ...]:
         """Apply one step."""
         (contribution,) = contributions
         count = self.spec.position(self.version)[2]
@@ -98,6 +124,7 @@ class SingleSession:
             self._updater.apply(block.optimizer, state, gradient, count, self.version)
             self._slice(self.weights, block)[:] = state[0]
         self.version += 1
+        return ()
 
     def finish(self) -> None:
         """Nothing is left to do."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -208,18 +208,25 @@ class ElasticJob:
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def _step(self, session: Session) -> Iterator[Any]:
-        spec, share, version = self.spec, session.share, session.version
-        epoch, first, count = spec.position(version)
+        spec = self.spec
+        epoch, first, count = spec.position(session.version)
         if self._order is None or self._order[0] != epoch:
             self._order = (epoch, permutation(spec.seed, epoch, spec.samples))
         batch = self._order[1][first : first + count]
-        self._sums.begin(share.leaves, share.nodes)
+        nodes = session.share.nodes
+        while nodes:
+            samples = yield from self._compute(session, nodes, batch)
+            nodes = session.exchange(self._sums.contributions, self._loss, samples)
+        self._layout.load(session.weights)
+
+    def _compute(
+        self, session: Session, nodes: Sequence[int], batch: np.ndarray[Any, np.dtype[np.int64]]
+    ) -> Generator[Any, None, int]:
+        """Have the loop's body compute the gradients below some nodes of the tree; returns the number of samples."""
+        spec, share, version, count = self.spec, session.share, session.version, len(batch)
+        self._sums.begin(share.leaves, nodes)
         self._loss, samples = 0.0, 0
-        if spec.mode == "exact":
-            parts = [(shard, shard, shard + 1) for shard in range(share.low, share.high)]
-        else:
-            parts = [(share.index, share.low, share.high)]
-        for leaf, low, high in parts:
+        for leaf, low, high in share.parts(nodes):
             start, stop = sample_slice(low, high, spec.shards, count)
             bundle = self._sums.take()
             if stop > start:
@@ -233,8 +240,7 @@ class ElasticJob:
                     raise UsageError("the loop's body did not call job.backward(loss) for a batch")
                 self._layout.collect_buffers(session.weights, bundle, stop - start)
             self._sums.add(leaf, bundle)
-        session.exchange(self._sums.contributions, self._loss, samples)
-        self._layout.load(session.weights)
+        return samples
 
     def _fetch(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
         if isinstance(self._dataset, torch.utils.data.TensorDataset):
@@ -295,6 +301,9 @@ class _Layout:
             )
         self.segments = tuple(segments)
         self._values: list[torch.Tensor] = []
+        #: by bundle, the parameters' views of it
+        self._placed: dict[int, list[list[torch.Tensor]]] = {}
+        self._current = 0
         self._staging: list[torch.Tensor] = []
         self._gradients: dict[int, list[list[torch.Tensor]]] = {}
 
@@ -318,6 +327,7 @@ class _Layout:
                 view.copy_(parameter.detach())
                 parameter.data = view
                 parameter.grad = None
+            self._current = id(weights)
             if self._staged:
                 host.copy_(flat)
                 self._staging.append(torch.zeros_like(flat))
@@ -332,6 +342,17 @@ class _Layout:
         if self._staged:
             for flat, array in zip(self._values, weights.arrays, strict=False):
                 flat.copy_(torch.from_numpy(array))
+        elif self._current != id(weights):
+            # A session has two bundles, and fills one while the other is in use.
+            self._current = id(weights)
+            if self._current not in self._placed:
+                flats = [torch.from_numpy(array) for array in weights.arrays]
+                self._placed[self._current] = [
+                    _views(flat, parameters) for flat, parameters in zip(flats, self._parameters, strict=False)
+                ]
+            for parameters, views in zip(self._parameters, self._placed[self._current], strict=True):
+                for parameter, view in zip(parameters, views, strict=True):
+                    parameter.data = view
         self.load_buffers(weights)
 
     def load_buffers(self, weights: Bundle) -> None:

@@ -45,6 +45,7 @@ from pslite.messages import (
     Ready,
     Refused,
     Resume,
+    TakeOver,
     Welcome,
 )
 from pslite.messages import (
@@ -104,6 +105,8 @@ class Worker:
         self.spec = spec
         self.blocks = cut(spec)
         self.weights = Bundle(spec, self.blocks)
+        #: where the coming version arrives, so that a step can be done over until all of it is here
+        self._coming = Bundle(spec, self.blocks)
         self.version = 0
         self.share = Share(spec, 1, 0)
         self._identity = identity
@@ -117,18 +120,26 @@ class Worker:
         self._plan: Plan | None = None
         self._source: Plan | None = None
         self._first = 0
+        self._first_here = False
         self._stages: dict[int, _Stage] = {}
         self._stamp: tuple[int, int] | None = None
         self._missing: set[int] = set()
         self._awaited = -1
+        #: by plan, nodes of workers that are gone which we push beside our own
+        self._extra: dict[int, tuple[int, ...]] = {}
+        self._gone: frozenset[str] = frozenset()
+        #: nodes of this step that are pushed, and those that the next call of `exchange` has to bring
+        self._pushed: set[int] = set()
+        self._due: tuple[int, ...] = ()
         self._watch_gate = Stopwatch()
         self._suspensions: list[float] = []
         self._report_first_push = False
         self._was_member = False
         self._leaving = False
+        self._finished: bool | None = None
         # shared with the control thread
         self._lock = threading.Lock()
-        self._staged: queue.SimpleQueue[_Stage | int] = queue.SimpleQueue()
+        self._staged: queue.SimpleQueue[_Stage | TakeOver | int] = queue.SimpleQueue()
         self._begin = 0
         self._resumed = 0
         self._done_plan = 0
@@ -149,8 +160,12 @@ class Worker:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this worker is the first of the plan in force."""
-        return self._plan is not None and self._plan.workers[0].task == self._identity.task
+        """Whether this worker is the first of the plan in force that is there; does not change after the end."""
+        if self._finished is not None:
+            return self._finished
+        workers = self._plan.workers if self._plan is not None else ()
+        first = next((member.task for member in workers if member.task not in self._gone), "")
+        return first == self._identity.task
 
     # --- joining and leaving --------------------------------------------------------------------------------------
 
@@ -179,6 +194,7 @@ class Worker:
         self._pump(self._first_weights_here)
         stage = self._stages[self._plan.number] if self._plan else None
         assert stage is not None
+        self._first_here = True
         self._enter(stage, self._awaited)
 
     def _first_weights_here(self) -> bool:
@@ -218,21 +234,27 @@ class Worker:
     def finish(self) -> None:
         """Say that the last version is reached; the control thread lives on until the script ends."""
         self._report_progress(force=True)
-        self._send(Finished(version=self.version, suspension_ms=self._suspensions))
+        self._finished = self.is_chief
+        self._send(Finished(version=self.version, suspension_ms=self._suspensions, chief=self._finished))
 
     # --- a step ---------------------------------------------------------------------------------------------------
 
-    def exchange(self, contributions: Sequence[Contribution], loss: float, samples: int) -> None:
+    def exchange(self, contributions: Sequence[Contribution], loss: float, samples: int) -> tuple[int, ...]:
         """Push this step's gradient sums and wait for the next version.
 
         Parameters
         ----------
         contributions
-            one for each node of `share.nodes`.
+            one for each node of `share.nodes`; in a further call for the same step, of those that the last returned.
         loss
             sum of the losses of this worker's samples.
         samples
             their number.
+
+        Returns
+        -------
+        Nodes that a worker has left undone which is gone: to be computed and given to another call.  None where the
+        version is complete.
 
         Raises
         ------
@@ -244,8 +266,8 @@ class Worker:
         """
         plan = self._plan
         assert plan is not None
-        if {c.node for c in contributions} != set(self.share.nodes):
-            raise UsageError(f"step {self.version} needs the tree nodes {self.share.nodes}")
+        if {c.node for c in contributions} != set(self._due):
+            raise UsageError(f"step {self.version} needs the tree nodes {self._due}")
         self._watch_gate.start()
         self._take_staged()
         self._watch_gate.stop()
@@ -261,19 +283,43 @@ class Worker:
             self._loss += loss
             self._loss_samples += samples
         self._take_staged()
-        if self._stamp is not None and self._stamp[1] == self.version + 1:
+        if not self._pushed:
+            self._missing = set(range(len(self.blocks)))
+            self._awaited = self.version + 1
+        self._pushed.update(self._due)
+        if self._stamp is not None and self._stamp[1] == self.version + 1 and not self._left_undone():
             stage = self._stages[self._stamp[0]]
             if stage.plan.worker_index(self._identity.task) < 0:
                 self._leave(stage.plan.number)
-        self._missing = set(range(len(self.blocks)))
-        self._awaited = self.version + 1
-        self._pump(lambda: not self._missing)
+        # What was queued is sent before its arrays are used for something else.
+        self._pump(
+            lambda: not self._missing or bool(self._left_undone() and not any(k.unsent for k in self._links.values()))
+        )
+        if self._missing:
+            self._due = self._left_undone()
+            return self._due
+        self.weights, self._coming = self._coming, self.weights
         self.version += 1
+        self._pushed.clear()
         self._report_progress()
         if self._stamp is not None and self._stamp[1] == self.version:
             stage = self._stages[self._stamp[0]]
             self._stamp = None
             self._enter(stage, self.version)
+        else:
+            self._set_share(plan)
+        return ()
+
+    def _left_undone(self) -> tuple[int, ...]:
+        """Nodes of this step that fall to us and are not pushed yet."""
+        plan = self._plan.number if self._plan is not None else 0
+        return tuple(node for node in self._extra.get(plan, ()) if node not in self._pushed)
+
+    def _set_share(self, plan: Plan) -> None:
+        """What we do in the coming step: our own part, and what falls to us of others'."""
+        self.share = Share(self.spec, len(plan.workers), plan.worker_index(self._identity.task))
+        self.share.nodes += self._extra.get(plan.number, ())
+        self._due = self.share.nodes
 
     def _push(self, plan: Plan, contributions: Sequence[Contribution]) -> None:
         next_plan, next_first = self._stamp or (0, 0)
@@ -298,7 +344,7 @@ class Worker:
         self._was_member = self._plan is not stage.plan
         self._plan = self._source = stage.plan
         self._first = self.version = version
-        self.share = Share(self.spec, len(stage.plan.workers), stage.plan.worker_index(self._identity.task))
+        self._set_share(stage.plan)
         self._report_first_push = True
         if stage.plan.stop and self._was_member:
             # The way of the DL2 paper, for comparison: stand still at the clock until everything has moved.
@@ -387,6 +433,10 @@ class Worker:
     def _take_staged(self) -> None:
         while not self._staged.empty():
             item = self._staged.get()
+            if isinstance(item, TakeOver):
+                self._extra = item.nodes
+                self._gone |= set(item.gone)
+                continue
             if isinstance(item, int):
                 # its connections stay: the plan that is tried next probably needs them
                 self._stages.pop(item, None)
@@ -433,7 +483,8 @@ class Worker:
             raise ProtocolError(
                 f"{link.task} sent block {header.block} at version {header.version}, awaited is {self._awaited}"
             )
-        return self.weights.views[header.block]
+        # The first weights have nothing to take the place of.
+        return (self._coming if self._first_here else self.weights).views[header.block]
 
     def arrived(self, link: Link, header: Header) -> None:
         """Take a frame whose payload is complete."""
@@ -506,6 +557,8 @@ class Worker:
             threading.Thread(target=self._make_ready, args=(message,), name="pslite-prepare", daemon=True).start()
         elif isinstance(message, Abort):
             self._staged.put(message.plan)
+        elif isinstance(message, TakeOver):
+            self._staged.put(message)
         elif isinstance(message, Begin):
             self._begin = message.plan
         elif isinstance(message, Resume):

@@ -1,0 +1,160 @@
+"""A worker dies: the others do its part, nothing is rolled back, and the weights are those of the static run."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from pslite_jobs import KillAt, command, static_digest
+
+from pslite.coordinator import Settings
+from pslite.session import Share
+from pslite.shards import ranges
+from pslite.spec import SGD, JobSpec, Part, Segment
+from pslite.testing import Resize, run_local
+from pslite.tree import cover
+
+SLOW = ("--step-seconds", "0.02", "--epochs", "20")
+LEASE = Settings(grace=60.0, start=60.0, heartbeat=0.2, lease=1.5)
+
+
+@pytest.mark.parametrize("task", ["worker-0", "worker-1", "worker-2"])
+def test_the_others_do_the_part_of_a_killed_worker(task):
+    kill = KillAt(task, 20)
+    result = run_local(command(*SLOW), workers=3, servers=2, on_status=kill)
+    assert result.state == "finished", result.log
+    assert result.digest == static_digest(*SLOW)
+    died = f"{task} on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9; "
+    assert any(line.startswith(died) and "nothing is lost" in line for line in result.log)
+    # the next plan is made without it
+    assert [(p.workers, p.servers) for p in result.plans] == [(3, 2), (2, 2)]
+    assert result.plans[1].removed == [task]
+    assert result.exit_codes.pop(task) == 128 + 9
+    assert set(result.exit_codes.values()) == {0}
+
+
+def test_the_first_worker_that_is_left_writes_the_files(tmp_path):
+    saved = tmp_path / "weights.npy"
+    result = run_local(command(*SLOW, "--save", str(saved)), workers=2, servers=1, on_status=KillAt("worker-0", 20))
+    assert result.state == "finished", result.log
+    assert saved.exists()
+
+
+def test_a_worker_that_hangs_is_given_up_after_its_lease():
+    kill = KillAt("worker-1", 20, signal.SIGSTOP)
+    result = run_local(command(*SLOW), workers=2, servers=1, on_status=kill, settings=LEASE)
+    assert result.state == "finished", result.log
+    assert result.digest == static_digest(*SLOW)
+    assert any(
+        f"(pid {kill.pid}) died or hangs: silent for 1.5 s; worker-0 does its part" in line for line in result.log
+    )
+
+
+def test_in_fast_mode_one_other_does_all_of_it():
+    result = run_local(command(*SLOW, "--mode", "fast"), workers=3, servers=1, on_status=KillAt("worker-1", 20))
+    assert result.state == "finished", result.log
+    assert result.versions == 220
+
+
+def test_a_newcomer_takes_the_place_of_a_dead_worker():
+    result = run_local(
+        command(*SLOW), workers=2, servers=1, on_status=KillAt("worker-0", 20), schedule=[Resize(40, 3, 1, wait=False)]
+    )
+    assert result.state == "finished", result.log
+    assert result.digest == static_digest(*SLOW)
+    assert (result.plans[-1].workers, result.plans[-1].servers) == (2, 1)
+
+
+def test_the_death_of_the_last_worker_ends_the_job_by_its_name():
+    class KillBoth:
+        pids: tuple[int, ...] = ()
+
+        def __call__(self, status, director):
+            workers = [m for m in status.members if m.role == "worker" and m.state == "active"]
+            if not self.pids and status.version >= 20 and len(workers) == 2:
+                self.pids = tuple(m.pid for m in workers)
+                for pid in self.pids:
+                    os.kill(pid, signal.SIGKILL)
+
+    kill = KillBoth()
+    result = run_local(command(*SLOW), workers=2, servers=1, on_status=kill)
+    assert result.state == "failed"
+    assert any(f"(pid {pid}) died: killed by signal 9" in result.reason for pid in kill.pids)
+
+
+def test_a_script_that_kills_one_worker_after_the_other_ends_the_job():
+    class KillThree:
+        done = False
+
+        def __call__(self, status, director):
+            workers = [m for m in status.members if m.role == "worker" and m.state == "active"]
+            if not self.done and status.version >= 5 and len(workers) == 5:
+                self.done = True
+                for member in workers[:3]:
+                    os.kill(member.pid, signal.SIGKILL)
+
+    slow = ("--step-seconds", "1.5")
+    result = run_local(command(*slow), workers=5, servers=1, on_status=KillThree())
+    assert result.state == "failed"
+    assert "3 workers died at version" in "\n".join(result.log)
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 7])
+def test_shares_cover_every_shard_once(mode, workers):
+    spec = JobSpec(
+        segments=(Segment(dtype="float32", optimizer=SGD(lr=0.1), parts=(Part("w", (4,)),)),),
+        samples=64, batch=32, epochs=1, seed=0, mode=mode, shards=16, block_bytes=1024,
+    )  # fmt: skip
+    shares = [Share(spec, workers, index) for index in range(workers)]
+    parts = [part for share in shares for part in share.parts(share.nodes)]
+    assert Counter(shard for part in parts for shard in range(part.low, part.high)) == Counter(range(16))
+    # another worker computes the same for the nodes of one that is gone
+    assert shares[-1].parts(shares[0].nodes) == shares[0].parts(shares[0].nodes)
+    if mode == "exact":
+        assert [share.nodes for share in shares] == [cover(low, high, 16) for low, high in ranges(16, workers)]
+
+
+class Kills:
+    """Kills or stops workers at given versions, and leaves one that is to stay."""
+
+    def __init__(self, plan):
+        self.plan = sorted(plan)
+        self.hit = set()
+
+    def __call__(self, status, director):
+        while self.plan and status.version >= self.plan[0][0]:
+            _, choice, number = self.plan.pop(0)
+            there = [m for m in status.members if m.role == "worker" and m.state != "left" and m.pid not in self.hit]
+            stay = {m.pid for m in there if m.state == "active" and m.task in director.targets}
+            victim = random.Random(choice).choice(there)
+            if stay - {victim.pid}:
+                self.hit.add(victim.pid)
+                os.kill(victim.pid, number)
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 20))])
+def test_deaths_in_the_middle_of_resizes(seed):
+    rng = random.Random(seed)
+    schedule, version = [], 0
+    for _ in range(rng.randint(1, 3)):
+        version += rng.randint(5, 40)
+        schedule.append(
+            Resize(version, rng.randint(2, 4), rng.randint(1, 3), wait=rng.random() < 0.5, oldest=rng.random() < 0.3)
+        )
+    kills = [
+        (max(1, rng.choice(schedule).at_version + rng.randint(-1, 3)), rng.random(), signal.SIGKILL) for _ in range(2)
+    ]
+    result = run_local(
+        command("--epochs", "20"), workers=3, servers=rng.randint(1, 3), schedule=schedule, on_status=Kills(kills)
+    )
+    assert result.state == "finished", result.log
+    assert result.digest == static_digest("--epochs", "20")
