@@ -24,7 +24,7 @@ from dl2d.config.settings import Settings, load_settings
 from dl2d.core.errors import CheckpointError
 from dl2d.core.policy import Policy
 from dl2d.core.registry import Registry, Trial, Version, VersionState
-from dl2d.daemon.incumbent import configured_checkpoint, given, keep_version, read_version
+from dl2d.daemon.incumbent import configured_checkpoint, keep_version, read_version
 from dl2d.daemon.loop import guard_rules
 from dl2d.daemon.plugins import Given, load_placement, load_policy
 from dl2d.learning.gate import Compared, compare
@@ -37,6 +37,8 @@ from dl2d.policies.checkpoint import DIGITS, Checkpoint, read_checkpoint, write_
 from dl2d.policies.dl2 import SHIPPED, from_arrays, merged
 
 NAME: Final = "dl2"
+#: Least length of an interval in the twin, in seconds.
+_SHORTEST_SLOT: Final = 300.0
 #: The search begins with weights that are good already: it looks and goes less far than one that begins with none.
 _STEP: Final = Step(spread=0.07, rate=0.03)
 #: A site's cluster is what it is; fewer nodes stand for busier days.
@@ -130,7 +132,7 @@ def learn(
         registry = store.registry
         length = (settings.learning.days if days is None else days) * DAY_SECONDS
         begin = (now - length) // DAY_SECONDS * DAY_SECONDS
-        lesson = lesson_of(store.history(begin, now), settings.schedule.slot_seconds, seed=seed)
+        lesson = lesson_of(store.history(begin, now), slot_seconds(settings), seed=seed)
         parent = current_checkpoint(settings, registry)
         limit = settings.learning.minutes if minutes is None else minutes
         learned = _train(lesson, parent, out=out, iterations=iterations, minutes=limit, seed=seed, tell=tell)
@@ -201,9 +203,13 @@ def _compared(settings: Settings, learned: Learned, current: Checkpoint, tell: T
 
 
 def _policy(settings: Settings, checkpoint: Checkpoint) -> Policy:
-    if settings.policy.name == NAME:
-        return load_policy(NAME, given=given(settings, checkpoint))
-    return load_policy(NAME, given=Given(checkpoint=checkpoint, slot_seconds=settings.schedule.slot_seconds))
+    own = settings.policy.settings if settings.policy.name == NAME else {}
+    return load_policy(NAME, given=Given(checkpoint=checkpoint, settings=own, slot_seconds=slot_seconds(settings)))
+
+
+def slot_seconds(settings: Settings) -> float:
+    """Length of an interval in the twin: the site's own, but not so short that a day takes for ever to play."""
+    return max(settings.schedule.slot_seconds, _SHORTEST_SLOT)
 
 
 def _register(settings: Settings, registry: Registry, learned: Learned) -> Version:

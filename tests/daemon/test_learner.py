@@ -1,0 +1,280 @@
+"""The learner beside the daemon: whatever becomes of it, it is recorded, and no tick hears of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+import pytest
+from local_cluster import LocalCluster
+from structlog.testing import capture_logs
+
+from dl2d.config.settings import Settings
+from dl2d.core.registry import LearningRun, RunState
+from dl2d.daemon.learner import Learner
+from dl2d.daemon.loop import Daemon
+from dl2d.store import schema
+from dl2d.store.sql import SqlStore
+
+
+@pytest.fixture
+def store() -> Iterator[SqlStore]:
+    with closing(SqlStore("sqlite://")) as store:
+        yield store
+
+
+def until(true: Callable[[], object], what: str, *, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def learner(store: SqlStore, code: str) -> Learner:
+    return Learner(store.registry, (sys.executable, "-c", code), clock=lambda: 7.0)
+
+
+def ran(store: SqlStore, code: str, *, limit: float = 60.0) -> LearningRun:
+    one = learner(store, code)
+    one.start("dl2", limit)
+    until(lambda: ended(store), "the learner ends")
+    one.close()
+    return store.registry.runs()[0]
+
+
+def ended(store: SqlStore) -> bool:
+    return bool(store.registry.runs()) and store.registry.runs()[0].state is not RunState.RUNNING
+
+
+HANGS = "import time\nprint('hangs', flush=True)\nwhile True: time.sleep(1)"
+STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + HANGS
+
+
+def test_what_it_says_last_is_the_record_and_all_is_logged(store: SqlStore) -> None:
+    with capture_logs() as logs:
+        run = ran(store, "print('trains'); print('{\"passed\": true}')")
+    assert (run.state, run.note, run.policy, run.started_at) == (RunState.FINISHED, '{"passed": true}', "dl2", 7.0)
+    assert [entry["said"] for entry in logs if entry["event"] == "learner"] == ["trains", '{"passed": true}']
+    assert [entry["event"] for entry in logs if entry["event"] != "learner"] == ["learner started", "learner ended"]
+
+
+def test_one_that_raises_is_a_failure_with_its_words(store: SqlStore) -> None:
+    run = ran(store, "raise RuntimeError('no such luck')")
+    assert run.state is RunState.FAILED
+    assert run.note.startswith("ended with status 1: ")
+    assert "RuntimeError: no such luck" in run.note
+
+
+def test_one_that_is_killed_is_a_failure_with_the_signal(store: SqlStore) -> None:
+    one = learner(store, HANGS)
+    one.start("dl2", 60.0)
+    until(lambda: one.pid is not None, "it runs")
+    assert one.pid is not None
+    os.kill(one.pid, signal.SIGKILL)
+    until(lambda: ended(store), "that is noticed")
+    run = store.registry.runs()[0]
+    assert run.state is RunState.FAILED
+    assert run.note.startswith("was ended by SIGKILL")
+    one.start("dl2", 60.0)  # the next one is started all the same
+    until(lambda: one.pid is not None, "another runs")
+    one.close()
+    assert one.pid is None
+
+
+@pytest.mark.parametrize("code", [HANGS, STUBBORN])
+def test_one_that_hangs_is_ended_after_its_time(store: SqlStore, code: str) -> None:
+    run = ran(store, code, limit=1.5)
+    assert run.state is RunState.STOPPED
+    assert run.note == "it took more than 0.025 minutes; it said last: hangs"
+
+
+def test_closing_ends_it_and_no_other_is_started(store: SqlStore) -> None:
+    one = learner(store, HANGS)
+    one.start("dl2", 60.0)
+    until(lambda: one.pid is not None, "it runs")
+    with capture_logs() as logs:
+        one.start("dl2", 60.0)  # while one runs
+        one.close()
+        one.start("dl2", 60.0)
+    (run,) = store.registry.runs()
+    assert run.state is RunState.STOPPED
+    assert run.note.startswith("the daemon ended")
+    assert sum(entry["event"].startswith("no learner is started") for entry in logs) == 2
+
+
+def test_one_that_floods_its_output_is_listened_to_in_measure(store: SqlStore) -> None:
+    with capture_logs() as logs:
+        run = ran(store, "import sys\nfor i in range(50_000): print('x' * 50)\nsys.stdout.write('y' * 100_000)")
+    assert run.state is RunState.FINISHED
+    assert len(run.note) <= 4096
+    assert len([entry for entry in logs if entry["event"] == "learner"]) == 1000
+
+
+def test_one_that_cannot_be_started_is_recorded(store: SqlStore) -> None:
+    one = Learner(store.registry, ("/no/such/program",), clock=lambda: 7.0)
+    one.start("dl2", 60.0)
+    (run,) = store.registry.runs()
+    assert run.state is RunState.FAILED
+    assert run.note.startswith("cannot be started: ")
+    one.close()
+
+
+def test_a_store_that_is_away_starts_none_and_raises_nothing(store: SqlStore) -> None:
+    one = learner(store, HANGS)
+    store.close()
+    one.start("dl2", 60.0)
+    assert one.pid is None
+    one.close()
+
+
+# The learner's own side
+
+
+def own_side(code: str, memory_mib: int = 4096) -> subprocess.CompletedProcess[str]:
+    start = f"from dl2d.cli.learner import stand_back\nstand_back({memory_mib})\n"
+    return subprocess.run(
+        [sys.executable, "-c", start + code], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_it_stands_back() -> None:
+    said = own_side(
+        "import os\nprint(os.nice(0), os.sched_getscheduler(0) == os.SCHED_IDLE)\n"
+        "print(open('/proc/self/oom_score_adj').read().strip())"
+    )
+    assert said.stdout.split() == ["19", "True", "1000"], said.stderr
+
+
+def test_it_cannot_take_all_memory() -> None:
+    said = own_side("held = []\nwhile True: held.append(bytearray(64 << 20))", memory_mib=600)
+    assert said.returncode == 1
+    assert "MemoryError" in said.stderr
+
+
+def test_it_ends_with_the_daemon_however_that_ends(tmp_path: Path) -> None:
+    """Its standard input is a pipe that only the daemon holds."""
+    code = (
+        "import threading, time\nfrom dl2d.cli.learner import _end_with_the_daemon as watch\n"
+        "threading.Thread(target=watch, daemon=True).start()\nprint('runs', flush=True)\ntime.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == b"runs\n"
+        process.stdin.close()
+        assert process.wait(timeout=30) == 3
+
+
+def test_without_history_it_says_so(tmp_path: Path) -> None:
+    config = tmp_path / "dl2d.yaml"
+    config.write_text(f"state_dir: {tmp_path}\npolicy: {{name: dl2}}\n")
+    schema.upgrade(f"sqlite:///{tmp_path}/dl2d.sqlite")
+    with subprocess.Popen(
+        [sys.executable, "-m", "dl2d.cli.learner", str(config)], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        said = process.stderr.read().decode()
+        assert process.wait(timeout=60) == 1
+    assert "dl2d: the twin: jobs whose speeds were measured came on 0 days" in said
+    assert "Traceback" not in said
+
+
+# In the daemon
+
+
+class Running:
+    """A daemon in a thread of its own, with a learner of a test's own, started every few moments."""
+
+    def __init__(self, folder: Path, code: str, *, limit_minutes: float = 1.0, seconds: float = 0.3) -> None:
+        settings = Settings.model_validate(
+            {
+                "state_dir": folder / "state",
+                "api": {"port": 0},
+                "schedule": {"poll_seconds": 0.2, "slot_seconds": 0.2},
+                "policy": {"name": "dl2"},
+                "resource_manager": {"name": "local", "local": {"cluster": "here"}},
+                "learning": {
+                    "enabled": True, "every_hours": seconds / 3600, "minutes": limit_minutes / 2,
+                    "limit_minutes": limit_minutes,
+                },
+            }
+        )  # fmt: skip
+        self.store = SqlStore("sqlite://")
+        self.daemon = Daemon(settings, self.store, learner=(sys.executable, "-c", code))
+        self._thread = threading.Thread(target=self.daemon.run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.daemon.stop()
+        self._thread.join(timeout=60)
+        self.daemon.__exit__(None, None, None)
+        assert not self._thread.is_alive()
+
+    def runs(self, state: RunState) -> list[LearningRun]:
+        return [run for run in self.store.registry.runs() if run.state is state]
+
+
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [
+        ("raise SystemExit('no')", RunState.FAILED),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", RunState.FAILED),
+        ("print('done')", RunState.FINISHED),
+    ],
+)
+def test_ticks_go_on_whatever_becomes_of_it(tmp_path: Path, code: str, state: RunState) -> None:
+    with Running(tmp_path, code) as running:
+        until(lambda: len(running.runs(state)) >= 2, "it was started twice and ended so")
+        slot = running.store.last_slot_number()
+        until(lambda: running.store.last_slot_number() > slot + 1, "ticks go on")
+
+
+def test_ticks_go_on_while_it_hangs_and_a_shutdown_ends_it(tmp_path: Path) -> None:
+    with Running(tmp_path, STUBBORN) as running:
+        until(lambda: running.daemon._learner.pid is not None, "it runs")
+        pid = running.daemon._learner.pid
+        assert pid is not None
+        slot = running.store.last_slot_number()
+        until(lambda: running.store.last_slot_number() > slot + 1, "ticks go on")
+        running.daemon.stop()
+        running._thread.join(timeout=60)
+        (run,) = running.store.registry.runs()
+        assert (run.state, run.note.partition(";")[0]) == (RunState.STOPPED, "the daemon ended")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_daemon_that_is_killed_takes_its_learner_along(tmp_path: Path) -> None:
+    """The real one: it waits for the processor, or for its history, when the daemon dies."""
+    learning: dict[str, Any] = {"enabled": True, "every_hours": 0.5 / 3600}
+    with LocalCluster(tmp_path, {"policy": {"name": "dl2"}, "learning": learning}) as cluster:
+        assert cluster.process is not None
+        cluster.wait_until(
+            lambda: any(run.state is RunState.FAILED for run in cluster.store.registry.runs()), "it found no history"
+        )
+        run = next(run for run in cluster.store.registry.runs() if run.state is RunState.FAILED)
+        assert "came on 0 days of what was recorded" in run.note
+        daemon = psutil.Process(cluster.process.pid)
+        mine: list[psutil.Process] = []
+
+        def started() -> bool:
+            mine[:] = [one for one in daemon.children() if "dl2d.cli.learner" in one.cmdline()]
+            return bool(mine)
+
+        cluster.wait_until(started, "another learner runs", every=0.02)
+        cluster.kill()
+        psutil.wait_procs(mine, timeout=60)
+        assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in mine)
