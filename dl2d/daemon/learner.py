@@ -90,14 +90,19 @@ class Learner:
             )
             self._waiting.start()
 
+    def stop(self, why: str) -> None:
+        """End the learner that runs, if one does; takes some seconds where it does not listen."""
+        with self._lock:
+            process, waiting = self._process, self._waiting
+        if process is not None and waiting is not None and waiting.is_alive():
+            self._end(process, why)
+            waiting.join(timeout=2 * _GRACE_SECONDS)
+
     def close(self) -> None:
         """End the learner that runs, and start no more."""
         with self._lock:
             self._closed = True
-            process, waiting = self._process, self._waiting
-        if process is not None and waiting is not None and waiting.is_alive():
-            self._end(process, "the daemon ended")
-            waiting.join(timeout=2 * _GRACE_SECONDS)
+        self.stop("the daemon ended")
 
     def _wait(self, process: subprocess.Popen[bytes], number: int, limit: float) -> None:
         timer = threading.Timer(limit, self._end, (process, f"it took more than {limit / 60:g} minutes"))

@@ -289,6 +289,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         if scheduler.get_job(_LEARN) is not None:
             scheduler.remove_job(_LEARN)
         if not learning.enabled:
+            self._learner.stop("learning was switched off")
             return
         trigger = IntervalTrigger(seconds=3600 * learning.every_hours)
         if learning.at:

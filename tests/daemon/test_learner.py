@@ -102,13 +102,17 @@ def test_closing_ends_it_and_no_other_is_started(store: SqlStore) -> None:
     one = learner(store, HANGS)
     one.start("dl2", 60.0)
     until(lambda: one.pid is not None, "it runs")
+    one.stop("a test")
+    assert one.pid is None
+    one.start("dl2", 60.0)
+    until(lambda: one.pid is not None, "the next one runs")
     with capture_logs() as logs:
         one.start("dl2", 60.0)  # while one runs
         one.close()
         one.start("dl2", 60.0)
-    (run,) = store.registry.runs()
-    assert run.state is RunState.STOPPED
-    assert run.note.startswith("the daemon ended")
+    last, first = store.registry.runs()
+    assert (first.state, first.note.partition(";")[0]) == (RunState.STOPPED, "a test")
+    assert (last.state, last.note.partition(";")[0]) == (RunState.STOPPED, "the daemon ended")
     assert sum(entry["event"].startswith("no learner is started") for entry in logs) == 2
 
 
