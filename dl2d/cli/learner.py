@@ -1,7 +1,8 @@
 """The learner that the daemon starts (``python -m dl2d.cli.learner CONFIG``): as ``dl2d train --twin --gate``, humbly.
 
 It runs when nothing else wants the processor, has a limit on its memory, is the first to go where the machine runs out,
-and ends when the daemon does. Its last line on standard output is a JSON object: what came of it.
+and ends when the daemon does. It only reads the store: its last line on standard output is a JSON object with the
+folder of its ``candidate``, which the daemon enters (``dl2d.daemon.candidates``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from dl2d.config.settings import Settings, load_settings
 from dl2d.core.errors import Dl2dError
@@ -40,8 +41,7 @@ def main(config: Path) -> None:
         limit = f"learning.memory_mib={settings.learning.memory_mib}"
         print(f"dl2d: the learner needs more memory than {limit}", file=sys.stderr)  # noqa: T201
         sys.exit(1)
-    trial = done["trial"]
-    print(json.dumps({"version": done["digest"], "passed": trial["passed"], "reason": trial["reason"]}))  # noqa: T201
+    print(json.dumps({"candidate": str(done)}))  # noqa: T201
 
 
 def stand_back(memory_mib: int) -> None:
@@ -56,9 +56,12 @@ def stand_back(memory_mib: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (memory_mib * _MIB, memory_mib * _MIB))
 
 
-def _learn(settings: Settings) -> dict[str, Any]:
+def _learn(settings: Settings) -> Path:
+    """Folder of the candidate."""
     # After the limits were set, for what is imported here takes time and memory.
-    from dl2d.cli.train_twin import learn  # noqa: PLC0415
+    from dl2d.cli.options import reading  # noqa: PLC0415
+    from dl2d.cli.train_twin import judged, learn  # noqa: PLC0415
+    from dl2d.daemon.candidates import write_candidate  # noqa: PLC0415
 
     learning = settings.learning
     told: dict[str, float] = {}
@@ -68,11 +71,12 @@ def _learn(settings: Settings) -> dict[str, Any]:
             told[what] = time.monotonic()
             print(f"{what}: {done} of {total}", flush=True)  # noqa: T201
 
-    with tempfile.TemporaryDirectory(prefix="dl2d-learner-") as folder:
-        return learn(
-            settings, out=Path(folder), iterations=_ITERATIONS, days=learning.days, minutes=learning.minutes,
-            seed=learning.seed, gate=True, tell=tell, now=time.time(),
+    with tempfile.TemporaryDirectory(prefix="dl2d-learner-") as folder, reading(settings) as store:
+        learned = learn(
+            settings, store, out=Path(folder), iterations=_ITERATIONS, days=learning.days, minutes=learning.minutes,
+            seed=learning.seed, tell=tell, now=time.time(),
         )  # fmt: skip
+        return write_candidate(judged(settings, store.registry, learned, tell=tell))
 
 
 def _end_with_the_daemon() -> None:

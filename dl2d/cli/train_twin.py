@@ -21,13 +21,16 @@ from dl2d import __version__
 from dl2d.cli.options import reading
 from dl2d.cli.output import print_json, print_tables, table
 from dl2d.config.settings import Settings, load_settings
+from dl2d.core.codec import as_plain
 from dl2d.core.errors import CheckpointError
+from dl2d.core.history import RecordingStore
 from dl2d.core.policy import Policy
-from dl2d.core.registry import Registry, Trial, Version, VersionState
-from dl2d.daemon.incumbent import configured_checkpoint, keep_version, read_version
+from dl2d.core.registry import Registry, Trial, TrialCase
+from dl2d.daemon.candidates import Candidate, enter
+from dl2d.daemon.incumbent import configured_checkpoint, read_version, version_in
 from dl2d.daemon.loop import guard_rules
 from dl2d.daemon.plugins import Given, load_placement, load_policy
-from dl2d.learning.gate import Compared, compare
+from dl2d.learning.gate import Compared, Verdict, compare
 from dl2d.learning.lesson import Lesson, lesson_of
 from dl2d.learning.report import write_report
 from dl2d.learning.search import Step
@@ -86,40 +89,45 @@ def train_twin(
                 bars[what] = display.add_task(what, total=total)
             display.update(bars[what], completed=done, total=total)
 
-        done = learn(
-            settings, out=out, iterations=iterations, days=days, minutes=minutes, seed=seed, gate=gate, tell=tell,
-            now=time.time(),
-        )  # fmt: skip
+        with reading(settings) as store:
+            learned = learn(
+                settings, store, out=out, iterations=iterations, days=days, minutes=minutes, seed=seed, tell=tell,
+                now=time.time(),
+            )  # fmt: skip
+            digest = learned.checkpoint.digest
+            done: dict[str, Any] = {"checkpoint": str(out / "checkpoint"), "digest": digest, **learned.record}
+            if gate:
+                candidate = judged(settings, store.registry, learned, tell=tell)
+                trial = enter(candidate, store.registry, at=time.time())
+                done["trial"] = as_plain(trial)
     if as_json:
         print_json(done)
         return
     typer.echo(f"{out / 'checkpoint'}: {done['digest'][:DIGITS]}, after {done['seconds']:.0f} s; report in {out}")
     if "trial" in done:
-        trial = done["trial"]
         rows = [
-            (case["name"], f"{case['candidate']:.3f}", f"{case['current']:.3f}",
-             f"{case['candidate'] / case['current'] - 1:+.1%}")
-            for case in trial["cases"]
-        ]  # fmt: skip
+            (case.name, f"{case.candidate:.3f}", f"{case.current:.3f}", f"{case.candidate / case.current - 1:+.1%}")
+            for case in trial.cases
+        ]
         print_tables(table(("WORKLOAD", ">JCT", ">CURRENT", ">CHANGE"), rows))
-        typer.echo(f"{'goes live' if trial['passed'] else 'rejected'}: {trial['reason']}")
+        typer.echo(f"{'goes live' if trial.passed else 'rejected'}: {trial.reason}")
 
 
 def learn(
     settings: Settings,
+    store: RecordingStore,
     *,
     out: Path,
     iterations: int,
     days: int | None,
     minutes: float | None,
     seed: int,
-    gate: bool,
     tell: Tell,
     now: float,
-) -> dict[str, Any]:
-    """Read the site's history, train from what decides now, write a checkpoint, and pass the gate or not.
+) -> Learned:
+    """Read the site's history, train from what decides now, and write checkpoint and report to a folder.
 
-    ``now`` is the end of the history, seconds since 1970. Returns what ``--json`` prints.
+    ``now`` is the end of the history, seconds since 1970. The store is only read.
 
     Raises
     ------
@@ -128,21 +136,12 @@ def learn(
     CheckpointError, StoreError
         Something cannot be read or written.
     """
-    with reading(settings) as store:
-        registry = store.registry
-        length = (settings.learning.days if days is None else days) * DAY_SECONDS
-        begin = (now - length) // DAY_SECONDS * DAY_SECONDS
-        lesson = lesson_of(store.history(begin, now), slot_seconds(settings), seed=seed)
-        parent = current_checkpoint(settings, registry)
-        limit = settings.learning.minutes if minutes is None else minutes
-        learned = _train(lesson, parent, out=out, iterations=iterations, minutes=limit, seed=seed, tell=tell)
-        done: dict[str, Any] = {
-            "checkpoint": str(out / "checkpoint"), "digest": learned.checkpoint.digest, **learned.record
-        }  # fmt: skip
-        if gate:
-            trial = pass_gate(settings, registry, learned, tell=tell)
-            done["trial"] = {**asdict(trial), "days": list(trial.days)}
-        return done
+    length = (settings.learning.days if days is None else days) * DAY_SECONDS
+    begin = (now - length) // DAY_SECONDS * DAY_SECONDS
+    lesson = lesson_of(store.history(begin, now), slot_seconds(settings), seed=seed)
+    parent = current_checkpoint(settings, store.registry)
+    limit = settings.learning.minutes if minutes is None else minutes
+    return _train(lesson, parent, out=out, iterations=iterations, minutes=limit, seed=seed, tell=tell)
 
 
 def current_checkpoint(settings: Settings, registry: Registry) -> Checkpoint:
@@ -155,37 +154,36 @@ def current_checkpoint(settings: Settings, registry: Registry) -> Checkpoint:
     return read_checkpoint(SHIPPED, policy=NAME) if named is None else named
 
 
-def pass_gate(settings: Settings, registry: Registry, learned: Learned, *, tell: Tell) -> Trial:
-    """Register the candidate, compare it with what decides now, and have it go live if it passes; all is kept."""
-    version = _register(settings, registry, learned)
-    live = registry.live(NAME)
+def judged(settings: Settings, registry: Registry, learned: Learned, *, tell: Tell) -> Candidate:
+    """Put what was learned among the versions, and compare it with what decides now; the store is only read."""
+    version = replace(
+        version_in(settings.versions_path, learned.checkpoint, at=time.time(), origin="learned from this site's days"),
+        parent=learned.parent.digest,
+        data_from=learned.record["data_from"],
+        data_to=learned.record["data_to"],
+        jobs=learned.record["jobs"],
+    )
     current = current_checkpoint(settings, registry)
-    if version.state is VersionState.LIVE or version.digest == current.digest:
-        compared = None
-        passed, reason = False, "it is what decides already"
+    cases: tuple[TrialCase, ...] = ()
+    if version.digest == current.digest:
+        verdict = Verdict(passed=False, reason="it is what decides already")
     else:
         compared = _compared(settings, learned, current, tell)
-        passed, reason = compared.verdict.passed, compared.verdict.reason
-        if passed and registry.live(NAME) != live:
-            passed, reason = False, f"another version went live meanwhile; {reason}"
+        cases, verdict = compared.cases, compared.verdict
     trial = Trial(
         at=time.time(),
         policy=NAME,
         candidate=version.digest,
         current=current.digest,
         days=tuple(day.name for day in learned.lesson.held_out),
-        cases=compared.cases if compared else (),
-        change=compared.verdict.change if compared else None,
-        low=compared.verdict.low if compared else None,
-        high=compared.verdict.high if compared else None,
-        passed=passed,
-        reason=reason,
+        cases=cases,
+        change=verdict.change,
+        low=verdict.low,
+        high=verdict.high,
+        passed=verdict.passed,
+        reason=verdict.reason,
     )
-    registry.add_trial(trial)
-    if version.state is not VersionState.LIVE:
-        state = VersionState.LIVE if passed else VersionState.REJECTED
-        registry.change(NAME, version.digest, state, at=time.time(), by="gate", reason=reason)
-    return trial
+    return Candidate(version, trial)
 
 
 def _compared(settings: Settings, learned: Learned, current: Checkpoint, tell: Tell) -> Compared:
@@ -210,21 +208,6 @@ def _policy(settings: Settings, checkpoint: Checkpoint) -> Policy:
 def slot_seconds(settings: Settings) -> float:
     """Length of an interval in the twin: the site's own, but not so short that a day takes for ever to play."""
     return max(settings.schedule.slot_seconds, _SHORTEST_SLOT)
-
-
-def _register(settings: Settings, registry: Registry, learned: Learned) -> Version:
-    history = learned.record
-    return keep_version(
-        learned.checkpoint,
-        settings.versions_path,
-        registry,
-        at=time.time(),
-        origin="learned from this site's days",
-        parent=learned.parent.digest,
-        data_from=history["data_from"],
-        data_to=history["data_to"],
-        jobs=history["jobs"],
-    )
 
 
 def _train(

@@ -142,18 +142,21 @@ def read_version(version: Version) -> Checkpoint:
     return checkpoint
 
 
-def keep_version(
-    checkpoint: Checkpoint,
-    folder: Path,
-    registry: Registry,
-    *,
-    at: float,
-    origin: str,
-    parent: str = "",
-    data_from: float | None = None,
-    data_to: float | None = None,
-    jobs: int = 0,
-) -> Version:
+def version_in(folder: Path, checkpoint: Checkpoint, *, at: float, origin: str) -> Version:
+    """Copy a checkpoint into the folder of versions; what it is then. Raises ``CheckpointError``."""
+    place = folder.absolute() / f"{checkpoint.policy}-{checkpoint.digest[:DIGITS]}"
+    write_checkpoint(checkpoint, place)
+    return Version(
+        policy=checkpoint.policy,
+        digest=checkpoint.digest,
+        folder=str(place),
+        origin=origin,
+        at=at,
+        metrics=checkpoint.training,
+    )
+
+
+def keep_version(checkpoint: Checkpoint, folder: Path, registry: Registry, *, at: float, origin: str) -> Version:
     """Copy a checkpoint into the folder of versions and register it; one that is known is given back as it is.
 
     Raises
@@ -163,19 +166,4 @@ def keep_version(
     StoreError
         It cannot be registered.
     """
-    place = folder.absolute() / f"{checkpoint.policy}-{checkpoint.digest[:DIGITS]}"
-    write_checkpoint(checkpoint, place)
-    return registry.add_version(
-        Version(
-            policy=checkpoint.policy,
-            digest=checkpoint.digest,
-            folder=str(place),
-            origin=origin,
-            at=at,
-            parent=parent,
-            data_from=data_from,
-            data_to=data_to,
-            jobs=jobs,
-            metrics=checkpoint.training,
-        )
-    )
+    return registry.add_version(version_in(folder, checkpoint, at=at, origin=origin))

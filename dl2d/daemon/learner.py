@@ -6,6 +6,7 @@ Nothing that happens to it concerns a tick: it is waited for in a thread of its 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -13,12 +14,15 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import structlog
 
 from dl2d.core.errors import Dl2dError
 from dl2d.core.registry import Registry, RunState
+from dl2d.daemon.candidates import enter, read_candidate
+from dl2d.policies.checkpoint import DIGITS
 
 log = structlog.get_logger()
 
@@ -125,13 +129,29 @@ class Learner:
         if self._why:
             state, note = RunState.STOPPED, f"{self._why}; it said last: {said}" if said else self._why
         elif status == 0:
-            state, note = RunState.FINISHED, last[-1] if last else ""
+            state, note = self._take(last[-1] if last else "")
         else:
             how = f"ended with status {status}" if status > 0 else f"was ended by {_signal(-status)}"
             state, note = RunState.FAILED, f"{how}: {said}" if said else how
         tell = log.info if state is RunState.FINISHED else log.warning
         tell("learner ended", run=number, state=str(state), note=note)
         self._keep(number, state, note)
+
+    def _take(self, last: str) -> tuple[RunState, str]:
+        """Enter the candidate that the last line names; whatever is wrong with it is the run's note."""
+        try:
+            found = json.loads(last)
+            folder = Path(found["candidate"])
+        except (ValueError, KeyError, TypeError):
+            return RunState.FAILED, f"named no candidate: {last}"
+        try:
+            candidate = read_candidate(folder)
+            trial = enter(candidate, self._registry, at=self._clock())
+        except Dl2dError as error:
+            return RunState.FAILED, f"its candidate cannot be taken: {error}"
+        verdict = "passed" if trial.passed else "failed"
+        log.info("candidate", version=trial.candidate[:DIGITS], verdict=verdict, reason=trial.reason)
+        return RunState.FINISHED, f"version {trial.candidate[:DIGITS]} {verdict}: {trial.reason}"
 
     def _listen(self, process: subprocess.Popen[bytes], number: int) -> list[str]:
         """Log what it says; returns the last lines."""

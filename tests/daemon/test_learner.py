@@ -11,18 +11,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import psutil
 import pytest
 from local_cluster import LocalCluster
 from structlog.testing import capture_logs
 
 from dl2d.config.settings import Settings
-from dl2d.core.registry import LearningRun, RunState
+from dl2d.core.registry import LearningRun, RunState, Trial, TrialCase, VersionState
+from dl2d.daemon.candidates import Candidate, write_candidate
+from dl2d.daemon.incumbent import keep_version, version_in
 from dl2d.daemon.learner import Learner
 from dl2d.daemon.loop import Daemon
+from dl2d.policies.checkpoint import Checkpoint
+from dl2d.policies.dl2 import shipped
 from dl2d.store import schema
 from dl2d.store.sql import SqlStore
 
@@ -60,12 +66,73 @@ HANGS = "import time\nprint('hangs', flush=True)\nwhile True: time.sleep(1)"
 STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + HANGS
 
 
-def test_what_it_says_last_is_the_record_and_all_is_logged(store: SqlStore) -> None:
+def candidate(folder: Path, store: SqlStore, *, passed: bool = True, current: str = "") -> Path:
+    """As a real learner leaves it: a checkpoint among the versions, and how it did."""
+    base = shipped().checkpoint
+    scorer = np.asarray(base.weights["scorer"]) + 1
+    made = Checkpoint(policy="dl2", weights={**base.weights, "scorer": scorer}, settings=base.settings, training={})
+    version = replace(version_in(folder, made, at=3.0, origin="a test"), parent=base.digest, jobs=5)
+    trial = Trial(
+        at=4.0, policy="dl2", candidate=version.digest, current=current or base.digest, days=("2026-01-01",),
+        cases=(TrialCase("a", 1.0, 2.0),), change=-0.5, low=-0.6, high=-0.4, passed=passed, reason="so it went",
+    )  # fmt: skip
+    begin = keep_version(base, folder, store.registry, at=1.0, origin="it began")
+    store.registry.change("dl2", begin.digest, VersionState.LIVE, at=1.0, by="ann", reason="it began")
+    return write_candidate(Candidate(version, trial))
+
+
+def names(folder: Path) -> str:
+    """A learner that trained, and names its candidate."""
+    return f"import json\nprint('trains')\nprint(json.dumps({{'candidate': {str(folder)!r}}}))"
+
+
+def test_its_candidate_is_entered_and_all_that_it_says_is_logged(store: SqlStore, tmp_path: Path) -> None:
+    folder = candidate(tmp_path, store)
     with capture_logs() as logs:
-        run = ran(store, "print('trains'); print('{\"passed\": true}')")
-    assert (run.state, run.note, run.policy, run.started_at) == (RunState.FINISHED, '{"passed": true}', "dl2", 7.0)
-    assert [entry["said"] for entry in logs if entry["event"] == "learner"] == ["trains", '{"passed": true}']
-    assert [entry["event"] for entry in logs if entry["event"] != "learner"] == ["learner started", "learner ended"]
+        run = ran(store, names(folder))
+    live = store.registry.live("dl2")
+    assert live is not None
+    assert (live.folder, live.jobs, live.origin) == (str(folder), 5, "a test")
+    assert run.note == f"version {live.digest[:12]} passed: so it went"
+    assert (run.state, run.policy, run.started_at) == (RunState.FINISHED, "dl2", 7.0)
+    (trial,) = store.registry.trials()
+    assert (trial.candidate, trial.passed) == (live.digest, True)
+    change = store.registry.changes()[0]
+    assert (change.by, change.at, change.reason) == ("gate", 7.0, "so it went")
+    assert next(entry["said"] for entry in logs if entry["event"] == "learner") == "trains"
+    assert [entry["event"] for entry in logs if entry["event"] != "learner"] == [
+        "learner started", "candidate", "learner ended"
+    ]  # fmt: skip
+
+
+def test_a_candidate_that_failed_is_rejected(store: SqlStore, tmp_path: Path) -> None:
+    run = ran(store, names(candidate(tmp_path, store, passed=False)))
+    assert "failed: so it went" in run.note
+    assert [version.state for version in store.registry.versions()] == [VersionState.REJECTED, VersionState.LIVE]
+
+
+def test_a_candidate_that_beat_what_does_not_decide_any_more_is_rejected(store: SqlStore, tmp_path: Path) -> None:
+    run = ran(store, names(candidate(tmp_path, store, current="f" * 64)))
+    assert "failed: another version went live meanwhile; so it went" in run.note
+    assert [version.state for version in store.registry.versions()] == [VersionState.REJECTED, VersionState.LIVE]
+    assert not store.registry.trials()[0].passed
+
+
+def test_a_candidate_that_is_none_is_a_failure(store: SqlStore, tmp_path: Path) -> None:
+    folder = candidate(tmp_path, store)
+    for spoil, words in (
+        (lambda: None, "named no candidate: so long"),
+        (lambda: (folder / "candidate.json").write_text("{}"), "is no candidate"),
+        ((folder / "candidate.json").unlink, "cannot be read: No such file"),
+    ):
+        spoil()
+        run = ran(store, "print('so long')" if "so long" in words else names(folder))
+        assert run.state is RunState.FAILED
+        assert words in run.note
+    candidate(tmp_path, store)
+    (folder / "weights.safetensors").write_bytes(b"x")
+    assert "is damaged" in ran(store, names(folder)).note
+    assert [version.state for version in store.registry.versions()] == [VersionState.LIVE]
 
 
 def test_one_that_raises_is_a_failure_with_its_words(store: SqlStore) -> None:
@@ -119,8 +186,8 @@ def test_closing_ends_it_and_no_other_is_started(store: SqlStore) -> None:
 def test_one_that_floods_its_output_is_listened_to_in_measure(store: SqlStore) -> None:
     with capture_logs() as logs:
         run = ran(store, "import sys\nfor i in range(50_000): print('x' * 50)\nsys.stdout.write('y' * 100_000)")
-    assert run.state is RunState.FINISHED
-    assert len(run.note) <= 4096
+    assert run.state is RunState.FAILED
+    assert len(run.note) <= 4200
     assert len([entry for entry in logs if entry["event"] == "learner"]) == 1000
 
 
@@ -236,7 +303,7 @@ class Running:
     [
         ("raise SystemExit('no')", RunState.FAILED),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", RunState.FAILED),
-        ("print('done')", RunState.FINISHED),
+        ("print('done')", RunState.FAILED),
     ],
 )
 def test_ticks_go_on_whatever_becomes_of_it(tmp_path: Path, code: str, state: RunState) -> None:

@@ -1,0 +1,82 @@
+"""Candidates: a checkpoint that was judged, on its way from whoever trained it into the registry.
+
+A learner never writes to the store: it runs when nothing else wants the processor, and would hold the database's lock
+for as long as that lasts. It leaves its candidate as files, and the daemon enters it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from dl2d.core.codec import decode, encode
+from dl2d.core.errors import CheckpointError
+from dl2d.core.registry import Registry, Trial, Version, VersionState
+from dl2d.daemon.incumbent import read_version
+
+#: Beside the checkpoint.
+_FILE: Final = "candidate.json"
+_MOST_BYTES: Final = 1 << 24
+_BY: Final = "gate"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A version, its checkpoint in its folder, and how it did beside the one that decides."""
+
+    version: Version
+    trial: Trial
+
+
+def write_candidate(candidate: Candidate) -> Path:
+    """Write what was found into the version's folder, which is given back. Raises ``CheckpointError``."""
+    folder = Path(candidate.version.folder)
+    try:
+        partial = folder / f".{_FILE}.{os.getpid()}.partial"
+        partial.write_bytes(encode(candidate))
+        partial.replace(folder / _FILE)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be written: {error.strerror or error}") from error
+    return folder
+
+
+def read_candidate(folder: Path) -> Candidate:
+    """Inverse of ``write_candidate``.
+
+    Raises
+    ------
+    CheckpointError
+        There is none, or what is there is no candidate, or not the one that lies there.
+    """
+    try:
+        with (folder / _FILE).open("rb") as file:
+            data = file.read(_MOST_BYTES)
+        candidate = decode(data, Candidate)
+    except OSError as error:
+        raise CheckpointError(f"{folder / _FILE}: cannot be read: {error.strerror or error}") from error
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(f"{folder / _FILE}: is no candidate: {error}") from error
+    if Path(candidate.version.folder) != folder or candidate.trial.candidate != candidate.version.digest:
+        raise CheckpointError(f"{folder / _FILE}: is of another version")
+    read_version(candidate.version)
+    return candidate
+
+
+def enter(candidate: Candidate, registry: Registry, *, at: float) -> Trial:
+    """Register a candidate, keep its trial, and have it go live if it passed; returns the trial as it is kept.
+
+    It does not go live where another version did since it was judged.
+    """
+    version, trial = registry.add_version(candidate.version), candidate.trial
+    live = registry.live(version.policy)
+    if trial.passed and live is not None and live.digest != trial.current:
+        trial = replace(trial, passed=False, reason=f"another version went live meanwhile; {trial.reason}")
+    registry.add_trial(trial)
+    if version.state is not VersionState.LIVE:
+        state = VersionState.LIVE if trial.passed else VersionState.REJECTED
+        registry.change(version.policy, version.digest, state, at=at, by=_BY, reason=trial.reason)
+    return trial

@@ -1,0 +1,87 @@
+"""A site learns: recorded days, a learner beside the daemon, a candidate that goes live and decides, and back again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli.conftest import Dl2d
+from local_cluster import LocalCluster
+from recorded_site import record
+
+from dl2d.core.registry import RunState, VersionState
+from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
+from dl2d.policies.dl2 import shipped
+from dl2d.policies.drf import Drf
+from dl2d.simulation.sources import load_source
+
+#: Three busy days of a small site.
+DAYS = "generator:poisson?nodes=1&jobs=66&rate=0.33&stretch=8&median_seconds=7000&most_gpus=4&slot_seconds=1200"
+DAY = 86_400
+
+pytest_plugins = ("cli.conftest",)
+
+
+def know_nothing(folder: Path) -> str:
+    """A checkpoint that serves jobs whole, in submit order: its scores are all the same."""
+    base = shipped().checkpoint
+    scorer = np.zeros_like(np.asarray(base.weights["scorer"]))
+    nothing = Checkpoint(policy="dl2", weights={**base.weights, "scorer": scorer}, settings=base.settings, training={})
+    write_checkpoint(nothing, folder)
+    return nothing.digest
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_what_was_learned_from_recorded_days_goes_live_and_decides(tmp_path: Path, dl2d: Dl2d) -> None:
+    base = know_nothing(tmp_path / "nothing")
+    settings: dict[str, Any] = {
+        "policy": {"name": "dl2", "checkpoint": str(tmp_path / "nothing")},
+        "learning": {"enabled": True, "every_hours": 1 / 3600, "minutes": 0.3, "limit_minutes": 20, "days": 10},
+    }
+    cluster = LocalCluster(tmp_path, settings)
+    cluster.state_dir.mkdir()
+    begin = time.time() // DAY * DAY - 5 * DAY
+    record(f"sqlite:///{cluster.state_dir}/dl2d.sqlite", load_source(DAYS, seed=1).workload, Drf(), begin=begin)
+    recorded = cluster.store.last_slot_number()
+    registry = cluster.store.registry
+
+    def decided_by() -> str:
+        (slot,) = cluster.store.slots(limit=1)
+        return slot.policy_version.split()[0] if slot.number > recorded else ""
+
+    with cluster:
+        cluster.wait_until(lambda: decided_by() == base[:12], "what the configuration names decides")
+        cluster.wait_until(registry.trials, "a candidate comes to the gate", timeout=1300, every=1.0)
+        (trial,) = registry.trials()[-1:]
+        assert trial.passed, trial.reason
+        assert (trial.current, len(trial.days)) == (base, 1)
+        assert trial.high is not None
+        assert trial.high < 0
+        cluster.wait_until(lambda: decided_by() == trial.candidate[:12], "the candidate decides")
+        live = registry.live("dl2")
+        assert live is not None
+        assert (live.digest, live.parent) == (trial.candidate, base)
+        assert live.jobs > 10
+        # No more of it, one that runs is ended: the rest of the test is about what there is.
+        cluster.settings["learning"] = {}
+        cluster.write()
+        cluster.hang_up()
+        job = cluster.train("mine", "--step-seconds", "0.02", epochs=200, max_workers=2, max_ps=1)
+        cluster.wait_until(lambda: cluster.confirmed(job) != (0, 0), "a job trains under it")
+        assert dl2d("policy", "rollback", "--reason", "a test", "-c", cluster.config).status == 0
+        cluster.wait_until(lambda: decided_by() == base[:12], "the one before decides again")
+        told = dl2d("why", "mine", "--all", "--recompute", "--json", "-c", cluster.config)
+        assert told.status == 0, told.out
+        versions = [entry["policy_version"].split()[0] for entry in told.json["decisions"]]
+        assert set(versions) == {trial.candidate[:12], base[:12]}
+        assert all(entry["recomputed"]["same"] for entry in told.json["decisions"])
+        states = {version.digest: version.state for version in registry.versions()}
+        assert states[trial.candidate] is VersionState.RETIRED
+        promoted = [change.by for change in registry.changes() if change.after is VersionState.LIVE]
+        assert promoted[1:3] == ["gate", "daemon"]
+        assert any(run.state is RunState.FINISHED for run in registry.runs())
+        assert cluster.stop() == 0
