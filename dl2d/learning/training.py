@@ -45,7 +45,7 @@ class TrainingSettings:
     #: Workloads that the members of an iteration are compared on.
     batch: int = 10
     #: Rounds of exploration, workloads in each, and the optimism in them, in deviations; and that of what is learned.
-    rounds: int = 8
+    rounds: int = 12
     explored: int = 40
     optimism: float = 2.0
     deciding_optimism: float = 0.0

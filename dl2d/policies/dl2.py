@@ -40,7 +40,7 @@ from dl2d.policies.jumps import (
     alike,
     amounts_of,
     choose,
-    features,
+    look,
     score,
     sizes_of,
     surface,
@@ -239,10 +239,10 @@ class Dl2:
     ) -> dict[JobKey, tuple[Alternative, ...]]:
         """Keep the reason of each job; returns its best jumps, room or not."""
         rows, numbers = np.nonzero(crowd.present)
-        inputs = features(surfaces, crowd, rows, numbers, states[0])
+        jumps = look(surfaces, crowd, rows, numbers, states[0])
         group = crowd.surface[0]
         there = surfaces.there[group, states[0]]
-        scores = np.where(there, score(self._weights, inputs), -np.inf)
+        scores = np.where(there, score(self._weights, jumps), -np.inf)
         best = np.argsort(-scores, axis=1, kind="stable")[:, :_ALTERNATIVES]
         alternatives = {}
         for number, job in enumerate(jobs):

@@ -26,24 +26,26 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-#: What a jump is described by; times in slots, shares of the whole cluster, logarithms natural.
-FEATURES: Final = (
-    "cost",
-    "gain",
-    "left",
-    "left_beyond_slot",
-    "start",
-    "start_load",
-    "left_load",
-    "relative",
-    "relative_load",
-    "cost_load",
-    "speed",
-    "start_relative",
-    "gain_load",
-    "speed_load",
-    "load",
-)
+#: What a jump is described by, each the product of two: what differs from size to size (or 1), and what is of the job
+#: and its cluster. Times in slots, shares of the whole cluster, logarithms natural.
+_PRODUCTS: Final = {
+    "cost": ("cost", "1"),
+    "gain": ("gain", "1"),
+    "left": ("left", "1"),
+    "left_beyond_slot": ("left_beyond_slot", "1"),
+    "start": ("1", "start"),
+    "start_load": ("1", "start_load"),
+    "left_load": ("left", "load"),
+    "relative": ("1", "relative"),
+    "relative_load": ("1", "relative_load"),
+    "cost_load": ("cost", "load"),
+    "speed": ("speed", "1"),
+    "start_relative": ("1", "start_relative"),
+    "gain_load": ("gain", "load"),
+    "speed_load": ("speed", "load"),
+    "load": ("1", "load"),
+}
+FEATURES: Final = tuple(_PRODUCTS)
 _COUNT: Final = len(FEATURES)
 #: A jump must make a job faster by this factor.
 _FASTER: Final = 1.01
@@ -259,26 +261,43 @@ class Crowd:
         return cls(surface, present, log_left, load, length - mean[:, None])
 
 
-def features(surfaces: Surfaces, crowd: Crowd, rows: Ints, jobs: Ints, states: Ints) -> list[Floats | Ints]:
-    """Of all jumps of K jobs (``rows``, ``jobs``) from their ``states``, each shape (K,), in the order of ``FEATURES``.
+@dataclass(frozen=True, slots=True, eq=False)
+class Jumps:
+    """What is looked at of all jumps of K jobs, each from where it is; by name."""
 
-    Returns
-    -------
-    One array for each feature, shape (K, C) or (K, 1).
-    """
+    #: What differs from size to size, shape (K, C).
+    of_size: dict[str, Floats]
+    #: What is of the job and its cluster, shape (K, 1).
+    of_job: dict[str, Floats]
+
+    def features(self) -> dict[str, Floats]:
+        """All features by name; shape (K, C), or (K, 1) of those that are the same for all sizes."""
+        return {
+            name: self.of_job[job] * (self.of_size[size] if size != "1" else 1.0)
+            for name, (size, job) in _PRODUCTS.items()
+        }
+
+
+def look(surfaces: Surfaces, crowd: Crowd, rows: Ints, jobs: Ints, states: Ints) -> Jumps:
+    """Look at all jumps of K jobs (``rows``, ``jobs``) from their ``states``, each shape (K,)."""
     which = crowd.surface[rows, jobs]
     log_rate = surfaces.log_rate[which]
     log_slots = crowd.log_left[rows, jobs][:, None] - log_rate
-    cost, gain = surfaces.cost[which, states], surfaces.gain[which, states]
-    left = np.maximum(log_slots, -7.0)
+    of_size = {
+        "cost": surfaces.cost[which, states],
+        "gain": surfaces.gain[which, states],
+        "left": np.maximum(log_slots, -7.0),
+        "left_beyond_slot": np.maximum(log_slots, 0.0),
+        "speed": log_rate - surfaces.log_best[which][:, None],
+    }
     start = (surfaces.from_nothing[which] * (states == 0))[:, None]
     load = crowd.load[rows][:, None]
     relative = crowd.relative[rows, jobs][:, None]
-    speed = log_rate - surfaces.log_best[which][:, None]
-    return [
-        cost, gain, left, np.maximum(log_slots, 0.0), start, start * load, left * load, relative, relative * load,
-        cost * load, speed, start * relative, gain * load, speed * load, load,
-    ]  # fmt: skip
+    of_job = {
+        "1": np.ones_like(load), "start": start, "load": load, "relative": relative,
+        "start_load": start * load, "start_relative": start * relative, "relative_load": relative * load,
+    }  # fmt: skip
+    return Jumps(of_size, of_job)
 
 
 def weight_count(hidden: int) -> int:
@@ -295,32 +314,38 @@ def initial_weights(hidden: int, rng: np.random.Generator) -> Floats:
     return weights
 
 
-def score(weights: Floats, inputs: Sequence[Floats | Ints]) -> Floats:
+def score(weights: Floats, jumps: Jumps) -> Floats:
     """Scores of jumps: a linear function of the features, and hidden units (tanh) on top where there are weights.
 
     Parameters
     ----------
     weights
         Shape (K, weights) or (1, weights).
-    inputs
-        See ``features``.
 
     Returns
     -------
     Shape (K, C).
     """
-    total = _linear(weights, inputs, 0)
+    total = _linear(weights, jumps, 0)
     for at in range(_COUNT, weights.shape[1], _COUNT + 2):
-        inside = _linear(weights, inputs, at) + weights[:, at + _COUNT, None]
-        total = total + weights[:, at + _COUNT + 1, None] * np.tanh(inside)
+        inside = _linear(weights, jumps, at) + weights[:, at + _COUNT, None]
+        total += weights[:, at + _COUNT + 1, None] * np.tanh(inside)
     return total
 
 
-def _linear(weights: Floats, inputs: Sequence[Floats | Ints], at: int) -> Floats:
-    # One after the other, so that results do not depend on how many jobs are scored at once.
-    total = weights[:, at, None] * inputs[0]
-    for number, values in enumerate(inputs[1:], start=1):
-        total += weights[:, at + number, None] * values
+def _linear(weights: Floats, jumps: Jumps, at: int) -> Floats:
+    # One after the other, so that results do not depend on how many jobs are scored at once; what is the same for all
+    # sizes of a job is summed first, for that is far less.
+    sums: dict[str, Floats] = {}
+    for number, (size, job) in enumerate(_PRODUCTS.values(), start=at):
+        term = weights[:, number, None] * jumps.of_job[job]
+        sums[size] = sums[size] + term if size in sums else term
+    constant = sums.pop("1")
+    (first, weight), *others = sums.items()
+    total = weight * jumps.of_size[first]
+    for size, weight in others:
+        total += weight * jumps.of_size[size]
+    total += constant
     return total
 
 
@@ -461,7 +486,7 @@ class _Looking:
         if self._growing:
             sizes = surfaces.sizes[which]
             open_ = open_ & (sizes >= sizes[np.arange(len(now)), now][:, None]).all(axis=2)
-        total = score(self._own[rows], features(surfaces, self._crowd, rows, jobs, now))
+        total = score(self._own[rows], look(surfaces, self._crowd, rows, jobs, now))
         total = np.where(open_, total, -np.inf)
         first: Ints = total.argmax(axis=1)
         return total[np.arange(len(rows)), first], first

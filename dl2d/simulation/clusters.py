@@ -576,16 +576,25 @@ def evenly(loads: Ints, weight: Ints, many: Ints) -> Ints:
     -------
     Shape (k, M).
     """
-    # Task t of a node is given at load + t weight: the ``many`` least of these are given, so all below some level.
+    # Task t of a node is given at load + t weight, and the ``many`` least of these are given. First a level is found,
+    # some steps above the least load, below which there are no more of them, but are if it is one step higher.
     step = np.maximum(weight, 1)[:, None]
+    there = loads < _ABSENT
     least = loads.min(axis=1)
-    low, high = least, least + many * step[:, 0]
+    even = (loads.sum(axis=1, where=there) + many * step[:, 0]) // np.maximum(there.sum(axis=1), 1)
+    top = np.maximum(loads.max(axis=1, where=there, initial=0), even)
+    low, high = np.zeros_like(many), np.minimum((top - least) // step[:, 0] + 2, many)
     while (low < high).any():
         middle = (low + high + 1) // 2
-        below = np.maximum(-((loads - middle[:, None]) // step), 0).sum(axis=1)
+        below = np.maximum(-((loads - (least + middle * step[:, 0])[:, None]) // step), 0).sum(axis=1)
         low, high = np.where(below <= many, middle, low), np.where(below <= many, high, middle - 1)
-    given: Ints = np.maximum(-((loads - low[:, None]) // step), 0)
-    next_ = loads + given * step == low[:, None]
-    given += next_ & (next_.cumsum(axis=1) <= (many - given.sum(axis=1))[:, None])
+    level = (least + low * step[:, 0])[:, None]
+    given: Ints = np.maximum(-((loads - level) // step), 0)
+    # Then each node has at most one of them that is less than a step above the level.
+    rest = many - given.sum(axis=1)
+    order = np.argsort(loads + given * step, axis=1, kind="stable")
+    np.put_along_axis(
+        given, order, np.take_along_axis(given, order, axis=1) + (np.arange(loads.shape[1]) < rest[:, None]), axis=1
+    )
     given[weight == 0] = 0
     return given

@@ -18,7 +18,7 @@ from dl2d.core.resources import Resources
 from dl2d.daemon.guard import check
 from dl2d.policies.checkpoint import Checkpoint
 from dl2d.policies.dl2 import Dl2, as_arrays, from_arrays, merged, shipped
-from dl2d.policies.jumps import FEATURES, Crowd, Surfaces, features, initial_weights, surface
+from dl2d.policies.jumps import FEATURES, Crowd, Surfaces, initial_weights, look, score, surface, weight_count
 
 KIND = TrainingKind("m", Architecture.PS, Consistency.SYNC)
 CPU = {"model": "m", "worker": Resources.of(cpu=2), "ps": Resources.of(cpu=1), "max_workers": 3, "max_ps": 3}
@@ -158,7 +158,7 @@ def test_features_by_hand() -> None:
     both = Surfaces([one])
     crowd = Crowd.of(both, np.zeros((1, 1), int), np.ones((1, 1), bool), np.array([[240.0]]), np.array([60.0]))
     here = np.zeros(1, int)
-    of_start = dict(zip(FEATURES, features(both, crowd, here, here, here), strict=True))
+    of_start = look(both, crowd, here, here, here).features()
     assert of_start["cost"][0, 1:] == pytest.approx(np.log([0.5, 0.3]))
     assert of_start["gain"][0, 1:] == pytest.approx(np.log(np.log([1000, 500])))
     assert of_start["left"][0, 1:] == pytest.approx(np.log([2.0, 4.0]))
@@ -166,10 +166,28 @@ def test_features_by_hand() -> None:
     assert of_start["load"][0, 0] == pytest.approx(np.log(0.501))
     assert of_start["relative"][0, 0] == pytest.approx(0.0)
     assert of_start["speed"][0, 1:] == pytest.approx([0.0, np.log(0.5)])
-    of_small = dict(zip(FEATURES, features(both, crowd, here, here, here + 2), strict=True))
+    of_small = look(both, crowd, here, here, here + 2).features()
     assert of_small["cost"][0, 1] == pytest.approx(np.log(0.2))
     assert of_small["gain"][0, 1] == pytest.approx(np.log(np.log(2)))
     assert of_small["start"][0, 0] == 0.0
+
+
+def test_scores_are_sums_of_weighed_features_and_of_hidden_units() -> None:
+    rates = np.array([[0.0, 0.0, 0.0], [0.0, 1.0, 2.0]])
+    one = surface(rates, worker=[2000], ps=[1000], capacity=[10000], may=rates > 0)
+    assert one is not None
+    both = Surfaces([one])
+    samples = np.array([[240.0, 500.0]])
+    crowd = Crowd.of(both, np.zeros((1, 2), int), np.ones((1, 2), bool), samples, np.array([60.0]))
+    seen = look(both, crowd, np.zeros(2, int), np.arange(2), np.array([0, 2]))
+    values = [np.broadcast_to(seen.features()[name], (2, 3)) for name in FEATURES]
+    weights = np.random.default_rng(0).normal(size=(1, weight_count(2)))
+    linear, *units = np.split(weights[0], [len(FEATURES), 2 * len(FEATURES) + 2])
+    expected = np.tensordot(linear, values, 1)
+    for unit in units:
+        inside = np.tensordot(unit[: len(FEATURES)], values, 1) + unit[-2]
+        expected = expected + unit[-1] * np.tanh(inside)
+    assert score(weights, seen) == pytest.approx(expected)
 
 
 def test_sizes_that_take_more_for_nothing_are_left_out() -> None:
