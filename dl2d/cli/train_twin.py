@@ -224,7 +224,7 @@ def _train(
     try:
         known = from_arrays(parent.weights, parent.settings["kinds"])
         how = TrainingSettings(
-            seed=seed, iterations=iterations, every=5, hidden=int(parent.settings["hidden"]), parts=_PARTS, rounds=0,
+            seed=seed, iterations=iterations, every=2, hidden=int(parent.settings["hidden"]), parts=_PARTS, rounds=0,
             deciding_optimism=float(parent.settings["optimism"]), measuring=False, step=_STEP,
         )  # fmt: skip
     except (KeyError, ValueError, TypeError, IndexError) as error:

@@ -11,7 +11,7 @@ import numpy as np
 from dl2d.core.errors import WorkloadError
 from dl2d.core.history import History
 from dl2d.core.measured import MeasuredSpeeds
-from dl2d.learning.twin import Day, Speeds, costs_of, days_of, learnt_from, resampled, workload_of
+from dl2d.learning.twin import Day, Speeds, costs_of, days_of, learnt_from, resampled, thinned, workload_of
 from dl2d.policies.belief import Belief
 from dl2d.simulation.realism import Realism
 from dl2d.simulation.workload import Workload
@@ -22,6 +22,8 @@ _TRAINING, _VALIDATION, _TEST = range(3)
 _ONE_OF: Final = 4
 #: Most recorded days among the workloads that the best weights are chosen by.
 _MOST_LOOKED_AT: Final = 4
+#: Most jobs of a day, about; where there are more, it is played as that of a smaller site.
+_MOST_TRAINED, _MOST_COMPARED = 120, 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,13 @@ def lesson_of(history: History, slot_seconds: float, *, seed: int, draws: int = 
     cases = []
     for number in range(max(2, 3 * tests // 4 // len(held_out))):
         for day in held_out:
-            workload = workload_of(day, speeds.draw(rng) if number else speeds.means(), slot_seconds)
+            small = thinned(day, _MOST_COMPARED, rng)
+            workload = workload_of(small, speeds.draw(rng) if number else speeds.means(), slot_seconds)
             if workload is not None:
                 cases.append(Case(f"{day.name}, draw {number}" if number else day.name, workload))
     for number in range(1, tests // 4 + 1):
-        workload = workload_of(resampled(days, rng), speeds.draw(rng), slot_seconds)
+        small = thinned(resampled(days, rng), _MOST_COMPARED, rng)
+        workload = workload_of(small, speeds.draw(rng), slot_seconds)
         if workload is not None:
             cases.append(Case(f"twin, draw {number}", workload))
     if not training or not validation or not cases:
@@ -107,6 +111,6 @@ def _played(
     """The days as recorded, then drawn ones; each with speeds of its own."""
     for number in range(count):
         day = days[number] if number < len(days) else resampled(days, rng)
-        workload = workload_of(day, speeds.draw(rng), slot_seconds)
+        workload = workload_of(thinned(day, _MOST_TRAINED, rng), speeds.draw(rng), slot_seconds)
         if workload is not None:
             yield workload

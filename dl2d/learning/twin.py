@@ -104,6 +104,21 @@ def resampled(days: Sequence[Day], rng: np.random.Generator) -> Day:
     return Day(name="drawn", begin=0.0, jobs=fitting, nodes=nodes)
 
 
+def thinned(day: Day, most: int, rng: np.random.Generator) -> Day:
+    """A day of a smaller site: no more than about so many jobs, drawn evenly, and the same share of the nodes.
+
+    How a policy sizes jobs does not depend on how many there are, but the time to play it does.
+    """
+    share = most / max(len(day.jobs), 1)
+    if share >= 1.0:
+        return day
+    kept = rng.random(len(day.jobs)) < share
+    count = max(1, round(share * len(day.nodes)))
+    nodes = tuple(day.nodes[place] for place in sorted(rng.permutation(len(day.nodes))[:count].tolist()))
+    jobs = tuple(job for job, stays in zip(day.jobs, kept.tolist(), strict=True) if stays and _fits(job.request, nodes))
+    return replace(day, jobs=jobs, nodes=nodes)
+
+
 class Speeds:
     """Speeds of a site's kinds of jobs, as they are believed: means, and draws from what is uncertain.
 

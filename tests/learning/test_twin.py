@@ -33,7 +33,7 @@ from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.core.store import RuntimePlan
 from dl2d.learning.lesson import lesson_of
-from dl2d.learning.twin import DAY_SECONDS, Speeds, costs_of, days_of, resampled, workload_of
+from dl2d.learning.twin import DAY_SECONDS, Speeds, costs_of, days_of, resampled, thinned, workload_of
 from dl2d.policies.belief import Belief
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload import describe_workload, read_workload, to_request
@@ -201,6 +201,18 @@ def test_whatever_was_recorded_makes_workloads_that_can_be_run(history: History,
             assert max(count for kind, count in found.items() if kind.model == model) == most
         again = read_workload(describe_workload(workload))
         assert [job.id for job in again.jobs] == [job.id for job in workload.jobs]
+
+
+def test_a_thinned_day_is_that_of_a_smaller_site() -> None:
+    history = a_history(*(a_job(number, number * 20.0) for number in range(1, 401)),
+                        sights=(Sight(MONDAY + 9, (NODE,) * 40, {}),))  # fmt: skip
+    (day,) = days_of(history)
+    small = thinned(day, 100, np.random.default_rng(1))
+    assert 70 <= len(small.jobs) <= 130
+    assert set(small.jobs) <= set(day.jobs)
+    assert [job.at for job in small.jobs] == sorted(job.at for job in small.jobs)
+    assert len(small.nodes) == 10
+    assert thinned(day, 400, np.random.default_rng(1)) is day
 
 
 class TestDraws:

@@ -1,0 +1,91 @@
+"""dl2d train --twin: from a recorded site to a checkpoint, through the gate or not."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from cli.conftest import Dl2d, write_config
+from recorded_site import record
+
+from dl2d.core.registry import VersionState
+from dl2d.policies.checkpoint import read_checkpoint
+from dl2d.policies.dl2 import shipped
+from dl2d.policies.drf import Drf
+from dl2d.simulation.sources import load_source
+from dl2d.store.sql import SqlStore
+
+#: Less than two days of one node.
+DAYS = "generator:poisson?nodes=1&jobs=24&rate=0.25&median_seconds=3000&most_gpus=4&slot_seconds=1200"
+DAY = 86_400
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> tuple[Path, str]:
+    """A configuration whose daemon does not learn, and its store's URL."""
+    (tmp_path / "state").mkdir()
+    url = f"sqlite:///{tmp_path}/state/dl2d.sqlite"
+    begin = time.time() // DAY * DAY - 3 * DAY
+    record(url, load_source(DAYS, seed=2).workload, Drf(), begin=begin)
+    return write_config(tmp_path, schedule={"slot_seconds": 1200.0}), url
+
+
+@pytest.mark.usefixtures("site")
+def test_a_checkpoint_comes_of_it_and_the_gate_is_recorded(dl2d: Dl2d, site: tuple[Path, str], tmp_path: Path) -> None:
+    config, url = site
+    out = tmp_path / "out"
+    ran = dl2d("train", "--twin", "--gate", "--iterations", "1", "-o", out, "--json", "-c", config)
+    assert ran.status == 0, ran.err
+    done = ran.json
+    checkpoint = read_checkpoint(out / "checkpoint", policy="dl2")
+    assert checkpoint.digest == done["digest"]
+    assert (len(done["days"]), len(done["held_out"])) == (1, 1)
+    assert done["parent"] == shipped().checkpoint.digest
+    assert {"report.md", "curves.png"} <= {path.name for path in out.iterdir()}
+    trial = done["trial"]
+    assert trial["days"] == done["held_out"]
+    assert len(trial["cases"]) >= 10
+    assert trial["cases"][0]["name"] == done["held_out"][0]
+    with closing(SqlStore(url)) as store:
+        (version,) = store.registry.versions()
+        assert version.digest == done["digest"]
+        assert version.state is (VersionState.LIVE if trial["passed"] else VersionState.REJECTED)
+        assert (version.parent, version.jobs) == (done["parent"], done["jobs"])
+        assert version.data_to is not None
+        assert version.data_from == version.data_to - DAY
+        (kept,) = store.registry.trials()
+        assert kept.reason == trial["reason"]
+    shown = dl2d("policy", "list", "-c", config).out
+    assert done["digest"][:12] in shown
+    assert ("passed" if trial["passed"] else "failed") in shown
+
+
+def test_without_the_gate_nothing_is_registered_and_the_seed_decides(
+    dl2d: Dl2d, site: tuple[Path, str], tmp_path: Path
+) -> None:
+    _, url = site
+    digests = []
+    for seed in (1, 1, 2):
+        ran = dl2d(
+            "train",
+            "--twin",
+            "--store",
+            url,
+            "--iterations",
+            "2",
+            "--seed",
+            str(seed),
+            "-o",
+            tmp_path / "out",
+            "--json",
+        )
+        assert ran.status == 0, ran.err
+        digests.append(ran.json["digest"])
+    assert digests[0] == digests[1] != digests[2]
+    with closing(SqlStore(url)) as store:
+        assert store.registry.versions() == ()
+    ran = dl2d("train", "--twin", "--store", url, "--iterations", "0", "--days", "2", "-o", tmp_path / "out")
+    assert ran.status == 2
+    assert "at least 2 are needed" in ran.err
