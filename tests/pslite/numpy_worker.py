@@ -29,6 +29,9 @@ def main() -> int:
     parser.add_argument("--features", type=int, default=700)
     parser.add_argument("--shards", type=int, default=16)
     parser.add_argument("--block-bytes", type=int, default=1024)
+    parser.add_argument("--checkpoint", default="")
+    parser.add_argument("--every", type=int, default=0)
+    parser.add_argument("--begin-anew", action="store_true")
     parser.add_argument("--log", default="")
     parser.add_argument("--save", default="")
     parser.add_argument("--raise-at", type=int, default=-1)
@@ -53,6 +56,9 @@ def main() -> int:
         mode=options.mode,
         shards=options.shards,
         block_bytes=options.block_bytes,
+        checkpoint=options.checkpoint,
+        checkpoint_every=options.every,
+        resume=not options.begin_anew,
     )
     rng = np.random.Generator(np.random.PCG64(3))
     inputs = rng.standard_normal((options.samples, features), dtype=np.float32)

@@ -49,6 +49,7 @@ def main():
     parser.add_argument("--optimizer", default="adam")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--out", default="")
+    parser.add_argument("--checkpoint", default=None)
     options = parser.parse_args()
     torch.manual_seed(1)
     model = Net()
@@ -67,6 +68,7 @@ def main():
         epochs=options.epochs,
         seed=3,
         mode=options.mode,
+        checkpoint=options.checkpoint,
     )
     for inputs, targets in job:
         pace(job.version, job.total_versions)

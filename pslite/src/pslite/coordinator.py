@@ -15,14 +15,16 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from pslite.auth import Acceptor
 from pslite.blocks import Block, cut
 from pslite.channel import Channel, Inbox, listen
+from pslite.checkpoint import SavedFile, complete
 from pslite.director import Director, MemberReport, PlanReport, Reply, Result, Status, Suspension
 from pslite.doorway import Doorway
-from pslite.errors import Cancelled, ProtocolError
+from pslite.errors import Cancelled, CheckpointError, ProtocolError
 from pslite.messages import (
     MAX_CONTROL_BYTES,
     Abort,
@@ -46,12 +48,15 @@ from pslite.messages import (
     Moved,
     Nack,
     Noted,
+    NotSaved,
     PlanDone,
     Prepare,
     Pushed,
     Ready,
     Refused,
+    Restored,
     Resume,
+    Saved,
     Stamped,
     TakenOver,
     TakeOver,
@@ -259,6 +264,8 @@ class Coordinator:
         #: by plan, which worker does the part of a dead one: tree node -> task
         self._substitutes: dict[int, dict[int, str]] = {}
         self._taking_over: _TakingOver | None = None
+        #: by version, the files of a checkpoint that is being written
+        self._saves: dict[int, dict[str, SavedFile]] = {}
         self._take_overs = 0
         self._final = False
 
@@ -445,6 +452,12 @@ class Coordinator:
             self._version = max(self._version, message.version)
         elif isinstance(message, Digests):
             self._digests.update(message.blocks)
+        elif isinstance(message, Restored):
+            self._restored(member, message.version)
+        elif isinstance(message, Saved):
+            self._saved(message)
+        elif isinstance(message, NotSaved):
+            self._say(f"no checkpoint of version {message.version}: {member.task}: {message.reason}")
         else:
             self._take_plan_message(member, message)
 
@@ -542,6 +555,31 @@ class Coordinator:
             return
         member.state = "left"
         self._urgent = True
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    def _restored(self, member: _Member, version: int) -> None:
+        """The job goes on from a checkpoint."""
+        pending = self._pending
+        if pending is not None and pending.previous is None and pending.plan.workers[0].task == member.task:
+            pending.first = self._version = version
+            self._say(f"the job goes on from its checkpoint of version {version}")
+
+    def _saved(self, message: Saved) -> None:
+        """Some blocks of a version are on disk; with the last of them its checkpoint is complete."""
+        assert self._spec is not None
+        files = self._saves.setdefault(message.version, {})
+        files[message.name] = SavedFile(message.sha256, message.blocks)
+        if {number for file in files.values() for number in file.blocks} != set(range(len(self._blocks))):
+            return
+        for version in [version for version in self._saves if version <= message.version]:
+            del self._saves[version]
+        try:
+            place = complete(Path(self._spec.checkpoint), message.version, self._spec, files)
+        except CheckpointError as error:
+            self._say(str(error))
+        else:
+            self._say(f"checkpoint of version {message.version}: {place}")
 
     # --- failures -------------------------------------------------------------------------------------------------
 
@@ -879,7 +917,8 @@ class Coordinator:
             pending.resumed = True
             self._tell({m.task for m in plan.workers}, Resume(plan=plan.number))
         leavers = pending.leavers() - self._dead.keys()
-        stayers = {m.task for m in plan.workers} - self._dead.keys()
+        # A worker that has finished has nothing to push: the job went on from its last version.
+        stayers = {m.task for m in plan.workers if not self._members[m.task].finished} - self._dead.keys()
         if not all_moved or not pending.drained >= leavers or not pending.pushed.keys() >= stayers:
             return
         self._substitutes.pop(previous.number if previous else 0, None)

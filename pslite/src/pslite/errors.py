@@ -43,5 +43,9 @@ class Cancelled(BaseException):
     """The job is to end now, although nothing is wrong with it: a signal or the scheduler says so."""
 
 
+class CheckpointError(PsliteError):
+    """A checkpoint cannot be written, cannot be read, or is of another job."""
+
+
 class JobFailed(PsliteError):
     """The job failed; the text names the task that caused it and how."""

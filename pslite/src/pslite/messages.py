@@ -130,6 +130,28 @@ class TakenOver(Message, frozen=True):
     number: int
 
 
+class Restored(Message, frozen=True):
+    """Chief: the job goes on from a checkpoint of that version."""
+
+    version: int
+
+
+class Saved(Message, frozen=True):
+    """Server: those blocks, as of that version, are on disk in the file `name`."""
+
+    version: int
+    name: str
+    sha256: str
+    blocks: tuple[int, ...]
+
+
+class NotSaved(Message, frozen=True):
+    """Server: there will be no checkpoint of that version, for this reason."""
+
+    version: int
+    reason: str
+
+
 class Finished(Message, frozen=True):
     """Worker: I have the final weights."""
 
@@ -262,6 +284,9 @@ FromMember = (
     | Drained
     | Moved
     | TakenOver
+    | Restored
+    | Saved
+    | NotSaved
     | Finished
     | Digests
     | Failed

@@ -24,6 +24,7 @@ import numpy as np
 from pslite.auth import Acceptor, Identity, connect
 from pslite.blocks import Block, cut
 from pslite.channel import Channel, Inbox, listen
+from pslite.checkpoint import Saver
 from pslite.doorway import Doorway
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, Unreachable
 from pslite.holding import Array, BufferPool, Holding
@@ -44,10 +45,12 @@ from pslite.messages import (
     Leave,
     Moved,
     Nack,
+    NotSaved,
     PlanDone,
     Prepare,
     Ready,
     Refused,
+    Saved,
     Stamped,
     TakenOver,
     TakeOver,
@@ -56,7 +59,7 @@ from pslite.messages import (
 from pslite.optimizers import Updater
 from pslite.plan import Member, Plan, Reduction, reduction
 from pslite.spec import JobSpec
-from pslite.wire import INIT, PARAM, PUSH, STATE, STATE_ACK, WRONG_OWNER, Header, Link
+from pslite.wire import INIT, PARAM, PUSH, RESTORE, STATE, STATE_ACK, WRONG_OWNER, Header, Link
 
 #: how long another member may take to accept a connection
 _CONNECT_SECONDS = 15.0
@@ -150,7 +153,8 @@ class Server:
         self._outgoing: deque[Holding] = deque()
         self._unacknowledged: dict[int, Holding] = {}
         self._refused = 0
-        self._done: queue.SimpleQueue[tuple[int, _Stage | Nack]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[int, _Stage | Nack | Saved | NotSaved]] = queue.SimpleQueue()
+        self._saver: Saver | None = None
         self._wake_out, self._wake_in = socket.socketpair()
         self._status: int | None = None
 
@@ -185,6 +189,9 @@ class Server:
             self._close()
 
     def _close(self) -> None:
+        if self._saver is not None:
+            self._saver.close()
+            self._take_prepared()
         self._control.flush()
         for link in list(self._all_links):
             link.close()
@@ -303,7 +310,7 @@ class Server:
             return buffer.data.cast("B")
         if header.kind == STATE_ACK:
             return memoryview(b"")
-        if header.kind in (INIT, STATE):
+        if header.kind in (INIT, STATE, RESTORE):
             holding = self._awaited(link, header)
             return holding.weights if header.kind == INIT else holding.whole
         raise ProtocolError(f"a frame of kind {header.kind} does not belong here")
@@ -312,7 +319,7 @@ class Server:
         """Take a frame whose payload is complete."""
         if header.kind == PUSH:
             self._pushed(link, header)
-        elif header.kind == INIT:
+        elif header.kind in (INIT, RESTORE):
             holding = self._awaited(link, header)
             self._enter_gained(holding, header)
             self._settle(holding)
@@ -341,7 +348,7 @@ class Server:
         holding = stage.gained.get(header.block) if stage else None
         if stage is None or holding is None or holding.here:
             raise ProtocolError(f"block {header.block} of plan {header.plan} is not awaited here")
-        if header.kind == INIT and (header.plan != 1 or stage.plan.workers[0].task != link.task):
+        if header.kind in (INIT, RESTORE) and (header.plan != 1 or stage.plan.workers[0].task != link.task):
             raise ProtocolError(f"{link.task} may not set initial weights")
         if header.kind == STATE and link.role != "ps":
             raise ProtocolError(f"{link.task} is a worker, it has no state to hand over")
@@ -416,6 +423,8 @@ class Server:
         holding.received.clear()
         holding.version += 1
         self._version = max(self._version, holding.version)
+        if self._saver is not None:
+            self._saver.take(block.number, holding.version, holding.state)
         if self._stamp is not None and holding.version == self._stamp[1]:
             self._cross(holding, *self._stamp)
         self._answer(holding)
@@ -580,6 +589,9 @@ class Server:
             self._spec = message.spec
             self._blocks = cut(message.spec)
             self._scratch = bytearray(max(block.nbytes for block in self._blocks))
+            if message.spec.checkpoint:
+                name = f"{self._identity.task}-{self._identity.incarnation[:8]}"
+                self._saver = Saver(message.spec, name, self._report_saved)
         elif message.spec != self._spec:
             self._control.send(Nack(plan=message.plan.number, reason="the job's description has changed"))
             return
@@ -613,12 +625,18 @@ class Server:
         with contextlib.suppress(OSError):
             self._wake_in.send(b"x")
 
+    def _report_saved(self, message: Saved | NotSaved) -> None:
+        """Saver's thread: what it has written."""
+        self._done.put((0, message))
+        with contextlib.suppress(OSError):
+            self._wake_in.send(b"x")
+
     def _take_prepared(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._wake_out.recv(256)
         while not self._done.empty():
             number, result = self._done.get()
-            if isinstance(result, Nack):
+            if isinstance(result, Nack | Saved | NotSaved):
                 self._control.send(result)
                 continue
             self._stages[number] = result

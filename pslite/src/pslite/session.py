@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from pslite.blocks import Block, cut
+from pslite.checkpoint import complete, to_resume, write_blocks
 from pslite.gradients import Array, Bundle, Contribution
 from pslite.optimizers import Updater, slots
 from pslite.plan import reduction
@@ -104,11 +106,17 @@ class SingleSession:
         return True
 
     def start(self) -> None:
-        """Take the initial weights."""
+        """Take the initial weights, or those of a checkpoint."""
         for block in self.blocks:
             state = np.zeros((1 + slots(block.optimizer), block.size), dtype=block.dtype)
             state[0] = self._slice(self.weights, block)
             self._states.append(state)
+        found = to_resume(self.spec)
+        if found is not None:
+            self.version = found.version
+            for block, state in found.states():
+                self._states[block.number][:] = state
+                self._slice(self.weights, block)[:] = state[0]
 
     def exchange(
         self,
@@ -124,6 +132,10 @@ class SingleSession:
             self._updater.apply(block.optimizer, state, gradient, count, self.version)
             self._slice(self.weights, block)[:] = state[0]
         self.version += 1
+        if self.spec.checkpoint and self.spec.checkpoint_every and self.version % self.spec.checkpoint_every == 0:
+            name, folder = "all.safetensors", Path(self.spec.checkpoint)
+            written = write_blocks(folder, self.version, name, dict(enumerate(self._states)))
+            complete(folder, self.version, self.spec, {name: written})
         return ()
 
     def finish(self) -> None:

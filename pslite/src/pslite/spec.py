@@ -17,6 +17,7 @@ MAX_EPOCHS = 1_000_000
 MAX_SAMPLES = 2**40
 MAX_BYTES = 2**40
 MAX_SHARDS = 4096
+MAX_PATH = 4096
 MAX_BLOCK_BYTES = 1 << 20
 MIN_BLOCK_BYTES = 1 << 10
 #: small models are cut finer than MAX_BLOCK_BYTES so that several servers can share them
@@ -129,6 +130,12 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     block_bytes: int
     #: digest of what every worker must have alike although it is not trained (frozen parameters); "" if there is none
     fixed: str = ""
+    #: folder of checkpoints, which every server, the first worker and the coordinator can reach; "" for none
+    checkpoint: str = ""
+    #: versions from one checkpoint to the next
+    checkpoint_every: int = 0
+    #: whether the job goes on from the newest checkpoint in the folder
+    resume: bool = True
 
     def __post_init__(self) -> None:
         _number("epochs", self.epochs, 1, MAX_EPOCHS)
@@ -142,6 +149,11 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _number("shards", self.shards, 1, min(self.batch, MAX_SHARDS))
         _number("block_bytes", self.block_bytes, 8, MAX_BLOCK_BYTES)
         _check(len(self.fixed) <= 64, "fixed is not a digest")
+        _number("checkpoint_every", self.checkpoint_every, 0, MAX_EPOCHS * MAX_SAMPLES)
+        _check(
+            not self.checkpoint or (self.checkpoint.startswith("/") and len(self.checkpoint) <= MAX_PATH),
+            f"checkpoint is {self.checkpoint!r}: it must be the absolute path of a folder",
+        )
         _check(bool(self.segments), "the model has no trainable parameters")
         for segment in self.segments:
             for part in segment.parts:

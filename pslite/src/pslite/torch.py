@@ -13,6 +13,7 @@ The same script runs as a worker under dl2-run and, without it, alone in one pro
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -86,6 +87,13 @@ class ElasticJob:
         makes a batch of a list of items.
     threads
         torch's intra-op threads; 1 in exact mode unless given, since more can change the last bits.
+    checkpoint
+        folder in which the servers keep the last two checkpoints, weights and optimizer state; all tasks must be able
+        to reach it.
+    checkpoint_every
+        versions from one checkpoint to the next; 0 for those of an epoch.
+    resume
+        go on from the newest checkpoint in the folder, whatever the number of workers and servers it was made with.
 
     Raises
     ------
@@ -108,8 +116,13 @@ class ElasticJob:
         groups: Iterable[Group] = (),
         collate: Callable[[list[Any]], Any] = default_collate,
         threads: int | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 0,
+        resume: bool = True,
     ) -> None:
-        whole: list[tuple[str, Any]] = [("batch_size", batch_size), ("epochs", epochs), ("seed", seed)]
+        whole: list[tuple[str, Any]] = [
+            ("batch_size", batch_size), ("epochs", epochs), ("seed", seed), ("checkpoint_every", checkpoint_every)
+        ]  # fmt: skip
         for name, value in whole:
             if isinstance(value, bool) or not isinstance(value, int):
                 raise SpecError(f"{name} is {value!r}: it must be a whole number")
@@ -122,6 +135,7 @@ class ElasticJob:
         self._collate = collate
         self._layout = _Layout(model, optimizer, tuple(groups))
         segments = self._layout.segments
+        every = 0 if checkpoint is None else checkpoint_every or -(-len(dataset) // max(1, batch_size))
         self.spec = JobSpec(
             segments=segments,
             samples=len(dataset),
@@ -132,6 +146,9 @@ class ElasticJob:
             shards=max(1, min(DEFAULT_SHARDS, batch_size)) if shards is None else shards,
             block_bytes=block_bytes_for(sum(segment.nbytes for segment in segments)),
             fixed=self._layout.fixed,
+            checkpoint="" if checkpoint is None else os.path.abspath(checkpoint),  # noqa: PTH100 - keeps links as they are
+            checkpoint_every=every,
+            resume=resume,
         )
         self._session: Session = session_for(self.spec)
         self._layout.adopt(self._session.weights)

@@ -26,6 +26,8 @@ STATE_ACK = 4
 INIT = 5
 #: server -> worker: a push was refused, not applied
 WRONG_OWNER = 6
+#: chief -> server: weights and optimizer slots of one block, from a checkpoint of `version`
+RESTORE = 7
 
 _MAGIC = 0x31534C50  # "PLS1"
 _HEADER = struct.Struct("<IHHIIIIIIqqq")
@@ -78,7 +80,7 @@ def unpack(data: bytearray) -> Header:
 
     """
     magic, kind, _, plan, block, node, length, crc, next_plan, version, first, next_first = _HEADER.unpack_from(data)
-    if magic != _MAGIC or not PUSH <= kind <= WRONG_OWNER:
+    if magic != _MAGIC or not PUSH <= kind <= RESTORE:
         raise ProtocolError("a data frame does not begin with a valid header")
     return Header(kind, plan, block, node, length, version, first, next_plan, next_first, crc)
 

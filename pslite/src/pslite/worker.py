@@ -22,6 +22,7 @@ from types import TracebackType
 from pslite.auth import Identity, connect
 from pslite.blocks import cut
 from pslite.channel import Channel, Inbox
+from pslite.checkpoint import to_resume
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, Unreachable, UsageError
 from pslite.gradients import Bundle, Contribution
 from pslite.messages import (
@@ -44,6 +45,7 @@ from pslite.messages import (
     Pushed,
     Ready,
     Refused,
+    Restored,
     Resume,
     TakeOver,
     Welcome,
@@ -54,7 +56,7 @@ from pslite.messages import (
 from pslite.plan import Member, Plan
 from pslite.session import Drained, Share, Stopwatch
 from pslite.spec import JobSpec
-from pslite.wire import INIT, PARAM, PUSH, WRONG_OWNER, Header, Link
+from pslite.wire import INIT, PARAM, PUSH, RESTORE, WRONG_OWNER, Header, Link
 
 #: the least time between two progress reports of a fast loop
 _PROGRESS_SECONDS = 0.1
@@ -202,10 +204,24 @@ class Worker:
             self._take_staged()
             stage = self._stages[self._begin]
             self._begin = 0
-            for number, view in enumerate(self.weights.views):
-                link = self._links[stage.plan.owner(number).task]
-                link.send(Header(INIT, stage.plan.number, number, 0, view.nbytes, 0, 0), view)
+            self._send_first_weights(stage.plan)
         return not self._missing
+
+    def _send_first_weights(self, plan: Plan) -> None:
+        """We are the chief: the job begins with our weights, or goes on from a checkpoint."""
+        found = to_resume(self.spec)
+        if found is None:
+            for number, view in enumerate(self.weights.views):
+                link = self._links[plan.owner(number).task]
+                link.send(Header(INIT, plan.number, number, 0, view.nbytes, 0, 0), view)
+            return
+        version = found.version
+        self._say(f"the job goes on from version {version}: {found.place}")
+        self._send(Restored(version=version))
+        for block, state in found.states():
+            link = self._links[plan.owner(block.number).task]
+            whole = state.reshape(-1).data.cast("B")
+            link.send(Header(RESTORE, plan.number, block.number, 0, whole.nbytes, version, version), whole)
 
     def _at_exit(self) -> None:
         if self._over or self._channel is None:
