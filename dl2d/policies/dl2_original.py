@@ -7,10 +7,11 @@ batch. What it sees and may do is, number for number, that of ``dl2d.simulation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint,
 from dl2d.policies.sizing import STEPS, Batch, Sight, Sizing, grows, usable
 
 Matrix = NDArray[np.float32]
+_NEVER: Final = np.float32(-np.inf)
+_ZERO: Final = np.float32(0.0)
 
 
 class Network(Protocol):
@@ -116,6 +119,64 @@ class SharedJobs:
         logits[:, -1] = (np.maximum(pooled, 0.0) @ void + void_bias)[:, 0]
         return logits
 
+    def following(self, columns: Matrix, count: int, free: Matrix) -> Callable[[int | None], Matrix]:
+        """Logits of one batch again and again, shape (3J + 1,).
+
+        Parameters
+        ----------
+        columns
+            What the jobs show, shape (J, features); the first ``count`` are there. Is looked at again at each call.
+        free
+            Free shares, looked at again likewise.
+
+        Returns
+        -------
+        Callable[[int | None], Matrix]
+            Is told which job alone has changed since the last call.
+        """
+        return _Following(columns, count, free, self._parts)
+
+
+class _Following:
+    """``SharedJobs`` on one batch, of which one job changes at a time: what did not change is not worked out again."""
+
+    def __init__(
+        self,
+        columns: Matrix,
+        count: int,
+        free: Matrix,
+        parts: Mapping[str, tuple[Matrix, Matrix]],
+    ) -> None:
+        self._columns, self._free = columns, free
+        (first, self._first_bias), (second, self._second_bias) = parts["0"], parts["1"]
+        self._last, self._last_bias = parts["job"]
+        void, bias = parts["void"]
+        self._void, self._void_bias = np.ascontiguousarray(void[:, 0]), float(bias[0])
+        width, size = columns.shape[1], first.shape[1]
+        self._of_job, self._of_free = first[:width], first[width:]
+        self._of_own, self._of_mean = second[:size], second[size:] / np.float32(max(count, 1))
+        self._own = columns[:count] @ self._of_job + self._first_bias
+        self._hidden, self._deep = np.empty_like(self._own), np.empty((count, second.shape[1]), dtype=np.float32)
+        self._logits = np.zeros(3 * len(columns) + 1, dtype=np.float32)
+        self._jobs = self._logits[: 3 * count].reshape(count, 3)
+
+    def __call__(self, changed: int | None) -> Matrix:
+        """Logits, shape (3J + 1,): the same array at each call."""
+        hidden, deep = self._hidden, self._deep
+        if changed is not None:
+            np.add(self._columns[changed] @ self._of_job, self._first_bias, out=self._own[changed])
+        np.add(self._own, self._free @ self._of_free, out=hidden)
+        np.maximum(hidden, _ZERO, out=hidden)
+        pooled = np.add.reduce(hidden, axis=0) @ self._of_mean
+        pooled += self._second_bias
+        np.matmul(hidden, self._of_own, out=deep)
+        np.add(deep, pooled, out=deep)
+        np.maximum(deep, _ZERO, out=deep)
+        np.matmul(deep, self._last, out=self._jobs)
+        np.add(self._jobs, self._last_bias, out=self._jobs)
+        self._logits[-1] = float(np.maximum(pooled, _ZERO) @ self._void) + self._void_bias
+        return self._logits
+
 
 def network_of(weights: Mapping[str, NDArray[Any]], settings: Mapping[str, Any], name: str = "policy") -> Network:
     """The network that weights and settings (``Dl2Original``) describe.
@@ -174,7 +235,8 @@ class Dl2Original:
         #: What was learned.
         self.checkpoint = checkpoint
         settings = checkpoint.settings
-        self._network = network_of(checkpoint.weights, settings)
+        #: What scores actions; may be put into another that watches it.
+        self.network = network_of(checkpoint.weights, settings)
         sight = Sight.of(settings)
         self._sight = sight if slot_seconds is None else replace(sight, slot_seconds=float(slot_seconds))
         self._sampled = bool(settings["sampled"]) if sampled is None else sampled
@@ -202,35 +264,50 @@ class Dl2Original:
                     Alternative(has, float(weights[-1])),
                     *(Alternative(option, float(weights[3 * place + number])) for option, number in options),
                 )
+        reasons = {job.key: sizing.no_room(job) or sizing.reasons.get(job.key) for job in snapshot.jobs}
         for job in snapshot.jobs:
             has = filling.allocations[job.key]
             kept = usable(job, has, sizing.floor(job))
             if kept != has:
                 text = f"was given {has}, with which it cannot run as it asks"
-                filling.refuse(job, sizing.reasons.get(job.key) or Reason(Constraint.QUEUE, text))
+                filling.refuse(job, reasons[job.key] or Reason(Constraint.QUEUE, text))
                 filling.allocations[job.key] = kept
             most = not any(grows(job, has, step) for step in STEPS)
             text = f"has its maximum of {has}" if most else f"more than {has} is not worth it to the learned policy"
-            filling.refuse(job, sizing.reasons.get(job.key) or Reason(Constraint.SATISFIED, text))
+            filling.refuse(job, reasons[job.key] or Reason(Constraint.SATISFIED, text))
         return filling.decision(self.name, self.version, measure="probability", alternatives=alternatives)
 
     def _decide_batch(self, batch: Batch, rng: np.random.Generator) -> Matrix:
         """Give tasks until void; returns the last distribution over actions, shape (3J + 1,)."""
         void = self._sight.void
+        score = self._scorer(batch)
+        changed: int | None = None
         while True:
-            logits = self._network(batch.observation)[0]
-            if not np.isfinite(logits).all():
-                raise PolicyError("dl2-original: the network answers with what is no number; its weights are of no use")
+            logits = score(changed)
             mask = batch.mask()
-            scores = logits + rng.gumbel(size=len(logits)) if self._sampled else logits
+            wanted = logits + rng.gumbel(size=len(logits)) if self._sampled else logits
+            scores = np.where(mask, wanted, _NEVER)
             while True:
-                action = int(np.where(mask, scores, -np.inf).argmax())
+                action = int(scores.argmax())
+                # What is no number counts as the largest.
+                if not math.isfinite(scores[action]):
+                    raise PolicyError(
+                        "dl2-original: the network answers with what is no number; its weights are no use"
+                    )
                 if action == void:
                     shifted = np.exp(np.where(mask, logits - logits[mask].max(), -np.inf))
                     return np.asarray(shifted / shifted.sum(), dtype=np.float32)
                 if batch.act(action):
+                    changed = action // len(STEPS)
                     break
-                mask[action] = False
+                scores[action] = -np.inf
+
+    def _scorer(self, batch: Batch) -> Callable[[int | None], Matrix]:
+        """Gives the logits after each step, of which the job that it was given to is named."""
+        if isinstance(self.network, SharedJobs):
+            return self.network.following(batch.columns, len(batch.jobs), batch.free)
+        network, observation = self.network, batch.observation
+        return lambda _: network(observation)[0]
 
 
 def from_checkpoint(folder: Path | None) -> Dl2Original:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from operator import add
 from typing import Any, Final, Self
 
 import numpy as np
@@ -102,12 +104,15 @@ class Sizing:
         self.reasons: dict[JobKey, Reason] = {}
         capacity = dict(snapshot.capacity.thousandths)
         # What a cluster has nothing of takes no share.
-        self._whole = np.array([max(capacity.get(name, 0), 1) for name in sight.resources], dtype=np.int64)
+        self._whole = [max(capacity.get(name, 0), 1) for name in sight.resources]
         free = dict(Resources.total(packing.room().values()).thousandths)
-        self._used = np.array([capacity.get(name, 0) - free.get(name, 0) for name in sight.resources], dtype=np.int64)
-        self._demands: dict[Resources, NDArray[np.int64]] = {}
-        #: Steps that had no room since something was last added.
-        self._blocked: set[tuple[Resources, Resources, Allocation, JobKey | None]] = set()
+        self._used = [capacity.get(name, 0) - free.get(name, 0) for name in sight.resources]
+        self._demands: dict[Resources, tuple[int, ...]] = {}
+        #: Numbers of steps that have room alike; and which of them are not known to have none.
+        self._kinds: dict[tuple[Resources, Resources, int, JobKey | None], int] = {}
+        self.open = np.ones(0, dtype=np.bool_)
+        #: Why there is no room for the least size of jobs that have none, by what they ask for.
+        self._starts: dict[tuple[Resources, Resources, Allocation], Reason | None] = {}
         self._types = {model: place for place, model in enumerate(sight.models)}
         if sight.first_bundles:
             self._give_first_bundles()
@@ -126,58 +131,90 @@ class Sizing:
         """Place of its one-hot; None for a type that the network does not know."""
         return self._types.get(job.request.model)
 
-    def free(self) -> NDArray[np.float64]:
+    def free(self) -> list[float]:
         """Free share of each resource."""
-        free: NDArray[np.float64] = 1.0 - self._used / self._whole
-        return free
+        return [1.0 - used / whole for used, whole in zip(self._used, self._whole, strict=True)]
 
     def shown(self, job: Job) -> tuple[float, float, float]:
         """Dominant share, workers and PSs of a job, scaled."""
         workers, ps = self.filling.allocations[job.key]
-        held = workers * self._amounts(job.request.worker) + ps * self._amounts(job.request.ps)
-        return float((held / self._whole).max(initial=0.0)), workers / _TASKS_SCALE, ps / _TASKS_SCALE
+        share = 0.0
+        amounts = zip(self._amounts(job.request.worker), self._amounts(job.request.ps), self._whole, strict=True)
+        for one, other, whole in amounts:
+            own = (workers * one + ps * other) / whole
+            share = max(own, share)
+        return share, workers / _TASKS_SCALE, ps / _TASKS_SCALE
 
-    def allowed(self, job: Job) -> list[bool]:
-        """Which steps are within the job's most and not known to have no room."""
-        has = self.filling.allocations[job.key]
-        return [grows(job, has, step) and self._key(job, step) not in self._blocked for step in STEPS]
+    def kinds(self, job: Job) -> list[int]:
+        """Numbers of a job's three steps in ``open``: equal demands have room alike.
+
+        They do not where a job's own tasks are there to be taken up again.
+        """
+        own = job.key if self._held.get(job.key, NOTHING) != NOTHING else None
+        found = []
+        for number in range(len(STEPS)):
+            kind = job.request.worker, job.request.ps, number, own
+            found.append(self._kinds.setdefault(kind, len(self._kinds)))
+        if len(self._kinds) > len(self.open):
+            more = np.ones(len(self._kinds) + len(self.open), dtype=np.bool_)
+            more[: len(self.open)] = self.open
+            self.open = more
+        return found
 
     def look(self, jobs: Sequence[Job]) -> None:
-        """Find out which steps of these jobs have no room, so that ``allowed`` knows it."""
-        seen: set[tuple[Resources, Resources, Allocation, JobKey | None]] = set()
+        """Find out which steps of these jobs have no room, so that ``open`` knows it."""
+        seen: set[int] = set()
         for job in jobs:
             has = self.filling.allocations[job.key]
-            for step in STEPS:
-                if not grows(job, has, step):
-                    continue
-                key = self._key(job, step)
-                if key in seen or key in self._blocked:
-                    continue
-                seen.add(key)
-                if not self._packing.fits(job, step):
-                    self._blocked.add(key)
+            for step, kind in zip(STEPS, self.kinds(job), strict=True):
+                if grows(job, has, step) and kind not in seen and self.open[kind]:
+                    seen.add(kind)
+                    self.open[kind] = self._packing.fits(job, step)
 
-    def add(self, job: Job, step: Allocation) -> bool:
+    def add(self, job: Job, number: int) -> bool:
         """Give a job a step; returns whether there was room."""
+        step = STEPS[number]
         blocked: Blocked | None = self.filling.add(job, step)
         if blocked is None:
-            self._used += step.workers * self._amounts(job.request.worker) + step.ps * self._amounts(job.request.ps)
-            # A placement that looks at one node alone may look at another now.
-            self._blocked.clear()
+            if step.workers:
+                self._used = list(map(add, self._used, self._amounts(job.request.worker)))
+            if step.ps:
+                self._used = list(map(add, self._used, self._amounts(job.request.ps)))
+            if self._packing.head_only:
+                # Another node may be looked at now.
+                self.open[:] = True
             return True
-        self._blocked.add(self._key(job, step))
-        self.reasons[job.key] = Reason(blocked.constraint, f"next step of {step}: {blocked}", blocked.shortfalls)
+        kind = self.kinds(job)[number]
+        self.open[kind] = False
+        self.reasons[job.key] = _refused(step, blocked)
         return False
 
-    def _key(self, job: Job, step: Allocation) -> tuple[Resources, Resources, Allocation, JobKey | None]:
-        """Equal demands have room alike, except where a job's own tasks are there to be taken up again."""
-        own = job.key if self._held.get(job.key, NOTHING) != NOTHING else None
-        return job.request.worker, job.request.ps, step, own
+    def no_room(self, job: Job) -> Reason | None:
+        """Why there is no room for a job's least size where it has nothing, else for any further step.
 
-    def _amounts(self, demand: Resources) -> NDArray[np.int64]:
+        None where there is room, or no step is left to take. To be asked when all is given.
+        """
+        has = self.filling.allocations[job.key]
+        if has == NOTHING:
+            least, kind = _least(job), (job.request.worker, job.request.ps, _least(job))
+            if self._held.get(job.key, NOTHING) != NOTHING:
+                return self._why(job, least)
+            if kind not in self._starts:
+                self._starts[kind] = self._why(job, least)
+            return self._starts[kind]
+        kinds = [kind for step, kind in zip(STEPS, self.kinds(job), strict=True) if grows(job, has, step)]
+        return None if not kinds or self.open[kinds].any() else self.reasons.get(job.key)
+
+    def _why(self, job: Job, step: Allocation) -> Reason | None:
+        if self._packing.fits(job, step):
+            return None
+        blocked = self.filling.add(job, step)
+        return None if blocked is None else _refused(step, blocked)
+
+    def _amounts(self, demand: Resources) -> tuple[int, ...]:
         if demand not in self._demands:
             given = dict(demand.thousandths)
-            self._demands[demand] = np.array([given.get(name, 0) for name in self.sight.resources], dtype=np.int64)
+            self._demands[demand] = tuple([given.get(name, 0) for name in self.sight.resources])
         return self._demands[demand]
 
     def _give_first_bundles(self) -> None:
@@ -187,7 +224,7 @@ class Sizing:
             now = self.floor(job)
             workers, ps = max(least.workers - now.workers, 0), max(least.ps - now.ps, 0)
             bundles = min(workers, ps)
-            steps = [STEPS[2]] * bundles + [STEPS[0]] * (workers - bundles) + [STEPS[1]] * (ps - bundles)
+            steps = [2] * bundles + [0] * (workers - bundles) + [1] * (ps - bundles)
             for step in steps:
                 if not self.add(job, step):
                     if self.reasons[job.key].constraint is Constraint.INFEASIBLE:
@@ -205,11 +242,17 @@ class Batch:
         self._types = len(sight.models)
         #: Shape (1, inputs).
         self.observation = np.zeros((1, sight.inputs), dtype=np.float32)
-        self._columns = self.observation[0, : sight.window * sight.width].reshape(sight.window, sight.width)
-        self._free = self.observation[0, sight.window * sight.width :]
+        self.columns = self.observation[0, : sight.window * sight.width].reshape(sight.window, sight.width)
+        self.free = self.observation[0, sight.window * sight.width :]
+        #: Steps within each job's most, and their numbers in ``Sizing.open``; shape (jobs, 3).
+        self._grows = np.zeros((len(jobs), len(STEPS)), dtype=np.bool_)
+        self._kinds = np.array([sizing.kinds(job) for job in jobs], dtype=np.int64).reshape(len(jobs), len(STEPS))
+        self._mask = np.zeros(sight.void + 1, dtype=np.bool_)
+        self._mask[-1] = True
+        self._choices = self._mask[: len(STEPS) * len(jobs)].reshape(len(jobs), len(STEPS))
         for place, job in enumerate(jobs):
             kind = sizing.type_of(job)
-            column = self._columns[place]
+            column = self.columns[place]
             if kind is not None:
                 column[kind] = 1.0
             age = max(int((now - job.key.submitted) // sight.slot_seconds), 0)
@@ -221,30 +264,42 @@ class Batch:
                 column[self._types + _SCALARS] = place / _PLACE_SCALE
                 column[self._types + _SCALARS + 1] = remaining / job.request.epochs
             self._show(place)
-        self._free[:] = sizing.free()
+        self.free[:] = sizing.free()
 
     def mask(self) -> NDArray[np.bool_]:
-        """Which actions are allowed and not known to have no room, shape (3J + 1,); void always is."""
-        mask = np.zeros(self._sizing.sight.void + 1, dtype=np.bool_)
-        mask[-1] = True
-        for place, job in enumerate(self.jobs):
-            mask[3 * place : 3 * place + 3] = self._sizing.allowed(job)
-        return mask
+        """Which actions are allowed and not known to have no room, shape (3J + 1,); void always is.
+
+        The same array at each call.
+        """
+        np.logical_and(self._grows, self._sizing.open[self._kinds], out=self._choices)
+        return self._mask
 
     def act(self, action: int) -> bool:
         """Take a step (not void); returns whether there was room."""
-        place, number = divmod(action, 3)
-        if not self._sizing.add(self.jobs[place], STEPS[number]):
+        place, number = divmod(action, len(STEPS))
+        if not self._sizing.add(self.jobs[place], number):
             return False
         self._show(place)
-        self._free[:] = self._sizing.free()
+        self.free[:] = self._sizing.free()
         return True
 
     def _show(self, place: int) -> None:
-        sizing, column = self._sizing, self._columns[place]
-        column[self._types + 2 : self._types + _SCALARS] = sizing.shown(self.jobs[place])
+        sizing, job = self._sizing, self.jobs[place]
+        shown = sizing.shown(job)
+        workers, ps = sizing.filling.allocations[job.key]
         if sizing.sight.extras:
-            column[-2:] = np.log1p(sizing.filling.allocations[self.jobs[place].key])
+            column = self.columns[place, self._types + 2 :]
+            column[:3], column[-2:] = shown, (_log1p(workers), _log1p(ps))
+        else:
+            self.columns[place, self._types + 2 :] = shown
+        more, more_ps = workers < job.request.max_workers, ps < job.request.max_ps
+        self._grows[place] = more, more_ps, more and more_ps
+
+
+@cache
+def _log1p(count: int) -> float:
+    # numpy's, whose last bit need not be the same as math's
+    return float(np.log1p(count))
 
 
 def grows(job: Job, has: Allocation, step: Allocation) -> bool:
@@ -257,6 +312,10 @@ def usable(job: Job, has: Allocation, floor: Allocation) -> Allocation:
     workers = max(job.request.largest_allowed(has.workers), floor.workers)
     enough = workers and has.ps >= job.request.min_ps and workers >= job.request.min_workers
     return Allocation(workers, has.ps) if enough else floor
+
+
+def _refused(step: Allocation, blocked: Blocked) -> Reason:
+    return Reason(blocked.constraint, f"next step of {step}: {blocked}", blocked.shortfalls)
 
 
 def _least(job: Job) -> Allocation:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster, snapshots
 from simulation.drawn import drawn
 
-from dl2d.core.cluster import Snapshot
+from dl2d.core.cluster import NodeState, Snapshot
 from dl2d.core.decision import Constraint
 from dl2d.core.errors import CheckpointError, PolicyError
 from dl2d.core.jobs import NOTHING, Allocation, Progress
@@ -68,7 +69,7 @@ def test_it_sees_and_does_what_it_was_trained_on_to_the_last_bit(seed: int, netw
     """Overload, uneven nodes, fractions of GPUs, all-reduce, more jobs than the window has."""
     workload = drawn(seed, jobs=14, most_least=1)
     policy = Dl2Original(a_checkpoint(seed, network=network, extras=extras))
-    watched = policy._network = Watched(policy._network)
+    watched = policy.network = Watched(policy.network)
     replayed = replay(workload, policy, Dl2Paper(), rules=Rules(empty_each_slot=True), timer=time.perf_counter)
     shown, times = played(workload, watched.network, first_bundles=True, extras=extras)
     assert shown == watched.shown
@@ -80,7 +81,7 @@ def test_without_first_bundles_it_sees_the_same_in_a_slot(seed: int) -> None:
     """In the first: what the daemon then places may be less, for it lays the tasks of a job in an order of its own."""
     workload = drawn(seed, jobs=14, most_least=1)
     policy = Dl2Original(a_checkpoint(seed, network="shared", first_bundles=False))
-    watched = policy._network = Watched(policy._network)
+    watched = policy.network = Watched(policy.network)
     with pytest.raises(SimulationError):
         replay(workload, policy, Dl2Paper(), rules=Rules(empty_each_slot=True, most_slots=1), timer=time.perf_counter)
     shown, _ = played(workload, watched.network, first_bundles=False, slots=1)
@@ -197,6 +198,48 @@ def test_an_empty_cluster_and_an_empty_queue_are_decided_on(count: int) -> None:
         assert len(decision.jobs) == count
         assert all(entry.reason.text for entry in decision.jobs)
         assert nodes or all(entry.allocation == NOTHING for entry in decision.jobs)
+
+
+def test_ten_thousand_jobs_are_decided_on() -> None:
+    jobs = [a_job(number) for number in range(10_000)]
+    snapshot = a_snapshot(jobs, cluster(50, cpu=8, gpu=4))
+    decision = ask(Dl2Original(a_checkpoint(network="shared", resources=["cpu", "gpu"], window=20)), snapshot)
+    check(decision, snapshot)
+    sizes = [entry.allocation for entry in decision.jobs]
+    assert len(sizes) == 10_000
+    assert 50 <= sum(size != NOTHING for size in sizes) <= 200
+    assert decision.jobs[-1].reason.constraint is Constraint.FRAGMENTED
+
+
+def test_capacity_that_changes_under_it_is_made_the_best_of() -> None:
+    """Half of the nodes go down, with tasks on them, and come back."""
+    jobs = [a_job(number, max_workers=3) for number in range(6)]
+    nodes = cluster(6, cpu=8, gpu=4)
+    policy = Dl2Original(a_checkpoint(3, network="shared", resources=["cpu", "gpu"]))
+    before = a_snapshot(jobs, nodes, held={0: Allocation(3, 2), 1: Allocation(2, 2)})
+    fewer = tuple(
+        structs.replace(node, state=NodeState.DOWN) if place % 2 else node for place, node in enumerate(before.nodes)
+    )
+    for seen in (before, replace(before, nodes=fewer), replace(before, nodes=before.nodes[:1]), before):
+        decision = ask(policy, seen)
+        check(decision, seen)
+        assert all(entry.reason.text for entry in decision.jobs)
+
+
+@pytest.mark.parametrize("extras", [False, True])
+@settings(max_examples=40, deadline=None)
+@given(snapshot=snapshots, seed=st.integers(0, 5))
+def test_what_did_not_change_is_not_worked_out_again_and_nothing_else_is_different(
+    snapshot: Snapshot, seed: int, extras: bool
+) -> None:
+    policy = Dl2Original(a_checkpoint(seed, network="shared", resources=["cpu", "gpu"], extras=extras))
+    quick = ask(policy, snapshot)
+    policy.network = Watched(policy.network)
+    whole = ask(policy, snapshot)
+    assert quick.allocations() == whole.allocations()
+    for one, other in zip(quick.jobs, whole.jobs, strict=True):
+        scores = [[option.score for option in each.alternatives] for each in (one, other)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
 def test_it_is_read_from_a_folder(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def _walk(recording: Recording, sight: Sight, labels: Labels, kept: float, rng: 
                 action = int(rng.choice(steps)) if len(steps) else void
             if rng.random() < kept:
                 sizing.look(batch.jobs)
-                mask = batch.mask()
+                mask = batch.mask().copy()
                 if labels is Labels.STEPS:
                     # Here it shows that a step has no room.
                     if action != void and not mask[action]:
