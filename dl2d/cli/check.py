@@ -24,9 +24,9 @@ from dl2d.core.request import RequestRules
 from dl2d.core.resource_manager import RmSnapshot
 from dl2d.daemon.admission import check_feasible
 from dl2d.daemon.credentials import load_credentials
-from dl2d.daemon.incumbent import configured_checkpoint, given, read_version
+from dl2d.daemon.incumbent import check_learning, configured_checkpoint, given, read_version
 from dl2d.daemon.loop import manager_settings
-from dl2d.daemon.plugins import MANAGERS, PLACEMENTS, POLICIES, load_policy, takes_checkpoint
+from dl2d.daemon.plugins import MANAGERS, PLACEMENTS, POLICIES, load_policy
 from dl2d.local.settings import LocalSettings
 from dl2d.store import schema
 from dl2d_slurm.settings import SlurmSettings
@@ -139,10 +139,10 @@ def _policy(settings: Settings) -> Iterator[Finding]:
     except Dl2dError as error:
         said = str(error).removeprefix(f"{item}: ")
         yield Finding(item if live is None or str(error).startswith("policy.") else "live version", False, said)
-    if settings.learning.enabled and not takes_checkpoint(settings.policy.name):
-        yield Finding(
-            "learning.enabled", False, f"policy {settings.policy.name!r} learns nothing; set policy.name: dl2"
-        )
+    try:
+        check_learning(settings)
+    except Dl2dError as error:
+        yield Finding("learning.enabled", False, str(error).removeprefix("learning.enabled: "))
 
 
 def _live(settings: Settings) -> Version | None:

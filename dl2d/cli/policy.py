@@ -15,7 +15,7 @@ from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.codec import as_plain
 from dl2d.core.errors import Dl2dError, RegistryError, RequestError
 from dl2d.core.registry import Registry, Trial, Version, VersionState
-from dl2d.daemon.incumbent import given, keep_version, read_version
+from dl2d.daemon.incumbent import configured_checkpoint, given, keep_version, read_version
 from dl2d.daemon.plugins import (
     PLACEMENTS,
     POLICIES,
@@ -161,7 +161,7 @@ def _version_row(version: Version, trial: Trial | None) -> tuple[str, ...]:
 def _found(settings: Settings) -> dict[str, list[dict[str, object]]]:
     charges = {settings.policy.fallback: "fallback", settings.policy.name: "decides"}
     policies: list[dict[str, object]] = [
-        {"name": name, "version": _version_of(name), "charge": charges.get(name), "about": _about(factory)}
+        {"name": name, "version": _version_of(name, settings), "charge": charges.get(name), "about": _about(factory)}
         for name, factory in available(POLICIES).items()
     ]
     placements: list[dict[str, object]] = [
@@ -175,10 +175,17 @@ def _found(settings: Settings) -> dict[str, list[dict[str, object]]]:
     return {"policy": policies, "placement": placements}
 
 
-def _version_of(name: str) -> str:
-    """Of a policy made with nothing; empty for one that needs a checkpoint."""
+def _version_of(name: str, settings: Settings) -> str:
+    """Of the policy in charge as it decides; of others made with nothing, empty for one that needs a checkpoint."""
     try:
-        return load_policy(name).version
+        if name != settings.policy.name:
+            return load_policy(name).version
+        live = None
+        if takes_checkpoint(name) and _has_registry(settings):
+            with reading(settings) as store:
+                live = store.registry.live(name)
+        checkpoint = configured_checkpoint(settings) if live is None else read_version(live)
+        return load_policy(name, given=given(settings, checkpoint)).version
     except Dl2dError:
         return ""
 

@@ -141,7 +141,8 @@ def learn(
     lesson = lesson_of(store.history(begin, now), slot_seconds(settings), seed=seed)
     parent = current_checkpoint(settings, store.registry)
     limit = settings.learning.minutes if minutes is None else minutes
-    return _train(lesson, parent, out=out, iterations=iterations, minutes=limit, seed=seed, tell=tell)
+    own = settings.policy.settings.get("optimism") if settings.policy.name == NAME else None
+    return _train(lesson, parent, optimism=own, out=out, iterations=iterations, minutes=limit, seed=seed, tell=tell)
 
 
 def current_checkpoint(settings: Settings, registry: Registry) -> Checkpoint:
@@ -214,6 +215,7 @@ def _train(
     lesson: Lesson,
     parent: Checkpoint,
     *,
+    optimism: float | None,
     out: Path,
     iterations: int,
     minutes: float,
@@ -225,7 +227,8 @@ def _train(
         known = from_arrays(parent.weights, parent.settings["kinds"])
         how = TrainingSettings(
             seed=seed, iterations=iterations, every=2, hidden=int(parent.settings["hidden"]), parts=_PARTS, rounds=0,
-            deciding_optimism=float(parent.settings["optimism"]), measuring=False, step=_STEP,
+            deciding_optimism=float(parent.settings["optimism"]) if optimism is None else optimism, measuring=False,
+            step=_STEP,
         )  # fmt: skip
     except (KeyError, ValueError, TypeError, IndexError) as error:
         raise CheckpointError(f"checkpoint of {NAME}: lacks, or has no fit, {error}") from error
@@ -252,7 +255,7 @@ def _train(
         "curve": [asdict(look) for look in state.looks],
     }  # fmt: skip
     made = trainer.checkpoint(state, record)
-    kept = {"resize_seconds": parent.settings.get("resize_seconds", 0.0)}
+    kept = {name: parent.settings.get(name, 0.0) for name in ("optimism", "resize_seconds")}
     checkpoint = replace(made, settings={**made.settings, **kept})
     write_checkpoint(checkpoint, out / "checkpoint")
     where = [f"this site's {len(days)} days, {days[0]} to {days[-1]}, and days drawn from them"]

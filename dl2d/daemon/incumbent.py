@@ -18,6 +18,8 @@ from dl2d.policies.checkpoint import DIGITS, Checkpoint, checkpoint_in, read_che
 log = structlog.get_logger()
 
 _BY: Final = "daemon"
+#: The policy that the learner trains.
+_LEARNS: Final = "dl2"
 
 
 class Incumbent:
@@ -37,8 +39,7 @@ class Incumbent:
         self._settings, self._registry, self._clock = settings, registry, clock
         self._name = settings.policy.name
         self.learns = takes_checkpoint(self._name)
-        if settings.learning.enabled and not self.learns:
-            raise ConfigError(f"learning.enabled: policy {self._name!r} learns nothing; set policy.name: dl2")
+        check_learning(settings)
         #: Digest of what decides, and of a live version that could not be read.
         self._digest, self._broken = "", ""
         named = configured_checkpoint(settings)
@@ -112,6 +113,13 @@ class Incumbent:
             write()
         except Dl2dError as error:
             log.warning("the registry of policies cannot be written", error=str(error))
+
+
+def check_learning(settings: Settings) -> None:
+    """Raise ``ConfigError`` where the policy is to learn beside the daemon, and is not the one that can."""
+    if settings.learning.enabled and settings.policy.name != _LEARNS:
+        name = settings.policy.name
+        raise ConfigError(f"learning.enabled: policy {name!r} does not learn from a site; set policy.name: {_LEARNS}")
 
 
 def given(settings: Settings, checkpoint: Checkpoint | None) -> Given:

@@ -45,6 +45,8 @@ def test_promote_list_and_roll_back(dl2d: Dl2d, config: Path, tmp_path: Path) ->
     assert [(each["reason"], each["rollback"]) for each in shown["changes"] if each["after"] == "live"] == [
         ("slower", True), ("promoted by hand", False), ("promoted by hand", False)
     ]  # fmt: skip
+    (decides,) = [each for each in shown["policy"] if each["charge"] == "decides"]
+    assert decides["version"] == f"{one['digest'][:12]} slot_seconds=300.0"
     ran = dl2d("policy", "rollback", "-c", config)
     assert ran.status == 1
     assert "is the first: there is none before it" in ran.err
@@ -94,7 +96,7 @@ def test_check_tells_of_a_checkpoint_that_cannot_be_read(dl2d: Dl2d, tmp_path: P
     )
     config = write_config(tmp_path, learning={"enabled": True}, **here)
     assert findings(dl2d, config)["learning.enabled"] == (
-        False, "policy 'drf' learns nothing; set policy.name: dl2"
+        False, "policy 'drf' does not learn from a site; set policy.name: dl2"
     )  # fmt: skip
 
 

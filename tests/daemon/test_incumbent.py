@@ -104,7 +104,7 @@ def test_a_bad_configuration_is_refused_by_its_key(site: Site, policy: dict[str,
 
 def test_learning_needs_a_policy_that_learns(site: Site) -> None:
     settings = Settings.model_validate({"policy": {"name": "drf"}, "learning": {"enabled": True}})
-    with pytest.raises(ConfigError, match=r"learning.enabled: policy 'drf' learns nothing"):
+    with pytest.raises(ConfigError, match=r"learning.enabled: policy 'drf' does not learn from a site"):
         Incumbent(settings, site.store.registry, lambda: 7.0)
 
 
