@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cli.conftest import Dl2d
+from daemon_process import BIN
 from local_cluster import LocalCluster
 from recorded_site import record
 
@@ -22,8 +24,6 @@ from dl2d.simulation.sources import load_source
 DAYS = "generator:poisson?nodes=1&jobs=66&rate=0.33&stretch=8&median_seconds=7000&most_gpus=4&slot_seconds=1200"
 DAY = 86_400
 
-pytest_plugins = ("cli.conftest",)
-
 
 def know_nothing(folder: Path) -> str:
     """A checkpoint that serves jobs whole, in submit order: its scores are all the same."""
@@ -34,9 +34,16 @@ def know_nothing(folder: Path) -> str:
     return nothing.digest
 
 
+def dl2d(*arguments: str | Path) -> str:
+    """What a command that must succeed says."""
+    done = subprocess.run([BIN / "dl2d", *arguments], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_what_was_learned_from_recorded_days_goes_live_and_decides(tmp_path: Path, dl2d: Dl2d) -> None:
+def test_what_was_learned_from_recorded_days_goes_live_and_decides(tmp_path: Path) -> None:
     base = know_nothing(tmp_path / "nothing")
     settings: dict[str, Any] = {
         "policy": {"name": "dl2", "checkpoint": str(tmp_path / "nothing")},
@@ -72,13 +79,12 @@ def test_what_was_learned_from_recorded_days_goes_live_and_decides(tmp_path: Pat
         cluster.hang_up()
         job = cluster.train("mine", "--step-seconds", "0.02", epochs=200, max_workers=2, max_ps=1)
         cluster.wait_until(lambda: cluster.confirmed(job) != (0, 0), "a job trains under it")
-        assert dl2d("policy", "rollback", "--reason", "a test", "-c", cluster.config).status == 0
+        dl2d("policy", "rollback", "--reason", "a test", "-c", cluster.config)
         cluster.wait_until(lambda: decided_by() == base[:12], "the one before decides again")
-        told = dl2d("why", "mine", "--all", "--recompute", "--json", "-c", cluster.config)
-        assert told.status == 0, told.out
-        versions = [entry["policy_version"].split()[0] for entry in told.json["decisions"]]
+        told = json.loads(dl2d("why", "mine", "--all", "--recompute", "--json", "-c", cluster.config))
+        versions = [entry["policy_version"].split()[0] for entry in told["decisions"]]
         assert set(versions) == {trial.candidate[:12], base[:12]}
-        assert all(entry["recomputed"]["same"] for entry in told.json["decisions"])
+        assert all(entry["recomputed"]["same"] for entry in told["decisions"])
         states = {version.digest: version.state for version in registry.versions()}
         assert states[trial.candidate] is VersionState.RETIRED
         promoted = [change.by for change in registry.changes() if change.after is VersionState.LIVE]
