@@ -25,8 +25,8 @@ class Claim:
     source: str
     #: Why what is measured here may be another: workload, rules, what others' numbers are of.
     why: str
-    #: Taken from others' quotations, and not compared with the publication.
-    second_hand: bool = False
+    #: As it is remembered or quoted: not compared with the publication's text.
+    unchecked: bool = False
 
 
 def parse_claim(
@@ -42,7 +42,7 @@ def parse_claim(
         says=_line(entry, "says"),
         source=_line(entry, "source"),
         why=_line(entry, "why"),
-        second_hand=entry.flag("second_hand"),
+        unchecked=entry.flag("unchecked"),
     )
     entry.refuse_rest()
     return made
@@ -62,5 +62,5 @@ def describe_claim(claim: Claim) -> dict[str, Any]:
         "says": claim.says,
         "source": claim.source,
         "why": claim.why,
-        **({"second_hand": True} if claim.second_hand else {}),
+        **({"unchecked": True} if claim.unchecked else {}),
     }

@@ -53,6 +53,8 @@ class Training:
     draws: int = 32
     #: Learn from jobs of so many types alone, the first by name; 0: of all.
     types: int = 0
+    #: Learn, and choose checkpoints, on an analytical model of speeds (``dl2d.learning.original.offline``).
+    offline: bool = False
     #: What differs from the design's own settings.
     settings: Mapping[str, Setting] = field(default_factory=dict)
     #: Settings of a training that goes before on the same, and its ``types``: what it made is begun with. Empty: none.
@@ -161,6 +163,7 @@ def parse_training(given: object, where: str, prefix: str, shared: Training | No
     validation = _sources(entry, "validation", base.validation)
     draws = entry.whole("draws", least=1, most=SEEDS_EACH, default=base.draws)
     types = entry.whole("types", least=0, most=1000, default=base.types)
+    offline = entry.flag("offline") if entry.has("offline") else base.offline
     # Settings of one design say nothing to another.
     settings = {**(base.settings if design is base.design else {}), **parse_settings(entry, "settings")}
     before = parse_settings(entry, "before")
@@ -170,8 +173,8 @@ def parse_training(given: object, where: str, prefix: str, shared: Training | No
     if not validation and (files := [source for source in sources if named_file(source) is not None]):
         raise entry.bad("validation", f"name workloads to choose checkpoints by: {files[0]} is not drawn")
     made = Training(
-        design=design, sources=sources, validation=validation, draws=draws, types=types, settings=settings,
-        before=before,
+        design=design, sources=sources, validation=validation, draws=draws, types=types, offline=offline,
+        settings=settings, before=before,
     )  # fmt: skip
     check_training(made, entry.bad)
     return made
@@ -247,6 +250,7 @@ def describe_training(training: Training) -> dict[str, Any]:
         **({"validation": list(training.validation)} if training.validation else {}),
         "draws": training.draws,
         **({"types": training.types} if training.types else {}),
+        **({"offline": True} if training.offline else {}),
         **({"settings": dict(training.settings)} if training.settings else {}),
         **({"before": dict(training.before)} if training.before else {}),
     }

@@ -21,6 +21,7 @@ import numpy as np
 
 from dl2d.core.codec import as_plain, decode, encode
 from dl2d.core.errors import Dl2dError, WorkloadError
+from dl2d.learning.original.offline import analytical
 from dl2d.learning.original.settings import Settings
 from dl2d.learning.training import Trainer
 from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
@@ -231,6 +232,8 @@ def _train(wanted: Preparation, training: Training, folder: Path) -> Prepared:
     named = {name for workload in (*learned, *validation) for name in {job.model for job in workload.jobs}}
     if training.types:
         learned, validation = (only(part, sorted(named)[: training.types]) for part in (learned, validation))
+    if training.offline:
+        learned, validation = ([analytical(one) for one in part] for part in (learned, validation))
     if training.design is Design.JUMPS:
         checkpoint, curve, unit = _jumps(training, learned, validation, wanted.seed)
     else:

@@ -167,7 +167,7 @@ def _findings(found: Sequence[Finding]) -> Table:
                 + (f" ({each.claim.change:+g} %)" if each.claim.change is not None else " (no number in the text)"),
                 _NONE if each.measured is None else _with_interval(each.measured, percent=True, sign=True),
                 _NONE if each.distance is None else _number(each.distance, 3, sign=True),
-                each.claim.source + ("; quoted second-hand" if each.claim.second_hand else ""),
+                each.claim.source + ("; not checked against its text" if each.claim.unchecked else ""),
                 each.claim.why,
             )
             for each in found
