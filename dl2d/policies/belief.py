@@ -1,7 +1,8 @@
 """What a scheduler believes of speeds that it never measured: one Gaussian process over all kinds of jobs.
 
-Logarithms of samples/s are the sum of what all kinds share, of what is a kind's own, and of its level. So what one kind
-showed (that servers help, that many workers do not) is expected of the next one, until it shows otherwise.
+Logarithms of samples/s are the sum of what all kinds share, of what is a kind's own, of its level, and of what is each
+size's alone. So what one kind showed (that servers help, that many workers do not) is expected of the next one, until
+it shows otherwise; and next to a good size there may be a better one.
 
 Sources: Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, sections 2.2 and 4.2 (Matern-3/2);
 upper confidence bounds: Srinivas et al., "Gaussian process optimization in the bandit setting", ICML 2010.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +31,12 @@ _OWN: Final = (1.5, 0.12)
 _TREND: Final = 0.25 * float(np.log(2.0))
 #: Variance of a kind's level: nothing is known of it before it is measured.
 _LEVEL: Final = 9.0
+#: Deviation of each size from its neighbours that nothing but measuring it will tell.
+_ROUGH: Final = 0.1
 #: Deviation that is left however often a size is measured.
 _FLOOR: Final = 0.01
 #: Added to what is to be positive definite.
 _JITTER: Final = 1e-9
-#: Measurements for which one counts that was put right after speeds had changed (``dl2d.policies.drift``).
-_STALE: Final = 0.25
 #: Deviations from what other sizes lead to expect, of so many at least, beyond which one job's word is doubted.
 _UNEXPECTED: Final = 4.0
 _LEAST_JUDGES: Final = 4
@@ -101,8 +102,9 @@ class _Told(NamedTuple):
     points: _Points
     #: Workers and PSs, shape (sizes, 2).
     sizes: NDArray[np.int64]
-    #: Sizes that count for themselves alone.
-    alone: _Measured | None
+    #: Sizes that count for others, and those that count for themselves alone.
+    kept: _Measured
+    alone: _Measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,9 @@ class Belief:
         for group in dict.fromkeys(map(_group, sorted(kept))):
             self._join(group, {kind: told for kind, told in kept.items() if _group(kind) == group})
         self._told = {
-            kind: _Told(self._points[kind], told.sizes, told[np.delete(np.arange(len(told.logs)), chosen[kind])])
+            kind: _Told(
+                self._points[kind], told.sizes, kept[kind], told[np.delete(np.arange(len(told.logs)), chosen[kind])]
+            )
             for kind, told in found.items()
         }
         self._crossed: dict[tuple[_Group, _Bounds], tuple[_Floats, _Floats, _Floats]] = {}
@@ -219,7 +223,7 @@ class Belief:
             return self._told.get(kind)
         told = _measured(kind, points, self._noise)
         nearest = _distances(told.at, shared.at, _group(kind)).argmin(axis=1)
-        return _Told(_points(kind, told, self._centre, nearest), told.sizes, None)
+        return _Told(_points(kind, told, self._centre, nearest), told.sizes, told, told[np.arange(0)])
 
     def _hope(self, request: JobRequest, optimism: float, own: tuple[SpeedPoint, ...]) -> _Floats:
         mean, deviation = self.mean_sd(request, own)
@@ -267,8 +271,11 @@ class Belief:
                 where = (sizes[:, 1] - 1 if has_ps else 0, sizes[:, 0] - 1)
                 at = np.log2(np.maximum(sizes, 1))
                 found[where], spread[where] = self._at(kind, own, at, self._cross(group, None, at))
-        if told is not None and told.alone is not None:
-            _tell_alone(kind, told.alone, bounds, found, spread)
+        variance = spread**2 + _ROUGH**2
+        if told is not None:
+            _tell_kept(kind, told.kept, bounds, found, variance)
+            _tell_alone(kind, told.alone, bounds, found, variance)
+        spread = np.sqrt(variance)
         mean[1 if has_ps else 0 :, 1:] = found
         deviation[1 if has_ps else 0 :, 1:] = spread
         return mean, deviation
@@ -311,21 +318,34 @@ def _group(kind: TrainingKind) -> _Group:
 
 
 def _points(kind: TrainingKind, told: _Measured, centre: float, shared: NDArray[np.int64]) -> _Points:
-    root = _root(_own(told.at, told.at, _group(kind)) + np.diag(told.noise))
+    root = _root(_own(told.at, told.at, _group(kind)) + np.diag(told.noise + _ROUGH**2))
     return _Points(told.at, told.logs - centre, root, shared)
 
 
-def _tell_alone(kind: TrainingKind, told: _Measured, bounds: _Bounds, mean: _Floats, spread: _Floats) -> None:
-    """Have what was measured at sizes that were not chosen count there; arrays begin with 1 worker and 1 PS."""
-    has_ps = kind.architecture is Architecture.PS
-    within = (told.sizes[:, 0] <= bounds.workers) & ((told.sizes[:, 1] <= bounds.ps) | (not has_ps))
-    told = told[np.flatnonzero(within)]
-    where = (told.sizes[:, 1] - 1 if has_ps else np.zeros(len(told.logs), dtype=np.int64), told.sizes[:, 0] - 1)
-    before, off = spread[where] ** 2, told.logs + _trend(kind, told.at) - mean[where]
+def _tell_kept(kind: TrainingKind, told: _Measured, bounds: _Bounds, mean: _Floats, variance: _Floats) -> None:
+    """Have sizes that count for others have their roughness too; arrays begin with 1 worker and 1 PS."""
+    told, where = _within(kind, told, bounds)
+    gain = _ROUGH**2 / (_ROUGH**2 + told.noise)
+    mean[where] += gain * (told.logs + _trend(kind, told.at) - mean[where])
+    variance[where] = (1.0 - gain) ** 2 * (variance[where] - _ROUGH**2) + gain * told.noise
+
+
+def _tell_alone(kind: TrainingKind, told: _Measured, bounds: _Bounds, mean: _Floats, variance: _Floats) -> None:
+    """Have what was measured at other sizes count there."""
+    told, where = _within(kind, told, bounds)
+    before, off = variance[where], told.logs + _trend(kind, told.at) - mean[where]
     noise = told.noise + np.where(told.single & (off**2 > _UNEXPECTED**2 * (before + told.noise)), off**2, 0.0)
     gain = before / (before + noise)
     mean[where] += gain * off
-    spread[where] = np.sqrt(before * (1.0 - gain))
+    variance[where] = before * (1.0 - gain)
+
+
+def _within(kind: TrainingKind, told: _Measured, bounds: _Bounds) -> tuple[_Measured, tuple[Any, Any]]:
+    """What was measured within bounds, and where that is in an array that begins with 1 worker and 1 PS."""
+    has_ps = kind.architecture is Architecture.PS
+    within = (told.sizes[:, 0] <= bounds.workers) & ((told.sizes[:, 1] <= bounds.ps) | (not has_ps))
+    told = told[np.flatnonzero(within)]
+    return told, (told.sizes[:, 1] - 1 if has_ps else np.zeros_like(told.sizes[:, 0]), told.sizes[:, 0] - 1)
 
 
 def _pierce(found: tuple[_Floats, _Floats], size: _Bounds, *, has_ps: bool) -> None:
@@ -385,7 +405,7 @@ def _measured(kind: TrainingKind, points: Sequence[SpeedPoint], noise: float) ->
     """Points as arrays, less the trend, in the order of sizes."""
     points = sorted(points)
     sizes = np.array([point.allocation for point in points], dtype=np.int64).reshape(-1, 2)
-    times = np.array([max(point.measurements, _STALE) for point in points], dtype=np.float64)
+    times = np.array([max(point.measurements, 1) for point in points], dtype=np.float64)
     logs: _Floats = np.log(np.array([point.samples_per_second for point in points], dtype=np.float64))
     single = np.array([point.jobs == 1 for point in points], dtype=np.bool_)
     told = _Measured(sizes, logs, np.maximum(noise**2 / times, _FLOOR**2), single)
@@ -401,7 +421,8 @@ def _doubted(kind: TrainingKind, told: _Measured) -> _Measured:
     if len(told.logs) < _LEAST_JUDGES or not told.single.any():
         return told
     group, at = _group(kind), told.at
-    certain = _inverse(_matern(_distances(at, at, group), *_SHARED) + _own(at, at, group) + np.diag(told.noise))
+    noise = np.diag(told.noise + _ROUGH**2)
+    certain = _inverse(_matern(_distances(at, at, group), *_SHARED) + _own(at, at, group) + noise)
     weighed, precision = certain @ (told.logs - told.logs.mean()), np.diagonal(certain)
     doubted = told.single & (np.abs(weighed) > _UNEXPECTED * np.sqrt(precision))
     return replace(told, noise=np.where(doubted, told.noise + (weighed / precision) ** 2, told.noise))

@@ -18,8 +18,8 @@ def up_to_date(measured: Iterable[MeasuredSpeeds]) -> tuple[MeasuredSpeeds, ...]
 
     When a cluster or a model's code changes overnight, the sizes that jobs run at show it at once, and those that were
     measured long ago look better, or worse, than they are. A size at which the speed changed (``SpeedPoint.before``)
-    tells of all that were measured last before that; several count with their median. What was put right has 0
-    measurements: it says less than one would.
+    tells of all that were measured last before that; several count with their median. What was put right counts
+    as measured once.
     """
     return tuple(MeasuredSpeeds(speeds.kind, _as_now(speeds.points)) for speeds in measured)
 
@@ -36,6 +36,6 @@ def _as_now(points: tuple[SpeedPoint, ...]) -> tuple[SpeedPoint, ...]:
         later = [change for since, change in changes if since > point.at]
         speed, times = point.samples_per_second, point.measurements
         if later:
-            speed, times = speed * math.exp(statistics.median(later)), 0
+            speed, times = speed * math.exp(statistics.median(later)), 1
         made.append(SpeedPoint(point.allocation, speed, times, point.jobs))
     return tuple(made)

@@ -24,7 +24,7 @@ from dl2d.policies.remaining import samples_left
 #: A jump that saves less than this part of the remaining time is not made.
 _WORTHWHILE = 0.01
 #: Deviations of what is believed that are hoped for.
-OPTIMISM: Final = 0.75
+OPTIMISM: Final = 0.5
 #: A jump without room is cut by this part of the tasks it adds, at least by one.
 _CUT = 8
 

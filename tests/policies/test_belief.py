@@ -45,8 +45,8 @@ def test_it_recovers_surfaces_from_a_few_sizes_spread_over_the_range() -> None:
     for name, model in SMOOTH.items():
         believed, true = belief.grid(a_request(name))[1:, 1:], model.grid(16, 16)[1:, 1:]
         wrong = np.abs(np.log(believed / true))
-        assert wrong.mean() < 0.08
-        assert wrong.max() < 0.45
+        assert wrong.mean() < 0.1
+        assert wrong.max() < 0.5
         best = np.unravel_index(believed.argmax(), believed.shape)
         assert true[best] > 0.9 * true.max()
         for workers, ps in SPREAD:
@@ -67,7 +67,11 @@ def test_it_agrees_with_conditioning_a_normal_distribution_by_hand() -> None:
         return (1 + far) * np.exp(-far)
 
     def covariance(one: Any, other: Any) -> float:
-        own = 9 + 0.12 * matern(one[1:3], other[1:3], 1.5) if one[0] == other[0] else 0.0
+        own = (
+            9 + 0.12 * matern(one[1:3], other[1:3], 1.5) + 0.01 * (one[1:3] == other[1:3])
+            if one[0] == other[0]
+            else 0.0
+        )
         return 0.5 * matern(one[1:3], other[1:3], 2.0) + own
 
     def trend(point: Any) -> float:
@@ -83,7 +87,7 @@ def test_it_agrees_with_conditioning_a_normal_distribution_by_hand() -> None:
             cross = np.array([covariance(asked, point) for point in points])
             solved = np.linalg.solve(known, cross)
             assert mean[ps, workers] == pytest.approx(centre + trend(asked) + solved @ (logs - centre), abs=1e-6)
-            assert deviation[ps, workers] ** 2 == pytest.approx(9.62 - solved @ cross, abs=1e-6)
+            assert deviation[ps, workers] ** 2 == pytest.approx(9.63 - solved @ cross, abs=1e-6)
 
 
 def test_what_was_never_measured_has_the_shape_that_others_share() -> None:
