@@ -136,6 +136,7 @@ def test_other_designs_and_what_went_before(tmp_path: Path) -> None:
         policies=[
             "drf",
             {"name": "imitates", "training": {"settings": {"iterations": 0}}},
+            {"name": "offline", "training": {"offline": True, "settings": {"iterations": 1}}},
             {"name": "goes on", "training": {"before": {**small, "types": 2}}},
             {"name": "jumps", "training": {"design": "jumps", "settings": quick}},
         ],
@@ -144,7 +145,11 @@ def test_other_designs_and_what_went_before(tmp_path: Path) -> None:
     assert not run.failures, run.failures[0].trace
     steps = {made.entrant: [look.step for look in made.curve] for _, made in run.preparations}
     # Shorter imitations, of a quarter and so on; and what went before counts.
-    assert steps == {"imitates": [0, 1, 2, 5], "goes on": [9, 13, 17], "jumps": [0, 1]}
+    assert steps == {"imitates": [0, 1, 2, 5], "offline": [0, 5, 9], "goes on": [9, 13, 17], "jumps": [0, 1]}
+    # Learned on a formula, tried on the truth.
+    offline, imitates = (next(made for _, made in run.preparations if made.entrant == name)
+                         for name in ("offline", "imitates"))  # fmt: skip
+    assert offline.reference != imitates.reference
 
 
 def test_tuning_chooses_on_workloads_of_its_own(tmp_path: Path) -> None:
