@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 from dl2d.simulation.experiments.definition import builtin_names, digest, find_experiment
+from dl2d.simulation.sources import load_source
+from dl2d.simulation.workload import write_workload
 
 TINY = {
     "name": "tiny", "version": 1, "description": "One small workload.",
@@ -98,6 +100,35 @@ def test_policies_and_seeds_may_be_others(dl2d, tiny: Path, tmp_path: Path) -> N
     assert ran.json["workloads"]["dl2?jobs=3&longest_slots=4"]["policies"]["srtf"]["avg_jct_slots"]["seeds"] == 2
     stored = yaml.safe_load((out / "definition.yaml").read_text())
     assert (stored["policies"], stored["seeds"], stored["baseline"]) == (["srtf"], [3, 5], "srtf")
+
+
+def test_ones_own_workloads_take_the_place_of_the_definitions(dl2d, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    for number in range(3):
+        workload = load_source("generator:dl2?jobs=3&longest_slots=4", seed=number).workload
+        write_workload(workload, tmp_path / f"logs/{number}.json")
+    out = tmp_path / "out"
+    ran = dl2d("experiment", "run", tiny, "--out", out, "--workload", tmp_path / "logs/*.json", "--json")
+    assert ran.status == 0, ran.err
+    assert ran.json["version"] == "1+changed"
+    # Nothing is trained: all three are tested on, one for each seed.
+    assert ran.json["workloads"]["files"]["policies"]["drf"]["avg_jct_slots"]["seeds"] == 3
+    assert sorted(path.name for path in (out / "inputs").iterdir()) == ["0.json", "1.json", "2.json"]
+    found = [cell["avg_jct"] for cell in json.loads((out / "results.json").read_text())["cells"]][:3]
+    assert len(set(found)) == 3
+    none = dl2d("experiment", "run", tiny, "--out", tmp_path / "none", "--workload", tmp_path / "no/*.json")
+    assert none.status == 2
+    assert "no file has such a name" in none.err
+
+
+def test_scales(dl2d, tiny: Path, tmp_path: Path) -> None:
+    refused = dl2d("experiment", "run", tiny, "--out", tmp_path / "out", "--scale", "quick")
+    assert refused.status == 2
+    assert "tiny: quick: this experiment has one scale only" in refused.err
+    tiny.write_text(yaml.safe_dump({**TINY, "seeds": 3, "quick": {"seeds": 1}}))
+    ran = dl2d("experiment", "run", tiny, "--out", tmp_path / "out", "--scale", "quick", "--json")
+    assert ran.status == 0, ran.err
+    assert (ran.json["version"], ran.json["cells"]) == ("1+quick", 2)
 
 
 def test_the_report_can_be_written_again(dl2d, tiny: Path, tmp_path: Path) -> None:
