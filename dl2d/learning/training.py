@@ -21,7 +21,7 @@ from dl2d.learning.search import Search, Step, advance
 from dl2d.policies.belief import Belief
 from dl2d.policies.checkpoint import Checkpoint
 from dl2d.policies.dl2 import as_arrays, from_arrays
-from dl2d.policies.jumps import Floats, Ints, Surfaces, initial_weights
+from dl2d.policies.jumps import FEATURES, Floats, Ints, Surfaces, initial_weights
 from dl2d.simulation.workload import Workload
 
 _STATE: Final = "state.npz"
@@ -168,6 +168,7 @@ class Trainer:
             weights={"scorer": state.best, **as_arrays(state.measured)[0]},
             settings={
                 "design": "jumps",
+                "features": list(FEATURES),
                 "hidden": self.settings.hidden,
                 "slot_seconds": self._slot_seconds,
                 "optimism": self.settings.deciding_optimism,

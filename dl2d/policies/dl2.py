@@ -31,6 +31,7 @@ from dl2d.policies.drift import up_to_date
 from dl2d.policies.filling import Filling
 from dl2d.policies.heads import Heads
 from dl2d.policies.jumps import (
+    FEATURES,
     LEAST_LEFT,
     Crowd,
     Floats,
@@ -113,10 +114,12 @@ class Dl2:
             self._known = from_arrays(checkpoint.weights, settings["kinds"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise CheckpointError(f"checkpoint of {_NAME}: lacks, or has no fit, {error}") from error
-        if settings.get("design") != "jumps" or self._weights.shape != (1, weight_count(self._hidden)):
+        unlike = settings.get("features", list(FEATURES)) != list(FEATURES)
+        if settings.get("design") != "jumps" or unlike or self._weights.shape != (1, weight_count(self._hidden)):
             raise CheckpointError(
                 f"checkpoint of {_NAME}: design {settings.get('design')!r} with weights of shape "
-                f"{self._weights.shape[1:]}; this dl2d has 'jumps' with {weight_count(self._hidden)}"
+                f"{self._weights.shape[1:]}{' for other features' if unlike else ''}; this dl2d has 'jumps' with "
+                f"{weight_count(self._hidden)}: train it again (dl2d train)"
             )
         if not self._slot_seconds > 0 or self._resize_seconds < 0 or not np.isfinite(self._optimism):
             raise CheckpointError(f"checkpoint of {_NAME}: slot_seconds must be over 0, resize_seconds 0 or more")

@@ -133,7 +133,7 @@ def test_on_clusters_it_is_played_as_in_a_replay(seed: int) -> None:
     trainer = Trainer(workloads, workloads, replace(QUICK, parts=(1.0,), hidden=2))
     state = trainer.explore()
     policy = Dl2(trainer.checkpoint(state, {}), slot_seconds=60.0)
-    for workload in workloads:
+    for workload in (*workloads, drawn(seed, jobs=8)):  # nodes of the last one are not alike
         ground = Ground([replace(workload, slot_seconds=60.0)])
         surfaces = ground.surfaces(Belief(state.measured), 0.0)
         played = play(ground, surfaces, np.zeros(1, int), state.best[None], seeds=[0])

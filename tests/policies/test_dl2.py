@@ -211,6 +211,11 @@ def test_a_checkpoint_of_another_shape_is_refused() -> None:
     }  # fmt: skip
     with pytest.raises(CheckpointError, match="weights of shape"):
         Dl2(Checkpoint(policy="dl2", weights={"scorer": np.zeros(3), **arrays}, settings=settings, training={}))
+    right = {"scorer": np.zeros(weight_count(2)), **arrays}
+    Dl2(Checkpoint(policy="dl2", weights=right, settings=settings | {"features": list(FEATURES)}, training={}))
+    other = settings | {"features": [*FEATURES[1:], "cost"]}
+    with pytest.raises(CheckpointError, match=r"for other features; .* train it again"):
+        Dl2(Checkpoint(policy="dl2", weights=right, settings=other, training={}))
     with pytest.raises(CheckpointError, match="lacks"):
         Dl2(Checkpoint(policy="dl2", weights={}, settings=settings, training={}))
 
