@@ -158,7 +158,7 @@ def connect(
     Parameters
     ----------
     address
-        host:port.
+        host:port, or the name of an abstract Unix socket with its leading zero.
     identity
         who we are.
     channel
@@ -179,7 +179,7 @@ def connect(
     deadline = time.monotonic() + timeout
     sock = _open(address, deadline)
     try:
-        challenge = _introduce(sock, address, identity, channel, deadline)
+        challenge = _introduce(sock, address.lstrip("\0"), identity, channel, deadline)
         if incarnation and challenge.incarnation != incarnation:
             msg = f"{challenge.task} at {address} is incarnation {challenge.incarnation}, expected {incarnation}"
             raise AuthenticationError(msg)
@@ -195,6 +195,8 @@ def connect(
 
 
 def _open(address: str, deadline: float) -> socket.socket:
+    if address.startswith("\0"):
+        return _open_local(address, deadline)
     host, port = split_address(address)
     pause = 0.05
     while True:
@@ -209,6 +211,19 @@ def _open(address: str, deadline: float) -> socket.socket:
         else:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return sock
+
+
+def _open_local(address: str, deadline: float) -> socket.socket:
+    """Connect to an abstract Unix socket: it is there or it is not, so that nothing is tried again."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(max(0.1, deadline - time.monotonic()))
+    try:
+        sock.connect(address)
+    except OSError as error:
+        sock.close()
+        msg = f"cannot connect to {address[1:]}: {error}"
+        raise ConnectError(msg) from error
+    return sock
 
 
 def _introduce(

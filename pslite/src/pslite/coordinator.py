@@ -105,6 +105,8 @@ class _Member:
     host: str
     pid: int
     address: str
+    local: str
+    machine: str
     channel: Channel[FromMember]
     state: Literal["joined", "active", "draining", "left"] = "joined"
     heard: float = 0.0
@@ -118,7 +120,10 @@ class _Member:
 
     def record(self) -> Member:
         """Return what a plan says about it."""
-        return Member(task=self.task, incarnation=self.incarnation, host=self.host, pid=self.pid, address=self.address)
+        return Member(
+            task=self.task, incarnation=self.incarnation, host=self.host, pid=self.pid,
+            address=self.address, local=self.local, machine=self.machine,
+        )  # fmt: skip
 
     @property
     def title(self) -> str:
@@ -499,6 +504,8 @@ class Coordinator:
             host=message.host,
             pid=message.pid,
             address=message.address,
+            local=message.local,
+            machine=message.machine,
             channel=channel,
             heard=now,
             joined=now,

@@ -84,7 +84,8 @@ class Doorway:
             sock.close()
             return
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stranger = _Stranger(sock, self._acceptor(), time.monotonic())
         self._strangers.add(stranger)
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._greet(stranger))

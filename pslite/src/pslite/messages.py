@@ -71,6 +71,8 @@ class Join(Message, frozen=True):
     host: str
     pid: int
     address: str = ""
+    local: str = ""
+    machine: str = ""
     spec: JobSpec | None = None
 
 

@@ -26,6 +26,9 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pid: int
     #: host:port on which a server takes data; empty for a worker
     address: str = ""
+    #: name of the Unix socket on which it does so for processes of its machine, and which machine that is
+    local: str = ""
+    machine: str = ""
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

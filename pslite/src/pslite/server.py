@@ -23,7 +23,7 @@ import numpy as np
 
 from pslite.auth import Acceptor, Identity, connect
 from pslite.blocks import Block, cut
-from pslite.channel import Channel, Inbox, listen
+from pslite.channel import Channel, Inbox
 from pslite.checkpoint import Saver
 from pslite.doorway import Doorway
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, Unreachable
@@ -57,12 +57,11 @@ from pslite.messages import (
     Welcome,
 )
 from pslite.optimizers import Updater
-from pslite.plan import Member, Plan, Reduction, reduction
+from pslite.plan import Plan, Reduction, reduction
 from pslite.spec import JobSpec
+from pslite.transport import machine, open_listeners, reach, tune
 from pslite.wire import INIT, PARAM, PUSH, RESTORE, STATE, STATE_ACK, WRONG_OWNER, Header, Link
 
-#: how long another member may take to accept a connection
-_CONNECT_SECONDS = 15.0
 #: seconds after which a broken data connection to a member fails the job, if the coordinator has not spoken before
 _BROKEN_SECONDS = 3.0
 #: frames of state queued at a time: moving gives way to answering workers
@@ -119,18 +118,23 @@ class Server:
         self._identity = identity
         self._say = say
         self._selector = selectors.DefaultSelector()
-        self._listener = listen()
         self._coordinator = coordinator
         sock, challenge = connect(coordinator, identity, "control", timeout=join_timeout)
         self._job = challenge.job
         self._control: Channel[FromCoordinator] = Channel(sock, Inbox(FromCoordinator, MAX_CONTROL_BYTES))
         # the interface that reaches the coordinator reaches the rest of the job, unless the user says otherwise
-        address = f"{host or sock.getsockname()[0]}:{self._listener.getsockname()[1]}"
-        self._control.send(Join(host=socket.gethostname(), pid=os.getpid(), address=address))
+        listeners, local = open_listeners()
+        address = f"{host or sock.getsockname()[0]}:{listeners[0].getsockname()[1]}"
+        self._control.send(
+            Join(host=socket.gethostname(), pid=os.getpid(), address=address, local=local, machine=machine())
+        )
         self._heartbeat = 1.0
         self._lease = 10.0
         self._heard = self._beaten = time.monotonic()
-        self._doorway = Doorway(self._selector, self._listener, acceptor=self._acceptor, welcome=self._welcome, say=say)
+        self._doorways = [
+            Doorway(self._selector, listener, acceptor=self._acceptor, welcome=self._welcome, say=say)
+            for listener in listeners
+        ]
         #: data connections that workers and servers opened to us
         self._links: dict[str, Link] = {}
         self._all_links: set[Link] = set()
@@ -198,7 +202,8 @@ class Server:
         for stage in self._stages.values():
             for link in stage.peers.values():
                 link.close()
-        self._doorway.close()
+        for doorway in self._doorways:
+            doorway.close()
         for closable in (self._control, self._wake_in, self._wake_out, self._selector):
             closable.close()
 
@@ -211,7 +216,8 @@ class Server:
             self._control.flush()
         if now - self._heard > self._lease:
             raise JobFailed(f"no word from the coordinator at {self._coordinator} for {self._lease:g} s")
-        self._doorway.expire(now)
+        for doorway in self._doorways:
+            doorway.expire(now)
         for task, (since, reason) in list(self._lost.items()):
             if now - since > _BROKEN_SECONDS:
                 del self._lost[task]
@@ -232,6 +238,7 @@ class Server:
         )
 
     def _welcome(self, sock: socket.socket, hello: Hello) -> None:
+        tune(sock)
         self._adopt(Link(sock, hello.task, hello.incarnation, hello.role), incoming=True)
 
     # --- data connections -----------------------------------------------------------------------------------------
@@ -613,7 +620,7 @@ class Server:
             self._pool.reserve([self._blocks[b] for b in gained], len(plan.workers))
             targets = {plan.owner(b).task: plan.owner(b) for b in held - mine}
             for task, member in targets.items():
-                sock = _reach(member, self._identity)
+                sock = reach(member, self._identity)
                 links[task] = Link(sock, task, member.incarnation, "ps")
             result = _Stage(plan, how, expected, gained, links)
         except (PsliteError, MemoryError, ValueError) as error:
@@ -686,10 +693,3 @@ class Server:
 
 def _data_only(hello: Hello) -> str:
     return "" if hello.channel == "data" else "this is a parameter server: it takes data connections only"
-
-
-def _reach(member: Member, identity: Identity) -> socket.socket:
-    try:
-        return connect(member.address, identity, "data", timeout=_CONNECT_SECONDS, incarnation=member.incarnation)[0]
-    except PsliteError as error:
-        raise Unreachable(member.task, str(error)) from error

@@ -53,9 +53,10 @@ from pslite.messages import (
 from pslite.messages import (
     Drained as DrainedMessage,
 )
-from pslite.plan import Member, Plan
+from pslite.plan import Plan
 from pslite.session import Drained, Share, Stopwatch
 from pslite.spec import JobSpec
+from pslite.transport import reach
 from pslite.wire import INIT, PARAM, PUSH, RESTORE, WRONG_OWNER, Header, Link
 
 #: the least time between two progress reports of a fast loop
@@ -64,8 +65,6 @@ _PROGRESS_SECONDS = 0.1
 _FAIL_GRACE_SECONDS = 5.0
 #: how long a broken data connection waits for the coordinator's verdict
 _VERDICT_SECONDS = 10.0
-#: how long a server may take to accept a connection
-_CONNECT_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -617,7 +616,7 @@ class Worker:
                 present = self._links.get(task)
                 if present is not None and present.incarnation == member.incarnation:
                     continue
-                sock = _reach(member, self._identity)
+                sock = reach(member, self._identity)
                 links[task] = Link(sock, task, member.incarnation, "ps")
         except (PsliteError, ValueError) as error:
             for link in links.values():
@@ -628,10 +627,3 @@ class Worker:
         self._staged.put(_Stage(plan, previous, links))
         self._wake()
         self._send(Ready(plan=plan.number))
-
-
-def _reach(member: Member, identity: Identity) -> socket.socket:
-    try:
-        return connect(member.address, identity, "data", timeout=_CONNECT_SECONDS, incarnation=member.incarnation)[0]
-    except PsliteError as error:
-        raise Unreachable(member.task, str(error)) from error
