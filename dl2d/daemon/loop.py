@@ -45,6 +45,8 @@ _TICK, _LEARN = "tick", "learn"
 _FLOOR_SECONDS = 0.5
 #: A tick that takes longer than this many poll intervals (and this many seconds) counts as stuck.
 _STUCK_INTERVALS, _STUCK_SECONDS = 10, 300.0
+#: How long a daemon that starts leaves its learner alone.
+_SETTLING_SECONDS = 60.0
 #: Settings that are read once: sockets, files and managers are not exchanged under running jobs.
 _FIXED = ("state_dir", "store", "resource_manager", "api")
 
@@ -291,14 +293,25 @@ class Daemon(AbstractContextManager["Daemon"]):
         if not learning.enabled:
             self._learner.stop("learning was switched off")
             return
-        trigger = IntervalTrigger(seconds=3600 * learning.every_hours)
+        timing: dict[str, object]
         if learning.at:
             hour, _, minute = learning.at.partition(":")
-            trigger = CronTrigger(hour=int(hour), minute=int(minute))  # local time, also when clocks change
-        scheduler.add_job(
-            self._learner.start, trigger, (settings.policy.name, 60 * learning.limit_minutes), id=_LEARN,
-            executor=_LEARN,
-        )  # fmt: skip
+            timing = {"trigger": CronTrigger(hour=int(hour), minute=int(minute))}  # local time, also when clocks change
+        else:
+            seconds = 3600 * learning.every_hours
+            first = datetime.fromtimestamp(self._next_lesson(seconds), tz=UTC)
+            timing = {"trigger": IntervalTrigger(seconds=seconds), "next_run_time": first}
+        arguments = (settings.policy.name, 60 * learning.limit_minutes)
+        scheduler.add_job(self._learner.start, args=arguments, id=_LEARN, executor=_LEARN, **timing)
+
+    def _next_lesson(self, seconds: float) -> float:
+        """When to learn next, so many seconds after the last time; not in the first minute. Seconds since 1970."""
+        now = self._clock()
+        try:
+            last = max((run.started_at for run in self._store.registry.runs(limit=1)), default=now)
+        except Dl2dError:
+            last = now
+        return max(last + seconds, now + min(seconds, _SETTLING_SECONDS))
 
     def _take_settings(self, scheduler: BackgroundScheduler) -> None:
         self._service.reloading()

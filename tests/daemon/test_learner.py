@@ -12,12 +12,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import psutil
 import pytest
+from apscheduler.schedulers.background import BackgroundScheduler
 from local_cluster import LocalCluster
 from structlog.testing import capture_logs
 
@@ -328,14 +330,17 @@ def test_ticks_go_on_while_it_hangs_and_a_shutdown_ends_it(tmp_path: Path) -> No
             assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_daemon_that_is_killed_takes_its_learner_along(tmp_path: Path) -> None:
     """The real one: it waits for the processor, or for its history, when the daemon dies."""
     learning: dict[str, Any] = {"enabled": True, "every_hours": 0.5 / 3600}
     with LocalCluster(tmp_path, {"policy": {"name": "dl2"}, "learning": learning}) as cluster:
         assert cluster.process is not None
         cluster.wait_until(
-            lambda: any(run.state is RunState.FAILED for run in cluster.store.registry.runs()), "it found no history"
-        )
+            lambda: any(run.state is RunState.FAILED for run in cluster.store.registry.runs()), "it found no history",
+            timeout=240,
+        )  # fmt: skip
         run = next(run for run in cluster.store.registry.runs() if run.state is RunState.FAILED)
         assert "came on 0 days of what was recorded" in run.note
         daemon = psutil.Process(cluster.process.pid)
@@ -349,3 +354,27 @@ def test_a_daemon_that_is_killed_takes_its_learner_along(tmp_path: Path) -> None
         cluster.kill()
         psutil.wait_procs(mine, timeout=60)
         assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in mine)
+
+
+def test_when_it_learns(tmp_path: Path) -> None:
+    """So long after the last time, or at a time of the day; not in the first minute, not when it is switched off."""
+    now = 1_000_000.0
+    settings = Settings.model_validate(
+        {"state_dir": tmp_path / "state", "api": {"port": 0}, "policy": {"name": "dl2"}, "learning": {"enabled": True}}
+    )
+    store = SqlStore("sqlite://")
+    with Daemon(settings, store, learner=("true",), clock=lambda: now) as daemon:
+        assert daemon._next_lesson(3600.0) == now + 3600.0
+        store.registry.begin_run("dl2", now - 600.0)
+        assert daemon._next_lesson(3600.0) == now + 3000.0
+        store.registry.begin_run("dl2", now - 10_000.0)
+        assert daemon._next_lesson(3600.0) == now + 60.0
+        scheduler = BackgroundScheduler(timezone="UTC")
+        learning = settings.learning.model_copy(update={"at": "02:30"})
+        daemon._schedule_learning(scheduler, settings.model_copy(update={"learning": learning}))
+        (job,) = scheduler.get_jobs()
+        moment = job.trigger.get_next_fire_time(None, datetime(2026, 7, 1, 12, tzinfo=UTC))
+        assert moment.astimezone(moment.tzinfo).strftime("%H:%M") == "02:30"
+        off = settings.learning.model_copy(update={"enabled": False})
+        daemon._schedule_learning(scheduler, settings.model_copy(update={"learning": off}))
+        assert scheduler.get_jobs() == []
