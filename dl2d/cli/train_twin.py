@@ -223,10 +223,13 @@ def _train(
     tell: Tell,
 ) -> Learned:
     began = time.monotonic()
+    # On few nodes some parts are the same.
+    nodes = max(len(workload.nodes()) for workload in lesson.training)
+    parts = tuple({max(1, round(nodes * part)): part for part in reversed(_PARTS)}.values())[::-1]
     try:
         known = from_arrays(parent.weights, parent.settings["kinds"])
         how = TrainingSettings(
-            seed=seed, iterations=iterations, every=2, hidden=int(parent.settings["hidden"]), parts=_PARTS, rounds=0,
+            seed=seed, iterations=iterations, every=2, hidden=int(parent.settings["hidden"]), parts=parts, rounds=0,
             deciding_optimism=float(parent.settings["optimism"]) if optimism is None else optimism, measuring=False,
             step=_STEP,
         )  # fmt: skip
