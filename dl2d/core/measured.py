@@ -97,6 +97,37 @@ class Tally(NamedTuple):
         return Tally(point, self.job, other, job)
 
 
+class Count(NamedTuple):
+    """What counting a measurement comes to."""
+
+    #: Of the size; None where nothing is known of it and the measurement does not count.
+    tally: Tally | None
+    #: Size at which the job was last set aside, if it still is.
+    strayed: Allocation | None
+
+
+def count(
+    tally: Tally | None,
+    size: Allocation,
+    samples_per_second: float,
+    *,
+    job: str,
+    at: float,
+    strayed: Allocation | None,
+) -> Count:
+    """Count what a job showed at a size for its kind.
+
+    A job that strayed, for what it showed at some size was set aside, counts at no other: it may not be what its user
+    says, and where it goes next others of its kind may never have been. It counts again once it was right after all.
+    """
+    if strayed is not None and strayed != size:
+        return Count(tally, strayed)
+    if tally is None:
+        return Count(Tally.first(size, samples_per_second, job=job, at=at), None)
+    made = tally.counted(samples_per_second, job=job, at=at)
+    return Count(made, size if made.other is not None else None)
+
+
 def _near(one: float, other: float) -> bool:
     return abs(math.log(one / other)) < FAR
 

@@ -20,6 +20,7 @@ from dl2d.core.measured import (
     MeasuredSpeeds,
     Tally,
     TrainingKind,
+    count,
     mean_of,
     thinned,
 )
@@ -49,7 +50,8 @@ class MemoryStore:
         self._ordered = True
         self._tasks: dict[tuple[JobKey, str], Task] = {}
         self._speeds: dict[TrainingKind, dict[Allocation, Tally]] = defaultdict(dict)
-        #: Times and speeds that live jobs reported.
+        #: Where what live jobs showed was set aside, and times and speeds that they reported.
+        self._strayed: dict[JobKey, Allocation] = {}
         self._own: dict[JobKey, dict[Allocation, deque[tuple[float, float]]]] = defaultdict(dict)
         self._losses: dict[JobKey, list[LossPoint]] = defaultdict(list)
         self._numbers = Counter[tuple[JobKey, Role]]()
@@ -123,13 +125,16 @@ class MemoryStore:
         if speed is not None and size.workers:
             self._own[key].setdefault(size, deque(maxlen=MOST_MEASUREMENTS)).append((progress.at, speed))
         if speed and size.workers:
-            sizes, who = self._speeds[TrainingKind.of(job.request)], key.slug
-            known = sizes.get(size)
-            sizes[size] = (
-                Tally.first(size, speed, job=who, at=progress.at)
-                if known is None
-                else known.counted(speed, job=who, at=progress.at)
+            sizes = self._speeds[TrainingKind.of(job.request)]
+            tally, strayed = count(
+                sizes.get(size), size, speed, job=key.slug, at=progress.at, strayed=self._strayed.get(key)
             )
+            if tally is not None:
+                sizes[size] = tally
+            if strayed is not None:
+                self._strayed[key] = strayed
+            else:
+                self._strayed.pop(key, None)
         if progress.loss is not None:
             self._losses[key].append(LossPoint(progress.epoch, progress.loss))
 
@@ -271,5 +276,6 @@ class MemoryStore:
             self._live.pop(job.key, None)
             self._losses.pop(job.key, None)
             self._own.pop(job.key, None)
+            self._strayed.pop(job.key, None)
         else:
             self._live[job.key] = job

@@ -95,6 +95,8 @@ class JobRow(Base):
     workers: Mapped[int] = mapped_column(comment="workers that train now")
     ps: Mapped[int] = mapped_column(comment="parameter servers that train now")
     series_at: Mapped[float | None] = mapped_column(comment="time of the newest row in progress")
+    strayed_workers: Mapped[int | None] = mapped_column(comment="where its speed was set aside last")
+    strayed_ps: Mapped[int | None]
     request: Mapped[str] = mapped_column(comment="what the user asked for, JSON")
     launch: Mapped[str] = mapped_column(comment="command, folder and environment, JSON; may hold the user's secrets")
 

@@ -23,8 +23,8 @@ from dl2d.core.measured import (
     MeasuredLoss,
     MeasuredSpeeds,
     SpeedPoint,
-    Tally,
     TrainingKind,
+    count,
 )
 from dl2d.core.plan import Start
 from dl2d.core.store import (
@@ -333,11 +333,23 @@ class SqlStore:
             .where(*(getattr(SpeedRow, name) == value for name, value in key.items()))
             .with_for_update()
         ).one_or_none()
-        tally = (
-            Tally.first(Allocation(progress.workers, progress.ps), speed, job=row.slug, at=progress.at)
-            if known is None
-            else rows.to_tally(known).counted(speed, job=row.slug, at=progress.at)
+        size = Allocation(progress.workers, progress.ps)
+        before = None if row.strayed_workers is None else Allocation(row.strayed_workers, row.strayed_ps)
+        tally, strayed = count(
+            None if known is None else rows.to_tally(known),
+            size,
+            speed,
+            job=row.slug,
+            at=progress.at,
+            strayed=before,
         )
+        if strayed != before:
+            where = (None, None) if strayed is None else strayed
+            connection.execute(
+                update(JobRow).where(JobRow.number == row.number).values(strayed_workers=where[0], strayed_ps=where[1])
+            )
+        if tally is None:
+            return
         kept = rows.of_tally(tally)
         connection.execute(
             self._upsert(SpeedRow)

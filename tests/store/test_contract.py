@@ -400,6 +400,26 @@ class TestEvidence:
         changed = SpeedPoint(Allocation(1, 1), 5.0, 3, jobs=2, at=125.0, since=120.0, before=50.0)
         assert said(jobs[2], 125.0, 5.0) == (changed,)
 
+    def test_a_job_whose_speed_was_set_aside_counts_at_no_other_size_until_it_was_right(self, store):
+        jobs = [a_job(number=number) for number in (1, 2, 3)]
+        for job in jobs:
+            store.add_job(job)
+        kind = TrainingKind.of(jobs[0].request)
+
+        def said(job, at, speed, workers=1):
+            store.report_progress(job.key, Progress(at=at, samples_per_second=speed, workers=workers, ps=1))
+            return {tuple(point.allocation): point.samples_per_second for point in store.speeds([kind])[0].points}
+
+        for at in (100.0, 110.0, 120.0):
+            said(jobs[0], at, 50.0)
+        assert said(jobs[1], 120.0, 5.0) == {(1, 1): 50.0}
+        assert said(jobs[1], 130.0, 7.0, workers=2) == {(1, 1): 50.0}
+        # Others count there, and so does this one again after another has said the same as it.
+        assert said(jobs[0], 140.0, 90.0, workers=2) == {(1, 1): 50.0, (2, 1): 90.0}
+        assert said(jobs[2], 140.0, 5.0) == {(1, 1): 5.0, (2, 1): 90.0}
+        assert said(jobs[1], 150.0, 5.0)[1, 1] == 5.0
+        assert said(jobs[1], 160.0, 8.0, workers=3)[3, 1] == 8.0
+
     def test_speeds_of_one_job_are_means_of_its_last_reports_at_each_size(self, store):
         one, other = a_job(), a_job(number=2)
         for job in (one, other):

@@ -35,6 +35,11 @@ def upgrade() -> None:
                 comment="what the last reports said that is far off",
             )
         )
+    op.add_column(
+        "jobs",
+        sa.Column("strayed_workers", sa.BigInteger(), nullable=True, comment="where its speed was set aside last"),
+    )
+    op.add_column("jobs", sa.Column("strayed_ps", sa.BigInteger(), nullable=True))
     # Rows from before have the defaults; the code always says what it writes.
     with op.batch_alter_table("speeds") as table:
         for name, *_ in _COLUMNS:
@@ -42,6 +47,8 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    op.drop_column("jobs", "strayed_ps")
+    op.drop_column("jobs", "strayed_workers")
     with op.batch_alter_table("speeds") as table:
         for name in ("other_samples_per_second", *(name for name, *_ in reversed(_COLUMNS))):
             table.drop_column(name)
