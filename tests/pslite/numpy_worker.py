@@ -13,6 +13,7 @@ import numpy as np
 from pslite.connect import session_for
 from pslite.gradients import GradientSums
 from pslite.sampler import permutation
+from pslite.schedules import Cosine
 from pslite.session import SingleSession
 from pslite.shards import sample_slice
 from pslite.spec import SGD, Adam, JobSpec, Mean, Part, Segment
@@ -29,6 +30,7 @@ def main() -> int:
     parser.add_argument("--features", type=int, default=700)
     parser.add_argument("--shards", type=int, default=16)
     parser.add_argument("--block-bytes", type=int, default=1024)
+    parser.add_argument("--clip", type=float, default=0.0)
     parser.add_argument("--checkpoint", default="")
     parser.add_argument("--every", type=int, default=0)
     parser.add_argument("--begin-anew", action="store_true")
@@ -42,6 +44,7 @@ def main() -> int:
         "momentum": SGD(lr=0.0002, momentum=0.9),
         "nesterov": SGD(lr=0.0002, momentum=0.9, nesterov=True),
         "adam": Adam(lr=0.01),
+        "scheduled": SGD(lr=0.0004, momentum=0.9, schedule=Cosine(over=90, floor=0.1, warmup=10)),
     }[options.optimizer]
     features = options.features
     spec = JobSpec(
@@ -56,6 +59,7 @@ def main() -> int:
         mode=options.mode,
         shards=options.shards,
         block_bytes=options.block_bytes,
+        clip_norm=options.clip,
         checkpoint=options.checkpoint,
         checkpoint_every=options.every,
         resume=not options.begin_anew,

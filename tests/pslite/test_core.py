@@ -18,6 +18,7 @@ from pslite.errors import SpecError
 from pslite.optimizers import Updater, slots
 from pslite.plan import next_members, reduction
 from pslite.sampler import permutation, stream
+from pslite.schedules import Constant, Cosine, Milestones, Polynomial, StepDecay
 from pslite.shards import ranges, sample_slice
 from pslite.spec import SGD, Adam, JobSpec, Mean, Part, Segment, block_bytes_for, differences
 from pslite.tree import ROOT, TreeSum, cover, span, width
@@ -262,6 +263,11 @@ def test_an_unusable_job_is_refused_with_the_name_of_the_value(changes, message)
     ("make", "message"),
     [
         (lambda: SGD(lr=-1.0), "SGD lr is -1.0"),
+        (lambda: StepDecay(every=0), "StepDecay every is 0"),
+        (lambda: Milestones(at=(3, -1)), "Milestones at is -1"),
+        (lambda: Cosine(over=5, floor=2.0), "Cosine floor is 2.0"),
+        (lambda: Polynomial(over=5, power=-1.0), "Polynomial power is -1.0"),
+        (lambda: Constant(warmup=-3), "Constant warmup is -3"),
         (lambda: SGD(lr=math.nan), "SGD lr is nan"),
         (lambda: SGD(lr=0.1, momentum=1.0), "SGD momentum is 1.0"),
         (lambda: SGD(lr=0.1, nesterov=True), "nesterov"),

@@ -18,9 +18,15 @@ from pslite.testing import Resize, run_local
 PATIENT = Settings(grace=60.0, start=60.0, settle=60.0)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_same_bits_as_the_static_run(optimizer, tmp_path):
-    options = ("--optimizer", optimizer)
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--optimizer", "sgd"), ("--optimizer", "momentum"), ("--optimizer", "adam"),
+        ("--optimizer", "scheduled", "--clip", "0.3"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_same_bits_as_the_static_run(options, tmp_path):
     schedule = [
         Resize(5, workers=2, servers=3),
         Resize(10, workers=2, servers=2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from pslite.coordinator import Settings
 from pslite.errors import SpecError, UsageError
 from pslite.sampler import permutation
 from pslite.testing import Resize, run_local
-from pslite.torch import SGD, Adam, ElasticJob, Group
+from pslite.torch import SGD, Adam, Constant, Cosine, ElasticJob, Group, Milestones, Polynomial, StepDecay
 
 SCRIPT = str(Path(__file__).with_name("torch_worker.py"))
 PATIENT = Settings(grace=60.0, start=60.0, settle=60.0)
@@ -37,6 +38,21 @@ def run(model, rule, mode="exact", epochs=3, **more):
     for inputs, targets in job:
         job.backward(functional.mse_loss(model(inputs), targets))
     return job
+
+
+def train(model, optimizer, before=lambda version: None):
+    """The same in torch alone; `before` is called before each step."""
+    inputs, targets = data().tensors
+    version = 0
+    for epoch in range(3):
+        order = permutation(4, epoch, 50)
+        for first in range(0, 50, 16):
+            picked = torch.from_numpy(order[first : first + 16])
+            optimizer.zero_grad()
+            functional.mse_loss(model(inputs[picked]), targets[picked]).backward()
+            before(version)
+            optimizer.step()
+            version += 1
 
 
 def network():
@@ -70,15 +86,43 @@ def _threads():
 def test_optimizers_compute_what_torch_computes(rule, make, mode):
     mine, theirs = network(), network()
     run(mine, rule, mode)
-    optimizer = make(theirs.parameters())
-    inputs, targets = data().tensors
-    for epoch in range(3):
-        order = permutation(4, epoch, 50)
-        for first in range(0, 50, 16):
-            picked = torch.from_numpy(order[first : first + 16])
-            optimizer.zero_grad()
-            functional.mse_loss(theirs(inputs[picked]), targets[picked]).backward()
-            optimizer.step()
+    train(theirs, make(theirs.parameters()))
+    for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-6)
+
+
+SCHEDULES = [
+    (StepDecay(every=4, by=0.5), lambda o: torch.optim.lr_scheduler.StepLR(o, 4, 0.5)),
+    (Milestones(at=(3, 7), by=0.3), lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [3, 7], 0.3)),
+    (Cosine(over=9), lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda t: (1 + math.cos(math.pi * t / 9)) / 2)),
+    (Polynomial(over=20, power=2.0), lambda o: torch.optim.lr_scheduler.PolynomialLR(o, 20, 2.0)),
+    (Constant(warmup=5), lambda o: torch.optim.lr_scheduler.LinearLR(o, 0.2, 1.0, 4)),
+]
+
+
+@pytest.mark.parametrize(("schedule", "make"), SCHEDULES, ids=str)
+def test_schedules_are_torchs_stepped_once_a_version(schedule, make):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = make(optimizer)
+    for version in range(10):
+        assert schedule.factor(version) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12), version
+        optimizer.step()
+        theirs.step()
+
+
+@pytest.mark.parametrize("clip", [0.01, 0.2, 100.0])
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_clipping_and_a_schedule_compute_what_torch_computes(mode, clip):
+    mine, theirs = network(), network()
+    rule = Adam(lr=0.01, schedule=Cosine(over=7, floor=0.1))
+    run(mine, rule, mode, clip_norm=clip)
+    optimizer = torch.optim.Adam(theirs.parameters())
+
+    def before(version):
+        optimizer.param_groups[0]["lr"] = 0.01 * rule.schedule.factor(version)
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip)
+
+    train(theirs, optimizer, before)
     for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-6)
 

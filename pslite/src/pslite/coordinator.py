@@ -32,6 +32,7 @@ from pslite.messages import (
     Alive,
     Beat,
     Begin,
+    Clip,
     Commit,
     DigestRequest,
     Digests,
@@ -47,6 +48,7 @@ from pslite.messages import (
     Message,
     Moved,
     Nack,
+    Norm,
     Noted,
     NotSaved,
     PlanDone,
@@ -62,6 +64,7 @@ from pslite.messages import (
     TakeOver,
     Welcome,
 )
+from pslite.optimizers import clip_factor
 from pslite.plan import Member, Plan, make_plan, next_members, reduction
 from pslite.session import digest_of
 from pslite.spec import JobSpec, differences
@@ -271,6 +274,8 @@ class Coordinator:
         self._taking_over: _TakingOver | None = None
         #: by version, the files of a checkpoint that is being written
         self._saves: dict[int, dict[str, SavedFile]] = {}
+        #: by version, the squared norms of the blocks that have their sums
+        self._squares: dict[int, dict[int, float]] = {}
         self._take_overs = 0
         self._final = False
 
@@ -461,6 +466,8 @@ class Coordinator:
             self._restored(member, message.version)
         elif isinstance(message, Saved):
             self._saved(message)
+        elif isinstance(message, Norm):
+            self._add_norm(message)
         elif isinstance(message, NotSaved):
             self._say(f"no checkpoint of version {message.version}: {member.task}: {message.reason}")
         else:
@@ -587,6 +594,20 @@ class Coordinator:
             self._say(str(error))
         else:
             self._say(f"checkpoint of version {message.version}: {place}")
+
+    # --- the norm of the gradient ---------------------------------------------------------------------------------
+
+    def _add_norm(self, message: Norm) -> None:
+        """With the last block's the norm over the whole model is known, and servers may apply the step."""
+        assert self._spec is not None
+        squares = self._squares.setdefault(message.version, {})
+        squares.update(message.squares)
+        if len(squares) < len(self._blocks):
+            return
+        del self._squares[message.version]
+        factor = clip_factor(self._spec.clip_norm, [squares[block.number] for block in self._blocks])
+        servers = {m.task for plan in self._plans_in_force() for m in plan.servers}
+        self._tell(servers, Clip(version=message.version, factor=factor))
 
     # --- failures -------------------------------------------------------------------------------------------------
 

@@ -154,6 +154,13 @@ class NotSaved(Message, frozen=True):
     reason: str
 
 
+class Norm(Message, frozen=True):
+    """Server: sum of the squares of the mean gradients of some blocks, in the step from that version."""
+
+    version: int
+    squares: dict[int, float]
+
+
 class Finished(Message, frozen=True):
     """Worker: I have the final weights."""
 
@@ -254,6 +261,13 @@ class TakeOver(Message, frozen=True):
     nodes: dict[int, tuple[int, ...]]
 
 
+class Clip(Message, frozen=True):
+    """Server: what gradients are multiplied by in the step from that version."""
+
+    version: int
+    factor: float
+
+
 class DigestRequest(Message, frozen=True):
     """Server: the last version is reached, send the digests of your blocks."""
 
@@ -289,6 +303,7 @@ FromMember = (
     | Restored
     | Saved
     | NotSaved
+    | Norm
     | Finished
     | Digests
     | Failed
@@ -305,6 +320,7 @@ FromCoordinator = (
     | Resume
     | PlanDone
     | TakeOver
+    | Clip
     | DigestRequest
     | Exit
     | JobEnded

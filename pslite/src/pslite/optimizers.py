@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pslite.spec import SGD, Adam
+from pslite.spec import SGD, Adam, Mean
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pslite.spec import Optimizer
 
 Array = NDArray[Any]
@@ -36,7 +38,9 @@ class Updater:
     def __init__(self) -> None:
         self._scratch = {name: np.empty(_PIECE, dtype=name) for name in ("float32", "float64")}
 
-    def apply(self, optimizer: Optimizer, state: Array, gradient: Array, samples: int, version: int) -> None:
+    def apply(
+        self, optimizer: Optimizer, state: Array, gradient: Array, samples: int, version: int, clip: float = 1.0
+    ) -> None:
         """Turn version `version` of a block into the next one.
 
         Parameters
@@ -51,23 +55,47 @@ class Updater:
             the number of samples in the sum.
         version
             completed updates, from 0 (Adam's bias correction counts from 1).
+        clip
+            what a gradient of weights is multiplied by, because the norm of all of them is too large.
 
         """
-        scale = 1.0 / samples
+        scale = 1.0 / samples if isinstance(optimizer, Mean) else clip / samples
+        rate = 0.0 if isinstance(optimizer, Mean) else optimizer.lr * optimizer.schedule.factor(version)
         for low in range(0, gradient.size, _PIECE):
             part = state[:, low : low + _PIECE]
             grad = gradient[low : low + _PIECE]
             scratch = self._scratch[gradient.dtype.name][: grad.size]
             np.multiply(grad, scale, out=grad)
             if isinstance(optimizer, SGD):
-                _sgd(optimizer, part, grad, scratch)
+                _sgd(optimizer, part, grad, scratch, rate)
             elif isinstance(optimizer, Adam):
-                _adam(optimizer, part, grad, scratch, version + 1)
+                _adam(optimizer, part, grad, scratch, version + 1, rate)
             else:
                 np.add(part[0], grad, out=part[0])
 
 
-def _sgd(rule: SGD, part: Array, grad: Array, scratch: Array) -> None:
+def square_norm(optimizer: Optimizer, gradient: Array, samples: int) -> float:
+    """Return the sum of the squares of a block's mean gradient; 0 for what is no gradient of weights.
+
+    The same whoever computes it: numpy's pairwise sum depends on the length alone.
+    """
+    if isinstance(optimizer, Mean):
+        return 0.0
+    return float(np.square(gradient, dtype=np.float64).sum()) / samples**2
+
+
+def clip_factor(limit: float, squares: Iterable[float]) -> float:
+    """Return what gradients are multiplied by so that the norm of all is `limit` at most (as torch's clip_grad_norm_).
+
+    `squares` are those of the blocks, in their order; a norm that is not finite gives NaN, as it does there.
+    """
+    if not limit:
+        return 1.0
+    factor = limit / (math.sqrt(math.fsum(squares)) + 1e-6)
+    return min(1.0, factor)
+
+
+def _sgd(rule: SGD, part: Array, grad: Array, scratch: Array, rate: float) -> None:
     weights = part[0]
     if rule.weight_decay:
         np.multiply(weights, rule.weight_decay, out=scratch)
@@ -81,16 +109,16 @@ def _sgd(rule: SGD, part: Array, grad: Array, scratch: Array) -> None:
             np.add(grad, scratch, out=grad)
         else:
             grad = velocity
-    np.multiply(grad, rule.lr, out=scratch)
+    np.multiply(grad, rate, out=scratch)
     np.subtract(weights, scratch, out=weights)
 
 
-def _adam(rule: Adam, part: Array, grad: Array, scratch: Array, step: int) -> None:
+def _adam(rule: Adam, part: Array, grad: Array, scratch: Array, step: int, rate: float) -> None:
     weights, mean, square = part[0], part[1], part[2]
     beta1, beta2 = rule.betas
     if rule.weight_decay:
         if rule.decoupled:
-            np.multiply(weights, 1.0 - rule.lr * rule.weight_decay, out=weights)
+            np.multiply(weights, 1.0 - rate * rule.weight_decay, out=weights)
         else:
             np.multiply(weights, rule.weight_decay, out=scratch)
             np.add(grad, scratch, out=grad)
@@ -105,5 +133,5 @@ def _adam(rule: Adam, part: Array, grad: Array, scratch: Array, step: int) -> No
     np.divide(scratch, math.sqrt(1.0 - beta2**step), out=scratch)
     np.add(scratch, rule.eps, out=scratch)
     np.divide(mean, scratch, out=scratch)
-    np.multiply(scratch, rule.lr / (1.0 - beta1**step), out=scratch)
+    np.multiply(scratch, rate / (1.0 - beta1**step), out=scratch)
     np.subtract(weights, scratch, out=weights)

@@ -33,6 +33,7 @@ from pslite.messages import (
     Abort,
     Alive,
     Beat,
+    Clip,
     Commit,
     DigestRequest,
     Digests,
@@ -45,6 +46,7 @@ from pslite.messages import (
     Leave,
     Moved,
     Nack,
+    Norm,
     NotSaved,
     PlanDone,
     Prepare,
@@ -56,7 +58,7 @@ from pslite.messages import (
     TakeOver,
     Welcome,
 )
-from pslite.optimizers import Updater
+from pslite.optimizers import Updater, square_norm
 from pslite.plan import Plan, Reduction, reduction
 from pslite.spec import JobSpec
 from pslite.transport import machine, open_listeners, reach, tune
@@ -159,6 +161,10 @@ class Server:
         self._refused = 0
         self._done: queue.SimpleQueue[tuple[int, _Stage | Nack | Saved | NotSaved]] = queue.SimpleQueue()
         self._saver: Saver | None = None
+        #: of blocks whose sums are whole, not told yet
+        self._squares: dict[int, float] = {}
+        #: what gradients are multiplied by in the step from a version
+        self._clip = -1, 1.0
         self._wake_out, self._wake_in = socket.socketpair()
         self._status: int | None = None
 
@@ -185,6 +191,7 @@ class Server:
                         self._serve(key.data, mask)
                     else:
                         key.data()
+                self._tell_norms()
                 self._move()
                 self._watch()
                 self._tick()
@@ -418,13 +425,19 @@ class Server:
     # --- versions -------------------------------------------------------------------------------------------------
 
     def _complete(self, holding: Holding) -> None:
-        """Apply a step whose sum is whole, if its state is here."""
+        """Apply a step whose sum is whole, if its state is here and the norm of all gradients known."""
         if holding.total is None or not holding.here:
             return
         assert self._spec is not None
         block, version = holding.block, holding.version
         samples = self._spec.position(version)[2]
-        self._updater.apply(block.optimizer, holding.state, holding.total, samples, version)
+        clip = 1.0
+        if self._spec.clip_norm:
+            if self._clip[0] != version:
+                self._squares[block.number] = square_norm(block.optimizer, holding.total, samples)
+                return
+            clip = self._clip[1]
+        self._updater.apply(block.optimizer, holding.state, holding.total, samples, version, clip)
         self._pool.give(holding.total)
         holding.total = None
         holding.received.clear()
@@ -464,6 +477,19 @@ class Server:
             link = self._links.get(worker.task)
             if link is not None and link.incarnation == worker.incarnation:
                 link.send(header, holding.weights)
+
+    def _tell_norms(self) -> None:
+        """Tell the coordinator of the blocks whose sums have become whole since the last time."""
+        if self._squares:
+            version = next(self._holdings[number].version for number in self._squares)
+            self._control.send(Norm(version=version, squares=dict(self._squares)))
+            self._squares.clear()
+
+    def _take_clip(self, message: Clip) -> None:
+        self._clip = message.version, message.factor
+        for holding in list(self._holdings.values()):
+            if holding.version == message.version:
+                self._complete(holding)
 
     # --- moving ---------------------------------------------------------------------------------------------------
 
@@ -576,6 +602,8 @@ class Server:
             self._plan_done(message.plan)
         elif isinstance(message, TakeOver):
             self._take_over(message)
+        elif isinstance(message, Clip):
+            self._take_clip(message)
         elif isinstance(message, DigestRequest):
             self._control.send(
                 Digests(blocks={n: hashlib.sha256(h.weights).digest() for n, h in self._holdings.items()})

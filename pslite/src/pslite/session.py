@@ -17,7 +17,7 @@ import numpy as np
 from pslite.blocks import Block, cut
 from pslite.checkpoint import complete, to_resume, write_blocks
 from pslite.gradients import Array, Bundle, Contribution
-from pslite.optimizers import Updater, slots
+from pslite.optimizers import Updater, clip_factor, slots, square_norm
 from pslite.plan import reduction
 from pslite.spec import JobSpec
 from pslite.tree import span
@@ -127,9 +127,15 @@ class SingleSession:
         """Apply one step."""
         (contribution,) = contributions
         count = self.spec.position(self.version)[2]
-        for block, state in zip(self.blocks, self._states, strict=True):
-            gradient = self._slice(contribution.bundle, block)
-            self._updater.apply(block.optimizer, state, gradient, count, self.version)
+        gradients = [self._slice(contribution.bundle, block) for block in self.blocks]
+        squares = (
+            [square_norm(b.optimizer, gradient, count) for b, gradient in zip(self.blocks, gradients, strict=True)]
+            if self.spec.clip_norm
+            else []
+        )
+        clip = clip_factor(self.spec.clip_norm, squares)
+        for block, state, gradient in zip(self.blocks, self._states, gradients, strict=True):
+            self._updater.apply(block.optimizer, state, gradient, count, self.version, clip)
             self._slice(self.weights, block)[:] = state[0]
         self.version += 1
         if self.spec.checkpoint and self.spec.checkpoint_every and self.version % self.spec.checkpoint_every == 0:

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from pslite.errors import SpecError
+from pslite.schedules import Constant, Schedule
 
 MAX_EPOCHS = 1_000_000
 MAX_SAMPLES = 2**40
@@ -43,6 +44,7 @@ class SGD(msgspec.Struct, frozen=True, tag="sgd", forbid_unknown_fields=True, kw
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+    schedule: Schedule = Constant()
 
     def __post_init__(self) -> None:
         _number("SGD lr", self.lr, 0.0, 1e6)
@@ -59,6 +61,7 @@ class Adam(msgspec.Struct, frozen=True, tag="adam", forbid_unknown_fields=True, 
     eps: float = 1e-8
     weight_decay: float = 0.0
     decoupled: bool = False
+    schedule: Schedule = Constant()
 
     def __post_init__(self) -> None:
         _number("Adam lr", self.lr, 0.0, 1e6)
@@ -130,6 +133,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     block_bytes: int
     #: digest of what every worker must have alike although it is not trained (frozen parameters); "" if there is none
     fixed: str = ""
+    #: largest norm of the mean gradient over the whole model; longer ones are scaled down to it. 0 for any
+    clip_norm: float = 0.0
     #: folder of checkpoints, which every server, the first worker and the coordinator can reach; "" for none
     checkpoint: str = ""
     #: versions from one checkpoint to the next
@@ -149,6 +154,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _number("shards", self.shards, 1, min(self.batch, MAX_SHARDS))
         _number("block_bytes", self.block_bytes, 8, MAX_BLOCK_BYTES)
         _check(len(self.fixed) <= 64, "fixed is not a digest")
+        _number("clip_norm", self.clip_norm, 0.0, 1e300)
         _number("checkpoint_every", self.checkpoint_every, 0, MAX_EPOCHS * MAX_SAMPLES)
         _check(
             not self.checkpoint or (self.checkpoint.startswith("/") and len(self.checkpoint) <= MAX_PATH),

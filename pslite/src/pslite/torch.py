@@ -27,11 +27,14 @@ from pslite.connect import session_for
 from pslite.errors import SpecError, UsageError
 from pslite.gradients import Bundle, GradientSums
 from pslite.sampler import permutation, stream
+from pslite.schedules import Constant, Cosine, Milestones, Polynomial, StepDecay
 from pslite.session import Session, SingleSession
 from pslite.shards import DEFAULT_SHARDS, sample_slice
 from pslite.spec import SGD, Adam, JobSpec, Mean, Part, Segment, block_bytes_for
 
-__all__ = ["SGD", "Adam", "ElasticJob", "Group"]
+__all__ = [
+    "SGD", "Adam", "Constant", "Cosine", "ElasticJob", "Group", "Milestones", "Polynomial", "StepDecay"
+]  # fmt: skip
 
 _DTYPES: dict[torch.dtype, Literal["float32", "float64"]] = {torch.float32: "float32", torch.float64: "float64"}
 _BUFFER_DTYPES = {
@@ -87,6 +90,8 @@ class ElasticJob:
         makes a batch of a list of items.
     threads
         torch's intra-op threads; 1 in exact mode unless given, since more can change the last bits.
+    clip_norm
+        largest norm of the gradient over all parameters, as for torch's clip_grad_norm_; 0 for any.
     checkpoint
         folder in which the servers keep the last two checkpoints, weights and optimizer state; all tasks must be able
         to reach it.
@@ -116,6 +121,7 @@ class ElasticJob:
         groups: Iterable[Group] = (),
         collate: Callable[[list[Any]], Any] = default_collate,
         threads: int | None = None,
+        clip_norm: float = 0.0,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 0,
         resume: bool = True,
@@ -146,6 +152,7 @@ class ElasticJob:
             shards=max(1, min(DEFAULT_SHARDS, batch_size)) if shards is None else shards,
             block_bytes=block_bytes_for(sum(segment.nbytes for segment in segments)),
             fixed=self._layout.fixed,
+            clip_norm=clip_norm,
             checkpoint="" if checkpoint is None else os.path.abspath(checkpoint),  # noqa: PTH100 - keeps links as they are
             checkpoint_every=every,
             resume=resume,

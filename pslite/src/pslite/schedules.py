@@ -1,0 +1,112 @@
+"""Learning-rate schedules: what the rate is multiplied by at each version. Plain validated data, as optimizers are."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from pslite.errors import SpecError
+
+_MOST = 2**40
+
+
+def _whole(name: str, value: int, least: int) -> None:
+    if not least <= value <= _MOST:
+        raise SpecError(f"{name} is {value!r}: it must be a whole number of {least} or more")
+
+
+def _part(name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise SpecError(f"{name} is {value!r}: it must be a number from 0 to 1")
+
+
+class _Warmed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The rate rises linearly over the first `warmup` versions; what follows counts from there."""
+
+    warmup: int = 0
+
+    def __post_init__(self) -> None:
+        _whole(f"{type(self).__name__} warmup", self.warmup, 0)
+
+    def factor(self, version: int) -> float:
+        """Return what the rate is multiplied by in the step from `version` to the next."""
+        if version < self.warmup:
+            return (version + 1) / self.warmup
+        return self._after(version - self.warmup)
+
+    def _after(self, version: int) -> float:  # noqa: ARG002
+        return 1.0
+
+
+class Constant(_Warmed, frozen=True, tag="constant"):
+    """Stays as it is."""
+
+
+class StepDecay(_Warmed, frozen=True, tag="step"):
+    """Is multiplied by `by` after every `every` versions (torch's StepLR, stepped once a version)."""
+
+    every: int
+    by: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _whole("StepDecay every", self.every, 1)
+        _part("StepDecay by", self.by)
+
+    def _after(self, version: int) -> float:
+        return float(self.by ** (version // self.every))
+
+
+class Milestones(_Warmed, frozen=True, tag="milestones"):
+    """Is multiplied by `by` at each version in `at` (torch's MultiStepLR)."""
+
+    at: tuple[int, ...]
+    by: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for place in self.at:
+            _whole("Milestones at", place, 0)
+        _part("Milestones by", self.by)
+
+    def _after(self, version: int) -> float:
+        return float(self.by ** sum(version >= place for place in self.at))
+
+
+class Cosine(_Warmed, frozen=True, tag="cosine"):
+    """Falls along half a cosine to `floor` in `over` versions, and stays there (Loshchilov and Hutter 2017)."""
+
+    over: int
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _whole("Cosine over", self.over, 1)
+        _part("Cosine floor", self.floor)
+
+    def _after(self, version: int) -> float:
+        gone = min(version / self.over, 1.0)
+        return self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * gone))
+
+
+class Polynomial(_Warmed, frozen=True, tag="polynomial"):
+    """Falls to `floor` in `over` versions as (1 - t / over) ** power, and stays there; power 1 is linear."""
+
+    over: int
+    power: float = 1.0
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _whole("Polynomial over", self.over, 1)
+        _part("Polynomial floor", self.floor)
+        if not (math.isfinite(self.power) and self.power > 0):
+            raise SpecError(f"Polynomial power is {self.power!r}: it must be a number over 0")
+
+    def _after(self, version: int) -> float:
+        left = 1.0 - min(version / self.over, 1.0)
+        return self.floor + (1.0 - self.floor) * float(left**self.power)
+
+
+Schedule = Constant | StepDecay | Milestones | Cosine | Polynomial
