@@ -66,7 +66,7 @@ class Day:
 
 
 def days_of(history: History) -> tuple[Day, ...]:
-    """The days (UTC) of a history on which jobs came, oldest first.
+    """The whole days (UTC) of a history on which jobs came, oldest first.
 
     Left out are jobs of kinds that never showed a speed, those that ended before they trained, and those that would not
     fit the nodes of their day.
@@ -75,7 +75,7 @@ def days_of(history: History) -> tuple[Day, ...]:
     jobs = [job for job in history.jobs if TrainingKind.of(job.request) in known]
     first = int(history.begin // DAY_SECONDS)
     days = []
-    for number in range(first, int(-(-history.end // DAY_SECONDS))):
+    for number in range(first, int(history.end // DAY_SECONDS)):
         begin = number * DAY_SECONDS
         sight = _sight_of(history.sights, begin)
         if sight is None:

@@ -134,6 +134,12 @@ class TestDays:
         (day,) = days_of(a_history(*jobs))
         assert [job.at for job in day.jobs] == [1.0]
 
+    def test_a_day_that_is_not_over_is_none_yet(self) -> None:
+        history = a_history(a_job(1, 1.0), a_job(2, 2 * DAY_SECONDS + 1.0))
+        assert [day.name for day in days_of(history)] == ["2025-10-13", "2025-10-15"]
+        until_noon = replace(history, end=MONDAY + 2.5 * DAY_SECONDS)
+        assert [day.name for day in days_of(until_noon)] == ["2025-10-13"]
+
     def test_a_day_that_was_not_seen_or_on_which_nothing_came_is_none(self) -> None:
         assert days_of(a_history()) == ()
         assert days_of(a_history(a_job(1, 1.0), sights=())) == ()
