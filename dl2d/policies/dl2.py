@@ -505,7 +505,7 @@ def shipped(
     resize_seconds: float | None = None,
     slot_seconds: float | None = None,
 ) -> Dl2:
-    """With a checkpoint: by default the one that comes with dl2d, trained on its own profiles (docs/learning.md)."""
+    """Learned: jobs jump to larger sizes in the order of scores that a checkpoint gives, by default dl2d's own."""
     if checkpoint is None:
         checkpoint = read_checkpoint(SHIPPED, policy=_NAME)
     return Dl2(checkpoint, optimism=optimism, resize_seconds=resize_seconds, slot_seconds=slot_seconds)
