@@ -112,6 +112,9 @@ def test_the_report_says_how_far_it_is_from_what_was_published_and_why(trained: 
     shares = [own / drf - 1 for own, drf in zip(times["learns"], times["drf"], strict=True)]
     assert finding.measured.mean == pytest.approx(sum(shares) / 4)
     assert finding.distance == pytest.approx(100 * sum(shares) / 4 + 44.1)
+    bounds = [run.finished[cell.number].result.bound for cell in run.cells if cell.policy == "drf"]
+    possible = [bound / drf - 1 for bound, drf in zip(bounds, times["drf"], strict=True)]
+    assert finding.possible.mean == pytest.approx(sum(possible) / 4)
     markdown, html = (path.read_text() for path in write_report(run))
     for text in (markdown, html):
         for words in ("Four jobs are not sixty.", "DL2 is faster. (-44.1 %)", "arXiv:1909.06040", "13 gradient steps"):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dl2d.simulation.experiments.claims import Claim
+from dl2d.simulation.experiments.playing import is_ideal
 from dl2d.simulation.experiments.preparation import Preparation, Prepared
 from dl2d.simulation.experiments.runs import Run
 from dl2d.simulation.experiments.statistics import Estimate, estimate, paired_change
@@ -19,6 +20,8 @@ class Finding:
     claim: Claim
     workload: str
     measured: Estimate | None
+    #: The most that any policy could have: the bound against the same policy; None where it is none.
+    possible: Estimate | None
 
     @property
     def distance(self) -> float | None:
@@ -54,8 +57,16 @@ def findings(run: Run, cases: Sequence[CaseSummary]) -> tuple[Finding, ...]:
                     each.policy: {seed: result.avg_jct for seed, result in each.results.items()}
                     for each in case.policies
                 }
-                measured = paired_change(times.get(claim.policy, {}), times.get(claim.against, {}))
-                made.append(Finding(claim=claim, workload=case.case.name, measured=measured))
+                against = times.get(claim.against, {})
+                bounds = {seed: result.bound for each in case.policies for seed, result in each.results.items()}
+                made.append(
+                    Finding(
+                        claim=claim,
+                        workload=case.case.name,
+                        measured=paired_change(times.get(claim.policy, {}), against),
+                        possible=paired_change(bounds, against) if is_ideal(case.case) else None,
+                    )
+                )
     return tuple(made)
 
 

@@ -158,7 +158,16 @@ def _row(each: PolicySummary) -> tuple[str, ...]:
 
 def _findings(found: Sequence[Finding]) -> Table:
     return Table(
-        ("who, against whom", "workload", "published", "here", "here less published, points", "source", "why"),
+        (
+            "who, against whom",
+            "workload",
+            "published",
+            "here",
+            "here less published, points",
+            "bound here",
+            "source",
+            "why",
+        ),
         tuple(
             (
                 f"{each.claim.policy} against {each.claim.against}",
@@ -167,6 +176,7 @@ def _findings(found: Sequence[Finding]) -> Table:
                 + (f" ({each.claim.change:+g} %)" if each.claim.change is not None else " (no number in the text)"),
                 _NONE if each.measured is None else _with_interval(each.measured, percent=True, sign=True),
                 _NONE if each.distance is None else _number(each.distance, 3, sign=True),
+                _NONE if each.possible is None else _with_interval(each.possible, percent=True, sign=True),
                 each.claim.source + ("; not checked against its text" if each.claim.unchecked else ""),
                 each.claim.why,
             )
@@ -266,6 +276,7 @@ def summary_json(run: Run) -> dict[str, object]:
                 "published_percent": each.claim.change,
                 "measured": _plain(each.measured),
                 "distance_points": each.distance,
+                "bound": _plain(each.possible),
                 "source": each.claim.source,
                 "why": each.claim.why,
             }
