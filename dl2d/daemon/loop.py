@@ -281,7 +281,11 @@ class Daemon(AbstractContextManager["Daemon"]):
             if now - self._looked_up < self._context.slot_seconds:
                 return
             self._looked_up = now
-            policy = self._incumbent.refreshed()
+            try:
+                policy = self._incumbent.refreshed()
+            except Exception:
+                log.exception("looking up what decides failed")
+                return
             if policy is not None:
                 deciders = replace(self._context.deciders, policy=policy)
                 self._context = replace(self._context, deciders=deciders)

@@ -1,0 +1,77 @@
+"""What a store tells of the past, on each database."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from store.samples import PS, WORKER, a_job, a_slot, starts
+
+from dl2d.core.cluster import Node, TaskState
+from dl2d.core.jobs import Allocation, JobState, Launch, Progress
+from dl2d.core.resources import Resources
+from dl2d.core.store import JobChange, RuntimePlan, TaskChange
+from dl2d.store.sql import SqlStore
+
+BEGIN, END = 1_000_000.0, 1_010_000.0
+
+
+def test_jobs_that_were_there_at_some_time_in_between(store: SqlStore) -> None:
+    def added(number: int, submitted: float, ended: float | None) -> None:
+        job = a_job(number, submitted=int(submitted))
+        store.add_job(job)
+        if ended is not None:
+            store.change_job(job.key, JobChange(state=JobState.FINISHED), ended)
+
+    added(1, BEGIN - 500, BEGIN - 1)  # over before
+    added(2, BEGIN - 500, BEGIN + 1)
+    added(3, BEGIN - 500, None)
+    added(4, BEGIN, END + 5)
+    added(5, END - 1, None)
+    added(6, END, None)  # not there yet
+    history = store.history(BEGIN, END)
+    assert (history.begin, history.end) == (BEGIN, END)
+    assert [job.key.id for job in history.jobs] == ["2", "3", "4", "5"]
+    assert [job.state.ended for job in history.jobs] == [True, False, True, False]
+    assert all(job.launch == Launch((), "") for job in history.jobs)  # nobody needs what may be secret
+
+
+def test_the_cluster_is_seen_once_an_hour_without_our_own_tasks(store: SqlStore) -> None:
+    job = a_job(1, submitted=int(BEGIN), progress=Progress(at=BEGIN, epoch=2.5))
+    store.add_job(job)
+    tasks = store.ask_tasks(starts(job, workers=2, ps=1), BEGIN)
+    node = Node("n1", Resources.of(cpu=16, gpu=4, memory=90_000), WORKER * 2 + PS + Resources.of(cpu=3))
+    for number, at in enumerate((BEGIN - 10, BEGIN + 10, BEGIN + 900, BEGIN + 3600, END - 1, END + 1), start=1):
+        slot = a_slot(number, (job,), tasks)
+        store.record_slot(replace(slot, at=at, snapshot=replace(slot.snapshot, at=at, nodes=(node,), tasks=tasks)))
+    sights = store.history(BEGIN, END).sights
+    hours = [int(sight.at // 3600) for sight in sights]
+    assert hours == sorted(set(hours))
+    assert [sight.at for sight in sights][:2] == [BEGIN + 10, BEGIN + 900]  # the hour turns between the two
+    assert all(sight.epochs == {job.key: 2.5} for sight in sights)
+    assert {sight.nodes[0].used for sight in sights} == {Resources.of(cpu=3)}
+
+
+def test_speeds_plans_and_how_long_tasks_took_to_start(store: SqlStore) -> None:
+    job, other = a_job(1, submitted=int(BEGIN)), a_job(2, submitted=int(END) + 9)
+    for each in (job, other):
+        store.add_job(each)
+    store.ask_tasks(starts(job, workers=2), BEGIN + 1)
+    store.change_tasks([TaskChange(job.key, "worker-0", TaskState.GRANTED)], BEGIN + 2)
+    store.change_tasks([TaskChange(job.key, "worker-0", TaskState.CONFIRMED)], BEGIN + 8.5)
+    store.change_tasks([TaskChange(job.key, "worker-1", TaskState.FAILED, note="no")], BEGIN + 9)
+    plans = [
+        RuntimePlan(number=number, at=at, first_version=1, workers=1, servers=1, added=("worker-0",))
+        for number, at in ((1, BEGIN - 1), (2, BEGIN + 1), (3, END))
+    ]
+    store.add_runtime_plans(job.key, plans)
+    store.report_progress(job.key, Progress(at=BEGIN + 20, samples_per_second=12.5, workers=1, ps=1))
+    history = store.history(BEGIN, END)
+    assert history.starts == (7.5,)
+    assert history.plans == (plans[1],)
+    ((point,),) = [speeds.points for speeds in history.speeds]
+    assert (point.allocation, point.samples_per_second) == (Allocation(1, 1), 12.5)
+
+
+def test_an_empty_store_has_an_empty_history(store: SqlStore) -> None:
+    history = store.history(BEGIN, END)
+    assert (history.jobs, history.sights, history.speeds, history.plans, history.starts) == ((), (), (), (), ())
