@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
@@ -116,6 +117,7 @@ def test_the_report_says_how_far_it_is_from_what_was_published_and_why(trained: 
     possible = [bound / drf - 1 for bound, drf in zip(bounds, times["drf"], strict=True)]
     assert finding.possible.mean == pytest.approx(sum(possible) / 4)
     markdown, html = (path.read_text() for path in write_report(run))
+    assert ET.fromstring(html).tag == "html"
     for text in (markdown, html):
         for words in ("Four jobs are not sixty.", "DL2 is faster. (-44.1 %)", "arXiv:1909.06040", "13 gradient steps"):
             assert words in text
