@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dl2d.core.errors import RegistryError
 from dl2d.core.registry import RunState, Trial, TrialCase, Version, VersionState
@@ -126,3 +131,40 @@ def test_runs_of_the_learner(store: SqlStore) -> None:
     newest, oldest = store.registry.runs()
     assert (newest.state, newest.note, newest.ended_at) == (RunState.FAILED, "ended with 9", 3.0)
     assert (oldest.number, oldest.state, oldest.ended_at) == (first.number, RunState.LOST, 2.0)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tuple[SqlStore, Iterator[int]]]:
+    """A store for many examples, each of which takes a policy of its own."""
+    with closing(SqlStore("sqlite://")) as store:
+        yield store, itertools.count()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(["a", "b", "c", "d", "reject", "back"]), max_size=15))
+def test_whatever_is_done_one_version_is_live_and_every_change_is_kept(
+    shared: tuple[SqlStore, Iterator[int]], done: list[str]
+) -> None:
+    store, numbers = shared
+    policy, registry, expected = f"dl2-{next(numbers)}", store.registry, ""
+    for at, what in enumerate(done):
+        try:
+            if what == "back":
+                expected = registry.roll_back(policy, at=float(at), by="ann", reason=what).digest
+            elif what == "reject":
+                registry.change(policy, "a" * 64, VersionState.REJECTED, at=float(at), by="ann", reason=what)
+            else:
+                promote(store, what, float(at), policy=policy)
+                expected = what * 64
+        except RegistryError:
+            pass  # there is nothing to be done; then nothing was
+        found = registry.live(policy)
+        assert (found.digest if found else "") == expected
+        assert sum(version.state is VersionState.LIVE for version in registry.versions(policy)) == bool(expected)
+    states: dict[str, VersionState] = {}
+    for change in reversed(registry.changes(policy)):
+        assert states.get(change.digest, VersionState.CANDIDATE) is change.before
+        states[change.digest] = change.after
+        assert change.before is not change.after
+    for version in registry.versions(policy):
+        assert states.get(version.digest, VersionState.CANDIDATE) is version.state
