@@ -37,9 +37,11 @@ _ROUGH: Final = 0.1
 _FLOOR: Final = 0.01
 #: Added to what is to be positive definite.
 _JITTER: Final = 1e-9
-#: Deviations from what other sizes lead to expect, of so many at least, beyond which one job's word is doubted.
+#: Deviations from what other sizes lead to expect, of so many at least, beyond which the word of few jobs is doubted.
 _UNEXPECTED: Final = 4.0
 _LEAST_JUDGES: Final = 4
+#: Jobs whose word is not doubted: two that are not what their users say may well be alike.
+_TRUSTED: Final = 3
 #: Most sizes of one kind that count for others, and most sizes at which the shared part is worked out; where there are
 #: more, some are chosen, and neighbours are taken together.
 _MOST_SIZES: Final = 40
@@ -70,7 +72,7 @@ class _Measured:
     sizes: NDArray[np.int64]
     logs: _Floats
     noise: _Floats
-    #: Whether only one job showed it.
+    #: Whether so few jobs showed it that it may be doubted.
     single: NDArray[np.bool_]
 
     def __getitem__(self, places: NDArray[np.int64]) -> _Measured:
@@ -407,13 +409,13 @@ def _measured(kind: TrainingKind, points: Sequence[SpeedPoint], noise: float) ->
     sizes = np.array([point.allocation for point in points], dtype=np.int64).reshape(-1, 2)
     times = np.array([max(point.measurements, 1) for point in points], dtype=np.float64)
     logs: _Floats = np.log(np.array([point.samples_per_second for point in points], dtype=np.float64))
-    single = np.array([point.jobs == 1 for point in points], dtype=np.bool_)
+    single = np.array([0 < point.jobs < _TRUSTED for point in points], dtype=np.bool_)
     told = _Measured(sizes, logs, np.maximum(noise**2 / times, _FLOOR**2), single)
     return replace(told, logs=logs - _trend(kind, told.at))
 
 
 def _doubted(kind: TrainingKind, told: _Measured) -> _Measured:
-    """What one job alone showed, and nobody would expect by all other sizes, says as little as it is off.
+    """What one job or two showed, and nobody would expect by all other sizes, says as little as it is off.
 
     The job may not be what its user says. Residuals are those of each size by all others of the kind (Rasmussen and
     Williams, equations 5.10 to 5.12).

@@ -490,7 +490,7 @@ def _rounded(point: SpeedPoint) -> SpeedPoint:
     if speed > 0:
         speed = math.exp(round(math.log(speed) / _ALIKE) * _ALIKE)
     times = 1 << point.measurements.bit_length() - 1 if point.measurements else 0
-    return SpeedPoint(point.allocation, speed, times, min(point.jobs, 2))
+    return SpeedPoint(point.allocation, speed, times, min(point.jobs, 3))
 
 
 def from_checkpoint(folder: str | os.PathLike[str]) -> Dl2:
