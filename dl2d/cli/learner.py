@@ -25,6 +25,8 @@ _ITERATIONS: Final = 150
 #: The system's least: a process that has it runs when no other wants to.
 _NICEST: Final = 19
 _MIB: Final = 2**20
+#: Seconds between two words on how far it is.
+_TELL_SECONDS: Final = 60.0
 
 
 def main(config: Path) -> None:
@@ -66,10 +68,10 @@ def _learn(settings: Settings) -> Path:
     learning = settings.learning
     told: dict[str, float] = {}
 
-    def tell(what: str, done: int, total: int) -> None:
-        if time.monotonic() - told.get(what, float("-inf")) > 60.0 or done == total:
+    def tell(what: str, done: int, total: int, note: str = "") -> None:
+        if time.monotonic() - told.get(what, float("-inf")) > _TELL_SECONDS or done == total:
             told[what] = time.monotonic()
-            print(f"{what}: {done} of {total}", flush=True)  # noqa: T201
+            print(f"{what}: {done} of {total}{note and f', {note}'}", flush=True)  # noqa: T201
 
     with tempfile.TemporaryDirectory(prefix="dl2d-learner-") as folder, reading(settings) as store:
         learned = learn(

@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import typer
 from rich.console import Console
@@ -40,6 +40,7 @@ from dl2d.policies.checkpoint import DIGITS, Checkpoint, read_checkpoint, write_
 from dl2d.policies.dl2 import SHIPPED, from_arrays, merged
 
 NAME: Final = "dl2"
+_STOPPED: Final = 130  # as a shell has it for Ctrl-C
 #: Least length of an interval in the twin, in seconds.
 _SHORTEST_SLOT: Final = 300.0
 #: The search begins with weights that are good already: it looks and goes less far than one that begins with none.
@@ -47,8 +48,13 @@ _STEP: Final = Step(spread=0.07, rate=0.03)
 #: A site's cluster is what it is; fewer nodes stand for busier days.
 _PARTS: Final = (1.0, 1 / 2, 1 / 4)
 
-#: Is told what is being done, how far it is, and how far it goes.
-Tell = Callable[[str, int, int], None]
+
+class Tell(Protocol):
+    """Is told what is being done, how far it is, how far it goes, and a word on how it stands."""
+
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
+        """Tell."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +86,19 @@ def train_twin(
     as_json: bool,
 ) -> None:
     """Train on the site's twin, and have the gate judge what comes of it if that is asked for."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as display:
         bars: dict[str, Any] = {}
 
-        def tell(what: str, done: int, total: int) -> None:
+        def tell(what: str, done: int, total: int, note: str = "") -> None:
             if what not in bars:
-                bars[what] = display.add_task(what, total=total)
-            display.update(bars[what], completed=done, total=total)
+                bars[what] = display.add_task(what, total=total, note=note)
+            display.update(bars[what], completed=done, total=total, note=note)
 
-        with reading(settings) as store:
+        with _interruptible(), reading(settings) as store:
             learned = learn(
                 settings, store, out=out, iterations=iterations, days=days, minutes=minutes, seed=seed, tell=tell,
                 now=time.time(),
@@ -100,6 +109,7 @@ def train_twin(
                 candidate = judged(settings, store.registry, learned, tell=tell)
                 trial = enter(candidate, store.registry, at=time.time())
                 done["trial"] = as_plain(trial)
+                _report(trial, out)
     if as_json:
         print_json(done)
         return
@@ -111,6 +121,27 @@ def train_twin(
         ]
         print_tables(table(("WORKLOAD", ">JCT", ">CURRENT", ">CHANGE"), rows))
         typer.echo(f"{'goes live' if trial.passed else 'rejected'}: {trial.reason}")
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("stopped: nothing was registered", err=True)
+        raise typer.Exit(_STOPPED) from None
+
+
+def _report(trial: Trial, out: Path) -> None:
+    """Add the gate's page to the report."""
+    rows = [f"| {case.name} | {case.candidate:.3f} | {case.current:.3f} |" for case in trial.cases]
+    lines = ["", "## The gate", "", f"{'Passed' if trial.passed else 'Rejected'}: {trial.reason}.", ""]
+    lines += ["| workload | candidate | current |", "|---|---|---|", *rows, ""]
+    try:
+        with (out / "report.md").open("a", encoding="utf-8") as file:
+            file.write("\n".join(lines))
+    except OSError as error:
+        raise CheckpointError(f"{out}: cannot be written: {error.strerror or error}") from error
 
 
 def learn(
@@ -242,7 +273,7 @@ def _train(
     tell("searching", 0, iterations)
     for reached in trainer.search(state):
         state = reached
-        tell("searching", state.search.iteration, iterations)
+        tell("searching", state.search.iteration, iterations, _note(state))
         if time.monotonic() - began > 60 * minutes:
             break
     seconds = time.monotonic() - began
@@ -264,6 +295,11 @@ def _train(
     where = [f"this site's {len(days)} days, {days[0]} to {days[-1]}, and days drawn from them"]
     write_report(out, state, how, {}, inputs=where, seconds=seconds)
     return Learned(lesson, parent, checkpoint, record)
+
+
+def _note(state: State) -> str:
+    """Mean completion times on the validation workloads with all nodes, in slots."""
+    return f"JCT {state.best_look.jct[0]:.3f}, it began with {state.looks[0].jct[0]:.3f}"
 
 
 def _costs(lesson: Lesson) -> dict[str, float]:

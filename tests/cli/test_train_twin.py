@@ -44,6 +44,7 @@ def test_a_checkpoint_comes_of_it_and_the_gate_is_recorded(dl2d: Dl2d, site: tup
     assert (len(done["days"]), len(done["held_out"])) == (1, 1)
     assert done["parent"] == shipped().checkpoint.digest
     assert {"report.md", "curves.png"} <= {path.name for path in out.iterdir()}
+    assert "## The gate" in (out / "report.md").read_text()
     trial = done["trial"]
     assert trial["days"] == done["held_out"]
     assert len(trial["cases"]) >= 10
