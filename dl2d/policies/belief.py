@@ -42,6 +42,8 @@ _UNEXPECTED: Final = 4.0
 _LEAST_JUDGES: Final = 4
 #: Jobs whose word is not doubted: two that are not what their users say may well be alike.
 _TRUSTED: Final = 3
+#: Deviations that are best hoped for while speeds are being learned.
+OPTIMISM: Final = 0.5
 #: Most sizes of one kind that count for others, and most sizes at which the shared part is worked out; where there are
 #: more, some are chosen, and neighbours are taken together.
 _MOST_SIZES: Final = 40

@@ -25,7 +25,7 @@ from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import Evidence
 from dl2d.core.resources import Resources, Shortfall
-from dl2d.policies.belief import Belief
+from dl2d.policies.belief import OPTIMISM, Belief
 from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
 from dl2d.policies.drift import up_to_date
 from dl2d.policies.filling import Filling
@@ -76,7 +76,8 @@ class Dl2:
     checkpoint
         What was learned.
     optimism, resize_seconds, slot_seconds
-        In place of the checkpoint's: by how many standard deviations speeds are hoped to be above what is believed;
+        In place of the checkpoint's: by how many standard deviations speeds are hoped to be above what is believed (by
+        default half of one at least for kinds of jobs that the checkpoint does not know);
         what a resize costs, so that a job's size is changed only where it pays; the length of an interval.
 
     Raises
@@ -123,6 +124,8 @@ class Dl2:
             )
         if not self._slot_seconds > 0 or self._resize_seconds < 0 or not np.isfinite(self._optimism):
             raise CheckpointError(f"checkpoint of {_NAME}: slot_seconds must be over 0, resize_seconds 0 or more")
+        #: Where nothing was asked for, kinds that the checkpoint does not know are explored.
+        self._explored = self._optimism if optimism is not None else max(self._optimism, OPTIMISM)
         own = {"optimism": optimism, "resize_seconds": resize_seconds, "slot_seconds": slot_seconds}
         self._version = version_of(checkpoint, own)
         self._known_kinds = frozenset(speeds.kind for speeds in self._known)
@@ -193,7 +196,8 @@ class Dl2:
         self, belief: Belief, deciding: _Deciding, shown: Shown, floor: Allocation, held: Allocation
     ) -> Surface | None:
         request = shown.request
-        rates = belief.grid(request, self._optimism, shown.own)
+        known = TrainingKind.of(request) in self._known_kinds
+        rates = belief.grid(request, self._optimism if known else self._explored, shown.own)
         stays = held != NOTHING and held.workers <= request.max_workers and held.ps <= request.max_ps
         if stays:
             slowed = rates * max(1.0 - self._resize_seconds / self._slot_seconds, 0.01)

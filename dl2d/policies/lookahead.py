@@ -15,7 +15,7 @@ from dl2d.core.jobs import Allocation, Job, Role
 from dl2d.core.measured import KnownSpeeds
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
-from dl2d.policies.belief import Belief
+from dl2d.policies.belief import OPTIMISM, Belief
 from dl2d.policies.drift import up_to_date
 from dl2d.policies.growing import Alike, Growing
 from dl2d.policies.labels import Labels
@@ -23,8 +23,6 @@ from dl2d.policies.remaining import samples_left
 
 #: A jump that saves less than this part of the remaining time is not made.
 _WORTHWHILE = 0.01
-#: Deviations of what is believed that are hoped for.
-OPTIMISM: Final = 0.5
 #: A jump without room is cut by this part of the tasks it adds, at least by one.
 _CUT = 8
 

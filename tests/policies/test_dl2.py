@@ -59,6 +59,16 @@ def test_one_job_alone_gets_its_fastest_size() -> None:
     assert decision.jobs[0].reason.text == "no larger size is believed to be 1 % faster than 3w+2ps"
 
 
+def test_a_kind_that_the_checkpoint_does_not_know_is_explored_unless_that_is_asked_for() -> None:
+    seen = measured({(1, 1): 10.0, (4, 4): 7.0, (1, 4): 7.0, (4, 1): 7.0, (1, 16): 5.0, (16, 1): 5.0, (16, 16): 5.0})
+    job = a_job(1, **{**CPU, "max_workers": 16, "max_ps": 16})
+    snapshot = replace(a_snapshot([job], cluster(1, cpu=200)), speeds=(seen,))
+    [explores] = given(policy(), snapshot)
+    assert tuple(explores) not in {tuple(point.allocation) for point in seen.points}
+    [stays] = given(Dl2(policy().checkpoint, optimism=0.0), snapshot)
+    assert stays == given(policy(seen), snapshot)[0] == (1, 1)
+
+
 def test_of_two_jobs_with_room_for_one_the_shorter_starts_and_the_other_is_told_what_it_lacks() -> None:
     jobs = [a_job(1, **CPU, epochs=1000), a_job(2, **CPU, epochs=10)]
     weights = initial_weights(0, np.random.default_rng(0))
