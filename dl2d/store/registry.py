@@ -72,6 +72,7 @@ class SqlRegistry:
     def change(self, policy: str, digest: str, state: VersionState, *, at: float, by: str, reason: str) -> Version:
         """See ``Registry.change``."""
         with self._database.writing(f"changing a version of {policy}") as connection:
+            _lock(connection, policy)
             row = _find(connection, policy, digest)
             if row is None:
                 raise RegistryError(f"there is no version {digest[:_DIGITS]} of {policy}; `dl2d policy list` has all")
@@ -85,7 +86,8 @@ class SqlRegistry:
     def roll_back(self, policy: str, *, at: float, by: str, reason: str) -> Version:
         """See ``Registry.roll_back``."""
         with self._database.writing(f"rolling {policy} back") as connection:
-            row = connection.execute(_live(policy).with_for_update()).one_or_none()
+            _lock(connection, policy)
+            row = connection.execute(_live(policy)).one_or_none()
             if row is None:
                 raise RegistryError(f"no version of {policy} is live: there is nothing to roll back")
             promoted = (
@@ -226,9 +228,15 @@ def _live(policy: str) -> Select[Any]:
     return _versions().where(PolicyVersionRow.policy == policy, PolicyVersionRow.state == VersionState.LIVE.value)
 
 
+def _lock(connection: Connection, policy: str) -> None:
+    """Two who promote at once do so one after the other; what is read after this is what the first one left."""
+    query = select(PolicyVersionRow.number).where(PolicyVersionRow.policy == policy)
+    connection.execute(query.order_by(PolicyVersionRow.number).with_for_update()).all()
+
+
 def _find(connection: Connection, policy: str, digest: str) -> Row[Any] | None:
     named = (PolicyVersionRow.policy == policy) & (PolicyVersionRow.digest == digest)
-    return connection.execute(_versions().where(named).with_for_update()).one_or_none()
+    return connection.execute(_versions().where(named)).one_or_none()
 
 
 def _found(connection: Connection, number: int) -> Version:
@@ -249,7 +257,7 @@ def _turn(
     replaced: int | None = None
     changed: list[tuple[Row[Any], VersionState, str]] = [(row, state, reason)]
     if state is VersionState.LIVE:
-        before = connection.execute(_live(row.policy).with_for_update()).one_or_none()
+        before = connection.execute(_live(row.policy)).one_or_none()
         if before is not None:
             replaced = before.number
             word = "was rolled back to" if rollback else "takes its place"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -168,3 +169,33 @@ def test_whatever_is_done_one_version_is_live_and_every_change_is_kept(
         assert change.before is not change.after
     for version in registry.versions(policy):
         assert states.get(version.digest, VersionState.CANDIDATE) is version.state
+
+
+def test_many_who_promote_at_once_leave_one_that_decides(kept_url: str) -> None:
+    letters = "abcdef"
+    with closing(SqlStore(kept_url)) as store:
+        for letter in letters:
+            store.registry.add_version(a_version(letter))
+        start = threading.Barrier(len(letters))
+        failed: list[Exception] = []
+
+        def work(letter: str) -> None:
+            try:
+                start.wait(timeout=30)
+                for at in range(5):
+                    store.registry.change(
+                        "dl2", letter * 64, VersionState.LIVE, at=float(at), by=letter, reason=f"{letter} is better"
+                    )
+            except Exception as error:  # noqa: BLE001 - told in the test's own thread
+                failed.append(error)
+
+        threads = [threading.Thread(target=work, args=(letter,)) for letter in letters]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert failed == []
+        versions = store.registry.versions()
+        assert [version.state for version in versions].count(VersionState.LIVE) == 1
+        newest = store.registry.changes()[0]
+        assert store.registry.live("dl2") == next(each for each in versions if each.digest == newest.digest)
