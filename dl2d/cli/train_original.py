@@ -105,10 +105,9 @@ def _settings(iterations: int, teacher: str | None, start: Checkpoint | None) ->
         network = NetworkKind(start.settings["network"])
         hidden = int(start.weights["policy.1.weight"].shape[0])
         window = int(start.settings["window"]) if network is NetworkKind.DENSE else settings.window
-        extras = bool(start.settings.get("extras", False))
     except (KeyError, ValueError, TypeError) as error:
         raise CheckpointError(f"--start: the checkpoint lacks what a training needs to know: {error!r}") from None
-    return replace(settings, teacher="", network=network, hidden=hidden, window=window, extras=extras)
+    return replace(settings, teacher="", network=network, hidden=hidden, window=window)
 
 
 def _write_report(out: Path, checkpoint: Checkpoint, others: Mapping[str, Sequence[float]], *, offline: bool) -> None:

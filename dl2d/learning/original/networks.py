@@ -17,6 +17,7 @@ from dl2d.learning.original.errors import Diverged
 from dl2d.learning.original.settings import NetworkKind
 from dl2d.policies.checkpoint import Checkpoint
 from dl2d.policies.sizing import Sight
+from dl2d.simulation.windows import EXTRAS
 
 #: Standard deviation of weights of a fresh output layer: all actions are about equally likely.
 _OUTPUT_DEVIATION: Final = 0.01
@@ -124,12 +125,20 @@ def value_network(kind: NetworkKind, *, jobs: int, width: int, free: int, hidden
     return SharedNetwork(width, free, hidden, 1, void=False)
 
 
-def begin(network: Net, generator: torch.Generator) -> None:
-    """Draw all weights; the body's as He et al. for ReLUs."""
+def begin(network: Net, generator: torch.Generator, sight: Sight | None = None) -> None:
+    """Draw all weights; the body's as He et al. for ReLUs.
+
+    With a sight, what jobs show beyond the paper's features begins without influence: its numbers are larger, and
+    learning from rewards is slower where it has to unlearn them first.
+    """
     with torch.no_grad():
         for layer in network.named().values():
             layer.weight.normal_(0.0, (2.0 / layer.in_features) ** 0.5, generator=generator)
             layer.bias.zero_()
+        if sight is not None and sight.extras:
+            first = network.named()["0"].weight
+            inputs = first.shape[1] - len(sight.resources)
+            first[:, :inputs].reshape(len(first), -1, sight.width)[:, :, -EXTRAS:] = 0.0
     draw_outputs(network, generator)
 
 
@@ -188,7 +197,7 @@ def adopt(network: Net, start: Checkpoint, sight: Sight) -> None:
     """Take over the policy of a checkpoint, whose types and resources may be others.
 
     What both know is as it was; a type that the checkpoint does not know begins as the mean of those that it knows, and
-    a resource with no influence.
+    a resource, or extras, with no influence; extras that are not asked for are left out.
 
     Raises
     ------
@@ -199,14 +208,17 @@ def adopt(network: Net, start: Checkpoint, sight: Sight) -> None:
         old = Sight.of(start.settings)
         weights = {name: np.array(array) for name, array in start.weights.items()}
         first = weights["policy.0.weight"]
-        if old.extras != sight.extras or (isinstance(network, DenseNetwork) and old.window != sight.window):
-            raise CheckpointError("start: the checkpoint's network sees other things (window, extras) than asked for")
+        if isinstance(network, DenseNetwork) and old.window != sight.window:
+            raise CheckpointError(f"start: the checkpoint's network is for J = {old.window}, not {sight.window}")
         jobs = sight.window if isinstance(network, DenseNetwork) else 1
         free = first.shape[1] - len(old.resources)
         by_job = first[:, :free].reshape(len(first), jobs, old.width)
         mean = by_job[:, :, : len(old.models)].mean(axis=2, keepdims=True)
         types = [by_job[:, :, old.models.index(m)][:, :, None] if m in old.models else mean for m in sight.models]
-        columns = np.concatenate([*types, by_job[:, :, len(old.models) :]], axis=2).reshape(len(first), -1)
+        others = by_job[:, :, len(old.models) : old.width - EXTRAS * old.extras]
+        extras = by_job[:, :, old.width - EXTRAS :] if old.extras else np.zeros_like(by_job[:, :, :EXTRAS])
+        shown = [*types, others, extras] if sight.extras else [*types, others]
+        columns = np.concatenate(shown, axis=2).reshape(len(first), -1)
         none = np.zeros(len(first), dtype=first.dtype)
         shares = [first[:, free + old.resources.index(r)] if r in old.resources else none for r in sight.resources]
         weights["policy.0.weight"] = np.concatenate([columns, np.stack(shares, axis=1)], axis=1)

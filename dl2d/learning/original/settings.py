@@ -86,8 +86,10 @@ class Settings:
     hidden: int = 64
     #: Each job has its least size before the first decision of a slot.
     first_bundles: bool = True
-    #: Jobs show their place in the batch, the remaining fraction of their epochs and logarithms of their tasks, too.
-    extras: bool = True
+    #: Jobs show their place in the batch, the remaining fraction of their epochs and logarithms of their tasks, too:
+    #: while learning from rewards, which is slower with it, and while imitating, which does not do without.
+    extras: bool = False
+    supervised_extras: bool = True
     #: Clusters that are played at once, by each learner.
     clusters: int = 128
     most_slots: int = 1000
@@ -152,8 +154,8 @@ class Settings:
 
 #: The paper's text, section 4 and 6.1: slot reward, discount, plain gradient, replay; numbers where it names them.
 PAPER: Final = Settings(
-    network=NetworkKind.DENSE, hidden=256, first_bundles=False, extras=False,
-    fresh_output=False, supervised_rate=5e-3,
+    network=NetworkKind.DENSE, hidden=256, first_bundles=False, fresh_output=False,
+    supervised_extras=False, supervised_rate=5e-3,
     reward=Reward.PROGRESS, credit=Credit.SLOT, gamma=0.9, kept=1.0, surrogate=Surrogate.PLAIN, normalise=False,
     replay=8192, samples=2048, minibatch=256, epochs=1, entropy=0.1, last_entropy=0.1, rate=1e-4, last_rate=1e-4,
     epsilon=0.4, critic_iterations=0,

@@ -100,7 +100,7 @@ def school_by_teacher(
     sight = Sight(
         window=settings.window, models=everything.models, resources=everything.resources,
         first_bundles=settings.first_bundles and name not in SERVE_WHOLE,
-        slot_seconds=float(library.slot_seconds[0]), extras=settings.extras,
+        slot_seconds=float(library.slot_seconds[0]), extras=settings.supervised_extras,
     )  # fmt: skip
     with deterministic():
         rng = np.random.default_rng([seed, 2])
@@ -108,7 +108,9 @@ def school_by_teacher(
         network, losses, agreement, count = _learn(lessons, sight, settings, seed, rng, told)
         weights = weights_of(network, "policy")
         acting = network_of(weights, described(sight, settings.network, sampled=False))
-        found = score(library, replace(settings, first_bundles=sight.first_bundles), acting, seed=seed)
+        found = score(
+            library, replace(settings, first_bundles=sight.first_bundles, extras=sight.extras), acting, seed=seed
+        )
     chosen = preset(PresetName.DL2_PAPER)
     teachers = [
         replay(
@@ -169,7 +171,7 @@ def school_by_recordings(
         ),
         first_bundles=False,
         slot_seconds=slot_seconds,
-        extras=settings.extras,
+        extras=settings.supervised_extras,
     )
     last = max(len(given) - max(len(given) // _HELD_OUT, 1), 1)
     with deterministic():
@@ -223,7 +225,7 @@ def _learn(
     network = policy_network(
         settings.network, jobs=sight.window, width=sight.width, free=len(sight.resources), hidden=settings.hidden
     )
-    begin(network, torch.Generator().manual_seed(seed))
+    begin(network, torch.Generator().manual_seed(seed), sight)
     updates = settings.supervised_updates
     losses = imitate(
         network, seen, loss=settings.supervised_loss, updates=updates, minibatch=min(settings.minibatch, len(seen)),

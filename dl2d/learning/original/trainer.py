@@ -231,8 +231,8 @@ class _Training:
         }  # fmt: skip
         self.policy: Net = policy_network(settings.network, **shape)
         self.value: Net = value_network(settings.network, **shape, by_job=settings.credit is not Credit.SLOT)
-        begin(self.policy, self._generator)
-        begin(self.value, self._generator)
+        begin(self.policy, self._generator, self._sight)
+        begin(self.value, self._generator, self._sight)
         self._learner = ActorCritic(self.policy, self.value, settings)
         self._buffers = [ReplayBuffer(settings.replay) for _ in self._parts]
         self._times = [0.0, 0.0, 0.0]
@@ -332,36 +332,55 @@ class _Training:
 
     def _begin(self) -> None:
         """Imitation, or what is begun with."""
-        settings = self._settings
-        if self._start is not None:
-            adopt(self.policy, self._start, self._sight)
-            self._validate("start", 0, 0, self._sight)
+        settings, start = self._settings, self._start
+        if start is not None:
+            sight = self._as_shown(Sight.of(start.settings))
+            net = self._network(sight)
+            adopt(net, start, sight)
+            self._validate("start", 0, 0, sight, net)
         elif settings.teacher and settings.supervised_updates:
-            self._imitate()
-        else:
-            self._begun = True
-            return
-        if settings.iterations and settings.fresh_output:
-            player = Player(self._parts[0], settings, [self._seed, 3])
-            looks = player.collect(self._acting(), self._critic(), _LOOKS).observations
-            even_out(self.policy, torch.from_numpy(looks), self._generator)
-            draw_outputs(self.policy, self._generator)
+            start = self._imitate()
+        if start is not None:
+            adopt(self.policy, start, self._sight)
+            if settings.iterations and settings.fresh_output:
+                player = Player(self._parts[0], settings, [self._seed, 3])
+                looks = player.collect(self._acting(), self._critic(), _LOOKS).observations
+                even_out(self.policy, torch.from_numpy(looks), self._generator)
+                draw_outputs(self.policy, self._generator)
+            self._save()
         self._begun = True
-        self._save()
 
-    def _imitate(self) -> None:
+    def _imitate(self) -> Checkpoint:
         settings, started = self._settings, time.perf_counter()
         rng = np.random.default_rng([self._seed, 2])
-        sight = replace(self._sight, first_bundles=settings.first_bundles and settings.teacher not in SERVE_WHOLE)
+        sight = replace(
+            self._sight, extras=settings.supervised_extras,
+            first_bundles=settings.first_bundles and settings.teacher not in SERVE_WHOLE,
+        )  # fmt: skip
+        net = self._network(sight)
+        begin(net, self._generator, sight)
         lessons = taught(settings.teacher, self._workloads[:_LESSON_WORKLOADS], sight, labels=settings.labels, rng=rng)
         updates = settings.supervised_updates
         imitate(
-            self.policy, lessons, loss=settings.supervised_loss, updates=updates,
+            net, lessons, loss=settings.supervised_loss, updates=updates,
             minibatch=min(settings.minibatch, len(lessons)), rate=settings.supervised_rate, rng=rng,
             told=lambda done, _loss: self._told("imitation", done, updates),
         )  # fmt: skip
         self._times[0] = time.perf_counter() - started
-        self._validate("imitation", updates, updates, sight)
+        found = self._validate("imitation", updates, updates, sight, net)
+        return self._checkpoint(found, sight, net)
+
+    def _as_shown(self, sight: Sight) -> Sight:
+        """A sight of a checkpoint, on the types and resources of these workloads."""
+        return replace(
+            self._sight, window=sight.window, extras=sight.extras, first_bundles=sight.first_bundles
+        )  # fmt: skip
+
+    def _network(self, sight: Sight) -> Net:
+        return policy_network(
+            self._settings.network, jobs=sight.window, width=sight.width, free=len(sight.resources),
+            hidden=self._settings.hidden,
+        )  # fmt: skip
 
     def _acting(self) -> Network:
         weights = weights_of(self.policy, "policy")
@@ -373,14 +392,19 @@ class _Training:
             return _ByJob(weights, self._sight.width)
         return Dense(weights, "value")
 
-    def _validate(self, phase: str, done: int, total: int, sight: Sight) -> None:
-        settings = replace(self._settings, first_bundles=sight.first_bundles)
-        found = score(self._validation, settings, self._acting(), seed=self._seed)
+    def _validate(self, phase: str, done: int, total: int, sight: Sight, net: Net | None = None) -> Score:
+        """Of the policy, or of another network that sees something else."""
+        net = self.policy if net is None else net
+        settings = replace(
+            self._settings, first_bundles=sight.first_bundles, extras=sight.extras, window=sight.window
+        )  # fmt: skip
+        acting = network_of(weights_of(net, "policy"), described(sight, self._settings.network, sampled=False))
+        found = score(self._validation, settings, acting, seed=self._seed)
         entry = {"phase": phase, "round": done, "greedy": found.greedy, "sampled": found.sampled,
                  "decisions": self._decisions}  # fmt: skip
         self._history.append({key: value for key, value in entry.items() if value != float("inf")})
         if self._best is None or found.best < self._best[0]:
-            self._best = found.best, self._checkpoint(found, sight)
+            self._best = found.best, self._checkpoint(found, sight, net)
             if self._out is not None:
                 write_checkpoint(self._best[1], Path(self._out))
         if self._progress is not None:
@@ -396,11 +420,14 @@ class _Training:
                     learning_seconds=sum(self._times) - self._times[1],
                 )
             )
+        return found
 
-    def _checkpoint(self, found: Score, sight: Sight) -> Checkpoint:
+    def _checkpoint(self, found: Score, sight: Sight, net: Net) -> Checkpoint:
+        weights = weights_of(net, "policy")
         return Checkpoint(
             policy="dl2-original",
-            weights={**weights_of(self.policy, "policy"), **weights_of(self.value, "value")},
+            # What the critic sees is what is learned with.
+            weights={**weights, **weights_of(self.value, "value")} if net is self.policy else weights,
             settings=described(sight, self._settings.network, sampled=found.sampled < found.greedy),
             training={
                 "settings": _plain(asdict(self._settings)),

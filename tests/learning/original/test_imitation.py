@@ -9,10 +9,10 @@ from simulation.drawn import drawn
 
 from dl2d.learning.original.errors import TooFewSamples
 from dl2d.learning.original.imitation import Lessons, distance, imitate
-from dl2d.learning.original.networks import begin, policy_network, weights_of
+from dl2d.learning.original.networks import begin, described, policy_network, weights_of
+from dl2d.learning.original.recordings import taught
 from dl2d.learning.original.settings import NetworkKind, Settings, SupervisedLoss
 from dl2d.learning.original.teachers import drf
-from dl2d.learning.original.trainer import described, taught
 from dl2d.learning.original.validation import completion, score
 from dl2d.policies.dl2_original import network_of
 from dl2d.policies.sizing import Sight
@@ -70,7 +70,7 @@ def test_each_loss_leads_to_the_teachers_action(kind: SupervisedLoss) -> None:
 def test_lessons_are_what_the_teacher_does_and_void_is_one_of_them() -> None:
     workloads = [drawn(seed, jobs=6) for seed in range(2)]
     library = Library.of(workloads)
-    lessons = taught(workloads, a_sight(library, 4), Settings(window=4), rng=np.random.default_rng(0))
+    lessons = taught("drf", workloads, a_sight(library, 4), rng=np.random.default_rng(0))
     assert lessons.masks[np.arange(len(lessons)), lessons.actions].all()
     assert lessons.masks[:, :-1].any(axis=1).all()
     assert (lessons.actions == 12).any()
@@ -81,10 +81,10 @@ def test_it_gets_as_good_as_its_teacher() -> None:
     workloads = [drawn(seed, jobs=8, nodes=4, plain=True, most_least=1) for seed in range(24)]
     library = Library.of(workloads[:8])
     everything = Library.of(workloads)
-    settings = Settings(window=8, hidden=64)
+    settings = Settings(window=8, hidden=64, extras=True)
     rng = np.random.default_rng(0)
     sight = a_sight(everything, 8)
-    lessons = taught(workloads, sight, settings, rng=rng)
+    lessons = taught("drf", workloads, sight, rng=rng)
     network = policy_network(NetworkKind.SHARED, jobs=8, width=sight.width, free=len(sight.resources), hidden=64)
     begin(network, torch.Generator().manual_seed(0))
     imitate(network, lessons, loss=SupervisedLoss.CROSS_ENTROPY, updates=100, minibatch=512, rate=3e-3, rng=rng)

@@ -101,10 +101,10 @@ def test_a_teacher_is_come_near_to_with_each_loss(loss: SupervisedLoss) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("teacher", ["drf", "fifo", "srtf", "tetris", "optimus"])
 def test_every_teacher_is_come_near_to_within_a_hundred_updates(teacher: str) -> None:
-    """Under overload, on dl2d's own profiles; the network may do better than its teacher, and with Optimus does."""
-    workloads = [load_source("generator:dl2", seed=seed).workload for seed in range(16)]
+    """On dl2d's own profiles, with too little room; the network may do better than its teacher."""
+    workloads = [load_source("generator:dl2?nodes=24&jobs=40", seed=seed).workload for seed in range(12)]
     settings = Settings(teacher=teacher, supervised_updates=100)
-    found = school_by_teacher(workloads[:12], workloads[12:], settings, seed=0)
+    found = school_by_teacher(workloads[:8], workloads[8:], settings, seed=0)
     assert found.score is not None
     assert found.teacher is not None
     taken = found.score.sampled if found.checkpoint.settings["sampled"] else found.score.greedy
@@ -145,12 +145,21 @@ def test_what_types_and_resources_have_in_common_is_taken_over() -> None:
         assert (first[:, 3:-2] == was[:, 2:-1]).all()
         assert (first[:, -2] == was[:, -1]).all()
         assert (first[:, -1] == 0).all()
+        # Without what only imitation needs to see.
+        plain = replace(old, extras=False)
+        network = policy_network(kind, jobs=6, width=plain.width, free=1, hidden=32)
+        adopt(network, start, plain)
+        first = network.named()["0"].weight.detach().numpy()
+        assert (first == np.delete(was, range(old.width - 4, old.width), axis=1)).all()
 
 
 def test_a_start_that_sees_other_things_is_refused() -> None:
     start = train(TRAINING, VALIDATION, replace(SMALL, iterations=0), seed=0)
-    with pytest.raises(CheckpointError, match="sees other things"):
-        train(TRAINING, VALIDATION, replace(SMALL, extras=False), seed=0, start=start)
+    dense = replace(SMALL, network=NetworkKind.DENSE, iterations=0)
+    with pytest.raises(CheckpointError, match="is for J = 6, not 7"):
+        train(
+            TRAINING, VALIDATION, replace(dense, window=7), seed=0, start=train(TRAINING, VALIDATION, dense, seed=0)
+        )  # fmt: skip
     with pytest.raises(CheckpointError, match="of another network"):
         train(TRAINING, VALIDATION, replace(SMALL, hidden=16), seed=0, start=start)
 

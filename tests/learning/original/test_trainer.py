@@ -10,11 +10,11 @@ from learning.original.made_workloads import SMALL, TRAINING, VALIDATION
 
 from dl2d.core.errors import WorkloadError
 from dl2d.learning.original.actor_critic import ActorCritic
-from dl2d.learning.original.networks import begin, policy_network, value_network, weights_of
+from dl2d.learning.original.networks import begin, described, policy_network, value_network, weights_of
 from dl2d.learning.original.player import Player
 from dl2d.learning.original.replay_buffer import ReplayBuffer
 from dl2d.learning.original.settings import PAPER, Credit, NetworkKind, Reward, Settings, Surrogate
-from dl2d.learning.original.trainer import Report, described, improve, train
+from dl2d.learning.original.trainer import Report, improve, train
 from dl2d.policies.checkpoint import read_checkpoint
 from dl2d.policies.dl2_original import Dense, Dl2Original, network_of
 from dl2d.policies.sizing import Sight
@@ -77,7 +77,6 @@ def test_a_federation_of_clusters_that_are_the_same_learns_as_one() -> None:
     library = Library.of(TRAINING)
     sight = Sight(
         window=6, models=library.models, resources=library.resources, first_bundles=True, slot_seconds=100.0,
-        extras=True,
     )  # fmt: skip
     width, free = sight.width, len(library.resources)
     found = []
