@@ -31,11 +31,23 @@ class Shown(NamedTuple):
     own: tuple[SpeedPoint, ...] = ()
 
 
+class _Misfit(NamedTuple):
+    """How far what a job showed is off what is believed of a kind."""
+
+    #: The most at any size, in deviations and as a logarithm.
+    apart: float
+    far: float
+    #: The largest deviation at any size of what is believed.
+    doubt: float
+    #: Logarithm of the likelihood, but for a constant.
+    likelihood: float
+
+
 class Labels:
     """What the jobs of a snapshot are taken as, by a belief of the speeds of kinds.
 
     A job stays what its user says as long as its speeds, each at its size, are within three deviations (and 28 %) of
-    what is believed there. Else it is taken as of that kind whose speeds are nearest to its own, if those are within
+    what is believed there. Else it is taken as of the kind that is likeliest by its speeds, of those that are within
     two; else nothing but what it showed itself, and what all kinds share, is believed of it.
     """
 
@@ -54,31 +66,30 @@ class Labels:
         within = [point for point in points if _within(request, point)]
         still = tuple(_plain(point) for point in within if point.samples_per_second == 0)
         moved = tuple(_plain(point) for point in within if point.samples_per_second > 0)
-        apart, far, _ = self._misfit(request, moved)
-        if apart <= _NONE or far <= FAR:
+        said = self._misfit(request, moved)
+        if said.apart <= _NONE or said.far <= FAR:
             return Shown(request, still)
-        best, nearest = request, np.inf
+        best, likeliest = None, -np.inf
         for kind in self._belief.kinds:
             if kind[1:] != TrainingKind.of(request)[1:]:
                 continue
             other = replace(request, model=kind.model)
-            apart, _, doubt = self._misfit(other, moved)
-            if apart < nearest and doubt < _KNOWN:
-                best, nearest = other, apart
-        return Shown(best, still) if nearest <= _ONE else Shown(request, still + moved)
+            fit = self._misfit(other, moved)
+            if fit.apart <= _ONE and fit.doubt < _KNOWN and fit.likelihood > likeliest:
+                best, likeliest = other, fit.likelihood
+        return Shown(request, still + moved) if best is None else Shown(best, still)
 
-    def _misfit(self, request: JobRequest, points: tuple[SpeedPoint, ...]) -> tuple[float, float, float]:
-        """The most by which speeds are off what is believed, in deviations and as a logarithm; the largest doubt."""
+    def _misfit(self, request: JobRequest, points: tuple[SpeedPoint, ...]) -> _Misfit:
         if not points:
-            return 0.0, 0.0, 0.0
+            return _Misfit(0.0, 0.0, 0.0, 0.0)
         mean, deviation = self._belief.mean_sd(request)
         has_ps = mean.shape[0] > 1
         places = tuple(np.array([(size.ps if has_ps else 0, size.workers) for size, *_ in points]).T)
-        logs = np.log([point.samples_per_second for point in points])
-        with np.errstate(invalid="ignore"):
-            far = np.abs(logs - mean[places])
-            apart = far / np.hypot(deviation[places], _USUAL)
-        return float(apart.max()), float(far.max()), float(deviation[places].max())
+        far = np.abs(np.log([point.samples_per_second for point in points]) - mean[places])
+        usual = np.hypot(deviation[places], _USUAL)
+        apart = far / usual
+        likelihood = -float((apart**2 / 2 + np.log(usual)).sum())
+        return _Misfit(float(apart.max()), float(far.max()), float(deviation[places].max()), likelihood)
 
 
 def _plain(point: SpeedPoint) -> SpeedPoint:
