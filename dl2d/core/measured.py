@@ -85,6 +85,9 @@ class Tally(NamedTuple):
     def counted(self, samples_per_second: float, *, job: str, at: float) -> Tally:
         """With one measurement more; speeds are more than 0."""
         point, other = self.point, self.other
+        if point.measurements == 1 and job == self.job and not _near(samples_per_second, point.samples_per_second):
+            # The first word at a size may still have been of the size before.
+            return Tally.first(point.allocation, samples_per_second, job=job, at=at)
         if _near(samples_per_second, point.samples_per_second):
             return Tally(point.counted(samples_per_second, at=at, another_job=job != self.job), job)
         if other is not None and _near(samples_per_second, other.samples_per_second):
@@ -119,13 +122,15 @@ def count(
 
     A job that strayed, for what it showed at some size was set aside, counts at no other: it may not be what its user
     says, and where it goes next others of its kind may never have been. It counts again once it was right after all.
+    Who is at odds with nobody but itself has not strayed: a slow moment is no reason not to listen any more.
     """
     if strayed is not None and strayed != size:
         return Count(tally, strayed)
     if tally is None:
         return Count(Tally.first(size, samples_per_second, job=job, at=at), None)
     made = tally.counted(samples_per_second, job=job, at=at)
-    return Count(made, size if made.other is not None else None)
+    others = tally.point.jobs > 1 or tally.job != job
+    return Count(made, size if made.other is not None and others else None)
 
 
 def _near(one: float, other: float) -> bool:

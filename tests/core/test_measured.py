@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dl2d.core.jobs import Allocation
-from dl2d.core.measured import MOST_MEASUREMENTS, SpeedPoint, Tally, mean_of
+from dl2d.core.measured import MOST_MEASUREMENTS, SpeedPoint, Tally, count, mean_of
 
 SIZE = Allocation(2, 1)
 
@@ -52,6 +52,29 @@ def test_a_single_wrong_measurement_gives_way_to_more_right_ones() -> None:
     assert tally((500.0, "x"), (50.0, "a"), (50.0, "a")).point.samples_per_second == 50.0
     assert tally((500.0, "x"), (50.0, "a"), (50.0, "b")).point.samples_per_second == 50.0
     assert tally((500.0, "x"), (50.0, "a")).point.samples_per_second == 500.0
+
+
+def test_a_jobs_second_word_at_a_size_takes_the_place_of_a_first_one_that_is_far_off() -> None:
+    # The first may still have been of the size before.
+    assert tally((500.0, "a"), (50.0, "a")).point == SpeedPoint(SIZE, 50.0, 1, jobs=1, at=2.0, since=2.0)
+    assert tally((500.0, "a"), (50.0, "a"), (52.0, "a")).point.samples_per_second == pytest.approx(51.0)
+
+
+OTHER = Allocation(4, 4)
+
+
+def test_who_is_at_odds_with_others_counts_at_no_other_size_until_it_was_right() -> None:
+    known = tally((50.0, "a"), (50.0, "b"))
+    first = count(known, SIZE, 500.0, job="x", at=3.0, strayed=None)
+    assert (first.tally.point, first.strayed) == (known.point, SIZE)
+    assert count(None, OTHER, 9.0, job="x", at=4.0, strayed=SIZE) == (None, SIZE)
+    assert count(first.tally, SIZE, 50.0, job="x", at=5.0, strayed=SIZE).strayed is None
+
+
+def test_who_is_at_odds_with_itself_alone_is_listened_to() -> None:
+    known = tally((50.0, "a"), (50.0, "a"))
+    made = count(known, SIZE, 20.0, job="a", at=3.0, strayed=None)
+    assert (made.tally.point, made.strayed) == (known.point, None)
 
 
 @given(st.lists(st.tuples(st.floats(1e-3, 1e6), st.sampled_from("abc")), min_size=1, max_size=60))
