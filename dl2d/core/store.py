@@ -185,8 +185,10 @@ class Store(Protocol):
         """The job's progress over time, oldest first."""
         ...
 
-    def speeds(self, kinds: Collection[TrainingKind]) -> tuple[MeasuredSpeeds, ...]:
+    def speeds(self, kinds: Collection[TrainingKind], *, others: int = 0) -> tuple[MeasuredSpeeds, ...]:
         """What was measured of these kinds so far, sorted by kind; those of which nothing was measured are left out.
+
+        And of as many as ``others`` other kinds: those that were measured last, of equals the first in order.
 
         A report that enters the job's series and has a speed counts once, for the size at which it says the job trains,
         as ``Tally.counted`` has it: old measurements lose their weight, and what one job alone shows does not count.

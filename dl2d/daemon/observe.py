@@ -16,6 +16,8 @@ from dl2d.core.resource_manager import RmJobState, RmSnapshot
 from dl2d.core.resources import Resources
 from dl2d.core.store import Store
 
+#: Kinds of which no job is there that are looked up beside those of the jobs that are.
+_OTHER_KINDS = 8
 _NO_LAUNCH = Launch((), "")
 
 
@@ -47,7 +49,9 @@ def with_evidence(snapshot: Snapshot, needs: Collection[Evidence], store: Store)
     """The snapshot with what a policy needs to know of the past."""
     if Evidence.SPEEDS in needs:
         kinds = {TrainingKind.of(job.request) for job in snapshot.jobs}
-        snapshot = replace(snapshot, speeds=store.speeds(kinds))
+        # Where jobs are judged one by one, some may be of kinds that none says it is.
+        others = _OTHER_KINDS if Evidence.JOB_SPEEDS in needs else 0
+        snapshot = replace(snapshot, speeds=store.speeds(kinds, others=others))
     if Evidence.JOB_SPEEDS in needs:
         snapshot = replace(snapshot, job_speeds=store.job_speeds([job.key for job in snapshot.jobs]))
     if Evidence.LOSSES in needs:

@@ -143,12 +143,17 @@ class MemoryStore:
         del key
         return ()
 
-    def speeds(self, kinds: Collection[TrainingKind]) -> tuple[MeasuredSpeeds, ...]:
-        """What was measured of these kinds so far."""
+    def speeds(self, kinds: Collection[TrainingKind], *, others: int = 0) -> tuple[MeasuredSpeeds, ...]:
+        """What was measured of these kinds so far, and of some others."""
+        rest = sorted(
+            (-max(tally.point.at for tally in sizes.values()), kind)
+            for kind, sizes in self._speeds.items()
+            if others and sizes and kind not in kinds
+        )
         return tuple(
             MeasuredSpeeds(kind, tuple(tally.point for _, tally in sorted(self._speeds[kind].items())))
-            for kind in sorted(kinds)
-            if kind in self._speeds
+            for kind in sorted({*kinds, *(kind for _, kind in rest[:others])})
+            if self._speeds.get(kind)
         )
 
     def job_speeds(self, jobs: Collection[JobKey]) -> tuple[JobSpeeds, ...]:

@@ -237,12 +237,17 @@ class SqlStore:
         with self._database.reading(f"reading progress of job {key.slug}") as connection:
             return tuple(rows.to_progress(row, row.at) for row in connection.execute(query))
 
-    def speeds(self, kinds: Collection[TrainingKind]) -> tuple[MeasuredSpeeds, ...]:
+    def speeds(self, kinds: Collection[TrainingKind], *, others: int = 0) -> tuple[MeasuredSpeeds, ...]:
         """See ``Store.speeds``."""
         key = (SpeedRow.model, SpeedRow.architecture, SpeedRow.consistency)
         points: dict[TrainingKind, list[SpeedPoint]] = defaultdict(list)
+        asked = {tuple(map(str, kind)) for kind in kinds}
         with self._database.reading("reading measured speeds") as connection:
-            for batch in _batches({tuple(map(str, kind)) for kind in kinds}, _MOST_VALUES // len(key)):
+            if others:
+                latest = select(*key).group_by(*key).order_by(func.max(SpeedRow.at).desc(), *key)
+                found = map(tuple, connection.execute(latest.limit(others + len(asked))))
+                asked |= set([kind for kind in found if kind not in asked][:others])
+            for batch in _batches(asked, _MOST_VALUES // len(key)):
                 query = select(*_columns(SpeedRow)).where(tuple_(*key).in_(batch))
                 for row in connection.execute(query.order_by(*key, SpeedRow.workers, SpeedRow.ps)):
                     kind = TrainingKind(row.model, Architecture(row.architecture), Consistency(row.consistency))

@@ -420,6 +420,22 @@ class TestEvidence:
         assert said(jobs[1], 150.0, 5.0)[1, 1] == 5.0
         assert said(jobs[1], 160.0, 8.0, workers=3)[3, 1] == 8.0
 
+    def test_speeds_of_other_kinds_come_by_when_they_were_measured_last(self, store):
+        kinds = []
+        for number, at in enumerate([300.0, 100.0, 200.0, 200.0], start=1):
+            job = a_job(number=number)
+            job = replace(job, request=replace(job.request, model=f"m{number}"))
+            store.add_job(job)
+            store.report_progress(job.key, Progress(at=at, samples_per_second=1.0, workers=1, ps=1))
+            kinds.append(TrainingKind.of(job.request))
+
+        def asked(others):
+            return [speeds.kind.model for speeds in store.speeds([kinds[1]], others=others)]
+
+        assert [asked(others) for others in (0, 1, 2, 3, 9)] == [
+            ["m2"], ["m1", "m2"], ["m1", "m2", "m3"], ["m1", "m2", "m3", "m4"], ["m1", "m2", "m3", "m4"]
+        ]  # fmt: skip
+
     def test_speeds_of_one_job_are_means_of_its_last_reports_at_each_size(self, store):
         one, other = a_job(), a_job(number=2)
         for job in (one, other):
