@@ -29,8 +29,8 @@ Bars, on the jobs that come after the history; each is judged in every stream, a
   more), or under lookahead with the true speeds: 1.03 at most.
 - drf: the worst window of 12 slots of arrivals, mean JCT over that under DRF: 0.9 at most.
 - slower (48 nodes and more): share of the jobs that take more than 1.1 times as long as under DRF: under 5 %.
-- new type: slots with jobs of the new type until their mean speed, over five such slots, is within 10 % of the best:
-  15 at most.
+- new type (48 nodes and more): slots with jobs of the new type until their mean speed, over five such slots, is within
+  10 % of the best: 15 at most.
 """
 
 from __future__ import annotations
@@ -416,7 +416,7 @@ def measure(options: argparse.Namespace, scenario: str, nodes: int, seed: int) -
         }
         if nodes >= ROOMY:
             bars["slower"] = statistics.fmean(mine[place] > 1.1 * jcts["drf"][place] for place in live)
-        if scenario == "new-type":
+        if scenario == "new-type" and nodes >= ROOMY:
             bars["new type"] = learned_after(parts[name], made.late)
         windows = by_window(mine, jobs, begin, LONG)
         spent = np.array(played[name].decision_ms[begin:])
