@@ -111,6 +111,7 @@ class Sizing:
         #: Numbers of steps that have room alike; and which of them are not known to have none.
         self._kinds: dict[tuple[Resources, Resources, int, JobKey | None], int] = {}
         self.open = np.ones(0, dtype=np.bool_)
+        self.all_open = True
         #: Why there is no room for the least size of jobs that have none, by what they ask for.
         self._starts: dict[tuple[Resources, Resources, Allocation], Reason | None] = {}
         self._types = {model: place for place, model in enumerate(sight.models)}
@@ -170,6 +171,7 @@ class Sizing:
                 if grows(job, has, step) and kind not in seen and self.open[kind]:
                     seen.add(kind)
                     self.open[kind] = self._packing.fits(job, step)
+                    self.all_open &= bool(self.open[kind])
 
     def add(self, job: Job, number: int) -> bool:
         """Give a job a step; returns whether there was room."""
@@ -182,10 +184,10 @@ class Sizing:
                 self._used = list(map(add, self._used, self._amounts(job.request.ps)))
             if self._packing.head_only:
                 # Another node may be looked at now.
-                self.open[:] = True
+                self.open[:] = self.all_open = True
             return True
         kind = self.kinds(job)[number]
-        self.open[kind] = False
+        self.open[kind] = self.all_open = False
         self.reasons[job.key] = _refused(step, blocked)
         return False
 
@@ -245,7 +247,9 @@ class Batch:
         self.columns = self.observation[0, : sight.window * sight.width].reshape(sight.window, sight.width)
         self.free = self.observation[0, sight.window * sight.width :]
         #: Steps within each job's most, and their numbers in ``Sizing.open``; shape (jobs, 3).
-        self._grows = np.zeros((len(jobs), len(STEPS)), dtype=np.bool_)
+        self._within = np.zeros(sight.void + 1, dtype=np.bool_)
+        self._within[-1] = True
+        self._grows = self._within[: len(STEPS) * len(jobs)].reshape(len(jobs), len(STEPS))
         self._kinds = np.array([sizing.kinds(job) for job in jobs], dtype=np.int64).reshape(len(jobs), len(STEPS))
         self._mask = np.zeros(sight.void + 1, dtype=np.bool_)
         self._mask[-1] = True
@@ -269,8 +273,10 @@ class Batch:
     def mask(self) -> NDArray[np.bool_]:
         """Which actions are allowed and not known to have no room, shape (3J + 1,); void always is.
 
-        The same array at each call.
+        Not to be changed; changes with the next step.
         """
+        if self._sizing.all_open:
+            return self._within
         np.logical_and(self._grows, self._sizing.open[self._kinds], out=self._choices)
         return self._mask
 
