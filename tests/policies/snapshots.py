@@ -32,7 +32,7 @@ def a_job(number: int, **changes: Any) -> Job:
 
 
 def a_snapshot(jobs: list[Job], nodes: list[Node], held: dict[int, Allocation] | None = None) -> Snapshot:
-    """Jobs of ``held`` run with that many tasks, put where there is room, and have their minimum as floor."""
+    """Jobs of ``held`` run with that many tasks, put where there is room, and have the least they may have as floor."""
     packing, tasks, floors = Packing(nodes, LoadBalance()), [], []
     for number, has in (held or {}).items():
         job = jobs[number]
@@ -45,7 +45,8 @@ def a_snapshot(jobs: list[Job], nodes: list[Node], held: dict[int, Allocation] |
                     Task(job=job.key, id=f"{role}-{ordinal}", role=role, node=node, demand=demand,
                          state=TaskState.CONFIRMED)
                 )  # fmt: skip
-        floors.append((job.key, Allocation(job.request.min_workers, job.request.min_ps)))
+        least = next(count for count in range(1, job.request.max_workers + 1) if job.request.allows(count))
+        floors.append((job.key, Allocation(least, job.request.min_ps)))
     used = [
         structs.replace(
             node, used=Resources.total((node.used, *(task.demand for task in tasks if task.node == node.name)))
