@@ -132,7 +132,7 @@ def test_on_clusters_it_is_played_as_in_a_replay(seed: int) -> None:
     workloads = [shrunk(drawn(seed, nodes=4, plain=True), 1.0), tiny(seed, jobs=16)]
     trainer = Trainer(workloads, workloads, replace(QUICK, parts=(1.0,), hidden=2))
     state = trainer.explore()
-    policy = Dl2(trainer.checkpoint(state, {}), slot_seconds=60.0)
+    policy = Dl2(trainer.checkpoint(state, {}), slot_seconds=60.0, optimism=0.0)
     for workload in (*workloads, drawn(seed, jobs=8)):  # nodes of the last one are not alike
         ground = Ground([replace(workload, slot_seconds=60.0)])
         surfaces = ground.surfaces(Belief(state.measured), 0.0)
