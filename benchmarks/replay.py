@@ -80,7 +80,8 @@ def main() -> None:
 
                 def run(name: str = name, rules: Preset = rules, known: Workload = known) -> Replayed:
                     policy = contender(name, known, rules)
-                    return replay(known, policy, rules.placement, rules=rules.rules, timer=time.perf_counter)
+                    placement = rules.placement_of(name)
+                    return replay(known, policy, placement, rules=rules.rules, timer=time.perf_counter)
 
                 took, result = least(run, options.repeats)
                 row = {
