@@ -45,6 +45,8 @@ class DaemonProcess:
             "api": {"port": self.port, "heartbeat_seconds": 0.3},
             "schedule": {"poll_seconds": 0.5, "slot_seconds": 5},
             "store": {"progress_seconds": 0.2},
+            # Where nothing is known of a model yet, what drf gives can be told beforehand.
+            "policy": {"name": "drf"},
             **settings,
         }
         self.write()

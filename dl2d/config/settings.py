@@ -45,10 +45,10 @@ class StoreSettings(_Section):
 class PolicySettings(_Section):
     """Which policy decides, and which one when it fails."""
 
-    name: str = "drf"
+    name: str = "dl2"
     checkpoint: Path | None = None
     settings: dict[str, StrictBool | FiniteFloat] = Field(default_factory=dict)
-    fallback: str = "fifo"
+    fallback: str = "drf"
     timeout_seconds: float = Field(default=5.0, gt=0, le=3600)
 
     @field_validator("checkpoint", mode="before")

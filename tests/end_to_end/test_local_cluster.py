@@ -15,6 +15,7 @@ from daemon_process import BIN
 from local_cluster import LocalCluster
 
 from dl2d.core.cluster import TaskState
+from dl2d.core.decision import Constraint
 from dl2d.core.jobs import JobState
 from dl2d.daemon.credentials import load_credentials
 
@@ -56,6 +57,20 @@ def test_two_jobs_share_the_nodes_and_end_with_the_weights_of_a_static_run(clust
     plans = cluster.store.runtime_plans(first)
     assert any(plan.removed for plan in plans)
     assert cluster.stop() == 0
+
+
+def test_the_policy_of_a_new_installation_sizes_jobs_of_a_model_that_it_never_saw(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, {"policy": {}}) as cluster:
+        jobs = [cluster.train(name, *SLOW, epochs=20, max_workers=4, max_ps=4) for name in ("first", "second")]
+        cluster.wait_until(lambda: min(min(cluster.confirmed(job)) for job in jobs) > 0, "both jobs train")
+        for job in jobs:
+            ended = cluster.ended(job)
+            want = cluster.static_digest("--optimizer", "momentum", epochs=20)
+            assert (ended.state, ended.digest) == (JobState.FINISHED, want)
+            decided = cluster.store.decisions(job)
+            assert {entry.policy for entry in decided} == {"dl2"}
+            reasons = [reason for entry in decided for reason in entry.decided.guarded]
+            assert not any(reason.constraint is Constraint.FALLBACK for reason in reasons)
 
 
 @pytest.mark.slow
