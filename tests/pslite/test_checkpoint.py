@@ -91,7 +91,7 @@ def test_checkpoints_made_in_the_middle_of_resizes_are_whole(tmp_path):
     assert result.state == "finished", result.log
     found = sorted(copies.iterdir())
     assert len(found) > 5
-    assert len(list((tmp_path / "kept").iterdir())) <= KEPT + 1
+    assert 0 < len(list((tmp_path / "kept").iterdir())) <= KEPT
     for place in found[:: max(1, len(found) // 6)]:
         folder = tmp_path / f"from-{place.name}"
         shutil.copytree(place, folder / place.name)
@@ -161,7 +161,8 @@ def test_a_network_goes_on_with_the_same_bits(tmp_path):
     out = tmp_path / "model.pt"
     again = run_local([*script, "--out", str(out)], workers=1, servers=1, timeout=200)
     assert again.state == "finished", again.log
-    assert again.plans[0].first_version in (6, 12)
+    assert again.plans[0].first_version >= 6
+    assert again.plans[0].first_version % 6 == 0
     assert again.digest == alone.stdout.strip()
     # what the checkpoint calls its tensors is what the model does
     names = Checkpoint(latest(tmp_path / "kept")).tensors()

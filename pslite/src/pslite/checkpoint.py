@@ -117,6 +117,13 @@ def complete(folder: Path, version: int, spec: JobSpec, files: Mapping[str, Save
     return whole
 
 
+def drop_unfinished(folder: Path) -> None:
+    """Remove what was begun and never completed; for when the job is over."""
+    for started in folder.glob(f"*{_PART}"):
+        if started.name.removesuffix(_PART).isdecimal():
+            shutil.rmtree(started, ignore_errors=True)
+
+
 def latest(folder: Path) -> Path | None:
     """Return the newest complete checkpoint in a folder; None if there is none.
 

@@ -21,7 +21,7 @@ from typing import Literal
 from pslite.auth import Acceptor
 from pslite.blocks import Block, cut
 from pslite.channel import Channel, Inbox, listen
-from pslite.checkpoint import SavedFile, complete
+from pslite.checkpoint import SavedFile, complete, drop_unfinished
 from pslite.director import Director, MemberReport, PlanReport, Reply, Result, Status, Suspension
 from pslite.doorway import Doorway
 from pslite.errors import Cancelled, CheckpointError, ProtocolError
@@ -312,6 +312,8 @@ class Coordinator:
             raise
         else:
             self._goodbye(_GOODBYE_SECONDS)
+            if self._state == "finished" and self._spec is not None and self._spec.checkpoint:
+                drop_unfinished(Path(self._spec.checkpoint))
             status = self.status()
             self._director.close(status)
             return status
