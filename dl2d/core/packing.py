@@ -179,9 +179,22 @@ class Packing:
 
     def add(self, job: Job, delta: Allocation) -> Blocked | None:
         """Add tasks of a job, workers and PSs in turn, all or none; returns what stood in the way."""
+        begun = self._state, len(self._found), len(self._refused)
+        done, blocked = self._give(job, delta)
+        if blocked is not None:
+            self._rewind(done, *begun)
+        return blocked
+
+    def fits(self, job: Job, delta: Allocation) -> bool:
+        """Whether ``add`` would find room for these tasks; nothing is added."""
+        begun = self._state, len(self._found), len(self._refused)
+        done, blocked = self._give(job, delta)
+        self._rewind(done, *begun)
+        return blocked is None
+
+    def _give(self, job: Job, delta: Allocation) -> tuple[list[_Step], Blocked | None]:
+        """Add tasks in turn, up to the first that has no room; returns those that were, and what stood in its way."""
         done: list[_Step] = []
-        before = self._state
-        found_before, refused_before = len(self._found), len(self._refused)
         request = job.request
         for number in range(max(delta)):
             bundled = self._keeps_bundles and number < delta.workers and number < delta.ps
@@ -193,51 +206,21 @@ class Packing:
                 taken_up = self._take_up(job.key, role) if self._waiting else None
                 step = taken_up or self._place_new(demand, role)
                 if isinstance(step, Blocked):
-                    if done:
-                        for taken in reversed(done):
-                            self._undo(taken)
-                        self._state = before
-                        # What was found out while there was less room than there is now.
-                        while len(self._found) > found_before:
-                            self._least.pop(self._found.pop(), None)
-                        while len(self._refused) > refused_before:
-                            self._full.remove(self._refused.pop())
-                    return step
+                    return done, step
                 done.append(step)
-        return None
+        return done, None
 
-    def fits(self, job: Job, delta: Allocation) -> bool:
-        """Whether ``add`` would find room for these tasks; nothing is added."""
-        done: list[_Step] = []
-        before = self._state
-        found_before, refused_before = len(self._found), len(self._refused)
-        fits = True
-        for number in range(max(delta)):
-            roles = [role for role in _ROLES if number < delta.count(role)]
-            if self._placement.keeps_bundles and len(roles) > 1 and not any(
-                self._incumbents.get((job.key, role)) for role in roles
-            ):  # fmt: skip
-                parts = [(Role.WORKER, self.bundle(job.request))]
-            else:
-                parts = [(role, job.request.demand(role)) for role in roles]
-            for role, demand in parts:
-                step = self._take_up(job.key, role) or self._place_new(demand, role)
-                if isinstance(step, Blocked):
-                    fits = False
-                    break
-                done.append(step)
-            if not fits:
-                break
+    def _rewind(self, done: Sequence[_Step], state: int, found: int, refused: int) -> None:
+        """Take back what was added, and what was found out while there was less room than there is now."""
+        if not done:
+            return
         for taken in reversed(done):
             self._undo(taken)
-        self._state = before
-        if done:
-            # What was found out while there was less room than there is now.
-            while len(self._found) > found_before:
-                self._least.pop(self._found.pop(), None)
-            while len(self._refused) > refused_before:
-                self._full.remove(self._refused.pop())
-        return fits
+        self._state = state
+        while len(self._found) > found:
+            self._least.pop(self._found.pop(), None)
+        while len(self._refused) > refused:
+            self._full.remove(self._refused.pop())
 
     def bundle(self, request: JobRequest) -> Resources:
         """What a worker and a PS ask for together."""
