@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
-from scipy import stats
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
@@ -19,11 +18,10 @@ from dl2d.core.policy import Evidence, Policy
 from dl2d.core.registry import TrialCase
 from dl2d.daemon.guard import GuardRules, Memory, check, guard
 from dl2d.learning.lesson import Case
+from dl2d.simulation.experiments.statistics import estimate
 from dl2d.simulation.realism import Realism
 from dl2d.simulation.replay import Rules, replay
 
-#: Two-sided.
-_CONFIDENCE: Final = 0.95
 #: Slots after which a replay is given up.
 _MOST_SLOTS: Final = 50_000
 #: Fewest workloads that say anything.
@@ -79,11 +77,9 @@ def judge(cases: Sequence[TrialCase], candidate: Conduct, current: Conduct, *, t
     Student's t, over the workloads) is below 0.
     """
     change = low = high = None
-    logs = np.array([math.log(case.candidate / case.current) for case in cases])
-    if len(logs) >= _FEWEST:
-        mean, error = float(logs.mean()), float(logs.std(ddof=1)) / math.sqrt(len(logs))
-        reach = error * float(stats.t.ppf(0.5 + _CONFIDENCE / 2, len(logs) - 1))
-        change, low, high = (math.expm1(value) for value in (mean, mean - reach, mean + reach))
+    logs = [math.log(case.candidate / case.current) for case in cases]
+    if len(logs) >= _FEWEST and (interval := (found := estimate(logs)).interval) is not None:
+        change, low, high = (math.expm1(value) for value in (found.mean, *interval))
 
     def verdict(reason: str, *, passed: bool = False) -> Verdict:
         return Verdict(passed, reason, change, low, high)
