@@ -6,7 +6,6 @@ Everything follows from the settings, the workloads and the seed; no clock decid
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 
 from dl2d.core.errors import CheckpointError
 from dl2d.core.measured import MeasuredSpeeds
+from dl2d.learning import state_file
 from dl2d.learning.play import Ground, Measurements, measuring, play
 from dl2d.learning.search import Search, Step, advance
 from dl2d.policies.belief import Belief
@@ -245,15 +245,7 @@ def save_state(state: State, settings: TrainingSettings, inputs: str, folder: Pa
         "looks": [asdict(look) for look in state.looks],
         "kinds": kinds,
     }
-    arrays["words"] = np.frombuffer(json.dumps(words).encode(), dtype=np.uint8)
-    partial = folder / f".{_STATE}.{os.getpid()}.partial"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-        partial.replace(folder / _STATE)
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be written: {error.strerror or error}") from error
+    state_file.save_state(state_file.State(words=words, arrays=arrays), folder / _STATE)
 
 
 def load_state(settings: TrainingSettings, inputs: str, folder: Path) -> State:
@@ -264,10 +256,9 @@ def load_state(settings: TrainingSettings, inputs: str, folder: Path) -> State:
     CheckpointError
         There is none, it is damaged, or it is of other settings (a number of iterations aside) or other workloads.
     """
+    found = state_file.load_state(folder / _STATE)
+    words, arrays = found.words, dict(found.arrays)
     try:
-        with np.load(folder / _STATE, allow_pickle=False) as file:
-            arrays = dict(file)
-        words = json.loads(arrays.pop("words").tobytes())
         search = Search(
             weights=arrays.pop("weights"), mean=arrays.pop("mean"), square=arrays.pop("square"),
             iteration=words["iteration"],
@@ -275,9 +266,7 @@ def load_state(settings: TrainingSettings, inputs: str, folder: Path) -> State:
         looks = tuple(Look(**{**look, "jct": tuple(look["jct"])}) for look in words["looks"])
         best, measured = arrays.pop("best"), from_arrays(arrays, words["kinds"])
         given, saved = ({**each, "iterations": 0} for each in (_plain(settings), words["settings"]))
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder}: there is nothing to go on from: no {_STATE}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / _STATE}: cannot be read: {error}") from error
     if different := [key for key in given if given[key] != saved.get(key)]:
         raise CheckpointError(f"{folder}: was begun with other settings: {', '.join(different)}")

@@ -35,9 +35,9 @@ from dl2d.learning.original.player import Player
 from dl2d.learning.original.recordings import taught
 from dl2d.learning.original.replay_buffer import ReplayBuffer, Samples
 from dl2d.learning.original.settings import Credit, Settings
-from dl2d.learning.original.state import State, load_state, save_state
 from dl2d.learning.original.teachers import SERVE_WHOLE
 from dl2d.learning.original.validation import Score, score
+from dl2d.learning.state_file import State, load_state, save_state
 from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2_original import Dense, Network, SharedJobs, network_of
 from dl2d.policies.sizing import Sight

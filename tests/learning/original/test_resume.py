@@ -16,8 +16,8 @@ from learning.original.made_workloads import SMALL, TRAINING, VALIDATION
 
 from dl2d.core.errors import CheckpointError
 from dl2d.learning.original.settings import Settings
-from dl2d.learning.original.state import State, load_state, save_state
 from dl2d.learning.original.trainer import train
+from dl2d.learning.state_file import State, load_state, save_state
 from dl2d.policies.checkpoint import Checkpoint, read_checkpoint
 
 #: Trains in a process of its own and says so in a line after each update and each round.
