@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import queue
 import shutil
@@ -111,16 +112,15 @@ def complete(folder: Path, version: int, spec: JobSpec, files: Mapping[str, Save
         raise CheckpointError(f"{part}: cannot be completed: {error.strerror}") from error
     for old in sorted(_complete_ones(folder))[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
-    for started in folder.glob(f"*{_PART}"):
-        if started.name.removesuffix(_PART).isdecimal() and int(started.name.removesuffix(_PART)) < version:
-            shutil.rmtree(started, ignore_errors=True)
+    drop_unfinished(folder, before=version)
     return whole
 
 
-def drop_unfinished(folder: Path) -> None:
-    """Remove what was begun and never completed; for when the job is over."""
+def drop_unfinished(folder: Path, *, before: float = math.inf) -> None:
+    """Remove what was begun of versions before one and never completed; of all when the job is over."""
     for started in folder.glob(f"*{_PART}"):
-        if started.name.removesuffix(_PART).isdecimal():
+        version = started.name.removesuffix(_PART)
+        if version.isdecimal() and int(version) < before:
             shutil.rmtree(started, ignore_errors=True)
 
 
