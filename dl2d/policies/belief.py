@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from dl2d.core.jobs import Architecture, Consistency, JobRequest
 from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.policies.recent import Recent
 from dl2d.policies.speed_fit import usable
 
 _Floats = NDArray[np.float64]
@@ -51,6 +53,10 @@ _MOST_SHARED: Final = 96
 #: Counts of one role that are all looked at, and how many there are at most; those between are interpolated.
 _ALL_COUNTS: Final = 24
 _MOST_COUNTS: Final = 40
+#: Numbers that are kept of the grids of a belief, of what all its kinds share, and of each kind.
+_MOST_OF_GRIDS: Final = 1 << 23
+_MOST_OF_GROUP: Final = 1 << 21
+_MOST_OF_KIND: Final = 1 << 16
 
 
 class _Group(NamedTuple):
@@ -67,60 +73,167 @@ class _Bounds(NamedTuple):
     ps: int
 
 
+class _Sizes:
+    """Some sizes, and how what is a kind's own goes together at them and at others."""
+
+    def __init__(self, group: _Group, counts: NDArray[np.int64]) -> None:
+        self.group = group
+        #: Workers and PSs, shape (sizes, 2), and log2 of them.
+        self.counts = counts
+        self.at: _Floats = np.log2(np.maximum(counts, 1))
+        self._grids: Recent[_Bounds, tuple[_Floats]] = Recent(_MOST_OF_KIND)
+        #: The last of each, for noises seldom change.
+        self._last: _Own | None = None
+        self._judge: tuple[_Floats, _Floats] | None = None
+
+    @cached_property
+    def own(self) -> _Floats:
+        """Covariances of what is a kind's own; shape (sizes, sizes)."""
+        return _own(self.at, self.at, self.group)
+
+    @cached_property
+    def whole(self) -> _Floats:
+        """Covariances with what is shared."""
+        return _matern(_distances(self.at, self.at, self.group), *_SHARED) + self.own
+
+    def of(self, noise: _Floats) -> _Own:
+        """With variances of noise."""
+        if self._last is None or not np.array_equal(self._last.noise, noise):
+            self._last = _Own(self, noise)
+        return self._last
+
+    def judge(self, noise: _Floats) -> _Floats:
+        """Inverse of the covariances of what is measured."""
+        if self._judge is None or not np.array_equal(self._judge[0], noise):
+            self._judge = noise, _inverse(self.whole + np.diag(noise + _ROUGH**2))
+        return self._judge[1]
+
+    def grid(self, bounds: _Bounds | None, at: _Floats) -> _Floats:
+        """Covariances of what is a kind's own with it at other sizes, kept by their bounds; shape (others, sizes)."""
+        if bounds is None:
+            return _own(at, self.at, self.group)
+        return self._grids.get(bounds, lambda: (_own(at, self.at, self.group),))[0]
+
+
+class _Own:
+    """A kind's own part where it was measured with some noise."""
+
+    def __init__(self, sizes: _Sizes, noise: _Floats) -> None:
+        self.sizes, self.noise = sizes, noise
+        #: ``root.T @ root``, which is ``certain``, is the inverse of the covariance of the own part and the noise.
+        self.root = _root(sizes.own + np.diag(noise + _ROUGH**2))
+        self.certain: _Floats = self.root.T @ self.root
+        self._gains: Recent[_Bounds, tuple[_Floats, _Floats]] = Recent(_MOST_OF_KIND)
+
+    def gain(self, bounds: _Bounds | None, at: _Floats) -> tuple[_Floats, _Floats]:
+        """What each measurement says of other sizes, kept by their bounds, shape (others, sizes); variance left."""
+        return self._gain(None, at) if bounds is None else self._gains.get(bounds, lambda: self._gain(bounds, at))
+
+    def _gain(self, bounds: _Bounds | None, at: _Floats) -> tuple[_Floats, _Floats]:
+        half = self.sizes.grid(bounds, at) @ self.root.T
+        variance: _Floats = np.maximum(_LEVEL + _OWN[1] - (half**2).sum(axis=1), 0.0)
+        return half @ self.root, variance
+
+
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What was measured of a kind: workers and PSs, logarithms of samples/s less the trend, variances of noise."""
+    """What was measured of a kind: logarithms of samples/s less the trend, variances of noise."""
 
-    sizes: NDArray[np.int64]
+    sizes: _Sizes
     logs: _Floats
     noise: _Floats
     #: Whether so few jobs showed it that it may be doubted.
     single: NDArray[np.bool_]
 
     def __getitem__(self, places: NDArray[np.int64]) -> _Measured:
-        return _Measured(self.sizes[places], self.logs[places], self.noise[places], self.single[places])
+        sizes = _Sizes(self.sizes.group, self.sizes.counts[places])
+        return _Measured(sizes, self.logs[places], self.noise[places], self.single[places])
 
     @property
     def at(self) -> _Floats:
         """log2 of workers and PSs."""
-        counts: _Floats = np.log2(np.maximum(self.sizes, 1))
-        return counts
+        return self.sizes.at
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """All that was measured of a kind."""
+
+    points: tuple[SpeedPoint, ...]
+    failed: tuple[_Bounds, ...]
+    told: _Measured
+    #: Sizes that count for others, and those that count for themselves alone.
+    kept: _Measured
+    alone: _Measured
+    #: Mean of the logarithms that count for others.
+    level: float
+
+    @classmethod
+    def of(cls, kind: TrainingKind, points: tuple[SpeedPoint, ...], noise: float, before: _Kind | None) -> _Kind:
+        """From points; what is the same ``before`` is taken over."""
+        if before is not None and before.points == points:
+            return before
+        told = _measured(kind, usable(kind, points), noise, None if before is None else before.told.sizes)
+        if len(told.logs) <= _MOST_SIZES:
+            kept, alone = told, told[np.arange(0)]
+        else:
+            chosen = _chosen(kind, told)
+            kept, alone = told[chosen], told[np.delete(np.arange(len(told.logs)), chosen)]
+            if before is not None and np.array_equal(before.kept.sizes.counts, kept.sizes.counts):
+                kept = replace(kept, sizes=before.kept.sizes)
+        kept = _doubted(kept)
+        return cls(points, _failed(points), told, kept, alone, float(kept.logs.mean()) if len(kept.logs) else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Points:
     """What a kind's own part and the shared one are told of it."""
 
-    at: _Floats
+    own: _Own
     #: Less the centre.
     logs: _Floats
-    #: ``root.T @ root`` is the inverse of the covariance of the kind's own part and the noise.
-    root: _Floats
     #: Place of each size among those of the shared part.
     shared: NDArray[np.int64]
 
 
 class _Told(NamedTuple):
-    """All that was measured of a kind."""
+    """All that is known of a kind, or of one job."""
 
     points: _Points
     #: Workers and PSs, shape (sizes, 2).
     sizes: NDArray[np.int64]
-    #: Sizes that count for others, and those that count for themselves alone.
     kept: _Measured
     alone: _Measured
 
 
+class _Lattice:
+    """U sizes at which a group of kinds has a part in common, before anything is measured."""
+
+    def __init__(self, group: _Group, at: _Floats) -> None:
+        self.group, self.at = group, at
+        #: Lower Cholesky factor of the covariance, (U, U), and its inverse.
+        self.factor = _factor(_matern(_distances(at, at, group), *_SHARED) + _JITTER * np.eye(len(at)))
+        self._inverse = _inverse(self.factor)
+        self._weights: Recent[_Bounds, tuple[_Floats, _Floats]] = Recent(_MOST_OF_GROUP)
+
+    def weights(self, bounds: _Bounds | None, at: _Floats) -> tuple[_Floats, _Floats]:
+        """Of ``g``, at other sizes, kept by their bounds: shape (others, U); and what variance is left there."""
+        return self._weigh(at) if bounds is None else self._weights.get(bounds, lambda: self._weigh(at))
+
+    def _weigh(self, at: _Floats) -> tuple[_Floats, _Floats]:
+        weights = _matern(_distances(at, self.at, self.group), *_SHARED) @ self._inverse.T
+        return weights, np.maximum(_SHARED[1] - (weights**2).sum(axis=1), 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What a group of kinds has in common, at U sizes: ``factor @ g`` with g of mean ``mean``, covariance
-    ``root.T @ root``.
-    """
+    """What a group of kinds has in common: ``factor @ g`` with g of mean ``mean``, covariance ``root.T @ root``."""
 
-    at: _Floats
-    #: Inverse of the lower Cholesky factor of the prior covariance, (U, U); the factor times ``mean``, (U,), and times
-    #: ``root.T``, (U, U).
-    inverse: _Floats
+    #: Sizes of all kinds, one after the other, and which of the lattice's stands for each.
+    every: _Floats
+    places: NDArray[np.int64]
+    lattice: _Lattice
+    #: The factor times ``mean``, (U,), and times ``root.T``, (U, U).
     believed: _Floats
     spread: _Floats
     root: _Floats
@@ -148,37 +261,40 @@ class Belief:
         Of all kinds; one that is left out is one that was never measured.
     noise
         Deviation of the logarithm of one measurement. That of a mean of m is noise / sqrt(m), but at least 0.01.
+    before
+        A belief from much the same measurements, of which is taken over what is the same. For speed alone.
     """
 
-    def __init__(self, measured: Sequence[MeasuredSpeeds], *, noise: float = 0.05) -> None:
+    def __init__(
+        self, measured: Sequence[MeasuredSpeeds], *, noise: float = 0.05, before: Belief | None = None
+    ) -> None:
         if not noise > 0:
             msg = f"noise: must be more than 0, not {noise!r}"
             raise ValueError(msg)
         self._noise = noise
-        found = {speeds.kind: _measured(speeds.kind, usable(speeds.kind, speeds.points), noise) for speeds in measured}
-        found = {kind: told for kind, told in found.items() if len(told.logs)}
-        chosen = {kind: _chosen(kind, told) for kind, told in found.items()}
-        kept = {kind: _doubted(kind, told[chosen[kind]]) for kind, told in found.items()}
-        self._centre = float(np.mean([told.logs.mean() for told in kept.values()])) if kept else 0.0
-        self._failed = {speeds.kind: _failed(speeds.points) for speeds in measured}
-        self._points: dict[TrainingKind, _Points] = {}
-        self._groups: dict[_Group, _Shared] = {}
-        for group in dict.fromkeys(map(_group, sorted(kept))):
-            self._join(group, {kind: told for kind, told in kept.items() if _group(kind) == group})
-        self._told = {
-            kind: _Told(
-                self._points[kind], told.sizes, kept[kind], told[np.delete(np.arange(len(told.logs)), chosen[kind])]
-            )
-            for kind, told in found.items()
+        known: dict[TrainingKind, _Kind] = {}
+        if before is not None and before._noise == noise:  # noqa: SLF001 - its own
+            known = before._measured  # noqa: SLF001 - its own
+        self._measured: dict[TrainingKind, _Kind] = {
+            speeds.kind: _Kind.of(speeds.kind, speeds.points, noise, known.get(speeds.kind)) for speeds in measured
         }
-        self._crossed: dict[tuple[_Group, _Bounds], tuple[_Floats, _Floats, _Floats]] = {}
-        self._known: dict[tuple[TrainingKind, _Bounds, tuple[SpeedPoint, ...]], tuple[_Floats, _Floats]] = {}
-        self._grids: dict[tuple[TrainingKind, _Bounds, tuple[SpeedPoint, ...], float], _Floats] = {}
+        found = {kind: told for kind, told in self._measured.items() if len(told.told.logs)}
+        self._centre = float(np.mean([told.level for told in found.values()])) if found else 0.0
+        self._groups: dict[_Group, _Shared] = {}
+        self._told: dict[TrainingKind, _Told] = {}
+        for group in dict.fromkeys(map(_group, sorted(found))):
+            shared = None if before is None else before._groups.get(group)  # noqa: SLF001 - its own
+            self._join(group, {kind: told for kind, told in found.items() if _group(kind) == group}, shared)
+        self._crossed: Recent[tuple[_Group, _Bounds], tuple[_Floats, _Floats, _Floats]] = Recent(_MOST_OF_GROUP)
+        self._known: Recent[tuple[TrainingKind, _Bounds, tuple[SpeedPoint, ...]], tuple[_Floats, _Floats]]
+        self._known = Recent(_MOST_OF_GRIDS)
+        self._grids: Recent[tuple[TrainingKind, _Bounds, tuple[SpeedPoint, ...], float], tuple[_Floats]]
+        self._grids = Recent(_MOST_OF_GRIDS)
 
     @property
     def kinds(self) -> tuple[TrainingKind, ...]:
         """Kinds that were measured."""
-        return tuple(self._points)
+        return tuple(self._told)
 
     def grid(self, request: JobRequest, optimism: float = 0.0, own: tuple[SpeedPoint, ...] = ()) -> _Floats:
         """Samples per second that are believed, or hoped for, as ``KnownSpeeds.grid`` has them.
@@ -194,10 +310,7 @@ class Belief:
         given one and the same array; it is not to be written to.
         """
         asked = (TrainingKind.of(request), _Bounds(request.max_workers, request.max_ps), own, optimism)
-        if asked not in self._grids:
-            self._grids[asked] = self._hope(request, optimism, own)
-            self._grids[asked].flags.writeable = False
-        return self._grids[asked]
+        return self._grids.get(asked, lambda: (self._hope(request, optimism, own),))[0]
 
     def mean_sd(self, request: JobRequest, own: tuple[SpeedPoint, ...] = ()) -> tuple[_Floats, _Floats]:
         """Mean and standard deviation of the logarithm of samples/s; not to be written to.
@@ -211,23 +324,25 @@ class Belief:
         """
         kind = TrainingKind.of(request)
         bounds = _Bounds(request.max_workers, request.max_ps)
-        if (kind, bounds, own) not in self._known:
-            found = self._look(kind, bounds, self._told_of(kind, own))
-            for size in {*self._failed.get(kind, ()), *_failed(own)}:
-                _pierce(found, size, has_ps=kind.architecture is Architecture.PS)
-            for array in found:
-                array.flags.writeable = False
-            self._known[kind, bounds, own] = found
-        return self._known[kind, bounds, own]
+        return self._known.get((kind, bounds, own), lambda: self._find(kind, bounds, own))
+
+    def _find(self, kind: TrainingKind, bounds: _Bounds, own: tuple[SpeedPoint, ...]) -> tuple[_Floats, _Floats]:
+        found = self._look(kind, bounds, self._told_of(kind, own))
+        known = self._measured.get(kind)
+        for size in {*(() if known is None else known.failed), *_failed(own)}:
+            _pierce(found, size, has_ps=kind.architecture is Architecture.PS)
+        for array in found:
+            array.flags.writeable = False
+        return found
 
     def _told_of(self, kind: TrainingKind, own: tuple[SpeedPoint, ...]) -> _Told | None:
         """What is known of a kind, or of a job of a kind of its own."""
         shared, points = self._groups.get(_group(kind)), usable(kind, own)
         if not points or shared is None:
             return self._told.get(kind)
-        told = _measured(kind, points, self._noise)
-        nearest = _distances(told.at, shared.at, _group(kind)).argmin(axis=1)
-        return _Told(_points(kind, told, self._centre, nearest), told.sizes, told, told[np.arange(0)])
+        told = _measured(kind, points, self._noise, None)
+        nearest = _distances(told.at, shared.lattice.at, _group(kind)).argmin(axis=1)
+        return _Told(_points(told, self._centre, nearest), told.sizes.counts, told, told[np.arange(0)])
 
     def _hope(self, request: JobRequest, optimism: float, own: tuple[SpeedPoint, ...]) -> _Floats:
         mean, deviation = self.mean_sd(request, own)
@@ -235,24 +350,33 @@ class Belief:
         least = variance.min(where=trains, initial=np.inf)
         beyond = np.maximum(variance - least, 0.0, where=trains, out=np.zeros_like(variance))
         grid: _Floats = np.exp(mean + optimism * np.sqrt(beyond))
+        grid.flags.writeable = False
         return grid
 
-    def _join(self, group: _Group, kept: dict[TrainingKind, _Measured]) -> None:
+    def _join(self, group: _Group, found: dict[TrainingKind, _Kind], before: _Shared | None) -> None:
         """Work out what the kinds of a group share."""
-        at, places = _together(np.concatenate([told.at for told in kept.values()]), _MOST_SHARED)
-        prior = _matern(_distances(at, at, group), *_SHARED)
-        factor = _factor(prior + _JITTER * np.eye(len(at)))
-        certainty, weighed, first = np.zeros_like(prior), np.zeros(len(at)), 0
-        for kind, told in kept.items():
-            last = first + len(told.logs)
-            own = _points(kind, told, self._centre, places[first:last])
-            first, self._points[kind] = last, own
-            certain = own.root.T @ own.root
-            np.add.at(certainty, np.ix_(own.shared, own.shared), certain)
-            np.add.at(weighed, own.shared, certain @ own.logs)
-        root = _root(np.eye(len(at)) + factor.T @ certainty @ factor)
-        mean = root.T @ (root @ (factor.T @ weighed))
-        self._groups[group] = _Shared(at, _inverse(factor), factor @ mean, factor @ root.T, root, mean)
+        every = np.concatenate([told.kept.at for told in found.values()])
+        if before is not None and np.array_equal(before.every, every):
+            lattice, places = before.lattice, before.places
+        else:
+            at, places = _together(every, _MOST_SHARED)
+            same = before is not None and np.array_equal(before.lattice.at, at)
+            lattice = before.lattice if before is not None and same else _Lattice(group, at)
+        size, first = len(lattice.at), 0
+        where, certain, weighed = [], [], []
+        for kind, told in found.items():
+            last = first + len(told.kept.logs)
+            points = _points(told.kept, self._centre, places[first:last])
+            first, self._told[kind] = last, _Told(points, told.told.sizes.counts, told.kept, told.alone)
+            where.append((points.shared[:, None] * size + points.shared).reshape(-1))
+            certain.append(points.own.certain.reshape(-1))
+            weighed.append(points.own.certain @ points.logs)
+        # One after the other, as bincount has it: sums are the same however much was taken over.
+        certainty = np.bincount(np.concatenate(where), np.concatenate(certain), size * size).reshape(size, size)
+        factor = lattice.factor
+        root = _root(np.eye(size) + factor.T @ certainty @ factor)
+        mean = root.T @ (root @ (factor.T @ np.bincount(places, np.concatenate(weighed), size)))
+        self._groups[group] = _Shared(every, places, lattice, factor @ mean, factor @ root.T, root, mean)
 
     def _look(self, kind: TrainingKind, bounds: _Bounds, told: _Told | None) -> tuple[_Floats, _Floats]:
         shape = (bounds.ps + 1, bounds.workers + 1)
@@ -265,7 +389,7 @@ class Belief:
         between = len(workers) < bounds.workers or (has_ps and len(ps) < bounds.ps)
         group = _group(kind)
         own = None if told is None else told.points
-        found, spread = self._at(kind, own, at, self._cross(group, bounds, at))
+        found, spread = self._at(kind, own, bounds, at, self._cross(group, bounds, at))
         found, spread = (values.reshape(len(ps), len(workers)) for values in (found, spread))
         if between:
             found, spread = (_interpolated(values, workers, ps, bounds, has_ps=has_ps) for values in (found, spread))
@@ -274,7 +398,7 @@ class Belief:
             if len(sizes):
                 where = (sizes[:, 1] - 1 if has_ps else 0, sizes[:, 0] - 1)
                 at = np.log2(np.maximum(sizes, 1))
-                found[where], spread[where] = self._at(kind, own, at, self._cross(group, None, at))
+                found[where], spread[where] = self._at(kind, own, None, at, self._cross(group, None, at))
         variance = spread**2 + _ROUGH**2
         if told is not None:
             _tell_kept(kind, told.kept, bounds, found, variance)
@@ -285,19 +409,21 @@ class Belief:
         return mean, deviation
 
     def _at(
-        self, kind: TrainingKind, own: _Points | None, at: _Floats, crossed: tuple[_Floats, _Floats, _Floats] | None
+        self,
+        kind: TrainingKind,
+        own: _Points | None,
+        bounds: _Bounds | None,
+        at: _Floats,
+        crossed: tuple[_Floats, _Floats, _Floats] | None,
     ) -> tuple[_Floats, _Floats]:
-        """Mean and deviation at sizes, shape (sizes,)."""
+        """Mean and deviation at sizes, which may be those of some bounds; shape (sizes,)."""
         shared = self._groups.get(_group(kind))
         variance = np.full(len(at), _LEVEL + _OWN[1])
         if shared is None or crossed is None:
             return self._centre + _trend(kind, at), np.sqrt(variance + _SHARED[1])
         mean, spread, left = crossed
         if own is not None:
-            group = _group(kind)
-            half = _own(at, own.at, group) @ own.root.T
-            gain = half @ own.root
-            variance = np.maximum(variance - (half**2).sum(axis=1), 0.0)
+            gain, variance = own.own.gain(bounds, at)
             mean = mean + gain @ (own.logs - shared.believed[own.shared])
             spread = spread - gain @ shared.spread[own.shared]
         return self._centre + _trend(kind, at) + mean, np.sqrt(variance + left + (spread**2).sum(axis=1))
@@ -307,23 +433,24 @@ class Belief:
         shared = self._groups.get(group)
         if shared is None:
             return None
-        if bounds is not None and (group, bounds) in self._crossed:
-            return self._crossed[group, bounds]
-        weights = _matern(_distances(at, shared.at, group), *_SHARED) @ shared.inverse.T
-        left = np.maximum(_SHARED[1] - (weights**2).sum(axis=1), 0.0)
-        crossed = weights @ shared.mean, weights @ shared.root.T, left
-        if bounds is not None:
-            self._crossed[group, bounds] = crossed
-        return crossed
+        return (
+            _crossed(shared, None, at)
+            if bounds is None
+            else self._crossed.get((group, bounds), lambda: _crossed(shared, bounds, at))
+        )
+
+
+def _crossed(shared: _Shared, bounds: _Bounds | None, at: _Floats) -> tuple[_Floats, _Floats, _Floats]:
+    weights, left = shared.lattice.weights(bounds, at)
+    return weights @ shared.mean, weights @ shared.root.T, left
 
 
 def _group(kind: TrainingKind) -> _Group:
     return _Group(kind.architecture, kind.consistency)
 
 
-def _points(kind: TrainingKind, told: _Measured, centre: float, shared: NDArray[np.int64]) -> _Points:
-    root = _root(_own(told.at, told.at, _group(kind)) + np.diag(told.noise + _ROUGH**2))
-    return _Points(told.at, told.logs - centre, root, shared)
+def _points(told: _Measured, centre: float, shared: NDArray[np.int64]) -> _Points:
+    return _Points(told.sizes.of(told.noise), told.logs - centre, shared)
 
 
 def _tell_kept(kind: TrainingKind, told: _Measured, bounds: _Bounds, mean: _Floats, variance: _Floats) -> None:
@@ -346,10 +473,12 @@ def _tell_alone(kind: TrainingKind, told: _Measured, bounds: _Bounds, mean: _Flo
 
 def _within(kind: TrainingKind, told: _Measured, bounds: _Bounds) -> tuple[_Measured, tuple[Any, Any]]:
     """What was measured within bounds, and where that is in an array that begins with 1 worker and 1 PS."""
-    has_ps = kind.architecture is Architecture.PS
-    within = (told.sizes[:, 0] <= bounds.workers) & ((told.sizes[:, 1] <= bounds.ps) | (not has_ps))
-    told = told[np.flatnonzero(within)]
-    return told, (told.sizes[:, 1] - 1 if has_ps else np.zeros_like(told.sizes[:, 0]), told.sizes[:, 0] - 1)
+    has_ps, counts = kind.architecture is Architecture.PS, told.sizes.counts
+    within = (counts[:, 0] <= bounds.workers) & ((counts[:, 1] <= bounds.ps) | (not has_ps))
+    if not within.all():
+        told = told[np.flatnonzero(within)]
+        counts = told.sizes.counts
+    return told, (counts[:, 1] - 1 if has_ps else np.zeros_like(counts[:, 0]), counts[:, 0] - 1)
 
 
 def _pierce(found: tuple[_Floats, _Floats], size: _Bounds, *, has_ps: bool) -> None:
@@ -405,18 +534,19 @@ def _trend(kind: TrainingKind, at: _Floats) -> _Floats:
     return _TREND * (at.sum(axis=1) if kind.architecture is Architecture.PS else 2.0 * at[:, 0])
 
 
-def _measured(kind: TrainingKind, points: Sequence[SpeedPoint], noise: float) -> _Measured:
-    """Points as arrays, less the trend, in the order of sizes."""
+def _measured(kind: TrainingKind, points: Sequence[SpeedPoint], noise: float, before: _Sizes | None) -> _Measured:
+    """Points as arrays, less the trend, in the order of sizes, which may be the same as before."""
     points = sorted(points)
-    sizes = np.array([point.allocation for point in points], dtype=np.int64).reshape(-1, 2)
+    counts = np.array([point.allocation for point in points], dtype=np.int64).reshape(-1, 2)
+    same = before is not None and np.array_equal(before.counts, counts)
+    sizes = before if before is not None and same else _Sizes(_group(kind), counts)
     times = np.array([max(point.measurements, 1) for point in points], dtype=np.float64)
     logs: _Floats = np.log(np.array([point.samples_per_second for point in points], dtype=np.float64))
     single = np.array([0 < point.jobs < _TRUSTED for point in points], dtype=np.bool_)
-    told = _Measured(sizes, logs, np.maximum(noise**2 / times, _FLOOR**2), single)
-    return replace(told, logs=logs - _trend(kind, told.at))
+    return _Measured(sizes, logs - _trend(kind, sizes.at), np.maximum(noise**2 / times, _FLOOR**2), single)
 
 
-def _doubted(kind: TrainingKind, told: _Measured) -> _Measured:
+def _doubted(told: _Measured) -> _Measured:
     """What one job or two showed, and nobody would expect by all other sizes, says as little as it is off.
 
     The job may not be what its user says. Residuals are those of each size by all others of the kind (Rasmussen and
@@ -424,18 +554,14 @@ def _doubted(kind: TrainingKind, told: _Measured) -> _Measured:
     """
     if len(told.logs) < _LEAST_JUDGES or not told.single.any():
         return told
-    group, at = _group(kind), told.at
-    noise = np.diag(told.noise + _ROUGH**2)
-    certain = _inverse(_matern(_distances(at, at, group), *_SHARED) + _own(at, at, group) + noise)
+    certain = told.sizes.judge(told.noise)
     weighed, precision = certain @ (told.logs - told.logs.mean()), np.diagonal(certain)
     doubted = told.single & (np.abs(weighed) > _UNEXPECTED * np.sqrt(precision))
     return replace(told, noise=np.where(doubted, told.noise + (weighed / precision) ** 2, told.noise))
 
 
 def _chosen(kind: TrainingKind, told: _Measured) -> NDArray[np.int64]:
-    """Places of the sizes that count for others: all, or the fastest half of the most and such as are far apart."""
-    if len(told.logs) <= _MOST_SIZES:
-        return np.arange(len(told.logs))
+    """Places of the sizes that count for others: the fastest half of the most, and such as are far apart."""
     at = told.at
     chosen = np.argsort(-(told.logs + _trend(kind, at)), kind="stable")[: _MOST_SIZES // 2].tolist()
     far = _distances(at, at, _group(kind))
@@ -451,12 +577,22 @@ def _together(at: _Floats, most: int) -> tuple[_Floats, NDArray[np.int64]]:
 
     Where there are more, those in one cell of a lattice, as fine as can be, are one: the middle of the cell.
     """
-    distinct, places = np.unique(at, axis=0, return_inverse=True)
-    cells = 16.0
+    cells, distinct, places = 16.0, *_distinct(at)
     while len(distinct) > most:
-        distinct, places = np.unique(np.round(at * cells) / cells, axis=0, return_inverse=True)
+        distinct, places = _distinct(np.round(at * cells) / cells)
         cells /= 2.0
-    return distinct, places.reshape(-1).astype(np.int64)
+    return distinct, places
+
+
+def _distinct(at: _Floats) -> tuple[_Floats, NDArray[np.int64]]:
+    """Rows without those that are there already, in order, and which of them each one is; faster than numpy's."""
+    order = np.lexsort((at[:, 1], at[:, 0]))
+    inside = at[order]
+    new = np.ones(len(at), dtype=np.bool_)
+    new[1:] = (inside[1:] != inside[:-1]).any(axis=1)
+    places = np.empty(len(at), dtype=np.int64)
+    places[order] = new.cumsum() - 1
+    return inside[new], places
 
 
 def _counts(most: int) -> _Floats:

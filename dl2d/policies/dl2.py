@@ -287,7 +287,8 @@ class Dl2:
             points = merged(self._known, self._news(snapshot))
             # Most of what comes in says what is known already: then neither belief nor surfaces change.
             if self._belief is None or self._belief[1] != points:
-                belief = self._before if points == self._known else Belief(points)
+                last = self._before if self._belief is None else self._belief[2]
+                belief = self._before if points == self._known else Belief(points, before=last)
                 self._belief = measured, points, belief
                 self._surfaces.clear()
             else:

@@ -30,15 +30,15 @@ _CUT = 8
 class _Hoped:
     """What a belief hopes for, as speeds that are known."""
 
-    def __init__(self, snapshot: Snapshot, optimism: float) -> None:
-        self._belief = Belief(up_to_date(snapshot.speeds))
-        self._labels = Labels(snapshot, self._belief)
+    def __init__(self, snapshot: Snapshot, optimism: float, before: Belief | None) -> None:
+        self.belief = Belief(up_to_date(snapshot.speeds), before=before)
+        self._labels = Labels(snapshot, self.belief)
         self._optimism = optimism
 
     def grid(self, job: Job) -> NDArray[np.float64]:
         """See ``KnownSpeeds.grid``."""
         shown = self._labels.of(job)
-        return self._belief.grid(shown.request, self._optimism, shown.own)
+        return self.belief.grid(shown.request, self._optimism, shown.own)
 
 
 class _Jump(NamedTuple):
@@ -150,6 +150,8 @@ class Lookahead:
         self._optimism = optimism
         self._fitted = fitted
         self._sample_sizes = sample_sizes
+        #: The last one, kept for speed alone.
+        self._belief: Belief | None = None
 
     @property
     def name(self) -> str:
@@ -179,7 +181,8 @@ class Lookahead:
         del rng
         known = self._known
         if known is None and not self._fitted:
-            known = _Hoped(snapshot, self._optimism)
+            known = hoped = _Hoped(snapshot, self._optimism, self._belief)
+            self._belief = hoped.belief
         growing = Growing(snapshot, packing, known=known, sample_sizes=self._sample_sizes)
         left = [samples_left(job) for job in snapshot.jobs]
         jumps: dict[Alike, _Jumps] = {}

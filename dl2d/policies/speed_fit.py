@@ -6,6 +6,7 @@ may be unknown: it is part of the coefficients.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -70,7 +71,7 @@ def usable(kind: TrainingKind, points: Iterable[SpeedPoint]) -> tuple[SpeedPoint
         point
         for point in points
         if point.samples_per_second > 0
-        and np.isfinite(point.samples_per_second)
+        and math.isfinite(point.samples_per_second)
         and point.allocation.workers > 0
         and (point.allocation.ps > 0 or not has_ps)
     )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -261,3 +262,39 @@ def test_lookahead_goes_to_what_is_known_to_be_fast_and_tries_what_may_be_faster
 def test_an_optimism_that_is_none_is_refused(optimism: float) -> None:
     with pytest.raises(ValueError, match="optimism"):
         Lookahead(optimism=optimism)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.dictionaries(_sizes, _speeds, max_size=8), min_size=3, max_size=3), max_size=4), st.data())
+def test_what_is_taken_over_from_the_belief_before_changes_nothing(
+    news: list[list[dict[tuple[int, int], float]]], data: st.DataObject
+) -> None:
+    """Kinds that get new sizes, other speeds at known ones, other counts, or nothing at all."""
+    known: list[dict[tuple[int, int], float]] = [{}, {}, {}]
+    belief: Belief | None = None
+    for one in news:
+        for number, speeds in enumerate(one):
+            known[number] = {**known[number], **speeds}
+        measured = [
+            told(f"m{number}", speeds, data.draw(st.integers(1, 3)))
+            for number, speeds in enumerate(known)
+            if data.draw(st.booleans())
+        ]
+        noise = data.draw(st.sampled_from([0.05, 0.1]))
+        belief, alone = Belief(measured, noise=noise, before=belief), Belief(measured, noise=noise)
+        for number, bounds in itertools.product(range(3), [(16, 16), (30, 4)]):
+            request = a_request(f"m{number}", max_workers=bounds[0], max_ps=bounds[1])
+            assert belief.grid(request, 0.5).tobytes() == alone.grid(request, 0.5).tobytes()
+
+
+def test_more_than_forty_sizes_are_taken_over_as_they_are_chosen_anew() -> None:
+    sizes = [(workers, ps) for workers in range(1, 9) for ps in range(1, 9)]
+    seen = [of_model(name, model, sizes) for name, model in SMOOTH.items()]
+    belief = Belief(seen)
+    for faster in (1.01, 3.0):
+        points = seen[0].points
+        changed = points[20]._replace(samples_per_second=points[20].samples_per_second * faster, jobs=1)
+        news = [MeasuredSpeeds(seen[0].kind, (*points[:20], changed, *points[21:])), *seen[1:]]
+        belief, alone = Belief(news, before=belief), Belief(news)
+        for name in SMOOTH:
+            assert belief.grid(a_request(name)).tobytes() == alone.grid(a_request(name)).tobytes()
