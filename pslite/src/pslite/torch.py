@@ -14,23 +14,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from pslite.connect import session_for
 from pslite.errors import SpecError, UsageError
-from pslite.gradients import Bundle, GradientSums
-from pslite.sampler import permutation, stream
+from pslite.gradients import Bundle
+from pslite.job import Indices, LoopJob
 from pslite.schedules import Constant, Cosine, Milestones, Polynomial, StepDecay
-from pslite.session import Session, SingleSession
-from pslite.shards import DEFAULT_SHARDS, sample_slice
-from pslite.spec import SGD, Adam, JobSpec, Mean, Part, Segment, block_bytes_for
+from pslite.spec import SGD, Adam, Mean, Part, Segment
 
 __all__ = [
     "SGD", "Adam", "Constant", "Cosine", "ElasticJob", "Group", "Milestones", "Polynomial", "StepDecay"
@@ -59,7 +54,7 @@ class Group:
     optimizer: SGD | Adam
 
 
-class ElasticJob:
+class ElasticJob(LoopJob):
     """An elastic training job, seen from the user's script; iterate over it once.
 
     Parameters live in one flat array per kind, into which the network writes; each `p.grad` is a view of a flat
@@ -126,86 +121,25 @@ class ElasticJob:
         checkpoint_every: int = 0,
         resume: bool = True,
     ) -> None:
-        whole: list[tuple[str, Any]] = [
-            ("batch_size", batch_size), ("epochs", epochs), ("seed", seed), ("checkpoint_every", checkpoint_every)
-        ]  # fmt: skip
-        for name, value in whole:
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise SpecError(f"{name} is {value!r}: it must be a whole number")
-        if mode not in ("exact", "fast"):
-            raise SpecError(f"mode is {mode!r}: it must be 'exact' or 'fast'")
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise SpecError(f"the data set ({type(dataset).__name__}) must have a length and take an index")
-        self._model = model
-        self._dataset = dataset
+        self.check(dataset, mode, batch_size=batch_size, epochs=epochs, seed=seed, checkpoint_every=checkpoint_every)
         self._collate = collate
         self._layout = _Layout(model, optimizer, tuple(groups))
-        segments = self._layout.segments
-        every = 0 if checkpoint is None else checkpoint_every or -(-len(dataset) // max(1, batch_size))
-        self.spec = JobSpec(
-            segments=segments,
-            samples=len(dataset),
-            batch=batch_size,
+        super().__init__(
+            self._layout,
+            dataset,
+            batch_size=batch_size,
             epochs=epochs,
             seed=seed,
             mode=mode,
-            shards=max(1, min(DEFAULT_SHARDS, batch_size)) if shards is None else shards,
-            block_bytes=block_bytes_for(sum(segment.nbytes for segment in segments)),
-            fixed=self._layout.fixed,
+            shards=shards,
             clip_norm=clip_norm,
-            checkpoint="" if checkpoint is None else os.path.abspath(checkpoint),  # noqa: PTH100 - keeps links as they are
-            checkpoint_every=every,
+            checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
             resume=resume,
         )
-        self._session: Session = session_for(self.spec)
-        self._layout.adopt(self._session.weights)
-        self._sums = GradientSums(self.spec, self._session.blocks)
-        #: where the gradients of the batch just given go; None once they are there
-        self._bundle: Bundle | None = None
-        self._samples = 0
-        self._loss = 0.0
-        self._started = False
-        self._order: tuple[int, np.ndarray[Any, np.dtype[np.int64]]] | None = None
         threads = threads or (1 if mode == "exact" else None)
         if threads:
             torch.set_num_threads(threads)
-
-    @property
-    def version(self) -> int:
-        """Completed updates."""
-        return self._session.version
-
-    @property
-    def total_versions(self) -> int:
-        """Updates in the whole job."""
-        return self.spec.total_versions
-
-    @property
-    def epoch(self) -> int:
-        """The present epoch, from 0."""
-        return min(self.version // self.spec.steps_per_epoch, self.spec.epochs - 1)
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this is the worker that should write files; valid from the loop on."""
-        return self._session.is_chief
-
-    @property
-    def digest(self) -> str | None:
-        """Digest of the weights when the job runs in one process; otherwise the coordinator reports it."""
-        return self._session.digest() if isinstance(self._session, SingleSession) else None
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the batches that this worker computes, until the job is done or this worker leaves it."""
-        if self._started:
-            raise UsageError("a job can be iterated over once only")
-        self._started = True
-        session = self._session
-        session.start()
-        self._layout.load(session.weights)
-        while session.version < self.spec.total_versions:
-            yield from self._step(session)
-        session.finish()
 
     def backward(self, loss: torch.Tensor) -> None:
         """Compute the gradients of `loss`, the mean over the samples of the batch just given, and record it.
@@ -216,69 +150,23 @@ class ElasticJob:
             called twice for a batch, or outside the loop, or `loss` is not one number.
 
         """
-        if self._bundle is None:
-            raise UsageError("job.backward(loss) must be called once for each batch, inside the loop over the job")
+        bundle = self._awaited_bundle()
         if loss.numel() != 1:
             raise UsageError(f"the loss has shape {tuple(loss.shape)}: it must be one number, the mean over the batch")
-        self._layout.point_gradients(self._bundle)
+        self._layout.point_gradients(bundle)
         (loss * self._samples).backward()  # type: ignore[no-untyped-call]
-        self._layout.collect_gradients(self._bundle)
-        self._loss += float(loss.detach()) * self._samples
-        self._bundle = None
+        self._layout.collect_gradients(bundle)
+        self._record(float(loss.detach()))
 
-    def _waits_for_backward(self) -> bool:
-        return self._bundle is not None
+    def _seed(self, value: int) -> None:
+        torch.manual_seed(value)
 
-    # --- a step ---------------------------------------------------------------------------------------------------
-
-    def _step(self, session: Session) -> Iterator[Any]:
-        spec = self.spec
-        epoch, first, count = spec.position(session.version)
-        if self._order is None or self._order[0] != epoch:
-            self._order = (epoch, permutation(spec.seed, epoch, spec.samples))
-        batch = self._order[1][first : first + count]
-        nodes = session.share.nodes
-        while nodes:
-            samples = yield from self._compute(session, nodes, batch)
-            nodes = session.exchange(self._sums.contributions, self._loss, samples)
-        self._layout.load(session.weights)
-
-    def _compute(
-        self, session: Session, nodes: Sequence[int], batch: np.ndarray[Any, np.dtype[np.int64]]
-    ) -> Generator[Any, None, int]:
-        """Have the loop's body compute the gradients below some nodes of the tree; returns the number of samples."""
-        spec, share, version, count = self.spec, session.share, session.version, len(batch)
-        self._sums.begin(share.leaves, nodes)
-        self._loss, samples = 0.0, 0
-        for leaf, low, high in share.parts(nodes):
-            start, stop = sample_slice(low, high, spec.shards, count)
-            bundle = self._sums.take()
-            if stop > start:
-                samples += stop - start
-                _seed(stream(spec.seed, version, leaf))
-                self._layout.load_buffers(session.weights)
-                batch_part = self._fetch(batch[start:stop])
-                self._bundle, self._samples = bundle, stop - start
-                yield batch_part
-                if self._waits_for_backward():
-                    raise UsageError("the loop's body did not call job.backward(loss) for a batch")
-                self._layout.collect_buffers(session.weights, bundle, stop - start)
-            self._sums.add(leaf, bundle)
-        return samples
-
-    def _fetch(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
+    def _fetch(self, indices: Indices) -> Any:
         if isinstance(self._dataset, torch.utils.data.TensorDataset):
             return list(self._dataset[torch.from_numpy(indices)])
         several = getattr(self._dataset, "__getitems__", None)
         places = indices.tolist()
         return self._collate(several(places) if several else [self._dataset[place] for place in places])
-
-
-def _seed(value: int) -> None:
-    """Seed every generator that a user's data set or model is likely to draw from."""
-    torch.manual_seed(value)
-    random.seed(value)
-    np.random.seed(value & 0xFFFFFFFF)  # noqa: NPY002  (the user's code may use the global generator)
 
 
 class _Layout:
