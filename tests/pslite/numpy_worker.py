@@ -82,9 +82,9 @@ def main() -> int:
         order = permutation(spec.seed, epoch, spec.samples)[first : first + count]
         share = session.share
         weights = session.weights.arrays[0]
-        nodes = share.nodes
+        nodes, again = share.nodes, False
         while nodes:
-            sums.begin(share.leaves, nodes)
+            sums.begin(share.leaves, nodes, again=again)
             loss, mine = 0.0, 0
             for leaf, low, high in share.parts(nodes):
                 bundle = sums.take()
@@ -105,7 +105,7 @@ def main() -> int:
                 with path.open("a", encoding="utf-8") as file:
                     file.write("\n".join(lines) + "\n")
                 lines.clear()
-            nodes = session.exchange(sums.contributions, loss, mine)
+            nodes, again = session.exchange(sums.contributions, loss, mine), True
     session.finish()
     weights, seen = session.weights.arrays
     if options.save and session.is_chief:

@@ -54,14 +54,19 @@ class GradientSums:
         self._tree: TreeSum[Bundle] = TreeSum(1, frozenset((1,)))
         self._leaves = 1
         self._done: list[Contribution] = []
+        #: of earlier parts of the same step; they may have to be pushed again
+        self._kept: list[Contribution] = []
 
-    def begin(self, leaves: int, nodes: Iterable[int]) -> None:
-        """Start a step: `nodes` are the tree nodes that this worker pushes."""
+    def begin(self, leaves: int, nodes: Iterable[int], *, again: bool = False) -> None:
+        """Start a step, or with `again` a further part of the same: `nodes` are the tree nodes that are pushed next."""
         self._leaves = leaves
         self._tree = TreeSum(leaves, frozenset(nodes))
-        for contribution in self._done:
-            self._free.append(contribution.bundle)
+        self._kept += self._done
         self._done.clear()
+        if not again:
+            for contribution in self._kept:
+                self._free.append(contribution.bundle)
+            self._kept.clear()
 
     def take(self) -> Bundle:
         """Return a bundle full of zeros."""

@@ -183,16 +183,16 @@ class LoopJob(ABC):
         if self._order is None or self._order[0] != epoch:
             self._order = (epoch, permutation(spec.seed, epoch, spec.samples))
         batch = self._order[1][first : first + count]
-        nodes = session.share.nodes
+        nodes, again = session.share.nodes, False
         while nodes:
+            self._sums.begin(session.share.leaves, nodes, again=again)
             samples = yield from self._compute(session, nodes, batch)
-            nodes = session.exchange(self._sums.contributions, self._loss, samples)
+            nodes, again = session.exchange(self._sums.contributions, self._loss, samples), True
         self._values.load(session.weights)
 
     def _compute(self, session: Session, nodes: Sequence[int], batch: Indices) -> Generator[Any, None, int]:
         """Have the loop's body compute the gradients below some nodes of the tree; returns the number of samples."""
         spec, share, version, count = self.spec, session.share, session.version, len(batch)
-        self._sums.begin(share.leaves, nodes)
         self._loss, samples = 0.0, 0
         for leaf, low, high in share.parts(nodes):
             start, stop = sample_slice(low, high, spec.shards, count)

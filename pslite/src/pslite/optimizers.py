@@ -36,7 +36,8 @@ class Updater:
     """Applies optimizer steps to blocks; holds the scratch memory, so use one per thread."""
 
     def __init__(self) -> None:
-        self._scratch = {name: np.empty(_PIECE, dtype=name) for name in ("float32", "float64")}
+        kinds = ("float32", "float64")
+        self._scratch = {name: np.empty((2, _PIECE), dtype=name) for name in kinds}
 
     def apply(
         self, optimizer: Optimizer, state: Array, gradient: Array, samples: int, version: int, clip: float = 1.0
@@ -50,7 +51,7 @@ class Updater:
         state
             shape (1 + slots, n); row 0 is the weights, the others the optimizer's; changed in place.
         gradient
-            shape (n,), the *sum* over samples; used as scratch memory.
+            shape (n,), the *sum* over samples; stays as it is.
         samples
             the number of samples in the sum.
         version
@@ -63,9 +64,9 @@ class Updater:
         rate = 0.0 if isinstance(optimizer, Mean) else optimizer.lr * optimizer.schedule.factor(version)
         for low in range(0, gradient.size, _PIECE):
             part = state[:, low : low + _PIECE]
-            grad = gradient[low : low + _PIECE]
-            scratch = self._scratch[gradient.dtype.name][: grad.size]
-            np.multiply(grad, scale, out=grad)
+            total = gradient[low : low + _PIECE]
+            grad, scratch = self._scratch[gradient.dtype.name][:, : total.size]
+            np.multiply(total, scale, out=grad)
             if isinstance(optimizer, SGD):
                 _sgd(optimizer, part, grad, scratch, rate)
             elif isinstance(optimizer, Adam):

@@ -6,18 +6,15 @@ first one computes, and opens what a coming plan needs.  Taking a new plan into 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import queue
 import selectors
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 from pslite.auth import Identity, connect
 from pslite.blocks import cut
@@ -54,6 +51,7 @@ from pslite.messages import (
     Drained as DrainedMessage,
 )
 from pslite.plan import Plan
+from pslite.process import Host, ScriptProcess
 from pslite.session import Drained, Share, Stopwatch
 from pslite.spec import JobSpec
 from pslite.transport import reach
@@ -91,6 +89,8 @@ class Worker:
         takes lines for the user.
     join_timeout
         seconds to reach the coordinator.
+    process
+        what we live in; None for a process that runs one script.
 
     """
 
@@ -102,6 +102,7 @@ class Worker:
         *,
         say: Callable[[str], None],
         join_timeout: float = 60.0,
+        process: Host | None = None,
     ) -> None:
         self.spec = spec
         self.blocks = cut(spec)
@@ -114,6 +115,7 @@ class Worker:
         self._coordinator = coordinator
         self._say = say
         self._join_timeout = join_timeout
+        self._process = process or ScriptProcess()
         # the user's thread
         self._links: dict[str, Link] = {}
         self._selector = selectors.DefaultSelector()
@@ -157,7 +159,6 @@ class Worker:
         self._selector.register(self._wake_out, selectors.EVENT_READ, None)
         self._channel: Channel[FromCoordinator] | None = None
         self._thread: threading.Thread | None = None
-        self._excepthook = sys.excepthook
 
     @property
     def is_chief(self) -> bool:
@@ -185,9 +186,7 @@ class Worker:
         """
         sock, _ = connect(self._coordinator, self._identity, "control", timeout=self._join_timeout)
         self._channel = Channel(sock, Inbox(FromCoordinator, MAX_CONTROL_BYTES))
-        atexit.register(self._at_exit)
-        self._excepthook = sys.excepthook
-        sys.excepthook = self._uncaught
+        self._process.enter(self._script_ended, self._script_raised)
         self._send(Join(host=socket.gethostname(), pid=os.getpid(), spec=self.spec))
         self._thread = threading.Thread(target=self._control_loop, name="pslite-control", daemon=True)
         self._thread.start()
@@ -222,7 +221,7 @@ class Worker:
             whole = state.reshape(-1).data.cast("B")
             link.send(Header(RESTORE, plan.number, block.number, 0, whole.nbytes, version, version), whole)
 
-    def _at_exit(self) -> None:
+    def _script_ended(self) -> None:
         if self._over or self._channel is None:
             return
         if not self._raised and self._plan is not None and self.version < self.spec.total_versions:
@@ -239,12 +238,11 @@ class Worker:
             self._channel.flush()
             self._channel.close()
 
-    def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Tell the coordinator what the user's script raised, then let Python print it as usual."""
+    def _script_raised(self, error: BaseException) -> None:
+        """Tell the coordinator what the user's script raised."""
         if not isinstance(error, JobFailed) and not self._over:
-            self._send(Failed(reason=f"its script raised {kind.__name__}: {str(error)[:2000]}"))
+            self._send(Failed(reason=f"its script raised {type(error).__name__}: {str(error)[:2000]}"))
         self._raised = True
-        self._excepthook(kind, error, trace)
 
     def finish(self) -> None:
         """Say that the last version is reached; the control thread lives on until the script ends."""
@@ -599,10 +597,7 @@ class Worker:
             if self._over:
                 return
             time.sleep(0.05)
-        # The user's thread is busy in a long step or in code of its own: nothing it does can matter any more.
-        sys.stderr.write(f"pslite: {reason}\n")
-        sys.stderr.flush()
-        os._exit(1)
+        self._process.abandon(reason)
 
     def _make_ready(self, message: Prepare) -> None:
         """Open the connections that a plan needs; runs beside the computation."""
