@@ -16,51 +16,37 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pslite.auth import Identity, connect
+from pslite.auth import Identity
 from pslite.blocks import cut
-from pslite.channel import Channel, Inbox
 from pslite.checkpoint import to_resume
-from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, Unreachable, UsageError
+from pslite.errors import PeerLost, ProtocolError, PsliteError, Unreachable, UsageError
 from pslite.gradients import Bundle, Contribution
+from pslite.membership import Membership
 from pslite.messages import (
-    MAX_CONTROL_BYTES,
     Abort,
-    Alive,
-    Beat,
     Begin,
-    Exit,
-    Failed,
     Finished,
     FromCoordinator,
-    JobEnded,
     Join,
-    Leave,
-    Message,
     Nack,
     PlanDone,
     Prepare,
     Pushed,
     Ready,
-    Refused,
     Restored,
     Resume,
     TakeOver,
-    Welcome,
 )
 from pslite.messages import (
     Drained as DrainedMessage,
 )
 from pslite.plan import Plan
-from pslite.process import Host, ScriptProcess
-from pslite.session import Drained, Share, Stopwatch
+from pslite.process import Host
+from pslite.session import Share, Stopwatch
 from pslite.spec import JobSpec
 from pslite.transport import reach
 from pslite.wire import INIT, PARAM, PUSH, RESTORE, WRONG_OWNER, Header, Link
 
-#: the least time between two progress reports of a fast loop
-_PROGRESS_SECONDS = 0.1
-#: how long the user's thread may take to notice that the job has failed before the process is ended
-_FAIL_GRACE_SECONDS = 5.0
 #: how long a broken data connection waits for the coordinator's verdict
 _VERDICT_SECONDS = 10.0
 
@@ -74,7 +60,7 @@ class _Stage:
     links: dict[str, Link]
 
 
-class Worker:
+class Worker(Membership):
     """One worker of an elastic job; see `pslite.session.Session`.
 
     Parameters
@@ -104,18 +90,12 @@ class Worker:
         join_timeout: float = 60.0,
         process: Host | None = None,
     ) -> None:
-        self.spec = spec
+        super().__init__(identity, coordinator, spec, say=say, join_timeout=join_timeout, process=process)
         self.blocks = cut(spec)
         self.weights = Bundle(spec, self.blocks)
         #: where the coming version arrives, so that a step can be done over until all of it is here
         self._coming = Bundle(spec, self.blocks)
-        self.version = 0
         self.share = Share(spec, 1, 0)
-        self._identity = identity
-        self._coordinator = coordinator
-        self._say = say
-        self._join_timeout = join_timeout
-        self._process = process or ScriptProcess()
         # the user's thread
         self._links: dict[str, Link] = {}
         self._selector = selectors.DefaultSelector()
@@ -141,24 +121,14 @@ class Worker:
         self._leaving = False
         self._finished: bool | None = None
         # shared with the control thread
-        self._lock = threading.Lock()
         self._staged: queue.SimpleQueue[_Stage | TakeOver | int] = queue.SimpleQueue()
         self._begin = 0
         self._resumed = 0
         self._done_plan = 0
-        self._failure = ""
-        self._exit = False
-        self._over = False
-        self._raised = False
-        self._loss = 0.0
-        self._loss_samples = 0
-        self._said_progress = 0.0
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
         self._selector.register(self._wake_out, selectors.EVENT_READ, None)
-        self._channel: Channel[FromCoordinator] | None = None
-        self._thread: threading.Thread | None = None
 
     @property
     def is_chief(self) -> bool:
@@ -184,12 +154,8 @@ class Worker:
             we are not needed.
 
         """
-        sock, _ = connect(self._coordinator, self._identity, "control", timeout=self._join_timeout)
-        self._channel = Channel(sock, Inbox(FromCoordinator, MAX_CONTROL_BYTES))
-        self._process.enter(self._script_ended, self._script_raised)
-        self._send(Join(host=socket.gethostname(), pid=os.getpid(), spec=self.spec))
-        self._thread = threading.Thread(target=self._control_loop, name="pslite-control", daemon=True)
-        self._thread.start()
+        self._open()
+        self._join(Join(host=socket.gethostname(), pid=os.getpid(), spec=self.spec))
         self._missing = set(range(len(self.blocks)))
         self._pump(self._first_weights_here)
         stage = self._stages[self._plan.number] if self._plan else None
@@ -220,29 +186,6 @@ class Worker:
             link = self._links[plan.owner(block.number).task]
             whole = state.reshape(-1).data.cast("B")
             link.send(Header(RESTORE, plan.number, block.number, 0, whole.nbytes, version, version), whole)
-
-    def _script_ended(self) -> None:
-        if self._over or self._channel is None:
-            return
-        if not self._raised and self._plan is not None and self.version < self.spec.total_versions:
-            self._send(
-                Failed(
-                    reason=f"its script ended at version {self.version} of {self.spec.total_versions}, "
-                    "before the loop over the job was complete"
-                )
-            )
-        self._over = True
-        self._send(Leave())
-        with self._lock:
-            self._channel.sock.settimeout(1.0)
-            self._channel.flush()
-            self._channel.close()
-
-    def _script_raised(self, error: BaseException) -> None:
-        """Tell the coordinator what the user's script raised."""
-        if not isinstance(error, JobFailed) and not self._over:
-            self._send(Failed(reason=f"its script raised {type(error).__name__}: {str(error)[:2000]}"))
-        self._raised = True
 
     def finish(self) -> None:
         """Say that the last version is reached; the control thread lives on until the script ends."""
@@ -292,9 +235,7 @@ class Worker:
             self._send(Pushed(plan=plan.number, suspension_ms=waited))
         self._watch_gate.total_ms = 0.0
         self._push(plan, contributions)
-        with self._lock:
-            self._loss += loss
-            self._loss_samples += samples
+        self._note_progress(loss, samples)
         self._take_staged()
         if not self._pushed:
             self._missing = set(range(len(self.blocks)))
@@ -354,6 +295,7 @@ class Worker:
 
     def _enter(self, stage: _Stage, version: int) -> None:
         """Take a plan into use: it rules from `version` on."""
+        self._entered = True
         self._was_member = self._plan is not stage.plan
         self._plan = self._source = stage.plan
         self._first = self.version = version
@@ -434,13 +376,7 @@ class Worker:
 
     def _check(self) -> None:
         """Look at what the control thread has heard."""
-        if self._failure:
-            self._over = True
-            raise JobFailed(self._failure)
-        if self._exit:
-            self._send(Leave())
-            self._over = True
-            raise Drained
+        super()._check()
         self._take_staged()
 
     def _take_staged(self) -> None:
@@ -512,60 +448,11 @@ class Worker:
 
     # --- the control thread ---------------------------------------------------------------------------------------
 
-    def _send(self, message: Message) -> None:
-        with self._lock:
-            if self._channel is not None and self._channel.sock.fileno() >= 0:
-                self._channel.send(message)
-
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):
             self._wake_in.send(b"x")
 
-    def _report_progress(self, *, force: bool = False) -> None:
-        now = time.monotonic()
-        if force or now - self._said_progress >= _PROGRESS_SECONDS:
-            self._said_progress = now
-            with self._lock:
-                loss, samples, self._loss, self._loss_samples = self._loss, self._loss_samples, 0.0, 0
-            self._send(Beat(version=self.version, loss=loss, samples=samples))
-
-    def _control_loop(self) -> None:
-        channel = self._channel
-        assert channel is not None
-        heartbeat, lease = 1.0, 10.0
-        heard = beaten = time.monotonic()
-        with selectors.DefaultSelector() as selector:
-            selector.register(channel.sock, selectors.EVENT_READ)
-            while not self._over:
-                ready = selector.select(min(0.2, heartbeat))
-                now = time.monotonic()
-                if ready:
-                    heard = now
-                    try:
-                        messages, still_open = channel.receive()
-                        for message in messages:
-                            if isinstance(message, Welcome):
-                                heartbeat, lease = message.heartbeat_seconds, message.lease_seconds
-                            else:
-                                self._obey(message)
-                    except ProtocolError as error:
-                        self._job_failed(str(error))
-                        return
-                    if not still_open:
-                        if not self._over and not self._exit:
-                            self._job_failed(f"the coordinator at {self._coordinator} is gone")
-                        return
-                if now - heard > lease:
-                    self._job_failed(f"no word from the coordinator at {self._coordinator} for {lease:g} s")
-                    return
-                if now - beaten >= heartbeat:
-                    beaten = now
-                    self._report_progress(force=True)
-                with self._lock:
-                    if channel.unsent:
-                        channel.flush()
-
-    def _obey(self, message: FromCoordinator) -> None:
+    def _hear(self, message: FromCoordinator) -> None:
         if isinstance(message, Prepare):
             threading.Thread(target=self._make_ready, args=(message,), name="pslite-prepare", daemon=True).start()
         elif isinstance(message, Abort):
@@ -578,26 +465,8 @@ class Worker:
             self._resumed = message.plan
         elif isinstance(message, PlanDone):
             self._done_plan = message.plan
-        elif isinstance(message, Exit):
-            self._say(message.reason)
-            self._exit = True
-        elif isinstance(message, JobEnded):
-            self._job_failed(message.reason)
-        elif isinstance(message, Refused):
-            self._job_failed(f"the coordinator refused {self._identity.task}: {message.reason}")
-        elif not isinstance(message, Alive):
+        else:
             raise ProtocolError(f"unexpected {type(message).__name__} from the coordinator")
-        self._wake()
-
-    def _job_failed(self, reason: str) -> None:
-        self._failure = reason
-        self._wake()
-        deadline = time.monotonic() + _FAIL_GRACE_SECONDS
-        while time.monotonic() < deadline:
-            if self._over:
-                return
-            time.sleep(0.05)
-        self._process.abandon(reason)
 
     def _make_ready(self, message: Prepare) -> None:
         """Open the connections that a plan needs; runs beside the computation."""

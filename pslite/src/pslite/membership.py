@@ -1,0 +1,222 @@
+"""A worker's place in its job: the control connection, kept by a thread of its own while the user's thread computes."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from pslite.auth import Identity, connect
+from pslite.channel import Channel, Inbox
+from pslite.errors import JobFailed, ProtocolError
+from pslite.messages import (
+    MAX_CONTROL_BYTES,
+    Alive,
+    Beat,
+    Exit,
+    Failed,
+    FromCoordinator,
+    JobEnded,
+    Join,
+    Leave,
+    Message,
+    Refused,
+    Welcome,
+)
+from pslite.process import Host, ScriptProcess
+from pslite.session import Drained
+from pslite.spec import JobSpec
+
+#: the least time between two progress reports of a fast loop
+_PROGRESS_SECONDS = 0.1
+#: how long the user's thread may take to notice that the job has failed before the process is ended
+_FAIL_GRACE_SECONDS = 5.0
+
+
+class Membership(ABC):
+    """What every kind of worker has to do with its coordinator.
+
+    Parameters
+    ----------
+    identity
+        who we are, with the job's token.
+    coordinator
+        host:port of the coordinator.
+    spec
+        the job as this worker's script describes it; must equal the other workers'.
+    say
+        takes lines for the user.
+    join_timeout
+        seconds to reach the coordinator.
+    process
+        what we live in; None for a process that runs one script.
+
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        coordinator: str,
+        spec: JobSpec,
+        *,
+        say: Callable[[str], None],
+        join_timeout: float = 60.0,
+        process: Host | None = None,
+    ) -> None:
+        self.spec = spec
+        self.version = 0
+        self._identity = identity
+        self._coordinator = coordinator
+        self._say = say
+        self._join_timeout = join_timeout
+        self._process = process or ScriptProcess()
+        self._lock = threading.Lock()
+        #: set by the control thread: why the job has failed, and whether we are to leave
+        self._failure = ""
+        self._exit = False
+        self._over = False
+        #: whether weights are here, so that a script that ends leaves the job in its middle
+        self._entered = False
+        self._raised = False
+        self._loss = 0.0
+        self._loss_samples = 0
+        self._said_progress = 0.0
+        self._channel: Channel[FromCoordinator] | None = None
+        self._thread: threading.Thread | None = None
+
+    @abstractmethod
+    def _hear(self, message: FromCoordinator) -> None:
+        """Take a message that is not the same for all kinds of workers; in the control thread."""
+
+    @abstractmethod
+    def _wake(self) -> None:
+        """Make the user's thread look at what the control thread has heard."""
+
+    # --- joining and leaving --------------------------------------------------------------------------------------
+
+    def _open(self) -> socket.socket:
+        """Connect to the coordinator."""
+        sock, _ = connect(self._coordinator, self._identity, "control", timeout=self._join_timeout)
+        self._channel = Channel(sock, Inbox(FromCoordinator, MAX_CONTROL_BYTES))
+        return sock
+
+    def _join(self, message: Join) -> None:
+        """Become a member, and answer for this process from now on."""
+        self._process.enter(self._script_ended, self._script_raised)
+        self._send(message)
+        self._thread = threading.Thread(target=self._control_loop, name="pslite-control", daemon=True)
+        self._thread.start()
+
+    def _script_ended(self) -> None:
+        if self._over or self._channel is None:
+            return
+        if not self._raised and self._entered and self.version < self.spec.total_versions:
+            self._send(
+                Failed(
+                    reason=f"its script ended at version {self.version} of {self.spec.total_versions}, "
+                    "before the loop over the job was complete"
+                )
+            )
+        self._over = True
+        self._send(Leave())
+        with self._lock:
+            self._channel.sock.settimeout(1.0)
+            self._channel.flush()
+            self._channel.close()
+
+    def _script_raised(self, error: BaseException) -> None:
+        """Tell the coordinator what the user's script raised."""
+        if not isinstance(error, JobFailed) and not self._over:
+            self._send(Failed(reason=f"its script raised {type(error).__name__}: {str(error)[:2000]}"))
+        self._raised = True
+
+    def _check(self) -> None:
+        """Look at what the control thread has heard; in the user's thread."""
+        if self._failure:
+            self._over = True
+            raise JobFailed(self._failure)
+        if self._exit:
+            self._send(Leave())
+            self._over = True
+            raise Drained
+
+    # --- the control thread ---------------------------------------------------------------------------------------
+
+    def _send(self, message: Message) -> None:
+        with self._lock:
+            if self._channel is not None and self._channel.sock.fileno() >= 0:
+                self._channel.send(message)
+
+    def _note_progress(self, loss: float, samples: int) -> None:
+        with self._lock:
+            self._loss += loss
+            self._loss_samples += samples
+
+    def _report_progress(self, *, force: bool = False) -> None:
+        now = time.monotonic()
+        if force or now - self._said_progress >= _PROGRESS_SECONDS:
+            self._said_progress = now
+            with self._lock:
+                loss, samples, self._loss, self._loss_samples = self._loss, self._loss_samples, 0.0, 0
+            self._send(Beat(version=self.version, loss=loss, samples=samples))
+
+    def _control_loop(self) -> None:
+        channel = self._channel
+        assert channel is not None
+        heartbeat, lease = 1.0, 10.0
+        heard = beaten = time.monotonic()
+        with selectors.DefaultSelector() as selector:
+            selector.register(channel.sock, selectors.EVENT_READ)
+            while not self._over:
+                ready = selector.select(min(0.2, heartbeat))
+                now = time.monotonic()
+                if ready:
+                    heard = now
+                    try:
+                        messages, still_open = channel.receive()
+                        for message in messages:
+                            if isinstance(message, Welcome):
+                                heartbeat, lease = message.heartbeat_seconds, message.lease_seconds
+                            else:
+                                self._obey(message)
+                    except ProtocolError as error:
+                        self._job_failed(str(error))
+                        return
+                    if not still_open:
+                        if not self._over and not self._exit:
+                            self._job_failed(f"the coordinator at {self._coordinator} is gone")
+                        return
+                if now - heard > lease:
+                    self._job_failed(f"no word from the coordinator at {self._coordinator} for {lease:g} s")
+                    return
+                if now - beaten >= heartbeat:
+                    beaten = now
+                    self._report_progress(force=True)
+                with self._lock:
+                    if channel.unsent:
+                        channel.flush()
+
+    def _obey(self, message: FromCoordinator) -> None:
+        if isinstance(message, Exit):
+            self._say(message.reason)
+            self._exit = True
+        elif isinstance(message, JobEnded):
+            self._job_failed(message.reason)
+        elif isinstance(message, Refused):
+            self._job_failed(f"the coordinator refused {self._identity.task}: {message.reason}")
+        elif not isinstance(message, Alive):
+            self._hear(message)
+        self._wake()
+
+    def _job_failed(self, reason: str) -> None:
+        self._failure = reason
+        self._wake()
+        deadline = time.monotonic() + _FAIL_GRACE_SECONDS
+        while time.monotonic() < deadline:
+            if self._over:
+                return
+            time.sleep(0.05)
+        self._process.abandon(reason)
