@@ -6,17 +6,18 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parent))
+from regression import Regression, segments
+
 from pslite.connect import session_for
-from pslite.gradients import GradientSums
-from pslite.sampler import permutation
 from pslite.schedules import Cosine
 from pslite.session import SingleSession
-from pslite.shards import sample_slice
-from pslite.spec import SGD, Adam, JobSpec, Mean, Part, Segment
+from pslite.spec import SGD, Adam, JobSpec
 from pslite.testing import pace
 
 
@@ -46,12 +47,8 @@ def main() -> int:
         "adam": Adam(lr=0.01),
         "scheduled": SGD(lr=0.0004, momentum=0.9, schedule=Cosine(over=90, floor=0.1, warmup=10)),
     }[options.optimizer]
-    features = options.features
     spec = JobSpec(
-        segments=(
-            Segment(dtype="float32", optimizer=optimizer, parts=(Part("weight", (features,)), Part("bias", (1,)))),
-            Segment(dtype="float64", optimizer=Mean(), parts=(Part("seen", (3,)),)),
-        ),
+        segments=segments(options.features, optimizer),
         samples=options.samples,
         batch=options.batch,
         epochs=options.epochs,
@@ -64,53 +61,23 @@ def main() -> int:
         checkpoint_every=options.every,
         resume=not options.begin_anew,
     )
-    rng = np.random.Generator(np.random.PCG64(3))
-    inputs = rng.standard_normal((options.samples, features), dtype=np.float32)
-    targets = (inputs @ rng.standard_normal(features, dtype=np.float32) / 20).astype(np.float32)
     session = session_for(spec)
-    session.weights.arrays[0][:] = np.linspace(-0.1, 0.1, features + 1, dtype=np.float32)
-    session.start()
-    sums = GradientSums(spec, session.blocks)
-    lines = []
-    while session.version < spec.total_versions:
-        version = session.version
+
+    def before_step(version: int) -> None:
         pace(version, spec.total_versions)
         time.sleep(options.step_seconds)
         if version == options.raise_at and session.is_chief:
             raise ValueError("the user's own mistake")
-        epoch, first, count = spec.position(version)
-        order = permutation(spec.seed, epoch, spec.samples)[first : first + count]
-        share = session.share
-        weights = session.weights.arrays[0]
-        nodes, again = share.nodes, False
-        while nodes:
-            sums.begin(share.leaves, nodes, again=again)
-            loss, mine = 0.0, 0
-            for leaf, low, high in share.parts(nodes):
-                bundle = sums.take()
-                start, stop = sample_slice(low, high, spec.shards, count)
-                picked = order[start:stop]
-                if picked.size:
-                    x = inputs[picked]
-                    error = x @ weights[:-1] + weights[-1] - targets[picked]
-                    bundle.arrays[0][:-1] = error @ x
-                    bundle.arrays[0][-1] = error.sum()
-                    bundle.arrays[1][:] = picked.size
-                    loss += float(error @ error)
-                mine += picked.size
-                lines.append(f"{epoch} {' '.join(str(int(i)) for i in picked)}".rstrip())
-                sums.add(leaf, bundle)
-            if options.log:
-                path = Path(f"{options.log}.{os.environ.get('DL2_TASK', 'single')}")
-                with path.open("a", encoding="utf-8") as file:
-                    file.write("\n".join(lines) + "\n")
-                lines.clear()
-            nodes, again = session.exchange(sums.contributions, loss, mine), True
-    session.finish()
-    weights, seen = session.weights.arrays
+
+    def computed(epoch: int, samples: Sequence[int]) -> None:
+        if options.log:
+            path = Path(f"{options.log}.{os.environ.get('DL2_TASK', 'single')}")
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{epoch} {' '.join(str(int(i)) for i in samples)}".rstrip() + "\n")
+
+    Regression(spec).train(session, before_step=before_step, computed=computed)
     if options.save and session.is_chief:
-        np.save(options.save, weights)
-    assert np.array_equal(seen, np.full(3, float(spec.total_versions))), seen
+        np.save(options.save, session.weights.arrays[0])
     if isinstance(session, SingleSession):
         print(session.digest())
     return 0

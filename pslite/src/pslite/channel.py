@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import time
@@ -12,6 +13,8 @@ import msgspec
 from pslite.errors import ConnectError, PeerLost, ProtocolError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pslite.messages import Message
 
 _LENGTH = struct.Struct("<I")
@@ -168,6 +171,13 @@ def split_address(text: str) -> tuple[str, int]:
         msg = f"{text!r} is not an address of the form host:port"
         raise ValueError(msg)
     return host.strip("[]"), int(port)
+
+
+def cut_off(sockets: Iterable[socket.socket]) -> None:
+    """End connections in both directions at once; what was sent before still arrives."""
+    for sock in sockets:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
 
 
 def listen(host: str = "") -> socket.socket:

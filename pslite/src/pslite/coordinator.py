@@ -69,8 +69,6 @@ from pslite.plan import Member, Plan, make_plan, next_members, reduction
 from pslite.session import digest_of
 from pslite.spec import JobSpec, differences
 
-#: how long a lost member's dl2-run may take to say how it ended
-_VERDICT_SECONDS = 2.0
 #: how long members may take to read that the job is over
 _GOODBYE_SECONDS = 3.0
 #: so many workers that die at one version are no accident: the job fails
@@ -92,6 +90,10 @@ class Settings:
     grace: float = 3.0
     #: how long announced members are waited for before a resize, once one is there: merges what comes together
     settle: float = 0.3
+    #: how long a lost member's dl2-run may take to say how it ended; a tenth of it where there is none
+    verdict: float = 2.0
+    #: the longest time between two looks at what is due
+    look: float = 0.1
     #: how long the first worker and server may take to come; None: as long as the resource manager needs
     start: float | None = None
     #: "stop" is the way of the DL2 paper: workers stand still at the clock until everything has moved
@@ -298,7 +300,7 @@ class Coordinator:
         try:
             self._director.start(self._address, self._token, self._wake)
             while not self._final:
-                self._poll(0.1)
+                self._poll(self._settings.look)
                 self._tick()
         except BaseException as error:
             # an interrupt, a termination or a defect of ours: nobody may be left waiting for us
@@ -618,7 +620,7 @@ class Coordinator:
             if member.state == "left":
                 continue
             if not member.lost and now - member.heard > self._settings.lease:
-                member.lost = now - _VERDICT_SECONDS
+                member.lost = now - self._settings.verdict
                 member.lost_how = f"died or hangs: silent for {self._settings.lease:g} s"
             if not member.lost:
                 continue
@@ -628,7 +630,7 @@ class Coordinator:
                     self._left(member)
                 else:
                     self._member_failed(member, _how(told), fatal=not told.signal)
-            elif now - member.lost >= _VERDICT_SECONDS or (member.task not in self._agents and now - member.lost > 0.2):
+            elif now - member.lost >= self._settings.verdict * (1.0 if member.task in self._agents else 0.1):
                 self._member_failed(
                     member, member.lost_how or "died: its connection ended, and nobody reported how its process did"
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import threading
@@ -10,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from pslite.auth import Identity, connect
-from pslite.channel import Channel, Inbox
+from pslite.channel import Channel, Inbox, cut_off
 from pslite.errors import JobFailed, ProtocolError
 from pslite.messages import (
     MAX_CONTROL_BYTES,
@@ -111,21 +112,34 @@ class Membership(ABC):
         self._thread.start()
 
     def _script_ended(self) -> None:
-        if self._over or self._channel is None:
-            return
-        if not self._raised and self._entered and self.version < self.spec.total_versions:
-            self._send(
-                Failed(
-                    reason=f"its script ended at version {self.version} of {self.spec.total_versions}, "
-                    "before the loop over the job was complete"
+        channel = self._channel
+        assert channel is not None
+        if not self._over:
+            if not self._raised and self._entered and self.version < self.spec.total_versions:
+                self._send(
+                    Failed(
+                        reason=f"its script ended at version {self.version} of {self.spec.total_versions}, "
+                        "before the loop over the job was complete"
+                    )
                 )
-            )
-        self._over = True
-        self._send(Leave())
-        with self._lock:
-            self._channel.sock.settimeout(1.0)
-            self._channel.flush()
-            self._channel.close()
+            self._over = True
+            self._send(Leave())
+            with self._lock, contextlib.suppress(OSError):
+                channel.sock.settimeout(1.0)
+                channel.flush()
+        cut_off([channel.sock])
+        if self._thread is not None:
+            self._thread.join(1.0)
+        channel.close()
+        self._close()
+
+    def _close(self) -> None:
+        """Close what else is open; the control thread has ended."""
+
+    def sever(self) -> None:
+        """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
+        if self._channel is not None:
+            cut_off([self._channel.sock])
 
     def _script_raised(self, error: BaseException) -> None:
         """Tell the coordinator what the user's script raised."""

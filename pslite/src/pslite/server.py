@@ -23,7 +23,7 @@ import numpy as np
 
 from pslite.auth import Acceptor, Identity, connect
 from pslite.blocks import Block, cut
-from pslite.channel import Channel, Inbox
+from pslite.channel import Channel, Inbox, cut_off
 from pslite.checkpoint import Saver
 from pslite.doorway import Doorway
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, Unreachable
@@ -198,6 +198,10 @@ class Server:
             return self._status
         finally:
             self._close()
+
+    def sever(self) -> None:
+        """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
+        cut_off([self._control.sock, *(link.sock for link in list(self._all_links))])
 
     def _close(self) -> None:
         if self._saver is not None:

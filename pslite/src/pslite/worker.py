@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from pslite.auth import Identity
 from pslite.blocks import cut
+from pslite.channel import cut_off
 from pslite.checkpoint import to_resume
 from pslite.errors import PeerLost, ProtocolError, PsliteError, Unreachable, UsageError
 from pslite.gradients import Bundle, Contribution
@@ -186,6 +187,19 @@ class Worker(Membership):
             link = self._links[plan.owner(block.number).task]
             whole = state.reshape(-1).data.cast("B")
             link.send(Header(RESTORE, plan.number, block.number, 0, whole.nbytes, version, version), whole)
+
+    def _close(self) -> None:
+        staged = []
+        while not self._staged.empty():
+            item = self._staged.get()
+            staged += item.links.values() if isinstance(item, _Stage) else ()
+        for closable in (*self._links.values(), *staged, self._selector, self._wake_in, self._wake_out):
+            closable.close()
+
+    def sever(self) -> None:
+        """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
+        super().sever()
+        cut_off([link.sock for link in list(self._links.values())])
 
     def finish(self) -> None:
         """Say that the last version is reached; the control thread lives on until the script ends."""

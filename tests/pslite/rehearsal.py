@@ -1,0 +1,270 @@
+"""Whole jobs in one process: coordinator, servers and workers are threads, joined by real sockets.
+
+A hundred times faster to start than processes, so that thousands of random schedules of joins, leaves and deaths can be
+gone through. A death is the end of all of a member's connections at once.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from regression import Regression, segments
+
+from pslite.auth import TOKEN_BYTES, Identity
+from pslite.coordinator import Coordinator, Settings
+from pslite.director import Reply, Status
+from pslite.errors import PsliteError
+from pslite.server import Server
+from pslite.session import SingleSession
+from pslite.spec import SGD, JobSpec
+from pslite.worker import Worker
+
+QUICK = Settings(grace=5.0, start=10.0, settle=0.01, verdict=0.05, look=0.01, heartbeat=0.05, lease=20.0)
+#: seconds within which any rehearsal must end, however busy the machine is
+_PATIENCE = 60.0
+
+
+def job(**changes: object) -> JobSpec:
+    """A job of 60 versions, in ten or so blocks."""
+    values = {
+        "segments": segments(40, SGD(lr=0.001, momentum=0.9)),
+        "samples": 61, "batch": 12, "epochs": 10, "seed": 7, "mode": "exact", "shards": 8, "block_bytes": 24,
+    }  # fmt: skip
+    return JobSpec(**{**values, **changes})
+
+
+def static_digest(spec: JobSpec) -> str:
+    """The digest of the same job in one process, never resized."""
+    session = SingleSession(spec)
+    Regression(spec).train(session)
+    return session.digest()
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happens as soon as a worker begins a version, or `delay` seconds later."""
+
+    version: int
+    #: None: the sizes stay
+    workers: int | None = None
+    servers: int | None = None
+    #: a member of that role dies
+    kill: Literal["worker", "ps"] | None = None
+    #: which one, of those that may die
+    choice: int = 0
+    delay: float = 0.0
+    #: the tasks to remove are the oldest
+    oldest: bool = False
+
+
+@dataclass
+class Outcome:
+    """How a rehearsal went."""
+
+    status: Status
+    log: list[str]
+    killed: list[str]
+    #: what members raised, other than as they should at the end of a job or their own
+    surprises: list[str] = field(default_factory=list)
+
+
+class _Thread:
+    """The process of a worker that is none."""
+
+    def __init__(self) -> None:
+        self.leave: Callable[[], None] = lambda: None
+        self.raised: Callable[[BaseException], None] = lambda _: None
+
+    def enter(self, leave: Callable[[], None], raised: Callable[[BaseException], None]) -> None:
+        self.leave, self.raised = leave, raised
+
+    def abandon(self, reason: str) -> None:
+        """Threads cannot be ended; the script notices at its next exchange."""
+
+
+class Rehearsal:
+    """A job that is gone through once; it is its own director."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        *,
+        workers: int,
+        servers: int,
+        events: Sequence[Event] = (),
+        step_seconds: float = 0.001,
+        settings: Settings = QUICK,
+    ) -> None:
+        self._spec = spec
+        self._regression = Regression(spec)
+        self._events = sorted(events, key=lambda event: event.version)
+        self._step_seconds = step_seconds
+        self._settings = settings
+        self._counts = {"worker": workers, "ps": servers}
+        self._targets: dict[str, list[str]] = {"worker": [], "ps": []}
+        self._next = Counter[str]()
+        self._lock = threading.RLock()
+        self._members: dict[str, Worker | Server] = {}
+        self._threads: list[threading.Thread] = []
+        self._killed: list[str] = []
+        #: workers that have weights
+        self._stepping: set[str] = set()
+        self._surprises: list[str] = []
+        self._status: Status | None = None
+        self._address, self._token = "", b""
+        self._wake: Callable[[], None] = lambda: None
+        self._deadline = time.monotonic() + _PATIENCE
+        self._over = False
+
+    def run(self) -> Outcome:
+        """Go through it."""
+        log: list[str] = []
+        coordinator = Coordinator(
+            job="rehearsal", token=secrets.token_bytes(TOKEN_BYTES), director=self, say=log.append,
+            settings=self._settings, host="127.0.0.1",
+        )  # fmt: skip
+        status = coordinator.run()
+        self._over = True
+        for thread in self._threads:
+            thread.join(_PATIENCE)
+            if thread.is_alive():
+                self._surprises.append(f"{thread.name} does not end")
+        return Outcome(status, log, self._killed, self._surprises)
+
+    # --- the director's part --------------------------------------------------------------------------------------
+
+    def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:
+        self._address, self._token, self._wake = address, token, wake
+        with self._lock:
+            self._fit(oldest=False)
+
+    def exchange(self, status: Status, *, urgent: bool) -> Reply:
+        with self._lock:
+            self._status = status
+            members = frozenset(self._targets["worker"] + self._targets["ps"])
+        return Reply(members=members, stop=time.monotonic() > self._deadline)
+
+    def close(self, status: Status) -> None:
+        self._status = status
+
+    def _fit(self, *, oldest: bool) -> None:
+        for role in ("ps", "worker"):
+            have = self._targets[role]
+            while len(have) > self._counts[role]:
+                have.pop(0 if oldest else -1)
+            while len(have) < self._counts[role]:
+                task = f"{role}-{self._next[role]}"
+                self._next[role] += 1
+                have.append(task)
+                play = self._work if role == "worker" else self._serve
+                thread = threading.Thread(target=play, args=(task,), name=task, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    # --- members --------------------------------------------------------------------------------------------------
+
+    def _identity(self, role: Literal["worker", "ps"], task: str) -> Identity:
+        return Identity(role=role, task=task, incarnation=uuid.uuid4().hex, token=self._token)
+
+    def _serve(self, task: str) -> None:
+        try:
+            server = Server(self._identity("ps", task), self._address, host="127.0.0.1", say=lambda _: None)
+            with self._lock:
+                self._members[task] = server
+            server.run()
+        except PsliteError as error:
+            self._ended(task, error)
+        except BaseException as error:  # noqa: BLE001  (a thread's end must not go unseen)
+            self._surprises.append(f"{task}: {error!r}")
+
+    def _work(self, task: str) -> None:
+        process = _Thread()
+        worker = Worker(self._identity("worker", task), self._address, self._spec, say=lambda _: None, process=process)
+        with self._lock:
+            self._members[task] = worker
+        try:
+            self._regression.train(worker, before_step=lambda version: self._begin_step(task, version))
+        except PsliteError as error:
+            self._ended(task, error)
+        except SystemExit:
+            pass
+        except BaseException as error:  # noqa: BLE001
+            self._surprises.append(f"{task}: {error!r}")
+            process.raised(error)
+        process.leave()
+
+    def _ended(self, task: str, error: PsliteError) -> None:
+        if not self._over and task not in self._killed and not str(error).startswith(("the scheduler", "drained")):
+            status = self._status
+            if status is None or status.state in ("waiting", "running"):
+                self._surprises.append(f"{task}: {error}")
+
+    # --- what happens ---------------------------------------------------------------------------------------------
+
+    def _begin_step(self, task: str, version: int) -> None:
+        time.sleep(self._step_seconds)
+        with self._lock:
+            self._stepping.add(task)
+            while self._events and self._events[0].version <= version:
+                event = self._events.pop(0)
+                if event.delay:
+                    threading.Timer(event.delay, self._happen, (event,)).start()
+                else:
+                    self._happen(event)
+
+    def _happen(self, event: Event) -> None:
+        with self._lock:
+            if event.kill is not None:
+                self._kill(event)
+            self._counts["worker"] = event.workers or self._counts["worker"]
+            self._counts["ps"] = event.servers or self._counts["ps"]
+            self._fit(oldest=event.oldest)
+        self._wake()
+
+    def _kill(self, event: Event) -> None:
+        status = self._status
+        if status is None or status.state != "running":
+            return
+        role = event.kill
+        there = [m.task for m in status.members if m.role == role and m.state != "left" and m.task in self._members]
+        there = [task for task in there if task not in self._killed]
+        # one that can go on stays
+        able = [task for task in there if self._staying(status, role) - {task}]
+        if able:
+            task = able[event.choice % len(able)]
+            self._killed.append(task)
+            self._members[task].sever()
+            # as the scheduler would, another one is started in its place
+            if task in self._targets[role]:
+                self._targets[role].remove(task)
+                self._counts[role] = max(1, self._counts[role] - 1)
+
+    def _staying(self, status: Status, role: str) -> set[str]:
+        active = {m.task for m in status.members if m.role == role and m.state == "active"}
+        ready = self._stepping if role == "worker" else active
+        return active & ready & set(self._targets[role]) - set(self._killed)
+
+
+def random_events(rng: random.Random, *, last: int, kills: Sequence[Literal["worker", "ps"]]) -> list[Event]:
+    """Some resizes and deaths, half of the deaths close to a resize."""
+    events = [
+        Event(
+            rng.randint(1, last), workers=rng.randint(1, 4), servers=rng.randint(1, 4), oldest=rng.random() < 0.3,
+            delay=rng.choice((0.0, 0.002, 0.01)),
+        )
+        for _ in range(rng.randint(0, 3))
+    ]  # fmt: skip
+    for kind in kills:
+        at = rng.choice(events).version if events and rng.random() < 0.5 else rng.randint(1, last)
+        events.append(
+            Event(at, kill=kind, choice=rng.randrange(12), delay=rng.choice((0, 1, 2, 4, 8, 20)) * 1e-3 * rng.random())
+        )
+    return events
