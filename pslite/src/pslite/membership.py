@@ -133,6 +133,7 @@ class Membership(ABC):
         channel.close()
         self._close()
 
+    @abstractmethod
     def _close(self) -> None:
         """Close what else is open; the control thread has ended."""
 

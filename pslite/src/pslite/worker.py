@@ -189,7 +189,7 @@ class Worker(Membership):
             link.send(Header(RESTORE, plan.number, block.number, 0, whole.nbytes, version, version), whole)
 
     def _close(self) -> None:
-        staged = []
+        staged: list[Link] = []
         while not self._staged.empty():
             item = self._staged.get()
             staged += item.links.values() if isinstance(item, _Stage) else ()
