@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from pslite.auth import Identity, connect
 from pslite.coordinator import Coordinator, Settings
 from pslite.director import Reply, StaticDirector
 from pslite.testing import Resize, run_local
-from pslite.wire import INIT, PUSH, STATE, STATE_ACK, Header
+from pslite.wire import INIT, PUSH, STATE, STATE_ACK, Header, region_header
 
 SLOW = ("--step-seconds", "0.02", "--epochs", "100")
 
@@ -218,6 +220,49 @@ def test_a_member_that_sends_malformed_frames_is_cut_off(coordinator_with_a_runn
             except ConnectionResetError:
                 pass  # closed with bytes unread
     assert job.still_running()
+
+
+def test_shared_memory_that_is_not_what_it_should_be_is_refused(coordinator_with_a_running_job, tmp_path):
+    job = coordinator_with_a_running_job
+    server = next(m for m in job.coordinator._members.values() if m.role == "ps")
+    identity = Identity("worker", "worker-9", "x", job.token)
+    with (tmp_path / "file").open("w+b") as file, open_sealed(4096) as small, open_sealed(4096, 0) as unsealed:
+        file.truncate(1 << 20)
+        first = region_header(3).pack()
+        whole = Header(PUSH, 1, 0, 1, 1024, 0, 0, place=3)
+        refused = [
+            [(first, None)],  # none comes
+            [(first, file.fileno())],  # a file, which can shrink
+            [(first, unsealed.fileno())],
+            [(first, small.fileno()), (first, small.fileno())],
+            [(replace(whole, place=1).pack(), None)],  # no such region
+            [(region_header(1).pack(), small.fileno()), (replace(whole, place=1).pack(), None)],  # it is for weights
+            [(first, small.fileno()), (whole.pack(), None)],  # too small for the job
+            [(first, small.fileno()), (replace(whole, length=8).pack(), None)],
+            [(first, small.fileno()), (replace(whole, block=10**6).pack(), None)],
+            [(first, small.fileno()), (replace(whole, kind=STATE).pack(), None)],
+        ]
+        for frames in refused:
+            sock, _ = connect(f"\0{server.local}", identity, "data", timeout=10)
+            with sock:
+                for data, descriptor in frames:
+                    socket.send_fds(sock, [data], [] if descriptor is None else [descriptor])
+                sock.settimeout(10)
+                try:
+                    assert sock.recv(1) == b""
+                except ConnectionResetError:
+                    pass
+    assert job.still_running()
+    # nothing stays open of what was handed over
+    held = [str(fd.readlink()) for fd in Path(f"/proc/{server.pid}/fd").iterdir() if fd.is_symlink()]
+    assert not any(str(tmp_path) in name or "memfd:test" in name for name in held), held
+
+
+def open_sealed(size, seals=fcntl.F_SEAL_SHRINK):
+    file = os.fdopen(os.memfd_create("test", os.MFD_ALLOW_SEALING), "w+b")
+    file.truncate(size)
+    fcntl.fcntl(file.fileno(), fcntl.F_ADD_SEALS, seals)
+    return file
 
 
 def test_members_end_when_the_coordinator_is_killed():

@@ -1,32 +1,39 @@
-"""Which way data goes: Unix sockets on one machine, TCP otherwise, and the same bits either way."""
+"""Which way data goes: shared memory and Unix sockets on one machine, TCP otherwise, and the same bits either way."""
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pslite_jobs import command, static_digest
+from pslite_jobs import KillAt, command, static_digest
 
 from pslite.auth import Acceptor, Identity, connect
-from pslite.errors import AuthenticationError, Unreachable
+from pslite.blocks import Block, cut
+from pslite.errors import AuthenticationError, ProtocolError, Unreachable
+from pslite.gradients import GradientSums
 from pslite.plan import Member
+from pslite.region import WEIGHTS, Mapped, Region
+from pslite.spec import SGD, JobSpec, Part, Segment
 from pslite.testing import Resize, run_local
 from pslite.transport import machine, open_listeners, reach
+from pslite.wire import PUSH, REGION, Header, Link, region_header
 
 TOKEN = b"t" * 32
 ME = Identity("worker", "worker-0", "i", TOKEN)
 
 
 class Look:
-    """How many Unix connections of the runtime's a server has, at the most."""
+    """How many Unix connections of the runtime's and pieces of workers' memory a server has, at the most."""
 
-    most = 0
+    most = regions = 0
 
     def __call__(self, status, director):
         for member in status.members:
@@ -37,10 +44,14 @@ class Look:
                     if str(each.laddr).strip("\0@").startswith("pslite-")
                 ]
                 self.most = max(self.most, len(found) - 1)  # one of them listens
+                mapped = Path(f"/proc/{member.pid}/maps").read_text(encoding="utf-8").splitlines()
+                self.regions = max(self.regions, sum("memfd:pslite" in line for line in mapped))
 
 
-@pytest.mark.parametrize(("transport", "connections"), [("", 3), ("tcp", 0)])
-def test_processes_of_one_machine_use_unix_sockets(transport, connections):
+@pytest.mark.parametrize(
+    ("transport", "connections", "regions"), [("", 3, 9), ("unix", 3, 0), ("tcp", 0, 0)], ids=["shared", "unix", "tcp"]
+)
+def test_processes_of_one_machine_share_memory_or_use_unix_sockets(transport, connections, regions):
     look = Look()
     environ = {**os.environ, "DL2_TRANSPORT": transport}
     result = run_local(
@@ -50,6 +61,112 @@ def test_processes_of_one_machine_use_unix_sockets(transport, connections):
     assert result.state == "finished", result.log
     assert result.digest == static_digest()
     assert max(look.most, 0) >= connections if connections else look.most <= 0
+    assert look.regions >= regions if regions else not look.regions
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+def test_the_part_of_a_killed_worker_is_done_over_sockets_too(transport):
+    slow = ("--step-seconds", "0.02", "--epochs", "20")
+    environ = {**os.environ, "DL2_TRANSPORT": transport}
+    result = run_local(command(*slow), workers=3, servers=2, environ=environ, on_status=KillAt("worker-1", 20))
+    assert result.state == "finished", result.log
+    assert result.digest == static_digest(*slow)
+
+
+def test_gradients_that_servers_may_look_at_are_left_alone():
+    """A worker that does the part of one that is gone computes again while servers still hold what it pushed before."""
+    spec = JobSpec(
+        segments=(Segment(dtype="float32", optimizer=SGD(lr=0.1), parts=(Part("w", (4,)),)),),
+        samples=8, batch=8, epochs=1, seed=0, mode="exact", shards=4, block_bytes=1024,
+    )  # fmt: skip
+    sums = GradientSums(spec, cut(spec))
+    sums.begin(4, (2,))
+    for leaf in (0, 1):
+        bundle = sums.take()
+        bundle.arrays[0][:] = 1.0
+        sums.add(leaf, bundle)
+    (pushed,) = sums.contributions
+    sums.begin(4, (3,), again=True)
+    taken = [sums.take() for _ in range(3)]
+    assert all(bundle is not pushed.bundle for bundle in taken)
+    assert pushed.bundle.arrays[0].tolist() == [2.0] * 4
+    sums.begin(4, (2,))
+    assert sums.take() is pushed.bundle
+
+
+class Peer:
+    """Takes memory as a server does."""
+
+    def __init__(self):
+        self.seen = []
+
+    def payload(self, link, header):
+        return memoryview(bytearray(header.length))
+
+    def arrived(self, link, header):
+        self.seen.append(header)
+
+    def shared(self, link, header):
+        self.seen.append(header)
+        if header.kind == REGION:
+            link.regions[header.place] = Mapped(link.descriptor(), writable=header.place in WEIGHTS)
+
+
+def test_a_block_is_seen_where_the_worker_has_it_and_cannot_be_written_to():
+    a, b = socket.socketpair()
+    here, there, peer = Link(a, "ps-0", "", "ps"), Link(b, "worker-0", "", "worker"), Peer()
+    region = Region(4096, {})
+    block = Block(0, 0, 16, 8, "float32", SGD(lr=0.1))
+    here.send(Header(PUSH, 1, 0, 1, 8, 0, 0), memoryview(b"12345678"))
+    here.hand(region_header(1), region.fd)
+    here.hand(region_header(3), region.fd)
+    here.send(Header(PUSH, 1, 0, 1, 32, 0, 0, place=3))
+    assert here.flush()
+    there.receive(peer)
+    assert [(h.kind, h.place) for h in peer.seen] == [(PUSH, 0), (REGION, 1), (REGION, 3), (PUSH, 3)]
+    np.frombuffer(region.memory, dtype="float32")[16:24] = np.arange(8)
+    seen = there.regions[3].array(block, 64)
+    assert seen.tolist() == list(range(8))
+    assert not seen.flags.writeable
+    there.regions[1].array(block, 64)[:] = 5.0
+    assert seen.tolist() == [5.0] * 8
+    with pytest.raises(ProtocolError, match="has no block 0"):
+        there.regions[3].array(block, 4096 - 28)
+    with pytest.raises(ProtocolError, match="announced shared memory and sent none"):
+        there.descriptor()
+    # its size is for ever
+    for size in (0, 8192):
+        with pytest.raises(PermissionError):
+            os.ftruncate(region.fd, size)
+    # it outlives who made it
+    region.close()
+    here.close()
+    del region
+    assert seen.tolist() == [5.0] * 8
+    there.close()
+
+
+@pytest.mark.parametrize("transport", ["tcp", "unix"])
+def test_memory_is_plain_where_none_may_be_shared(transport):
+    region = Region(100, {"DL2_TRANSPORT": transport})
+    assert region.fd < 0
+    assert len(region.memory) == 100
+
+
+def test_open_files_that_belong_to_no_header_are_closed():
+    before = set(Path("/proc/self/fd").iterdir())
+    a, b = socket.socketpair()
+    there, peer = Link(b, "worker-0", "", "worker"), Peer()
+    with a:
+        data = Header(PUSH, 1, 0, 1, 8, 0, 0).pack() + b"12345678"
+        for at in range(len(data)):  # one with each byte
+            socket.send_fds(a, [data[at : at + 1]], [0])
+        there.receive(peer)
+        assert len(peer.seen) == 1
+        socket.send_fds(a, [b"x"], [0, 0])
+        there.receive(peer)
+        there.close()
+    assert set(Path("/proc/self/fd").iterdir()) <= before
 
 
 class Host:

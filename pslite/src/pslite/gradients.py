@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pslite.blocks import Block
+from pslite.region import Layout, Region
 from pslite.spec import JobSpec
 from pslite.tree import TreeSum, width
 
@@ -16,10 +17,21 @@ Array = NDArray[Any]
 
 
 class Bundle:
-    """One flat array per segment of the job, and the byte view of each block in them."""
+    """One flat array per segment of the job, and the byte view of each block in them.
 
-    def __init__(self, spec: JobSpec, blocks: Iterable[Block]) -> None:
-        self.arrays: list[Array] = [np.empty(segment.size, dtype=segment.dtype) for segment in spec.segments]
+    They lie in memory that servers of the same machine look into: what is pushed must stay as it is until the next
+    version is complete.
+    """
+
+    def __init__(self, spec: JobSpec, blocks: Sequence[Block]) -> None:
+        layout = Layout(spec, blocks)
+        self.region = Region(layout.nbytes)
+        self.arrays: list[Array] = [
+            np.frombuffer(self.region.memory, dtype=segment.dtype, count=segment.size, offset=offset)
+            for segment, offset in zip(spec.segments, layout.arrays, strict=True)
+        ]
+        #: the number by which servers know its memory; 0 if they do not
+        self.place = 0
         self.clear()
         self.views = [self.arrays[b.segment][b.offset : b.offset + b.size].data.cast("B") for b in blocks]
 
@@ -54,7 +66,7 @@ class GradientSums:
         self._tree: TreeSum[Bundle] = TreeSum(1, frozenset((1,)))
         self._leaves = 1
         self._done: list[Contribution] = []
-        #: of earlier parts of the same step; they may have to be pushed again
+        #: of earlier parts of the same step; servers may look at them, and they may have to be pushed again
         self._kept: list[Contribution] = []
 
     def begin(self, leaves: int, nodes: Iterable[int], *, again: bool = False) -> None:

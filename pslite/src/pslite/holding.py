@@ -22,11 +22,20 @@ class BufferPool:
 
     def take(self, block: Block) -> Array:
         """Return a buffer of the block's size, with undefined content."""
-        free = self._free.setdefault((block.dtype, block.size), [])
-        return free.pop() if free else np.zeros(block.size, dtype=block.dtype)
+        return self._take(block.dtype, block.size)
+
+    def take_like(self, array: Array) -> Array:
+        """Return a buffer of an array's type and size, with undefined content."""
+        return self._take(array.dtype.name, array.size)
+
+    def _take(self, dtype: str, size: int) -> Array:
+        free = self._free.setdefault((dtype, size), [])
+        return free.pop() if free else np.zeros(size, dtype=dtype)
 
     def give(self, buffer: Array) -> None:
-        """Take a buffer back."""
+        """Take a buffer back; what lies in a peer's memory is the peer's."""
+        if not buffer.flags.writeable:
+            return
         self._free.setdefault((buffer.dtype.name, buffer.size), []).append(buffer)
 
     def reserve(self, blocks: list[Block], copies: int) -> None:

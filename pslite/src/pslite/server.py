@@ -17,7 +17,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -60,9 +60,22 @@ from pslite.messages import (
 )
 from pslite.optimizers import Updater, square_norm
 from pslite.plan import Plan, Reduction, reduction
+from pslite.region import WEIGHTS, Layout, Mapped
 from pslite.spec import JobSpec
 from pslite.transport import machine, open_listeners, reach, tune
-from pslite.wire import INIT, PARAM, PUSH, RESTORE, STATE, STATE_ACK, WRONG_OWNER, Header, Link
+from pslite.wire import (
+    INIT,
+    MOST_REGIONS,
+    PARAM,
+    PUSH,
+    REGION,
+    RESTORE,
+    STATE,
+    STATE_ACK,
+    WRONG_OWNER,
+    Header,
+    Link,
+)  # fmt: skip
 
 #: seconds after which a broken data connection to a member fails the job, if the coordinator has not spoken before
 _BROKEN_SECONDS = 3.0
@@ -146,6 +159,7 @@ class Server:
         self._gone: set[str] = set()
         self._spec: JobSpec | None = None
         self._blocks: tuple[Block, ...] = ()
+        self._layout: Layout
         self._holdings: dict[int, Holding] = {}
         self._stages: dict[int, _Stage] = {}
         self._stamp: tuple[int, int] | None = None
@@ -361,6 +375,24 @@ class Server:
                 raise ProtocolError(f"an acknowledgement of block {header.block}, which was not sent")
             self._report_moved()
 
+    def shared(self, link: Link, header: Header) -> None:
+        """Take a gradient that lies in the worker's own memory, or that memory."""
+        if header.kind == REGION:
+            if link.role != "worker" or header.place in link.regions or len(link.regions) >= MOST_REGIONS:
+                raise ProtocolError(f"{link.task} may not hand over shared memory number {header.place}")
+            link.regions[header.place] = Mapped(link.descriptor(), writable=header.place in WEIGHTS)
+            return
+        region = link.regions.get(header.place)
+        if header.kind != PUSH or region is None or header.place in WEIGHTS or header.block >= len(self._blocks):
+            raise ProtocolError(f"{link.task} sent a frame that does not belong here")
+        block = self._blocks[header.block]
+        if header.length != block.nbytes or region.nbytes != self._layout.nbytes:
+            raise ProtocolError(f"{link.task} announced {header.length} bytes in shared memory of {region.nbytes}")
+        if self._judge(link, header) is not None:
+            # The worker leaves it as it is until it has the next version of every block.
+            self._incoming[link] = region.array(block, self._layout.blocks[block.number])
+        self._pushed(link, header)
+
     def _awaited(self, link: Link, header: Header) -> Holding:
         stage = self._stages.get(header.plan)
         holding = stage.gained.get(header.block) if stage else None
@@ -422,9 +454,12 @@ class Server:
         return stage is not None and stage.plan.owner(header.block).task == self._identity.task
 
     def _combine(self, left: Array, right: Array) -> Array:
-        np.add(left, right, out=left)
+        if not left.flags.writeable:
+            left, right = right, left  # the sum is the same
+        out = left if left.flags.writeable else self._pool.take_like(left)
+        np.add(left, right, out=out)
         self._pool.give(right)
-        return left
+        return out
 
     # --- versions -------------------------------------------------------------------------------------------------
 
@@ -466,21 +501,22 @@ class Server:
             else:
                 self._stamp = (next_plan, next_first)
                 self._control.send(Stamped(plan=next_plan, first=next_first))
+        block = holding.block
         header = Header(
-            PARAM,
-            holding.plan,
-            holding.block.number,
-            0,
-            holding.block.nbytes,
-            holding.version,
-            holding.first,
-            next_plan,
-            next_first,
-        )
+            PARAM, holding.plan, block.number, 0, block.nbytes, holding.version, holding.first, next_plan, next_first
+        )  # fmt: skip
         for worker in self._stages[holding.plan].plan.workers:
             link = self._links.get(worker.task)
-            if link is not None and link.incarnation == worker.incarnation:
+            if link is None or link.incarnation != worker.incarnation:
+                continue
+            place = WEIGHTS[holding.version % 2]
+            region = link.regions.get(place)
+            if region is None or region.nbytes != self._layout.nbytes:
                 link.send(header, holding.weights)
+            else:
+                # Nobody reads there: every worker has the version before, or the step would not be complete.
+                np.copyto(region.array(block, self._layout.blocks[block.number]), holding.state[0])
+                link.send(replace(header, place=place))
 
     def _tell_norms(self) -> None:
         """Tell the coordinator of the blocks whose sums have become whole since the last time."""
@@ -627,6 +663,7 @@ class Server:
         if self._spec is None:
             self._spec = message.spec
             self._blocks = cut(message.spec)
+            self._layout = Layout(message.spec, self._blocks)
             self._scratch = bytearray(max(block.nbytes for block in self._blocks))
             if message.spec.checkpoint:
                 name = f"{self._identity.task}-{self._identity.incarnation[:8]}"

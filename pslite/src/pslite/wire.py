@@ -6,13 +6,17 @@ it is checked before a byte of payload is received.
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pslite.errors import PeerLost, ProtocolError
+
+if TYPE_CHECKING:
+    from pslite.region import Mapped
 
 #: worker -> server: gradient sum of one tree node for one block, of step `version`
 PUSH = 1
@@ -28,18 +32,29 @@ INIT = 5
 WRONG_OWNER = 6
 #: chief -> server: weights and optimizer slots of one block, from a checkpoint of `version`
 RESTORE = 7
+#: worker -> server: its shared memory number `place`, whose descriptor comes with the header
+REGION = 8
+
+#: regions of one peer, at most
+MOST_REGIONS = 256
 
 _MAGIC = 0x31534C50  # "PLS1"
 _HEADER = struct.Struct("<IHHIIIIIIqqq")
 HEADER_BYTES = _HEADER.size
 _GATHER = 32
+_FILE = struct.Struct("i")
+#: room for one open file: more than one is dropped by the kernel
+_ANCILLARY = socket.CMSG_LEN(_FILE.size)
 #: bytes received from one peer before the others get their turn
 _BUDGET = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a frame is. `plan` took effect at version `first`; `next_*` is the stamp of the coming plan, or 0."""
+    """What a frame is. `plan` took effect at version `first`; `next_*` is the stamp of the coming plan, or 0.
+
+    With a `place` the payload does not follow: it lies in the worker's shared memory of that number.
+    """
 
     kind: int
     plan: int
@@ -51,13 +66,14 @@ class Header:
     next_plan: int = 0
     next_first: int = 0
     crc: int = 0
+    place: int = 0
 
     def pack(self) -> bytes:
         """Return the header as bytes on the wire."""
         return _HEADER.pack(
             _MAGIC,
             self.kind,
-            0,
+            self.place,
             self.plan,
             self.block,
             self.node,
@@ -70,6 +86,11 @@ class Header:
         )
 
 
+def region_header(place: int) -> Header:
+    """Return what announces shared memory of that number."""
+    return Header(REGION, 0, 0, 0, 0, 0, 0, place=place)
+
+
 def unpack(data: bytearray) -> Header:
     """Return the header in `data`.
 
@@ -79,10 +100,12 @@ def unpack(data: bytearray) -> Header:
         it is not one.
 
     """
-    magic, kind, _, plan, block, node, length, crc, next_plan, version, first, next_first = _HEADER.unpack_from(data)
-    if magic != _MAGIC or not PUSH <= kind <= RESTORE:
+    (
+        magic, kind, place, plan, block, node, length, crc, next_plan, version, first, next_first
+    ) = _HEADER.unpack_from(data)  # fmt: skip
+    if magic != _MAGIC or not PUSH <= kind <= REGION:
         raise ProtocolError("a data frame does not begin with a valid header")
-    return Header(kind, plan, block, node, length, version, first, next_plan, next_first, crc)
+    return Header(kind, plan, block, node, length, version, first, next_plan, next_first, crc, place)
 
 
 class Receiver(Protocol):
@@ -93,6 +116,9 @@ class Receiver(Protocol):
 
     def arrived(self, link: Link, header: Header) -> None:
         """The payload is complete."""
+
+    def shared(self, link: Link, header: Header) -> None:
+        """The payload lies in shared memory; for REGION, `link.descriptor()` gives that.  Raises ProtocolError."""
 
 
 class Link:
@@ -107,7 +133,14 @@ class Link:
         self.incarnation = incarnation
         self.role = role
         self.open = True
+        #: whether memory can be shared over it
+        self.local = sock.family == socket.AF_UNIX
+        #: the peer's shared memory, by number
+        self.regions: dict[int, Mapped] = {}
         self._out: deque[memoryview] = deque()
+        #: open files that go with queued headers, by the latter's identity, and what has come
+        self._handing: dict[int, int] = {}
+        self._descriptors: list[int] = []
         self._header = bytearray(HEADER_BYTES)
         self._got = 0
         self._frame: Header | None = None
@@ -124,6 +157,25 @@ class Link:
         if payload is not None and payload.nbytes:
             self._out.append(payload)
 
+    def hand(self, header: Header, descriptor: int) -> None:
+        """Queue a header with an open file, which must stay open until it is sent."""
+        view = memoryview(header.pack())
+        self._handing[id(view)] = descriptor
+        self._out.append(view)
+
+    def descriptor(self) -> int:
+        """Return the open file that came with the header just received; it is the caller's from now on.
+
+        Raises
+        ------
+        ProtocolError
+            there is none.
+
+        """
+        if not self._descriptors:
+            raise ProtocolError(f"{self.task} announced shared memory and sent none")
+        return self._descriptors.pop()
+
     def flush(self) -> bool:
         """Send what the socket takes; return whether nothing is left.
 
@@ -136,12 +188,20 @@ class Link:
         out = self._out
         while out:
             views = [out[i] for i in range(min(len(out), _GATHER))]
+            given: list[tuple[int, int, bytes]] = []
+            if self._handing:
+                first = next((i for i, view in enumerate(views) if id(view) in self._handing), len(views))
+                if first == 0:
+                    given = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _FILE.pack(self._handing[id(views[0])]))]
+                del views[max(1, first) :]
             try:
-                sent = self.sock.sendmsg(views)
+                sent = self.sock.sendmsg(views, given) if given else self.sock.sendmsg(views)
             except (BlockingIOError, InterruptedError):
                 return False
             except OSError as error:
                 raise PeerLost(f"connection to {self.task} broke: {error.strerror}") from error
+            if given:
+                del self._handing[id(views[0])]
             while sent:
                 size = out[0].nbytes
                 if sent >= size:
@@ -167,7 +227,10 @@ class Link:
         while budget > 0:
             target = (memoryview(self._header) if self._frame is None else self._payload)[self._got :]
             try:
-                got = self.sock.recv_into(target)
+                if self.local and self._frame is None:
+                    got = self._receive_header(target)
+                else:
+                    got = self.sock.recv_into(target)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
@@ -179,9 +242,23 @@ class Link:
             if got == target.nbytes:
                 self._advance(receiver)
 
+    def _receive_header(self, target: memoryview) -> int:
+        """Receive part of a header; an open file comes with its first byte."""
+        got, ancillary, _, _ = self.sock.recvmsg_into([target], _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._descriptors += [d for (d,) in _FILE.iter_unpack(data[: len(data) - len(data) % _FILE.size])]
+        return got
+
     def _advance(self, receiver: Receiver) -> None:
         if self._frame is None:
             header = unpack(self._header)
+            if header.place:
+                self._got = 0
+                receiver.shared(self, header)
+                self._forget_descriptors()
+                return
+            self._forget_descriptors()
             payload = receiver.payload(self, header)
             if payload.nbytes != header.length:
                 raise ProtocolError(f"{self.task} announced {header.length} bytes, {payload.nbytes} are right")
@@ -199,4 +276,11 @@ class Link:
         if self.open:
             self.open = False
             self._out.clear()
+            self._handing.clear()
+            self._forget_descriptors()
+            self.regions.clear()
             self.sock.close()
+
+    def _forget_descriptors(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())

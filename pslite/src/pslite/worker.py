@@ -43,10 +43,11 @@ from pslite.messages import (
 )
 from pslite.plan import Plan
 from pslite.process import Host
+from pslite.region import WEIGHTS
 from pslite.session import Share, Stopwatch
 from pslite.spec import JobSpec
 from pslite.transport import reach
-from pslite.wire import INIT, PARAM, PUSH, RESTORE, WRONG_OWNER, Header, Link
+from pslite.wire import INIT, MOST_REGIONS, PARAM, PUSH, RESTORE, WRONG_OWNER, Header, Link, region_header
 
 #: how long a broken data connection waits for the coordinator's verdict
 _VERDICT_SECONDS = 10.0
@@ -93,9 +94,9 @@ class Worker(Membership):
     ) -> None:
         super().__init__(identity, coordinator, spec, say=say, join_timeout=join_timeout, process=process)
         self.blocks = cut(spec)
-        self.weights = Bundle(spec, self.blocks)
-        #: where the coming version arrives, so that a step can be done over until all of it is here
-        self._coming = Bundle(spec, self.blocks)
+        #: for weights of even and of odd versions: a step can be done over until all of the next one are here
+        self._bundles = Bundle(spec, self.blocks), Bundle(spec, self.blocks)
+        self.weights = self._bundles[0]
         self.share = Share(spec, 1, 0)
         # the user's thread
         self._links: dict[str, Link] = {}
@@ -104,7 +105,9 @@ class Worker(Membership):
         self._plan: Plan | None = None
         self._source: Plan | None = None
         self._first = 0
-        self._first_here = False
+        #: number of the last bundle of gradients whose memory is shared, and numbers of those that a server knows
+        self._places = max(WEIGHTS)
+        self._shown: dict[Link, set[int]] = {}
         self._stages: dict[int, _Stage] = {}
         self._stamp: tuple[int, int] | None = None
         self._missing: set[int] = set()
@@ -161,7 +164,7 @@ class Worker(Membership):
         self._pump(self._first_weights_here)
         stage = self._stages[self._plan.number] if self._plan else None
         assert stage is not None
-        self._first_here = True
+        self.weights = self._bundles[self._awaited % 2]
         self._enter(stage, self._awaited)
 
     def _first_weights_here(self) -> bool:
@@ -266,8 +269,8 @@ class Worker(Membership):
         if self._missing:
             self._due = self._left_undone()
             return self._due
-        self.weights, self._coming = self._coming, self.weights
         self.version += 1
+        self.weights = self._bundles[self.version % 2]
         self._pushed.clear()
         self._report_progress()
         if self._stamp is not None and self._stamp[1] == self.version:
@@ -291,21 +294,31 @@ class Worker(Membership):
 
     def _push(self, plan: Plan, contributions: Sequence[Contribution]) -> None:
         next_plan, next_first = self._stamp or (0, 0)
+        places = [self._place(contribution.bundle) for contribution in contributions]
         for block in self.blocks:
             link = self._links[plan.owner(block.number).task]
-            for contribution in contributions:
+            for contribution, place in zip(contributions, places, strict=True):
+                shown = link.local and place and self._show(link, place, contribution.bundle)
                 header = Header(
-                    PUSH,
-                    plan.number,
-                    block.number,
-                    contribution.node,
-                    block.nbytes,
-                    self.version,
-                    self._first,
-                    next_plan,
-                    next_first,
-                )
-                link.send(header, contribution.bundle.views[block.number])
+                    PUSH, plan.number, block.number, contribution.node, block.nbytes, self.version, self._first,
+                    next_plan, next_first, place=place if shown else 0,
+                )  # fmt: skip
+                link.send(header, None if shown else contribution.bundle.views[block.number])
+
+    def _place(self, bundle: Bundle) -> int:
+        """Return the number of a bundle's shared memory, 0 if it has none."""
+        if not bundle.place and bundle.region.fd >= 0 and self._places < MOST_REGIONS:
+            self._places += 1
+            bundle.place = self._places
+        return bundle.place
+
+    def _show(self, link: Link, place: int, bundle: Bundle) -> bool:
+        """Have a server know some shared memory."""
+        shown = self._shown.setdefault(link, set())
+        if place not in shown:
+            shown.add(place)
+            link.hand(region_header(place), bundle.region.fd)
+        return True
 
     def _enter(self, stage: _Stage, version: int) -> None:
         """Take a plan into use: it rules from `version` on."""
@@ -384,6 +397,7 @@ class Worker(Membership):
         if self._links.get(link.task) is link:
             del self._links[link.task]
         self._writing.discard(link)
+        self._shown.pop(link, None)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(link.sock)
         link.close()
@@ -446,8 +460,14 @@ class Worker(Membership):
             raise ProtocolError(
                 f"{link.task} sent block {header.block} at version {header.version}, awaited is {self._awaited}"
             )
-        # The first weights have nothing to take the place of.
-        return (self._coming if self._first_here else self.weights).views[header.block]
+        return self._bundles[header.version % 2].views[header.block]
+
+    def shared(self, link: Link, header: Header) -> None:
+        """Take weights that the server has put into our memory."""
+        view = self.payload(link, header)
+        if header.kind != PARAM or header.place != WEIGHTS[header.version % 2] or header.length != view.nbytes:
+            raise ProtocolError(f"{link.task} sent a frame that does not belong here")
+        self.arrived(link, header)
 
     def arrived(self, link: Link, header: Header) -> None:
         """Take a frame whose payload is complete."""
@@ -495,7 +515,11 @@ class Worker(Membership):
                 if present is not None and present.incarnation == member.incarnation:
                     continue
                 sock = reach(member, self._identity)
-                links[task] = Link(sock, task, member.incarnation, "ps")
+                links[task] = link = Link(sock, task, member.incarnation, "ps")
+                for place, bundle in zip(WEIGHTS, self._bundles, strict=True):
+                    if link.local and bundle.region.fd >= 0:
+                        link.hand(region_header(place), bundle.region.fd)
+                link.flush()
         except (PsliteError, ValueError) as error:
             for link in links.values():
                 link.close()

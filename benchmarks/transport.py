@@ -1,0 +1,142 @@
+"""What one exchange of gradients and weights costs, by transport: TCP, Unix sockets, shared memory.
+
+Real jobs of real processes on this machine, momentum SGD on the servers, float32.  Workers compute nothing: they push
+the same gradients in every step, so that all time is the exchange's.  ms is the first worker's median; CPU time is that
+of all processes of the job, coordinator included, per step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from hot_scaling import resnet50_shapes
+
+from pslite.connect import session_for
+from pslite.coordinator import Settings
+from pslite.gradients import Bundle, Contribution
+from pslite.spec import SGD, JobSpec, Part, Segment, block_bytes_for
+from pslite.testing import run_local
+
+SIZES = ((1, 1), (2, 1), (2, 2))
+WARM = 4
+TRANSPORTS = {"TCP": "tcp", "Unix": "unix", "shared memory": ""}
+
+
+def describe(model: str, steps: int, mode: str) -> JobSpec:
+    """Return the job."""
+    shapes: list[tuple[int, ...]] = resnet50_shapes() if model == "resnet50" else [(25_000_000,)]
+    parts = tuple(Part(f"t{i}", shape) for i, shape in enumerate(shapes))
+    segments = (Segment(dtype="float32", optimizer=SGD(lr=0.01, momentum=0.9), parts=parts),)
+    return JobSpec(
+        segments=segments, samples=64 * steps, batch=64, epochs=1, seed=1, mode=mode, shards=16,  # type: ignore[arg-type]
+        block_bytes=block_bytes_for(segments[0].nbytes),
+    )  # fmt: skip
+
+
+def cpu_seconds(root: int) -> float:
+    """Return the CPU time so far of a process and all below it."""
+    process = psutil.Process(root)
+    total = 0.0
+    for each in [process, *process.children(recursive=True)]:
+        times = each.cpu_times()
+        total += times.user + times.system
+    return total
+
+
+def work(options: argparse.Namespace) -> None:
+    """Be a worker."""
+    spec = describe(options.model, options.steps + WARM, options.mode)
+    session = session_for(spec)
+    session.weights.arrays[0][:] = 1.0
+    session.start()
+    bundles: dict[int, Bundle] = {}
+    for node in session.share.nodes:
+        bundles[node] = Bundle(spec, session.blocks)
+        bundles[node].arrays[0][:] = np.linspace(-1e-3, 1e-3, bundles[node].arrays[0].size, dtype=np.float32)
+    contributions = [Contribution(node, bundle) for node, bundle in bundles.items()]
+    times = []
+    cpu = 0.0
+    while session.version < spec.total_versions:
+        if session.version == WARM and session.is_chief:
+            cpu = cpu_seconds(options.root)
+        began = time.monotonic()
+        session.exchange(contributions, 0.0, 1)
+        times.append((time.monotonic() - began) * 1e3)
+    if session.is_chief:
+        cpu = cpu_seconds(options.root) - cpu
+        figures = {"ms": statistics.median(times[WARM:]), "cpu_ms": cpu / options.steps * 1e3}
+        Path(options.out).write_text(json.dumps(figures), encoding="utf-8")
+    session.finish()
+
+
+def measure(options: argparse.Namespace, model: str, transport: str, workers: int, servers: int) -> dict[str, float]:
+    """Run one job; return its figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "figures")
+        result = run_local(
+            [
+                sys.executable, __file__, "--work", "--model", model, "--steps", str(options.steps),
+                "--mode", options.mode, "--root", str(os.getpid()), "--out", str(out),
+            ],
+            workers=workers, servers=servers, timeout=300, settings=Settings(grace=60.0, start=60.0, lease=60.0),
+            environ={**os.environ, "DL2_QUIET": "1", "DL2_TRANSPORT": TRANSPORTS[transport]},
+        )  # fmt: skip
+        if result.state != "finished":
+            raise SystemExit(f"{model}, {transport}: {result.reason}")
+        figures: dict[str, float] = json.loads(out.read_text(encoding="utf-8"))
+        return figures
+
+
+def main() -> None:
+    """Run everything and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["resnet50", "one"], choices=["resnet50", "one"])
+    parser.add_argument("--transports", nargs="+", default=list(TRANSPORTS), choices=list(TRANSPORTS))
+    parser.add_argument("--sizes", nargs="+", default=[f"{w},{s}" for w, s in SIZES], help="workers,servers")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=2, help="the best of so many")
+    parser.add_argument("--mode", default="fast", choices=["fast", "exact"])
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--model", default="resnet50", help=argparse.SUPPRESS)
+    parser.add_argument("--root", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        work(options)
+        return
+    found: list[dict[str, Any]] = []
+    for model in options.models:
+        for size in options.sizes:
+            workers, servers = map(int, size.split(","))
+            for transport in options.transports:
+                runs = [measure(options, model, transport, workers, servers) for _ in range(options.repeats)]
+                ms, cpu = (min(run[key] for run in runs) for key in ("ms", "cpu_ms"))
+                found.append(
+                    {
+                        "model": model,
+                        "workers": workers,
+                        "servers": servers,
+                        "transport": transport,
+                        "ms": ms,
+                        "cpu": cpu,
+                    }
+                )
+                if not options.json:
+                    print(f"{model:9} ({size}) {transport:14} {ms:7.0f} ms {cpu:7.0f} CPU-ms", flush=True)
+    if options.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Memory that processes of one machine share: one anonymous file of a fixed size for each bundle of a worker.
+
+Nobody finds it by a name: who has authenticated itself over a Unix socket is given its descriptor over the same
+(SCM_RIGHTS, unix(7)).  It is sealed (memfd_create(2)), so that its size cannot change under a reader, which would end
+it by SIGBUS.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pslite.errors import ProtocolError
+from pslite.spec import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pslite.blocks import Block
+    from pslite.spec import JobSpec
+
+Array = NDArray[Any]
+
+#: set to "tcp" or "unix" to share no memory
+VARIABLE: Final = "DL2_TRANSPORT"
+#: numbers of the regions that take weights of even and of odd versions; gradients lie in those of higher numbers
+WEIGHTS: Final = (1, 2)
+#: arrays begin at multiples of a cache line
+_ALIGN: Final = 64
+
+
+class Layout:
+    """Where the arrays of a job's segments and its blocks lie in a region: byte offsets."""
+
+    def __init__(self, spec: JobSpec, blocks: Sequence[Block]) -> None:
+        self.arrays: list[int] = []
+        end = 0
+        for segment in spec.segments:
+            self.arrays.append(end)
+            end += -(-segment.nbytes // _ALIGN) * _ALIGN
+        self.nbytes = end
+        self.blocks = [self.arrays[b.segment] + b.offset * ITEM_BYTES[b.dtype] for b in blocks]
+
+
+class Region:
+    """Shared memory of this process' making, or a plain piece of its own memory where there is none to be had.
+
+    Parameters
+    ----------
+    nbytes
+        its size.
+    environ
+        says by `DL2_TRANSPORT` whether memory may be shared.
+
+    """
+
+    def __init__(self, nbytes: int, environ: Mapping[str, str] = os.environ) -> None:
+        self.nbytes = nbytes
+        #: its descriptor; -1 for a plain piece of memory
+        self.fd = -1
+        self.memory: memoryview | mmap.mmap
+        if environ.get(VARIABLE) not in ("tcp", "unix") and nbytes:
+            try:
+                self.fd = _sealed(nbytes)
+                self.memory = mmap.mmap(self.fd, nbytes)
+            except (OSError, AttributeError):
+                self.close()
+        if self.fd < 0:
+            self.memory = np.empty(nbytes, dtype=np.uint8).data
+
+    def close(self) -> None:
+        """Close the descriptor; the memory lives as long as somebody has it mapped."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _sealed(nbytes: int) -> int:
+    fd = os.memfd_create("pslite", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+class Mapped:
+    """A peer's region, seen from here.
+
+    Parameters
+    ----------
+    fd
+        its descriptor; ours from now on, and closed here.
+    writable
+        whether we write there.
+
+    Raises
+    ------
+    ProtocolError
+        it is not what a peer may hand over.
+
+    """
+
+    def __init__(self, fd: int, *, writable: bool) -> None:
+        try:
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+            # Pages of a huge size may not be there when they are touched, which ends a process.
+            if not seals & fcntl.F_SEAL_SHRINK or os.fstatvfs(fd).f_bsize != mmap.PAGESIZE:
+                raise ProtocolError("shared memory of the wrong kind: it may change its size")
+            self.nbytes = os.fstat(fd).st_size
+            access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+            self._memory = mmap.mmap(fd, self.nbytes, prot=access)
+        except (OSError, ValueError, OverflowError) as error:
+            raise ProtocolError(f"not shared memory: {error}") from error
+        finally:
+            os.close(fd)
+
+    def array(self, block: Block, offset: int) -> Array:
+        """Return the memory of a block as an array; one that cannot be written to, unless the region is `writable`.
+
+        Raises
+        ------
+        ProtocolError
+            it does not lie inside.
+
+        """
+        if offset + block.nbytes > self.nbytes:
+            raise ProtocolError(f"shared memory of {self.nbytes} bytes has no block {block.number}")
+        found: Array = np.frombuffer(self._memory, dtype=block.dtype, count=block.size, offset=offset)
+        return found
