@@ -103,7 +103,8 @@ class Packing:
         self._names = sorted(names | {name for task in incumbents for name, _ in task.demand.thousandths})
         #: Amounts in the order of the names: most nodes and tasks are alike.
         self._known: dict[Resources, tuple[int, ...]] = {}
-        self._vectors: dict[Resources, _Vector | None] = {}
+        #: By the identity of demands, which are kept so that it stays their own: many tasks have the very same one.
+        self._vectors: dict[int, tuple[Resources, _Vector | None]] = {}
         self._bundles: dict[int, tuple[JobRequest, Resources]] = {}
         #: How many incumbents wait to be taken up again: without any, nothing is reserved.
         self._waiting = 0
@@ -179,6 +180,10 @@ class Packing:
 
     def add(self, job: Job, delta: Allocation) -> Blocked | None:
         """Add tasks of a job, workers and PSs in turn, all or none; returns what stood in the way."""
+        if not self._waiting and sum(delta) == 1:
+            role = Role.WORKER if delta.workers else Role.PS
+            step = self._place_new(job.request.demand(role), role)
+            return step if isinstance(step, Blocked) else None
         begun = self._state, len(self._found), len(self._refused)
         done, blocked = self._give(job, delta)
         if blocked is not None:
@@ -235,6 +240,16 @@ class Packing:
         step = self._place_new(demand, role)
         return step if isinstance(step, Blocked) else self._nodes[step[0]].name
 
+    def place_all(self, demand: Resources, role: Role, many: int) -> tuple[list[str], Blocked | None]:
+        """Add new tasks one by one, as many as have room; returns their nodes, and what stood in the way."""
+        placed: list[str] = []
+        for _ in range(many):
+            step = self._place_new(demand, role)
+            if isinstance(step, Blocked):
+                return placed, step
+            placed.append(self._nodes[step[0]].name)
+        return placed, None
+
     def place_on(self, node: str, demand: Resources) -> bool:
         """Add one new task on a node of the caller's choice; returns whether it has room and takes tasks."""
         place = self._index.get(node)
@@ -288,6 +303,13 @@ class Packing:
         """What is free on each node that takes tasks."""
         return {node.name: self._room_on(place) for place, node in enumerate(self._nodes) if self._takes[place]}
 
+    def left(self) -> Resources:
+        """What is free on all nodes that take tasks together."""
+        self._catch_up()
+        return Resources(
+            tuple((name, free) for name, free in zip(self._names, self._total.tolist(), strict=True) if free)
+        )
+
     def room_on(self, node: str) -> Resources:
         """What is free on a node, whether it takes tasks or not; nothing where there is no such node."""
         return self._room_on(self._index[node]) if node in self._index else NO_RESOURCES
@@ -314,10 +336,11 @@ class Packing:
 
     def _place_new(self, demand: Resources, role: Role) -> _Step | Blocked:
         vector = self._vector(demand)
-        place = None if vector is None or demand in self._full else self._choose(vector)
+        full = bool(self._full) and demand in self._full
+        place = None if vector is None or full else self._choose(vector)
         if vector is None or place is None:
             # Where only the first node is tried, another may be the first next time.
-            if demand not in self._full and not self._head_only:
+            if not full and not self._head_only:
                 self._full.add(demand)
                 self._refused.append(demand)
             asked = (self._state, demand, role)
@@ -337,7 +360,9 @@ class Packing:
 
     def _first(self, demand: _Vector, *, clear: bool) -> int | None:
         """First node in the order with room."""
-        heap = self._heap(demand, clear=clear)
+        heap = self._heaps.get((demand, clear))
+        if heap is None:
+            heap = self._heap(demand, clear=clear)
         if heap is not None:
             stamps = self._stamps
             while heap and heap[0][2] != stamps[heap[0][1]]:
@@ -406,16 +431,18 @@ class Packing:
         if not self._changed:
             return
         places = list(self._changed)
-        levels = [self._at[place] for place in places]
-        shape = (len(places), len(self._names))
-        used = np.array([level.used for level in levels], dtype=np.int64).reshape(shape).T
+        # Few nodes differ from all others: their amounts are looked at once.
+        numbers: dict[_Level, int] = {}
+        which = [numbers.setdefault(self._at[place], len(numbers)) for place in places]
+        shape = (len(numbers), len(self._names))
+        used = np.array([level.used for level in numbers], dtype=np.int64).reshape(shape)[which].T
+        reserved = np.array([level.reserved for level in numbers], dtype=np.int64).reshape(shape)[which].T
         up = self._up[places]
         self._total -= np.maximum(self._free[:, places], 0)[:, up].sum(axis=1)
-        reserved = np.array([level.reserved for level in levels], dtype=np.int64).reshape(shape).T
         self._free[:, places] = self._capacities[:, places] - used
         self._total += np.maximum(self._free[:, places], 0)[:, up].sum(axis=1)
         self._clear[:, places] = self._free[:, places] - reserved
-        self._loads[places] = [level.load for level in levels]
+        self._loads[places] = np.array([level.load for level in numbers])[which]
         self._changed.clear()
 
     def _take(self, place: int, demand: _Vector, *, kept: int = 0) -> None:
@@ -493,10 +520,11 @@ class Packing:
 
     def _vector(self, demand: Resources) -> _Vector | None:
         """Amounts in the order of ``_names``, or None where no node has any of something that is asked for."""
-        if demand not in self._vectors:
+        found = self._vectors.get(id(demand))
+        if found is None:
             known = {name for name, _ in demand.thousandths} <= set(self._names)
-            self._vectors[demand] = self._amounts(demand) if known else None
-        return self._vectors[demand]
+            found = self._vectors[id(demand)] = demand, self._amounts(demand) if known else None
+        return found[1]
 
     def _amounts(self, resources: Resources) -> _Vector:
         known = self._known.get(resources)

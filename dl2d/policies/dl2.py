@@ -24,7 +24,7 @@ from dl2d.core.jobs import NOTHING, Allocation, Architecture, Consistency, Job, 
 from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import Evidence
-from dl2d.core.resources import Resources, Shortfall
+from dl2d.core.resources import Shortfall
 from dl2d.policies.belief import OPTIMISM, Belief
 from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
 from dl2d.policies.drift import up_to_date
@@ -355,7 +355,7 @@ class _Deciding:
 
     def left(self) -> Ints:
         """What nodes that take tasks have free, all together; shape (1, R)."""
-        return np.array([amounts_of(Resources.total(self._packing.room().values()), self.names)], dtype=np.int64)
+        return np.array([amounts_of(self._packing.left(), self.names)], dtype=np.int64)
 
     def minimum_only(self, place: int) -> None:
         """A job of which nothing is known gets what it needs to start, if there is room."""

@@ -94,12 +94,10 @@ class Heads:
         laid: dict[int, list[tuple[Role, str]]] = {}
         for number, role, many in turns:
             demand, tasks = jobs[number].request.demand(role), laid.setdefault(number, [])
-            for _ in range(many):
-                node = self._packing.place(demand, role)
-                if isinstance(node, Blocked):
-                    blocked.setdefault(number, node)
-                    break
-                tasks.append((role, node))
+            nodes, stopped = self._packing.place_all(demand, role, many)
+            tasks += [(role, node) for node in nodes]
+            if stopped is not None:
+                blocked.setdefault(number, stopped)
         return laid
 
     def _misses(self, job: Job, tasks: Sequence[tuple[Role, str]]) -> bool:

@@ -105,7 +105,7 @@ class Sizing:
         capacity = dict(snapshot.capacity.thousandths)
         # What a cluster has nothing of takes no share.
         self._whole = [max(capacity.get(name, 0), 1) for name in sight.resources]
-        free = dict(Resources.total(packing.room().values()).thousandths)
+        free = dict(packing.left().thousandths)
         self._used = [capacity.get(name, 0) - free.get(name, 0) for name in sight.resources]
         self._demands: dict[Resources, tuple[int, ...]] = {}
         #: Numbers of steps that have room alike; and which of them are not known to have none.
