@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,8 @@ _FEW: Final = 8
 #: Counts of a role that are looked at, and sizes of a job that are kept, at most.
 _MOST_COUNTS: Final = 24
 _MOST_SIZES: Final = 48
+#: Numbers below it have room in 16 bits.
+_SMALL: Final = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,23 +118,21 @@ def surface(
     counted[: first[1]] = False
     counted[:, : first[0]] = False
     for axis in (0, 1):
-        counted &= np.expand_dims(_looked_at(rates.shape[axis], keep and keep[1 - axis]), 1 - axis)
+        if rates.shape[axis] > _MOST_COUNTS + 1:
+            counted &= np.expand_dims(_looked_at(rates.shape[axis], keep and keep[1 - axis]), 1 - axis)
     at_ps, at_workers = np.nonzero(counted)
     sizes = np.stack([at_workers, at_ps], axis=1)
     need = (sizes - first) @ amounts
-    within = (sizes @ amounts <= whole).all(axis=1)
-    sizes, need = sizes[within], need[within]
+    within = sizes @ amounts <= whole
+    if not within.all():
+        sizes, need = sizes[within.all(axis=1)], need[within.all(axis=1)]
     if not len(sizes):
         return None
     rate = rates[sizes[:, 1], sizes[:, 0]]
     # Fastest first, of equals the one that takes least: each is then beaten only by those before it.
     order = np.lexsort((sizes[:, 0], sizes[:, 1], need.sum(axis=1), -rate))
     sizes, need, rate = sizes[order], need[order], rate[order]
-    # One resource after the other: a short last axis is slow to go along.
-    less = np.triu(need[:, 0, None] <= need[:, 0], 1)
-    for taken in need.T[1:]:
-        less &= taken[:, None] <= taken
-    beaten = less.any(axis=0)
+    beaten = _beaten(need)
     if keep is not None:
         beaten &= (sizes != keep).any(axis=1)
     (kept,) = np.nonzero(~beaten)
@@ -146,17 +146,29 @@ def surface(
     faster = log_rate[None] - log_rate[:, None]
     there = faster > np.log(_FASTER)
     there[:, 0] = False
-    share = _dominant(need[None] - need[:, None], whole)
+    taken = np.ascontiguousarray(need.T)
+    share = _dominant((taken[:, None] - taken[:, :, None]).transpose(1, 2, 0), whole)
     there &= share > 0
     cost = np.log(np.where(there, share, 1.0))
     gain = np.log(np.where(there, faster, 1.0))
     return Surface(sizes, log_rate, need, cost, gain, there, float(_dominant(sizes[1] @ amounts, whole)), nothing)
 
 
+def _beaten(need: Ints) -> Bools:
+    """Which rows take no less of anything than one before them; shape (sizes, R) -> (sizes,)."""
+    # Small numbers are compared fastest, and one resource after the other: a short last axis is slow to go along.
+    units: NDArray[np.integer[Any]] = need // np.maximum(np.gcd.reduce(need, axis=0), 1)
+    places: NDArray[np.integer[Any]] = np.arange(len(need))
+    if max(len(need), units.max(initial=0)) < _SMALL:
+        units, places = units.astype(np.int16), places.astype(np.int16)
+    less: Bools = np.less.outer(places, places)
+    for taken in np.ascontiguousarray(units.T):
+        less &= np.less_equal.outer(taken, taken)
+    return np.asarray(less.any(axis=0))
+
+
 def _looked_at(length: int, keep: int | None) -> Bools:
-    """Counts that are looked at: all where there are few, else some that grow by equal factors."""
-    if length <= _MOST_COUNTS + 1:
-        return np.ones(length, dtype=bool)
+    """Counts that are looked at where there are many: some that grow by equal factors."""
     counts = np.unique(np.geomspace(1, length - 1, _MOST_COUNTS).round().astype(np.int64))
     looked = np.zeros(length, dtype=bool)
     looked[0] = looked[counts] = True
@@ -167,10 +179,7 @@ def _looked_at(length: int, keep: int | None) -> Bools:
 
 def _dominant(amounts: Ints, capacity: Ints) -> Floats:
     """Largest share of any resource; amounts (..., R), capacity (R,) -> (...)."""
-    each = (
-        np.where(amounts[..., number] == 0, 0.0, amounts[..., number] / (whole if whole > 0 else 1e-9))
-        for number, whole in enumerate(capacity.tolist())
-    )
+    each = (amounts[..., number] / (whole if whole > 0 else 1e-9) for number, whole in enumerate(capacity.tolist()))
     largest: Floats = np.asarray(functools.reduce(np.maximum, each), dtype=np.float64)
     return largest
 
@@ -281,23 +290,30 @@ class Jumps:
 def look(surfaces: Surfaces, crowd: Crowd, rows: Ints, jobs: Ints, states: Ints) -> Jumps:
     """Look at all jumps of K jobs (``rows``, ``jobs``) from their ``states``, each shape (K,)."""
     which = crowd.surface[rows, jobs]
+    of_size = {"cost": surfaces.cost[which, states], "gain": surfaces.gain[which, states]}
+    start = surfaces.from_nothing[which] * (states == 0)
+    return Jumps(of_size | _lasting(surfaces, crowd, rows, jobs), _of_job(crowd, rows, jobs, start))
+
+
+def _lasting(surfaces: Surfaces, crowd: Crowd, rows: Ints, jobs: Ints) -> dict[str, Floats]:
+    """What differs from size to size, whatever size a job has; each shape (K, C)."""
+    which = crowd.surface[rows, jobs]
     log_rate = surfaces.log_rate[which]
     log_slots = crowd.log_left[rows, jobs][:, None] - log_rate
-    of_size = {
-        "cost": surfaces.cost[which, states],
-        "gain": surfaces.gain[which, states],
+    return {
         "left": np.maximum(log_slots, -7.0),
         "left_beyond_slot": np.maximum(log_slots, 0.0),
         "speed": log_rate - surfaces.log_best[which][:, None],
     }
-    start = (surfaces.from_nothing[which] * (states == 0))[:, None]
-    load = crowd.load[rows][:, None]
-    relative = crowd.relative[rows, jobs][:, None]
-    of_job = {
+
+
+def _of_job(crowd: Crowd, rows: Ints, jobs: Ints, start: Floats) -> dict[str, Floats]:
+    """What is of a job that starts or does not, and of its cluster; each shape (K, 1)."""
+    load, relative, start = crowd.load[rows][:, None], crowd.relative[rows, jobs][:, None], start[:, None]
+    return {
         "1": np.ones_like(load), "start": start, "load": load, "relative": relative,
         "start_load": start * load, "start_relative": start * relative, "relative_load": relative * load,
     }  # fmt: skip
-    return Jumps(of_size, of_job)
 
 
 def weight_count(hidden: int) -> int:
@@ -336,10 +352,7 @@ def score(weights: Floats, jumps: Jumps) -> Floats:
 def _linear(weights: Floats, jumps: Jumps, at: int) -> Floats:
     # One after the other, so that results do not depend on how many jobs are scored at once; what is the same for all
     # sizes of a job is summed first, for that is far less.
-    sums: dict[str, Floats] = {}
-    for number, (size, job) in enumerate(_PRODUCTS.values(), start=at):
-        term = weights[:, number, None] * jumps.of_job[job]
-        sums[size] = sums[size] + term if size in sums else term
+    sums = _summed(weights, jumps.of_job, at)
     constant = sums.pop("1")
     (first, weight), *others = sums.items()
     total = weight * jumps.of_size[first]
@@ -347,6 +360,15 @@ def _linear(weights: Floats, jumps: Jumps, at: int) -> Floats:
         total += weight * jumps.of_size[size]
     total += constant
     return total
+
+
+def _summed(weights: Floats, of_job: dict[str, Floats], at: int) -> dict[str, Floats]:
+    """What a job makes of the weights of what differs from size to size, and of the constant; each shape (K, 1)."""
+    sums: dict[str, Floats] = {}
+    for number, (size, job) in enumerate(_PRODUCTS.values(), start=at):
+        term = weights[:, number, None] * of_job[job]
+        sums[size] = sums[size] + term if size in sums else term
+    return sums
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -391,8 +413,53 @@ def choose(
     return Chosen(looking.states, looking.scores, made)
 
 
+class _Scores:
+    """``score`` of the jobs of a crowd, again and again, number for number: what stays is worked out once."""
+
+    def __init__(self, surfaces: Surfaces, crowd: Crowd, rows: Ints, jobs: Ints, weights: Floats) -> None:
+        self._surfaces = surfaces
+        self._which = crowd.surface[rows, jobs]
+        self._from_nothing = surfaces.from_nothing[self._which] > 0
+        own, lasting = weights[rows], _lasting(surfaces, crowd, rows, jobs)
+        #: Of the linear part and of each hidden unit: weights of cost and gain, (K, 1); what lasts, weighed, in the
+        #: order in which it is added, (K, C); and the constant, of jobs that do not start and of such as do, (2, K).
+        self._parts = []
+        for at in (0, *range(_COUNT, weights.shape[1], _COUNT + 2)):
+            goes, starts = (
+                _summed(own, _of_job(crowd, rows, jobs, np.full(len(rows), start)), at) for start in (0.0, 1.0)
+            )
+            constants = np.stack([goes["1"][:, 0], starts["1"][:, 0]])
+            self._parts.append(
+                (goes["cost"], goes["gain"], [goes[name] * lasting[name] for name in lasting], constants)
+            )
+        self._hidden = [(own[:, at - 2, None], own[:, at - 1, None])
+                        for at in range(2 * _COUNT + 2, weights.shape[1] + 1, _COUNT + 2)]  # fmt: skip
+
+    def __call__(self, of: Ints, now: Ints) -> Floats:
+        """Of all jumps of some of the jobs, by their place, from where they are now; shape (of, C)."""
+        which = self._which[of]
+        cost, gain = self._surfaces.cost[which, now], self._surfaces.gain[which, now]
+        start = (self._from_nothing[of] & (now == 0)).astype(np.int64)
+        total, *hidden = (self._linear(part, of, cost, gain, start) for part in self._parts)
+        for inside, (bias, outer) in zip(hidden, self._hidden, strict=True):
+            total += outer[of] * np.tanh(inside + bias[of])
+        return total
+
+    def _linear(
+        self, part: tuple[Floats, Floats, list[Floats], Floats], of: Ints, cost: Floats, gain: Floats, start: Ints
+    ) -> Floats:
+        # The same numbers in the same order as ``score`` adds them.
+        of_cost, of_gain, lasting, constants = part
+        total = of_cost[of] * cost
+        total += of_gain[of] * gain
+        for weighed in lasting:
+            total += weighed[of]
+        total += constants[start, of][:, None]
+        return total
+
+
 class _Looking:
-    """Sizes while they are chosen."""
+    """Sizes while they are chosen. Jobs go by their place among those that are present."""
 
     def __init__(
         self, surfaces: Surfaces, crowd: Crowd, states: Ints, free: Ints, weights: Floats, *, growing: bool
@@ -400,8 +467,13 @@ class _Looking:
         self.states, self.free = states, free
         self.scores = np.full(states.shape, np.nan)
         self.jumps: list[Ints] = []
-        self._surfaces, self._crowd, self._growing = surfaces, crowd, growing
-        self._own = np.broadcast_to(weights, (len(states), weights.shape[1]))
+        self._surfaces, self._growing = surfaces, growing
+        self._rows, self._jobs = np.nonzero(crowd.present)
+        self._which = crowd.surface[self._rows, self._jobs]
+        own = np.broadcast_to(weights, (len(states), weights.shape[1]))
+        self._scores = _Scores(surfaces, crowd, self._rows, self._jobs, own)
+        #: Of each resource, what each size takes; (jobs, C).
+        self._need = [surfaces.need[self._which, :, number] for number in range(surfaces.need.shape[2])]
 
     def many(self) -> bool:
         """Make all jumps up to the first, in each cluster, that has no room; says whether they were worth the effort.
@@ -410,13 +482,13 @@ class _Looking:
         jumps of all come in the order of the lowest score on the way to each. So they are made at once. What comes of
         it is what ``one_by_one`` would make of it.
         """
-        rows, jobs = np.nonzero(self._crowd.present)
+        rows, jobs = self._rows, self._jobs
         now = self.states[rows, jobs].copy()
         lowest = np.full(len(rows), np.inf)
         steps = []
         alive = np.arange(len(rows))
         while len(alive):
-            top, to = self._best(rows[alive], jobs[alive], now[alive])
+            top, to = self._best(alive, now[alive])
             going = top > -np.inf
             alive, top, to = alive[going], top[going], to[going]
             lowest[alive] = np.minimum(lowest[alive], top)
@@ -429,7 +501,7 @@ class _Looking:
         sort = np.lexsort((depth, jobs[of], -order, rows[of]))
         of, before, after, top = of[sort], before[sort], after[sort], top[sort]
         row, job = rows[of], jobs[of]
-        which = self._crowd.surface[row, job]
+        which = self._which[of]
         need = self._surfaces.need[which, after] - self._surfaces.need[which, before]
         taken = need.cumsum(axis=0)
         first = np.searchsorted(row, row)
@@ -448,12 +520,14 @@ class _Looking:
 
     def one_by_one(self) -> None:
         """Make jumps until none has room."""
-        surfaces, crowd, states, free = self._surfaces, self._crowd, self.states, self.free
+        surfaces, states, free = self._surfaces, self.states, self.free
         count = len(states)
         best = np.full(states.shape, -np.inf)
         target = np.zeros(states.shape, dtype=np.int64)
-        rows, jobs = np.nonzero(crowd.present)
-        best[rows, jobs], target[rows, jobs] = self._best(rows, jobs, states[rows, jobs])
+        places = np.zeros(states.shape, dtype=np.int64)
+        rows, jobs, of = self._rows, self._jobs, np.arange(len(self._rows))
+        places[rows, jobs] = of
+        best[rows, jobs], target[rows, jobs] = self._best(of, states[rows, jobs])
         rows = np.arange(count)
         while len(rows):
             jobs = best[rows].argmax(axis=1) if len(rows) < count else best.argmax(axis=1)
@@ -463,7 +537,8 @@ class _Looking:
                 rows, jobs, top = rows[going], jobs[going], top[going]
                 if not len(rows):
                     break
-            which, now, to = crowd.surface[rows, jobs], states[rows, jobs], target[rows, jobs]
+            of, now, to = places[rows, jobs], states[rows, jobs], target[rows, jobs]
+            which = self._which[of]
             step = surfaces.need[which, to] - surfaces.need[which, now]
             fits = (step <= free[rows]).all(axis=1)
             moved, at = rows[fits], jobs[fits]
@@ -472,21 +547,18 @@ class _Looking:
             free[moved] -= step[fits]
             self.jumps.append(np.stack([moved, at, to[fits]], axis=1))
             # Where there was no room the best jump of those with room is looked for; room only gets less.
-            best[rows, jobs], target[rows, jobs] = self._best(rows, jobs, states[rows, jobs])
+            best[rows, jobs], target[rows, jobs] = self._best(of, states[rows, jobs])
 
-    def _best(self, rows: Ints, jobs: Ints, now: Ints) -> tuple[Floats, Ints]:
-        """Score and size of the best jump with room of K jobs; -inf where there is none."""
-        surfaces = self._surfaces
-        which = self._crowd.surface[rows, jobs]
-        need = surfaces.need[which]
-        room = self.free[rows] + need[np.arange(len(now)), now]
+    def _best(self, of: Ints, now: Ints) -> tuple[Floats, Ints]:
+        """Score and size of the best jump with room of some jobs; -inf where there is none."""
+        surfaces, which = self._surfaces, self._which[of]
+        room = self.free[self._rows[of]] + surfaces.need[which, now]
         open_ = surfaces.there[which, now]
-        for number in range(need.shape[2]):
-            open_ = open_ & (need[:, :, number] <= room[:, number, None])
+        for number, need in enumerate(self._need):
+            open_ &= need[of] <= room[:, number, None]
         if self._growing:
             sizes = surfaces.sizes[which]
-            open_ = open_ & (sizes >= sizes[np.arange(len(now)), now][:, None]).all(axis=2)
-        total = score(self._own[rows], look(surfaces, self._crowd, rows, jobs, now))
-        total = np.where(open_, total, -np.inf)
+            open_ &= (sizes >= sizes[np.arange(len(now)), now][:, None]).all(axis=2)
+        total = np.where(open_, self._scores(of, now), -np.inf)
         first: Ints = total.argmax(axis=1)
-        return total[np.arange(len(rows)), first], first
+        return total[np.arange(len(of)), first], first
