@@ -21,7 +21,7 @@ from pslite.coordinator import Settings
 from pslite.errors import SpecError, UsageError
 from pslite.sampler import permutation
 from pslite.testing import Resize, run_local
-from pslite.torch import SGD, Adam, Constant, Cosine, ElasticJob, Group, Milestones, Polynomial, StepDecay
+from pslite.torch import LAMB, SGD, Adam, Constant, Cosine, ElasticJob, Group, Milestones, Polynomial, StepDecay
 
 SCRIPT = str(Path(__file__).with_name("torch_worker.py"))
 PATIENT = Settings(grace=60.0, start=60.0, settle=60.0)
@@ -127,6 +127,26 @@ def test_clipping_and_a_schedule_compute_what_torch_computes(mode, clip):
         torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-6)
 
 
+@pytest.mark.parametrize("clip", [0.001, 0.02, 100.0])
+def test_clipping_by_value_computes_what_torch_computes(clip):
+    mine, theirs = network(), network()
+    run(mine, Adam(lr=0.01, weight_decay=0.1), "exact", clip_value=clip)
+    optimizer = torch.optim.Adam(theirs.parameters(), lr=0.01, weight_decay=0.1)
+    train(theirs, optimizer, lambda version: torch.nn.utils.clip_grad_value_(theirs.parameters(), clip))
+    for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-6)
+
+
+def test_lamb_scales_each_parameter_by_itself():
+    mine = network()
+    before = [parameter.detach().clone() for parameter in mine.parameters()]
+    job = ElasticJob(mine, optimizer=LAMB(lr=0.1), dataset=data(), batch_size=50, epochs=1, seed=3)
+    for inputs, targets in job:
+        job.backward(functional.mse_loss(mine(inputs), targets))
+    for old, new in zip(before, mine.parameters(), strict=True):
+        torch.testing.assert_close((new - old).norm(), 0.1 * old.norm(), rtol=1e-4, atol=1e-6)
+
+
 def test_batchnorm_counts_versions_and_an_infinite_mask_stays():
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
@@ -181,6 +201,7 @@ def test_zero_grad_in_the_loop_does_no_harm():
         ({"mode": "loose"}, "mode is 'loose'"),
         ({"dataset": iter([])}, "must have a length"),
         ({"shards": 17}, "shards is 17"),
+        ({"clip_norm": 1.0, "clip_value": 1.0}, "clip_norm and clip_value are both given"),
         ({"model": nn.Flatten()}, "no trainable parameters"),
         ({"model": nn.Linear(2, 2).half()}, "parameter weight is torch.float16"),
     ],

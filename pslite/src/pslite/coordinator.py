@@ -62,8 +62,10 @@ from pslite.messages import (
     Stamped,
     TakenOver,
     TakeOver,
+    Trust,
     Welcome,
 )
+from pslite.norms import Squares, Tensors
 from pslite.optimizers import clip_factor
 from pslite.plan import Member, Plan, make_plan, next_members, reduction
 from pslite.session import digest_of
@@ -276,8 +278,8 @@ class Coordinator:
         self._taking_over: _TakingOver | None = None
         #: by version, the files of a checkpoint that is being written
         self._saves: dict[int, dict[str, SavedFile]] = {}
-        #: by version, the squared norms of the blocks that have their sums
-        self._squares: dict[int, dict[int, float]] = {}
+        #: by version and of what, the sums of squares of the blocks that have their sums
+        self._squares: dict[tuple[int, str], dict[int, Squares]] = {}
         self._take_overs = 0
         self._final = False
 
@@ -604,14 +606,18 @@ class Coordinator:
     def _add_norm(self, message: Norm) -> None:
         """With the last block's the norm over the whole model is known, and servers may apply the step."""
         assert self._spec is not None
-        squares = self._squares.setdefault(message.version, {})
+        squares = self._squares.setdefault((message.version, message.of), {})
         squares.update(message.squares)
-        if len(squares) < len(self._blocks):
+        tensors = Tensors(self._spec, self._blocks) if message.of == "update" else None
+        if len(squares) < (len(self._blocks) if tensors is None else len(tensors.asking)):
             return
-        del self._squares[message.version]
-        factor = clip_factor(self._spec.clip_norm, [squares[block.number] for block in self._blocks])
+        del self._squares[message.version, message.of]
         servers = {m.task for plan in self._plans_in_force() for m in plan.servers}
-        self._tell(servers, Clip(version=message.version, factor=factor))
+        if tensors is not None:
+            self._tell(servers, Trust(version=message.version, factors=tensors.trust(squares)))
+        else:
+            factor = clip_factor(self._spec.clip_norm, [squares[block.number][0] for block in self._blocks])
+            self._tell(servers, Clip(version=message.version, factor=factor))
 
     # --- failures -------------------------------------------------------------------------------------------------
 

@@ -70,6 +70,7 @@ class LoopJob(ABC):
         mode: Literal["exact", "fast"],
         shards: int | None,
         clip_norm: float,
+        clip_value: float,
         checkpoint: str | os.PathLike[str] | None,
         checkpoint_every: int,
         resume: bool,
@@ -87,6 +88,7 @@ class LoopJob(ABC):
             block_bytes=block_bytes_for(sum(segment.nbytes for segment in layout.segments)),
             fixed=layout.fixed,
             clip_norm=clip_norm,
+            clip_value=clip_value,
             checkpoint="" if checkpoint is None else os.path.abspath(checkpoint),  # noqa: PTH100 - keeps links as they are
             checkpoint_every=every,
             resume=resume,

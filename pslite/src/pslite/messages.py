@@ -155,10 +155,13 @@ class NotSaved(Message, frozen=True):
 
 
 class Norm(Message, frozen=True):
-    """Server: sum of the squares of the mean gradients of some blocks, in the step from that version."""
+    """Server: sums of squares in some blocks, in the step from that version: of the mean gradient, or for LAMB of the
+    weights and of the update of each piece of a tensor (`pslite.norms.Squares`).
+    """
 
     version: int
-    squares: dict[int, float]
+    squares: dict[int, tuple[float, ...]]
+    of: Literal["gradient", "update"] = "gradient"
 
 
 class Finished(Message, frozen=True):
@@ -268,6 +271,13 @@ class Clip(Message, frozen=True):
     factor: float
 
 
+class Trust(Message, frozen=True):
+    """Server: what LAMB multiplies the updates of tensors by in the step from that version, by their numbers."""
+
+    version: int
+    factors: dict[int, float]
+
+
 class DigestRequest(Message, frozen=True):
     """Server: the last version is reached, send the digests of your blocks."""
 
@@ -321,6 +331,7 @@ FromCoordinator = (
     | PlanDone
     | TakeOver
     | Clip
+    | Trust
     | DigestRequest
     | Exit
     | JobEnded

@@ -1,4 +1,4 @@
-"""Optimizers as the servers run them: numpy, in place, elementwise.
+"""Optimizers as the servers run them: numpy, in place, elementwise but for LAMB's factors (`pslite.norms`).
 
 Elementwise means that a block's result does not depend on which server holds it or how the model was cut.  Work goes
 through pieces that fit the cache, which is faster than whole-array passes (measured 30 ms against 47 ms for momentum
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pslite.spec import SGD, Adam, Mean
+from pslite.spec import LAMB, SGD, Adam, Mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from pslite.spec import Optimizer
 
@@ -29,18 +29,30 @@ def slots(optimizer: Optimizer) -> int:
     """Return how many arrays of the weights' size the optimizer keeps beside the weights."""
     if isinstance(optimizer, SGD):
         return 1 if optimizer.momentum else 0
-    return 2 if isinstance(optimizer, Adam) else 0
+    return 2 if isinstance(optimizer, Adam | LAMB) else 0
 
 
 class Updater:
-    """Applies optimizer steps to blocks; holds the scratch memory, so use one per thread."""
+    """Applies optimizer steps to blocks; holds the scratch memory, so use one per thread.
 
-    def __init__(self) -> None:
+    `clip_value` is the largest absolute value of an element of the mean gradient, 0 for any.
+    """
+
+    def __init__(self, clip_value: float = 0.0) -> None:
         kinds = ("float32", "float64")
         self._scratch = {name: np.empty((2, _PIECE), dtype=name) for name in kinds}
+        self._moments = {name: np.empty((3, _PIECE), dtype=name) for name in kinds}
+        self._clip_value = clip_value
 
     def apply(
-        self, optimizer: Optimizer, state: Array, gradient: Array, samples: int, version: int, clip: float = 1.0
+        self,
+        optimizer: Optimizer,
+        state: Array,
+        gradient: Array,
+        samples: int,
+        version: int,
+        clip: float = 1.0,
+        factors: Sequence[tuple[int, float]] = (),
     ) -> None:
         """Turn version `version` of a block into the next one.
 
@@ -58,21 +70,63 @@ class Updater:
             completed updates, from 0 (Adam's bias correction counts from 1).
         clip
             what a gradient of weights is multiplied by, because the norm of all of them is too large.
+        factors
+            LAMB's: how many elements after each other have which one.
 
         """
+        if isinstance(optimizer, LAMB) and sum(size for size, _ in factors) != gradient.size:
+            raise ValueError("LAMB needs the factors of all tensors in the block")
         scale = 1.0 / samples if isinstance(optimizer, Mean) else clip / samples
         rate = 0.0 if isinstance(optimizer, Mean) else optimizer.lr * optimizer.schedule.factor(version)
         for low in range(0, gradient.size, _PIECE):
             part = state[:, low : low + _PIECE]
-            total = gradient[low : low + _PIECE]
-            grad, scratch = self._scratch[gradient.dtype.name][:, : total.size]
-            np.multiply(total, scale, out=grad)
+            grad, scratch = self._mean_gradient(optimizer, gradient[low : low + _PIECE], scale)
             if isinstance(optimizer, SGD):
                 _sgd(optimizer, part, grad, scratch, rate)
             elif isinstance(optimizer, Adam):
                 _adam(optimizer, part, grad, scratch, version + 1, rate)
+            elif isinstance(optimizer, LAMB):
+                _lamb(optimizer, part, grad, scratch, version + 1)
+                _spread(factors, low, scratch, rate)
+                np.subtract(part[0], scratch, out=part[0])
             else:
                 np.add(part[0], grad, out=part[0])
+
+    def lengths(
+        self,
+        rule: LAMB,
+        state: Array,
+        gradient: Array,
+        samples: int,
+        version: int,
+        clip: float,
+        sizes: Iterable[int],
+    ) -> tuple[float, ...]:
+        """Return the sums of squares of weights and of their update, for each piece of a block of so many elements.
+
+        The other parameters are those of `apply`; nothing is changed.
+        """
+        update = np.empty_like(gradient)
+        for low in range(0, gradient.size, _PIECE):
+            grad, scratch = self._mean_gradient(rule, gradient[low : low + _PIECE], clip / samples)
+            part = self._moments[gradient.dtype.name][:, : grad.size]
+            np.copyto(part, state[:, low : low + _PIECE])
+            _lamb(rule, part, grad, scratch, version + 1)
+            update[low : low + _PIECE] = scratch
+        found: list[float] = []
+        place = 0
+        for size in sizes:
+            found += [_squares(state[0, place : place + size]), _squares(update[place : place + size])]
+            place += size
+        return tuple(found)
+
+    def _mean_gradient(self, optimizer: Optimizer, total: Array, scale: float) -> tuple[Array, Array]:
+        """Return a piece of the mean gradient, and as much scratch memory."""
+        grad, scratch = self._scratch[total.dtype.name][:, : total.size]
+        np.multiply(total, scale, out=grad)
+        if self._clip_value and not isinstance(optimizer, Mean):
+            np.clip(grad, -self._clip_value, self._clip_value, out=grad)
+        return grad, scratch
 
 
 def square_norm(optimizer: Optimizer, gradient: Array, samples: int) -> float:
@@ -82,7 +136,11 @@ def square_norm(optimizer: Optimizer, gradient: Array, samples: int) -> float:
     """
     if isinstance(optimizer, Mean):
         return 0.0
-    return float(np.square(gradient, dtype=np.float64).sum()) / samples**2
+    return _squares(gradient) / samples**2
+
+
+def _squares(values: Array) -> float:
+    return float(np.square(values, dtype=np.float64).sum())
 
 
 def clip_factor(limit: float, squares: Iterable[float]) -> float:
@@ -136,3 +194,34 @@ def _adam(rule: Adam, part: Array, grad: Array, scratch: Array, step: int, rate:
     np.divide(mean, scratch, out=scratch)
     np.multiply(scratch, rate / (1.0 - beta1**step), out=scratch)
     np.subtract(weights, scratch, out=weights)
+
+
+def _lamb(rule: LAMB, part: Array, grad: Array, scratch: Array, step: int) -> None:
+    """Leave the update, still to be multiplied by the factor and the rate, in `scratch`."""
+    weights, mean, square = part
+    beta1, beta2 = rule.betas
+    np.multiply(mean, beta1, out=mean)
+    np.multiply(grad, 1.0 - beta1, out=scratch)
+    np.add(mean, scratch, out=mean)
+    np.multiply(square, beta2, out=square)
+    np.multiply(grad, grad, out=grad)
+    np.multiply(grad, 1.0 - beta2, out=grad)
+    np.add(square, grad, out=square)
+    np.divide(square, 1.0 - beta2**step, out=scratch)
+    np.sqrt(scratch, out=scratch)
+    np.add(scratch, rule.eps, out=scratch)
+    np.divide(mean, scratch, out=scratch)
+    np.divide(scratch, 1.0 - beta1**step, out=scratch)
+    if rule.weight_decay:
+        np.multiply(weights, rule.weight_decay, out=grad)
+        np.add(scratch, grad, out=scratch)
+
+
+def _spread(factors: Sequence[tuple[int, float]], low: int, update: Array, rate: float) -> None:
+    """Multiply a block's update, from element `low` on, by the factors of its tensors and the rate."""
+    place = 0
+    for size, factor in factors:
+        first, last = max(place - low, 0), min(place + size - low, update.size)
+        if first < last:
+            np.multiply(update[first:last], rate * factor, out=update[first:last])
+        place += size

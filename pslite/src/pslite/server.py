@@ -18,6 +18,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
@@ -56,12 +57,14 @@ from pslite.messages import (
     Stamped,
     TakenOver,
     TakeOver,
+    Trust,
     Welcome,
 )
+from pslite.norms import Squares, Tensors
 from pslite.optimizers import Updater, square_norm
 from pslite.plan import Plan, Reduction, reduction
 from pslite.region import WEIGHTS, Layout, Mapped
-from pslite.spec import JobSpec
+from pslite.spec import LAMB, JobSpec
 from pslite.transport import machine, open_listeners, reach, tune
 from pslite.wire import (
     INIT,
@@ -160,6 +163,7 @@ class Server:
         self._spec: JobSpec | None = None
         self._blocks: tuple[Block, ...] = ()
         self._layout: Layout
+        self._tensors: Tensors
         self._holdings: dict[int, Holding] = {}
         self._stages: dict[int, _Stage] = {}
         self._stamp: tuple[int, int] | None = None
@@ -175,10 +179,11 @@ class Server:
         self._refused = 0
         self._done: queue.SimpleQueue[tuple[int, _Stage | Nack | Saved | NotSaved]] = queue.SimpleQueue()
         self._saver: Saver | None = None
-        #: of blocks whose sums are whole, not told yet
-        self._squares: dict[int, float] = {}
-        #: what gradients are multiplied by in the step from a version
+        #: of blocks whose sums are whole, not told yet, by what they are of
+        self._squares: dict[Literal["gradient", "update"], dict[int, Squares]] = {"gradient": {}, "update": {}}
+        #: what gradients, and for LAMB the updates of tensors, are multiplied by in the step from a version
         self._clip = -1, 1.0
+        self._trust: tuple[int, dict[int, float]] = -1, {}
         self._wake_out, self._wake_in = socket.socketpair()
         self._status: int | None = None
 
@@ -464,19 +469,16 @@ class Server:
     # --- versions -------------------------------------------------------------------------------------------------
 
     def _complete(self, holding: Holding) -> None:
-        """Apply a step whose sum is whole, if its state is here and the norm of all gradients known."""
+        """Apply a step whose sum is whole, if its state is here and all is known that it needs of other blocks."""
         if holding.total is None or not holding.here:
             return
         assert self._spec is not None
         block, version = holding.block, holding.version
         samples = self._spec.position(version)[2]
-        clip = 1.0
-        if self._spec.clip_norm:
-            if self._clip[0] != version:
-                self._squares[block.number] = square_norm(block.optimizer, holding.total, samples)
-                return
-            clip = self._clip[1]
-        self._updater.apply(block.optimizer, holding.state, holding.total, samples, version, clip)
+        scales = self._scales(holding, holding.total, samples)
+        if scales is None:
+            return
+        self._updater.apply(block.optimizer, holding.state, holding.total, samples, version, *scales)
         self._pool.give(holding.total)
         holding.total = None
         holding.received.clear()
@@ -487,6 +489,31 @@ class Server:
         if self._stamp is not None and holding.version == self._stamp[1]:
             self._cross(holding, *self._stamp)
         self._answer(holding)
+
+    def _scales(
+        self, holding: Holding, total: Array, samples: int
+    ) -> tuple[float, tuple[tuple[int, float], ...]] | None:
+        """Return what the gradient, and for LAMB the update, is multiplied by; None as long as others are asked."""
+        assert self._spec is not None
+        block, version = holding.block, holding.version
+        clip = 1.0
+        if self._spec.clip_norm:
+            if self._clip[0] != version:
+                self._squares["gradient"][block.number] = (square_norm(block.optimizer, total, samples),)
+                return None
+            clip = self._clip[1]
+        rule = block.optimizer
+        if not isinstance(rule, LAMB):
+            return clip, ()
+        asks = block.number in self._tensors.asking
+        if asks and self._trust[0] == version:
+            return clip, self._tensors.factors(block.number, self._trust[1])
+        sizes = [piece.size for piece in self._tensors.pieces[block.number]]
+        squares = {block.number: self._updater.lengths(rule, holding.state, total, samples, version, clip, sizes)}
+        if asks:
+            self._squares["update"].update(squares)
+            return None
+        return clip, self._tensors.factors(block.number, self._tensors.trust(squares))
 
     def _answer(self, holding: Holding) -> None:
         """Send the weights to every worker of the plan now in force for the block, old owner or not."""
@@ -520,13 +547,17 @@ class Server:
 
     def _tell_norms(self) -> None:
         """Tell the coordinator of the blocks whose sums have become whole since the last time."""
-        if self._squares:
-            version = next(self._holdings[number].version for number in self._squares)
-            self._control.send(Norm(version=version, squares=dict(self._squares)))
-            self._squares.clear()
+        for of, squares in self._squares.items():
+            if squares:
+                version = next(self._holdings[number].version for number in squares)
+                self._control.send(Norm(version=version, squares=dict(squares), of=of))
+                squares.clear()
 
-    def _take_clip(self, message: Clip) -> None:
-        self._clip = message.version, message.factor
+    def _take_scale(self, message: Clip | Trust) -> None:
+        if isinstance(message, Clip):
+            self._clip = message.version, message.factor
+        else:
+            self._trust = message.version, message.factors
         for holding in list(self._holdings.values()):
             if holding.version == message.version:
                 self._complete(holding)
@@ -642,8 +673,8 @@ class Server:
             self._plan_done(message.plan)
         elif isinstance(message, TakeOver):
             self._take_over(message)
-        elif isinstance(message, Clip):
-            self._take_clip(message)
+        elif isinstance(message, Clip | Trust):
+            self._take_scale(message)
         elif isinstance(message, DigestRequest):
             self._control.send(
                 Digests(blocks={n: hashlib.sha256(h.weights).digest() for n, h in self._holdings.items()})
@@ -664,6 +695,8 @@ class Server:
             self._spec = message.spec
             self._blocks = cut(message.spec)
             self._layout = Layout(message.spec, self._blocks)
+            self._tensors = Tensors(message.spec, self._blocks)
+            self._updater = Updater(message.spec.clip_value)
             self._scratch = bytearray(max(block.nbytes for block in self._blocks))
             if message.spec.checkpoint:
                 name = f"{self._identity.task}-{self._identity.incarnation[:8]}"

@@ -17,9 +17,10 @@ import numpy as np
 from pslite.blocks import Block, cut
 from pslite.checkpoint import complete, to_resume, write_blocks
 from pslite.gradients import Array, Bundle, Contribution
+from pslite.norms import Tensors
 from pslite.optimizers import Updater, clip_factor, slots, square_norm
 from pslite.plan import reduction
-from pslite.spec import JobSpec
+from pslite.spec import LAMB, JobSpec
 from pslite.tree import span
 
 
@@ -97,7 +98,8 @@ class SingleSession:
         self.weights = Bundle(spec, self.blocks)
         self.version = 0
         self.share = Share(spec, 1, 0)
-        self._updater = Updater()
+        self._updater = Updater(spec.clip_value)
+        self._tensors = Tensors(spec, self.blocks)
         self._states: list[Array] = []
 
     @property
@@ -134,8 +136,18 @@ class SingleSession:
             else []
         )
         clip = clip_factor(self.spec.clip_norm, squares)
+        lengths = {
+            block.number: self._updater.lengths(
+                block.optimizer, state, gradient, count, self.version, clip,
+                [piece.size for piece in self._tensors.pieces[block.number]],
+            )
+            for block, state, gradient in zip(self.blocks, self._states, gradients, strict=True)
+            if isinstance(block.optimizer, LAMB)
+        }  # fmt: skip
+        trust = self._tensors.trust(lengths)
         for block, state, gradient in zip(self.blocks, self._states, gradients, strict=True):
-            self._updater.apply(block.optimizer, state, gradient, count, self.version, clip)
+            factors = self._tensors.factors(block.number, trust) if block.number in lengths else ()
+            self._updater.apply(block.optimizer, state, gradient, count, self.version, clip, factors)
             self._slice(self.weights, block)[:] = state[0]
         self.version += 1
         if self.spec.checkpoint and self.spec.checkpoint_every and self.version % self.spec.checkpoint_every == 0:

@@ -72,11 +72,33 @@ class Adam(msgspec.Struct, frozen=True, tag="adam", forbid_unknown_fields=True, 
         _number("Adam weight_decay", self.weight_decay, 0.0, 1e6)
 
 
+class LAMB(msgspec.Struct, frozen=True, tag="lamb", forbid_unknown_fields=True, kw_only=True):
+    """LAMB (You et al. 2020, algorithm 2): Adam with decoupled weight decay, each tensor's update scaled to the length
+    of its weights; the lengths' bounds are not used (phi is the identity).
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-6
+    weight_decay: float = 0.0
+    schedule: Schedule = Constant()
+
+    def __post_init__(self) -> None:
+        _number("LAMB lr", self.lr, 0.0, 1e6)
+        _check(len(self.betas) == 2, f"LAMB betas is {self.betas!r}: it must be two numbers")
+        for index, beta in enumerate(self.betas):
+            _number(f"LAMB betas[{index}]", beta, 0.0, 1.0, open_high=True)
+        _number("LAMB eps", self.eps, 0.0, 1.0)
+        _number("LAMB weight_decay", self.weight_decay, 0.0, 1e6)
+
+
 class Mean(msgspec.Struct, frozen=True, tag="mean", forbid_unknown_fields=True):
     """Not a descent: the value moves by the mean change over all samples. For buffers such as BatchNorm's."""
 
 
-Optimizer = SGD | Adam | Mean
+#: what trains weights
+Descent = SGD | Adam | LAMB
+Optimizer = Descent | Mean
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -135,6 +157,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     fixed: str = ""
     #: largest norm of the mean gradient over the whole model; longer ones are scaled down to it. 0 for any
     clip_norm: float = 0.0
+    #: largest absolute value of an element of the mean gradient; 0 for any
+    clip_value: float = 0.0
     #: folder of checkpoints, which every server, the first worker and the coordinator can reach; "" for none
     checkpoint: str = ""
     #: versions from one checkpoint to the next
@@ -155,6 +179,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _number("block_bytes", self.block_bytes, 8, MAX_BLOCK_BYTES)
         _check(len(self.fixed) <= 64, "fixed is not a digest")
         _number("clip_norm", self.clip_norm, 0.0, 1e300)
+        _number("clip_value", self.clip_value, 0.0, 1e300)
+        _check(not (self.clip_norm and self.clip_value), "clip_norm and clip_value are both given: use one")
         _number("checkpoint_every", self.checkpoint_every, 0, MAX_EPOCHS * MAX_SAMPLES)
         _check(
             not self.checkpoint or (self.checkpoint.startswith("/") and len(self.checkpoint) <= MAX_PATH),

@@ -25,10 +25,10 @@ from pslite.errors import SpecError, UsageError
 from pslite.gradients import Bundle
 from pslite.job import Indices, LoopJob
 from pslite.schedules import Constant, Cosine, Milestones, Polynomial, StepDecay
-from pslite.spec import SGD, Adam, Mean, Part, Segment
+from pslite.spec import LAMB, SGD, Adam, Descent, Mean, Part, Segment
 
 __all__ = [
-    "SGD", "Adam", "Constant", "Cosine", "ElasticJob", "Group", "Milestones", "Polynomial", "StepDecay"
+    "LAMB", "SGD", "Adam", "Constant", "Cosine", "ElasticJob", "Group", "Milestones", "Polynomial", "StepDecay"
 ]  # fmt: skip
 
 _DTYPES: dict[torch.dtype, Literal["float32", "float64"]] = {torch.float32: "float32", torch.float64: "float64"}
@@ -51,7 +51,7 @@ class Group:
     """Parameters with an optimizer of their own, such as biases without weight decay."""
 
     parameters: Sequence[torch.nn.Parameter]
-    optimizer: SGD | Adam
+    optimizer: Descent
 
 
 class ElasticJob(LoopJob):
@@ -87,6 +87,8 @@ class ElasticJob(LoopJob):
         torch's intra-op threads; 1 in exact mode unless given, since more can change the last bits.
     clip_norm
         largest norm of the gradient over all parameters, as for torch's clip_grad_norm_; 0 for any.
+    clip_value
+        largest absolute value of an element of the gradient, as for torch's clip_grad_value_; 0 for any.
     checkpoint
         folder in which the servers keep the last two checkpoints, weights and optimizer state; all tasks must be able
         to reach it.
@@ -106,7 +108,7 @@ class ElasticJob(LoopJob):
         self,
         model: torch.nn.Module,
         *,
-        optimizer: SGD | Adam,
+        optimizer: Descent,
         dataset: Any,
         batch_size: int,
         epochs: int,
@@ -117,6 +119,7 @@ class ElasticJob(LoopJob):
         collate: Callable[[list[Any]], Any] = default_collate,
         threads: int | None = None,
         clip_norm: float = 0.0,
+        clip_value: float = 0.0,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 0,
         resume: bool = True,
@@ -133,6 +136,7 @@ class ElasticJob(LoopJob):
             mode=mode,
             shards=shards,
             clip_norm=clip_norm,
+            clip_value=clip_value,
             checkpoint=checkpoint,
             checkpoint_every=checkpoint_every,
             resume=resume,
@@ -172,10 +176,10 @@ class ElasticJob(LoopJob):
 class _Layout:
     """How a model's tensors lie in the flat arrays of the job."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: SGD | Adam, groups: tuple[Group, ...]) -> None:
+    def __init__(self, model: torch.nn.Module, optimizer: Descent, groups: tuple[Group, ...]) -> None:
         self._model = model
         chosen = {id(p): group.optimizer for group in groups for p in group.parameters}
-        kinds: dict[tuple[str, SGD | Adam], list[tuple[str, torch.nn.Parameter]]] = {}
+        kinds: dict[tuple[str, Descent], list[tuple[str, torch.nn.Parameter]]] = {}
         frozen = hashlib.sha256()
         any_frozen = False
         for name, parameter in model.named_parameters():

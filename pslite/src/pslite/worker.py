@@ -196,7 +196,9 @@ class Worker(Membership):
         while not self._staged.empty():
             item = self._staged.get()
             staged += item.links.values() if isinstance(item, _Stage) else ()
-        for closable in (*self._links.values(), *staged, self._selector, self._wake_in, self._wake_out):
+        for link in (*self._links.values(), *staged):
+            link.close()
+        for closable in (self._selector, self._wake_in, self._wake_out):
             closable.close()
 
     def sever(self) -> None:
