@@ -16,9 +16,11 @@ from dl2d.cli.daemon_client import daemon_url
 from dl2d.cli.job_file import JobFile, is_batch_script, read_batch_script
 from dl2d.cli.options import ConfigOption, JsonOption, reading
 from dl2d.cli.output import print_json
+from dl2d.cli.status import MODE_WORDS
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Node
 from dl2d.core.errors import Dl2dError
+from dl2d.core.mode import STAGES
 from dl2d.core.registry import Version
 from dl2d.core.request import RequestRules
 from dl2d.core.resource_manager import RmSnapshot
@@ -106,6 +108,8 @@ def _plugins() -> Iterator[Finding]:
 
 
 def _of_settings(settings: Settings) -> Iterator[Finding]:
+    words = MODE_WORDS.get(settings.mode, "dl2d is in charge")
+    yield Finding("mode", True, f"{settings.mode}: {words}")
     for key, group, name in (
         ("policy.name", POLICIES, settings.policy.name),
         ("policy.fallback", POLICIES, settings.policy.fallback),
@@ -167,8 +171,9 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                 more = " ..." if len(nodes) > _MOST_NODES else ""
                 yield Finding(item, True, f"{len(nodes)} nodes: {some}{more}")
             case "slurm":
-                SlurmSettings.parse(manager_settings(settings))
+                parsed = SlurmSettings.parse(manager_settings(settings))
                 yield Finding(item, True, "its settings are good")
+                yield from _watched(settings, parsed)
                 missing = [command for command in _SLURM_COMMANDS if shutil.which(command) is None]
                 text = f"not in PATH: {', '.join(missing)}; install them where the daemon runs"
                 yield Finding("slurm commands", not missing, text if missing else "all found")
@@ -176,6 +181,17 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                 yield Finding(item, True, "is checked by its plug-in when the daemon starts")
     except Dl2dError as error:
         yield Finding(item, False, str(error))
+
+
+def _watched(settings: Settings, parsed: SlurmSettings) -> Iterator[Finding]:
+    """Whether jobs of users who know nothing of dl2d are recorded as what the site calls them."""
+    item, models = "resource_manager.slurm.watch", settings.jobs.models
+    unknown = sorted({rule.model for rule in parsed.watch} - set(models)) if models else []
+    if unknown:
+        yield Finding(item, False, f"jobs.models does not have {', '.join(unknown)}")
+    elif STAGES[settings.mode].watch:
+        text = f"{len(parsed.watch)} rules" if parsed.watch else "no rules: only jobs that register are recorded"
+        yield Finding(item, True, text)
 
 
 def _store(settings: Settings) -> Finding:

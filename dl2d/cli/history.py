@@ -14,6 +14,7 @@ from dl2d.cli.output import moment, print_json, print_tables, table
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.core.codec import as_plain
 from dl2d.core.jobs import Job, JobKey
+from dl2d.core.mode import ModeChange
 from dl2d.core.store import DecisionEntry, Resize, RuntimePlan, SlotSummary, Store
 
 _MOST = 100_000
@@ -25,7 +26,7 @@ def history(
     as_json: JsonOption = False,
     config: ConfigOption = DEFAULT_PATH,
 ) -> None:
-    """Show what was decided and done, oldest first: slots, resizes and their steps, plans and their suspension."""
+    """Show what was done, oldest first: changes of mode, slots, resizes and their steps, plans and their suspension."""
     with reading(load_settings(config)) as store:
         if job is not None:
             _of_job(store, find_job(store, job), limit, as_json=as_json)
@@ -33,12 +34,21 @@ def history(
         slots = store.slots(limit=limit)[::-1]
         resizes = store.resizes(limit=limit)[::-1]
         plans = _plans(store, {resize.job for resize in resizes}, limit)
+        modes = store.mode_changes(limit=limit)[::-1]
     if as_json:
-        print_json({"slots": [as_plain(slot) for slot in slots], **_resizes_json(resizes, plans)})
-    elif not slots:
+        print_json(
+            {
+                "modes": [as_plain(change) for change in modes],
+                "slots": [as_plain(slot) for slot in slots],
+                **_resizes_json(resizes, plans),
+            }
+        )
+    elif not slots and not modes:
         typer.echo("nothing was decided yet")
     else:
-        print_tables(_slots_table(slots), *_resize_tables(resizes, plans))
+        parts = [_modes_table(modes)] if modes else []
+        parts += [_slots_table(slots)] if slots else []
+        print_tables(*parts, *_resize_tables(resizes, plans))
 
 
 def _of_job(store: Store, job: Job, limit: int, *, as_json: bool) -> None:
@@ -68,6 +78,11 @@ def _of_job(store: Store, job: Job, limit: int, *, as_json: bool) -> None:
 def _plans(store: Store, jobs: set[JobKey], limit: int) -> list[tuple[JobKey, RuntimePlan]]:
     found = [(key, plan) for key in sorted(jobs) for plan in store.runtime_plans(key)]
     return sorted(found, key=lambda item: (item[1].at, item[0], item[1].number))[-limit:]
+
+
+def _modes_table(modes: Sequence[ModeChange]) -> Table:
+    rows = [(moment(each.at), str(each.before or "-"), str(each.after), each.reason, each.by) for each in modes]
+    return table(("TIME", "BEFORE", "MODE", "AT", "BY"), rows, title="modes")
 
 
 def _slots_table(slots: Sequence[SlotSummary]) -> Table:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 from dl2d.core.cluster import in_submit_order
 from dl2d.core.decision import JobDecision
@@ -47,6 +48,7 @@ class JobLine:
             "decided": None if decided is None else allocation_json(decided.allocation),
             "epoch": progress.epoch,
             "epochs": job.request.epochs,
+            "epoch_is": "hour" if job.unreported else "epoch",
             "version": progress.version,
             "total_versions": progress.total_versions,
             "steps_per_second": progress.steps_per_second,
@@ -59,6 +61,7 @@ class JobLine:
             "constraint": None if reason is None else str(reason.constraint),
             "why": self.why,
             "digest": job.digest or None,
+            "static": job.static,
         }
 
 
@@ -74,7 +77,12 @@ def job_lines(store: Store, *, ended_since: float | None = None) -> tuple[JobLin
         jobs = in_submit_order(list({job.key: job for job in jobs}.values()))
     last = store.slot(store.last_slot_number())
     decided = {} if last is None else {entry.job: entry for entry in last.decision.jobs}
-    return tuple(JobLine(job, None if job.state.ended else decided.get(job.key)) for job in jobs)
+    return tuple(JobLine(as_of_now(job), None if job.state.ended else decided.get(job.key)) for job in jobs)
+
+
+def as_of_now(job: Job) -> Job:
+    """A job with its progress until now, where only the time that it has run is known."""
+    return replace(job, progress=job.progress_at(time.time()))
 
 
 def allocation_json(allocation: Allocation) -> dict[str, int]:

@@ -18,6 +18,7 @@ from dl2d.core.registry import Registry
 from dl2d.core.store import Slot
 from dl2d.daemon.decide import Deciders, decide, inputs_hash
 from dl2d.daemon.incumbent import given
+from dl2d.daemon.observed import OBSERVED
 from dl2d.daemon.plugins import (
     PLACEMENTS,
     POLICIES,
@@ -44,6 +45,10 @@ def recompute(slot: Slot, settings: Settings, registry: Registry) -> Recomputed:
     Policy and placement are found by the inputs hash, which covers their names and versions, among the installed ones
     and the registered versions of those that learn: the configuration may have been changed since.
     """
+    if slot.proposed.policy == OBSERVED:
+        same = slot.proposed.allocations() == slot.snapshot.held()
+        said = "the recorded tasks say the same" if same else "the recorded tasks say otherwise"
+        return Recomputed(same, f"it was observed, not decided: {said}")
     found = _deciders(slot, settings, registry)
     if found is None:
         made = f"{slot.proposed.policy} version {slot.proposed.policy_version}"

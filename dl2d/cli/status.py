@@ -11,13 +11,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dl2d.cli.job_lines import JobLine, job_lines
+from dl2d.cli.job_lines import JobLine, as_of_now, job_lines
 from dl2d.cli.options import ConfigOption, JsonOption, find_job, reading
 from dl2d.cli.output import console, duration, number, on_terminal, print_json, print_tables, table
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.core.cluster import Task
 from dl2d.core.jobs import JobState
-from dl2d.core.store import Store
+from dl2d.core.mode import Mode
+from dl2d.core.registry import SiteStore
 
 _DAY = 86_400.0
 _WATCH_SECONDS = 1.0
@@ -29,6 +30,11 @@ _COLOURS = {
     JobState.FAILED: "red",
     JobState.CANCELLED: "magenta",
     JobState.LOST: "red",
+}
+#: What the modes in which dl2d is not in charge mean.
+MODE_WORDS = {
+    Mode.OBSERVE: "dl2d records what the scheduler in charge does; it starts and stops nothing",
+    Mode.SHADOW: "dl2d decides, and compares with the scheduler in charge; it starts and stops nothing",
 }
 _HEADINGS = (
     "ID", "~NAME", "USER", "MODEL", "STATE", ">WORKERS", ">PS", ">EPOCH", ">STEPS/S", ">LOSS", ">AGE", "~WHY",
@@ -52,7 +58,9 @@ def status(
                 return (lines[::-1] if newest else lines), ()
             chosen = find_job(store, job)
             last = [] if chosen.state.ended else store.decisions(chosen.key, limit=1)
-            return [JobLine(chosen, last[0].decided if last else None)], store.tasks(live=True, job=chosen.key)
+            return [JobLine(as_of_now(chosen), last[0].decided if last else None)], store.tasks(
+                live=True, job=chosen.key
+            )
 
         if as_json:
             lines, tasks = look()
@@ -61,6 +69,8 @@ def status(
             _watch(look)
         else:
             lines, tasks = look()
+            if (mode := mode_of(store)) is not Mode.LIVE:
+                typer.echo(f"mode {mode}: {MODE_WORDS[mode]}")
             if lines:
                 print_tables(*_tables(lines, tasks, time.time()))
             else:
@@ -100,7 +110,7 @@ def _row(line: JobLine, now: float) -> tuple[str | Text, ...]:
         Text(str(job.state), style=_COLOURS[job.state]),
         "-" if ended else arrow(progress.workers, decided.allocation.workers if decided else None),
         "-" if ended else arrow(progress.ps, decided.allocation.ps if decided else None),
-        f"{progress.epoch:.1f}/{job.request.epochs:g}",
+        f"{progress.epoch:.1f}/{job.request.epochs:g}{' h' if job.unreported else ''}",
         "-" if ended else number(progress.steps_per_second),
         number(progress.loss),
         duration((job.ended_at or now) - job.key.submitted),
@@ -113,10 +123,19 @@ def arrow(now: int, decided: int | None) -> str:
     return str(now) if decided is None or decided == now else f"{now}>{decided}"
 
 
-def _as_json(store: Store, lines: Sequence[JobLine], tasks: Sequence[Task], *, with_tasks: bool) -> dict[str, object]:
+def mode_of(store: SiteStore) -> Mode:
+    """The mode that the daemon is in, or was in last."""
+    last = store.mode_changes(limit=1)
+    return last[0].after if last else Mode.LIVE
+
+
+def _as_json(
+    store: SiteStore, lines: Sequence[JobLine], tasks: Sequence[Task], *, with_tasks: bool
+) -> dict[str, object]:
     shown: dict[str, object] = {
         "at": time.time(),
         "slot": store.last_slot_number(),
+        "mode": str(mode_of(store)),
         "jobs": [line.as_json() for line in lines],
     }
     if with_tasks:

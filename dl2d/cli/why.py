@@ -9,21 +9,31 @@ from typing import Annotated
 
 import typer
 
-from dl2d.cli.job_lines import JobLine, allocation_json
+from dl2d.cli.job_lines import JobLine, allocation_json, as_of_now
 from dl2d.cli.options import ConfigOption, JobArgument, JsonOption, find_job, reading
 from dl2d.cli.output import duration, moment, print_json
 from dl2d.cli.recompute import Recomputed, recompute
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Task
 from dl2d.core.codec import as_plain
-from dl2d.core.decision import Reason
+from dl2d.core.decision import Constraint, JobDecision, Reason
 from dl2d.core.errors import RequestError
-from dl2d.core.jobs import Job
+from dl2d.core.jobs import Job, JobKey
 from dl2d.core.plan import Deferred, Failure
 from dl2d.core.registry import SiteStore
 from dl2d.core.store import DecisionEntry, Slot, Store
 
 _MOST = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """What dl2d would have decided for a job; nothing was done of it."""
+
+    policy: str
+    policy_version: str
+    measure: str
+    decided: JobDecision
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +43,8 @@ class Answer:
     entry: DecisionEntry
     deferred: tuple[Deferred, ...]
     failures: tuple[Failure, ...]
+    #: What dl2d would have decided, where the scheduler in charge did.
+    shadow: Shadow | None = None
     recomputed: Recomputed | None = None
 
 
@@ -51,7 +63,7 @@ def why(
         raise RequestError("--slot", "names one decision; leave --all out")
     settings = load_settings(config)
     with reading(settings) as store:
-        chosen = find_job(store, job)
+        chosen = as_of_now(find_job(store, job))
         answers = _answers(store, chosen, slot, every=every)
         if again:
             answers = [replace(answer, recomputed=_recomputed(store, settings, answer)) for answer in answers]
@@ -90,7 +102,16 @@ def _answer(slot: Slot | None, entry: DecisionEntry) -> Answer:
         entry,
         tuple(item for item in slot.plan.deferred if item.job == key),
         tuple(item for item in slot.outcome.failures if item.job == key),
+        _shadow(slot, key),
     )
+
+
+def _shadow(slot: Slot, key: JobKey) -> Shadow | None:
+    said = slot.shadow
+    decided = None if said is None else next((entry for entry in said.jobs if entry.job == key), None)
+    if said is None or decided is None:
+        return None
+    return Shadow(said.policy, said.policy_version, said.measure, decided)
 
 
 def _recomputed(store: SiteStore, settings: Settings, answer: Answer) -> Recomputed:
@@ -129,25 +150,39 @@ def _decision_text(answer: Answer) -> list[str]:
         f"slot {entry.slot} at {moment(entry.at)}",
         f"  policy       {entry.policy} version {entry.policy_version}, inputs {entry.inputs_hash}",
         f"  allocation   {change}",
-        *_reason_text("constraint", decided.reason),
+        *_because(decided, entry.measure),
     ]
-    if decided.alternatives:
-        options = [
-            f"{option.allocation} {option.score:.4g}" + (" (chosen)" if option.allocation == after else "")
-            for option in decided.alternatives
+    if answer.shadow is not None:
+        shadow = answer.shadow
+        same = "the same" if shadow.decided.allocation == after else f"{shadow.decided.allocation} instead"
+        lines += [
+            "in shadow, nothing of it was done",
+            f"  policy       {shadow.policy} version {shadow.policy_version}",
+            f"  allocation   {same}",
+            *_because(shadow.decided, shadow.measure),
         ]
-        lines.append(f"  alternatives by {entry.measure or 'score'}: {', '.join(options)}")
-    if decided.guarded:
-        for reason in decided.guarded:
-            lines += _reason_text("guard", reason)
-    else:
-        lines.append("  guard        changed nothing")
     for item in answer.deferred:
         missing = "; ".join(map(str, item.shortfalls)) or "no node takes tasks"
         lines.append(f"  deferred     {item.count} {item.role}: {missing} on {item.nearest or 'every node'}")
     lines += [f"  failed       {failure.what}: {failure.error}" for failure in answer.failures]
     if answer.recomputed is not None:
         lines.append(f"  recomputed   {answer.recomputed.text}")
+    return lines
+
+
+def _because(decided: JobDecision, measure: str) -> list[str]:
+    """Constraint, alternatives and what the guard changed; an observed decision has neither of the latter."""
+    lines = _reason_text("constraint", decided.reason)
+    if decided.alternatives:
+        options = [
+            f"{option.allocation} {option.score:.4g}" + (" (chosen)" if option.allocation == decided.allocation else "")
+            for option in decided.alternatives
+        ]
+        lines.append(f"  alternatives by {measure or 'score'}: {', '.join(options)}")
+    for reason in decided.guarded:
+        lines += _reason_text("guard", reason)
+    if not decided.guarded and decided.reason.constraint is not Constraint.OBSERVED:
+        lines.append("  guard        changed nothing")
     return lines
 
 
@@ -180,10 +215,7 @@ def _decision_json(answer: Answer) -> dict[str, object]:
         "allocation": allocation_json(decided.allocation),
         "reason": _reason_json(decided.reason),
         "measure": entry.measure,
-        "alternatives": [
-            {"allocation": allocation_json(option.allocation), "score": option.score}
-            for option in decided.alternatives
-        ],
+        "alternatives": _alternatives_json(decided),
         "guarded": [_reason_json(reason) for reason in decided.guarded],
         "deferred": [
             {"role": str(item.role), "count": item.count, "nearest": item.nearest,
@@ -192,9 +224,26 @@ def _decision_json(answer: Answer) -> dict[str, object]:
         ],
         "failures": [{"what": failure.what, "error": failure.error} for failure in answer.failures],
     }  # fmt: skip
+    if answer.shadow is not None:
+        shadow = answer.shadow
+        shown["shadow"] = {
+            "policy": shadow.policy,
+            "policy_version": shadow.policy_version,
+            "allocation": allocation_json(shadow.decided.allocation),
+            "reason": _reason_json(shadow.decided.reason),
+            "measure": shadow.measure,
+            "alternatives": _alternatives_json(shadow.decided),
+            "guarded": [_reason_json(reason) for reason in shadow.decided.guarded],
+        }
     if answer.recomputed is not None:
         shown["recomputed"] = {"same": answer.recomputed.same, "text": answer.recomputed.text}
     return shown
+
+
+def _alternatives_json(decided: JobDecision) -> list[object]:
+    return [
+        {"allocation": allocation_json(option.allocation), "score": option.score} for option in decided.alternatives
+    ]
 
 
 def _reason_json(reason: Reason) -> dict[str, object]:

@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from dl2d.core.errors import ConfigError, RequestError
+from dl2d.core.mode import Mode
 from dl2d.core.request import MOST_TASKS, RequestRules
 from dl2d.core.resources import Resources, parse_resources
 
@@ -186,6 +187,7 @@ class Settings(BaseSettings):
     )
 
     state_dir: Path = Path("/var/lib/dl2d")
+    mode: Mode = Mode.LIVE
     store: StoreSettings = StoreSettings()
     resource_manager: ResourceManagerSettings = ResourceManagerSettings()
     policy: PolicySettings = PolicySettings()
@@ -196,6 +198,14 @@ class Settings(BaseSettings):
     guard: GuardSettings = GuardSettings()
     learning: LearningSettings = LearningSettings()
     log: LogSettings = LogSettings()
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _is_built(cls, value: object) -> object:
+        if value == "canary":
+            msg = "canary is not there yet; choose observe, shadow or live"
+            raise ValueError(msg)
+        return value
 
     @model_validator(mode="after")
     def _silence_is_longer_than_a_pause(self) -> Settings:

@@ -34,6 +34,8 @@ class Constraint(enum.StrEnum):
     SILENT = "silent"
     #: The policy failed and the fallback decided.
     FALLBACK = "fallback"
+    #: dl2d decided nothing: it is what the scheduler in charge gave.
+    OBSERVED = "observed"
 
 
 @dataclass(frozen=True, slots=True)

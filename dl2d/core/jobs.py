@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 
 import msgspec
 
 from dl2d.core.resources import NO_RESOURCES, Resources
+
+#: An epoch of a job of which only the time is known.
+HOUR_SECONDS: Final = 3600.0
 
 
 class JobKey(NamedTuple):
@@ -213,3 +216,20 @@ class Job:
     end_reason: str = ""
     #: SHA-256 of the final weights.
     digest: str = ""
+    #: The scheduler in charge runs it at a size that was fixed when it came: dl2d looks on, whatever its mode.
+    static: bool = False
+
+    @property
+    def unreported(self) -> bool:
+        """Whether nobody says how far it is; then its epochs are hours, declared ones those of its time limit."""
+        return self.static and not self.address
+
+    def progress_at(self, at: float) -> Progress:
+        """What its coordinator last said or, where it has none, the hours that it has run; ``at``: seconds since 1970.
+
+        What a job without a coordinator did is not known, only for how long: no speed, no loss, no version.
+        """
+        if not self.unreported or self.started_at is None:
+            return self.progress
+        end = at if self.ended_at is None else self.ended_at
+        return replace(self.progress, at=end, epoch=max(end - self.started_at, 0.0) / HOUR_SECONDS)

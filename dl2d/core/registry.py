@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from dl2d.core.mode import Mode, ModeChange
 from dl2d.core.store import Store
 
 
@@ -178,4 +179,12 @@ class SiteStore(Store, Protocol):
     @property
     def registry(self) -> Registry:
         """The registry in the same database."""
+        ...
+
+    def enter_mode(self, mode: Mode, *, at: float, by: str, reason: str) -> ModeChange | None:
+        """Keep that the daemon is in a mode from now on; None where it was before, and nothing is kept."""
+        ...
+
+    def mode_changes(self, *, limit: int = 100) -> tuple[ModeChange, ...]:
+        """Changes of mode, newest first."""
         ...

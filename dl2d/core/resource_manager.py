@@ -39,6 +39,25 @@ class RmJobState(enum.StrEnum):
         return self in (RmJobState.DONE, RmJobState.FAILED, RmJobState.CANCELLED, RmJobState.LOST)
 
 
+class StaticJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a manager can say of a job that trains and is none of ours: its size was fixed when it was submitted."""
+
+    name: str
+    #: Type of the model, as the site's rules have it.
+    model: str
+    owner: Owner
+    workers: int
+    ps: int = 0
+    #: Demand of each of its tasks.
+    task: Resources
+    #: Node of each task while it runs, workers first; empty while it waits.
+    nodes: tuple[str, ...] = ()
+    #: Longest time that it may run in seconds, or what the site's rules take where it has no limit.
+    limit: float
+    #: When it began to run, seconds since 1970; 0 for not yet.
+    started: float = 0.0
+
+
 class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job, container or process as the resource manager has it."""
 
@@ -52,6 +71,8 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: str = ""
     #: Seconds since 1970; 0 where the manager does not say.
     submitted: int = 0
+    #: Of a job of somebody else's that trains, where the manager was told how to know such; None for all others.
+    static: StaticJob | None = None
 
 
 @dataclass(frozen=True, slots=True)

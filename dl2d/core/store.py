@@ -14,7 +14,7 @@ import msgspec
 
 from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.decision import Decision, JobDecision
-from dl2d.core.jobs import Job, JobKey, JobState, Progress, Role
+from dl2d.core.jobs import Job, JobKey, JobRequest, JobState, Progress, Role
 from dl2d.core.measured import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
 from dl2d.core.plan import Outcome, Plan, Start
 
@@ -27,9 +27,9 @@ class Slot:
     #: Seconds since 1970.
     at: float
     snapshot: Snapshot
-    #: As the policy gave it, before the guard.
+    #: As the policy gave it, before the guard; where no policy was asked, the same as ``decision``.
     proposed: Decision
-    #: As it was carried out.
+    #: As it was carried out, by dl2d or by the scheduler in charge.
     decision: Decision
     plan: Plan
     outcome: Outcome
@@ -39,6 +39,8 @@ class Slot:
     seed: int
     #: How long the whole tick took.
     seconds: float
+    #: What dl2d would have carried out, after the guard, where another scheduler was in charge; else None.
+    shadow: Decision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ class JobChange:
     address: str | None = None
     end_reason: str | None = None
     digest: str | None = None
+    request: JobRequest | None = None
 
 
 class TaskChange(msgspec.Struct, frozen=True, gc=False):

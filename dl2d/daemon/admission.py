@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dl2d.core.errors import RequestError
 from dl2d.core.jobs import Architecture, Consistency, Job, JobKey, JobRequest, Launch, Owner, Role
@@ -48,6 +48,14 @@ class Admission:
         job = Job(key=anchor.key, request=request, owner=anchor.owner, launch=launch, anchor=anchor.key.id)
         self._check(job, seen)
         return job
+
+    def looked_on(self, anchor: Anchor, launch: Launch, seen: RmSnapshot, address: str) -> Job:
+        """The same where dl2d is not in charge: its coordinator, at ``address``, starts the tasks itself.
+
+        Command and environment are not kept: they are of no use.
+        """
+        job = self.registered(anchor, launch, seen)
+        return replace(job, launch=Launch((), ""), static=True, address=address or "not told")
 
     def _check(self, job: Job, seen: RmSnapshot) -> None:
         request = job.request

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import structlog
@@ -70,7 +71,21 @@ def decide(snapshot: Snapshot, deciders: Deciders, seed: int, timer: Callable[[]
     return replace(decision, jobs=tuple(entry.changed_by(entry.allocation, reason) for entry in decision.jobs))
 
 
-def inputs_hash(snapshot: Snapshot, policy: Policy, placement: Placement, seed: int) -> str:
+class Signed(Protocol):
+    """Whatever signs a decision."""
+
+    @property
+    def name(self) -> str:
+        """Of a policy, or what stands in its place."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Which one."""
+        ...
+
+
+def inputs_hash(snapshot: Snapshot, policy: Signed, placement: Placement, seed: int) -> str:
     """SHA-256 over everything that the decision depends on."""
     return digest(snapshot, [policy.name, policy.version, placement.name, seed])
 

@@ -32,6 +32,7 @@ from dl2d.core.errors import (
     Unavailable,
 )
 from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner
+from dl2d.core.mode import STAGES, Mode
 from dl2d.core.resource_manager import ResourceManager
 from dl2d.core.store import JobChange, Store
 from dl2d.daemon.admission import Admission
@@ -90,6 +91,8 @@ class Services:
     clock: Callable[[], float]
     heartbeat_seconds: float
     starts_anchors: bool
+    #: How far the daemon is in charge now.
+    mode: Callable[[], Mode]
     #: Asks for a tick soon, because something happened that it should see.
     wake: Callable[[], None]
 
@@ -181,10 +184,20 @@ def create_api(services: Services) -> FastAPI:
             anchor = asked.vouch(body.rm_id, body.proof)
             # Looked up and added under the same lock: an anchor that calls twice at once is one job.
             known = services.store.job(anchor.key)
-            if known is None:
-                job = services.admission().registered(anchor, launch, asked.snapshot())
-                services.store.add_job(job)
-                log.info("job registered", job=job.key.id, user=job.owner.user, name=job.request.name)
+            static = not STAGES[services.mode()].act if known is None else known.static
+            if known is None or (known.unreported and not known.state.ended):
+                seen, admission = asked.snapshot(), services.admission()
+                job = (
+                    admission.looked_on(anchor, launch, seen, body.address)
+                    if static
+                    else admission.registered(anchor, launch, seen)
+                )
+                if known is None:
+                    services.store.add_job(job)
+                else:  # it was watched before it called: what it declares takes the place of what was seen
+                    change = JobChange(request=job.request, address=job.address)
+                    services.store.change_job(job.key, change, services.clock())
+                log.info("job registered", job=job.key.id, user=job.owner.user, name=job.request.name, static=static)
         if known is not None and known.state.ended:
             raise HTTPException(409, f"job {anchor.key.id} has ended already: {known.end_reason}")
         services.wake()
@@ -193,6 +206,7 @@ def create_api(services: Services) -> FastAPI:
             "credential": services.credentials.for_job(anchor.key),
             "token": services.credentials.token(anchor.key),
             "heartbeat_seconds": services.heartbeat_seconds,
+            "static": static,
         }
 
     @api.post("/v1/jobs/{slug}/heartbeat")
@@ -201,9 +215,10 @@ def create_api(services: Services) -> FastAPI:
         if job.state.ended:
             # Cancelled, or ended as the resource manager says, and the coordinator does not know it yet.
             return {"members": [], "stop": True, "heartbeat_seconds": services.heartbeat_seconds}
-        tasks = services.store.tasks(live=False, job=job.key)
+        # Tasks of a static job are its coordinator's own affair: the next tick sees which there are.
+        tasks = () if job.static else services.store.tasks(live=False, job=job.key)
         reception = receive(job, tasks, beat, at)
-        if reception.strangers:
+        if reception.strangers and not job.static:
             log.warning("unknown members", job=job.key.id, members=reception.strangers)
         services.store.add_runtime_plans(job.key, reception.plans)
         moved = services.store.change_tasks(reception.tasks, at)
@@ -214,14 +229,18 @@ def create_api(services: Services) -> FastAPI:
                 log.info("job", job=job.key.id, state=str(changed.state), reason=changed.end_reason)
         if moved or reception.job is not None:
             services.wake()
+        own = [member.task for member in beat.members]
         return {
-            "members": targets(services.store.tasks(live=True, job=job.key)),
+            "members": own if job.static else targets(services.store.tasks(live=True, job=job.key)),
             "stop": False,
             "heartbeat_seconds": services.heartbeat_seconds,
         }
 
     @api.post("/v1/jobs", dependencies=[Depends(may_submit)])
     def submit(body: Submission) -> dict[str, object]:
+        mode = services.mode()
+        if not STAGES[mode].act:
+            raise HTTPException(409, f"the daemon is in mode {mode}: it starts nothing")
         if not services.starts_anchors:
             raise HTTPException(409, "this cluster's jobs are submitted with its own tools (sbatch), not to the daemon")
         account = pwd.getpwuid(os.getuid())
@@ -249,6 +268,8 @@ def create_api(services: Services) -> FastAPI:
         job = next((job for job in found if not job.state.ended), found[0])
         if job.state.ended:
             raise HTTPException(409, f"job {job.key.id} has ended already ({job.state})")
+        if job.static:
+            raise HTTPException(409, f"dl2d only looks on at job {job.key.id}: end it where it was submitted")
         change = JobChange(state=JobState.CANCELLED, end_reason="cancelled through dl2d")
         job = services.store.change_job(job.key, change, services.clock())
         log.info("job", job=job.key.id, state=str(job.state), reason=job.end_reason)

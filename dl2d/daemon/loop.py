@@ -21,6 +21,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from dl2d.config.settings import Settings
 from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError
+from dl2d.core.mode import STAGES, Mode
 from dl2d.core.registry import SiteStore
 from dl2d.core.resource_manager import ResourceManager
 from dl2d.daemon.admission import Admission
@@ -103,6 +104,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             capabilities = self._manager.capabilities()
             self._starts_anchors = capabilities.starts_anchors
             self._cluster = capabilities.cluster
+            self._scheduler = f"{capabilities.name} {capabilities.version}".strip()
             self._launcher = Launcher(self.url, credentials)
             self._manager_lock = threading.Lock()
             self._admission = Admission(settings.jobs.rules)
@@ -110,6 +112,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._exchanging = threading.Lock()
             self._incumbent = Incumbent(settings, store.registry, clock)
             self._context = self._build(settings, self._incumbent)
+            self._enter(settings.mode, "start")
             self._looked_up = timer()
             self._services = Services(
                 cluster=self._cluster,
@@ -121,6 +124,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 clock=clock,
                 heartbeat_seconds=settings.api.heartbeat_seconds,
                 starts_anchors=capabilities.starts_anchors,
+                mode=lambda: self._context.mode,
                 wake=self.wake,
             )
             self._carry = Carry(slot=store.last_slot_number())
@@ -260,7 +264,8 @@ class Daemon(AbstractContextManager["Daemon"]):
             if self._again.is_set():
                 self._wakeup.set()
         snapshot = report.snapshot
-        self._status = f"slot {snapshot.slot}: {len(snapshot.jobs)} jobs, {len(snapshot.tasks)} tasks"
+        status = f"slot {snapshot.slot}: {len(snapshot.jobs)} jobs, {len(snapshot.tasks)} tasks"
+        self._status = status if STAGES[report.mode].act else f"{report.mode}, {status}"
         if report.plan.starts or report.plan.stops or report.decided:
             log.info(
                 "tick",
@@ -328,6 +333,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 raise ConfigError(f"{', '.join(changed)} can only be changed by a restart; nothing was changed")
             incumbent = Incumbent(settings, self._store.registry, self._clock)
             context = self._build(settings, incumbent)
+            self._enter(settings.mode, "reload")
         except Dl2dError as error:
             log.error("reload refused", error=str(error))
         else:
@@ -340,6 +346,13 @@ class Daemon(AbstractContextManager["Daemon"]):
             scheduler.reschedule_job(_TICK, trigger="interval", seconds=settings.schedule.poll_seconds)
             log.info("reloaded", policy=settings.policy.name)
         self._service.ready(self._status)
+
+    def _enter(self, mode: Mode, reason: str) -> None:
+        """Keep that the daemon is in a mode; what is not kept is not entered."""
+        by = f"process {os.getpid()} on {socket.gethostname()}"
+        change = self._store.enter_mode(mode, at=self._clock(), by=by, reason=reason)
+        if change is not None:
+            log.info("mode", mode=str(mode), before=str(change.before or ""), reason=reason)
 
     def _build(self, settings: Settings, incumbent: Incumbent) -> Context:
         jobs = settings.jobs
@@ -367,6 +380,9 @@ class Daemon(AbstractContextManager["Daemon"]):
             slot_seconds=settings.schedule.slot_seconds,
             seed=settings.schedule.seed,
             starts_anchors=self._starts_anchors,
+            mode=settings.mode,
+            scheduler=self._scheduler,
+            limits=jobs.rules,
             grace=jobs.grace_seconds,
             timer=self._timer,
         )

@@ -39,10 +39,12 @@ def take_snapshot(jobs: Iterable[Job], tasks: Iterable[Task], seen: RmSnapshot, 
         else node
         for node in seen.nodes
     )
-    present = in_submit_order(
-        [replace(job, launch=_NO_LAUNCH) for job in jobs if job.state in (JobState.READY, JobState.RUNNING)]
-    )
+    present = in_submit_order([_shown(job, seen.at) for job in jobs if job.state in (JobState.READY, JobState.RUNNING)])
     return Snapshot(at=seen.at, slot=slot, nodes=nodes, jobs=present, tasks=tasks, floors=tuple(_floors(present)))
+
+
+def _shown(job: Job, at: float) -> Job:
+    return replace(job, launch=_NO_LAUNCH, progress=job.progress_at(at))
 
 
 def with_evidence(snapshot: Snapshot, needs: Collection[Evidence], store: Store) -> Snapshot:

@@ -1,4 +1,7 @@
-"""The tick: observe, decide, guard, place, apply, record. The daemon and the simulator run this one function."""
+"""The tick: observe, decide, guard, place, apply, record. The daemon and the simulator run this one function.
+
+Which stages it has is the mode's to say (``dl2d.core.mode.STAGES``).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.codec import digest
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import Job, JobKey, JobState
+from dl2d.core.mode import STAGES, Mode, Stages
 from dl2d.core.plan import Outcome, Plan
+from dl2d.core.request import RequestRules
 from dl2d.core.resource_manager import ResourceManager, RmSnapshot
 from dl2d.core.store import Slot, Store, TaskChange
 from dl2d.daemon.apply import apply, start_anchor
@@ -20,8 +25,10 @@ from dl2d.daemon.decide import Deciders, decide, inputs_hash
 from dl2d.daemon.guard import GuardRules, Memory, guard
 from dl2d.daemon.launching import Launcher
 from dl2d.daemon.observe import take_snapshot, with_evidence
+from dl2d.daemon.observed import Observer
 from dl2d.daemon.place import place
 from dl2d.daemon.reconcile import Patience, heard_since, reconcile
+from dl2d.daemon.watch import newcomers, watch
 
 log = structlog.get_logger()
 
@@ -44,6 +51,11 @@ class Context:
     slot_seconds: float
     seed: int
     starts_anchors: bool
+    mode: Mode = Mode.LIVE
+    #: Name and version of the resource manager, which is in charge where dl2d is not.
+    scheduler: str = ""
+    #: What the site allows jobs; bounds of those that declare none.
+    limits: RequestRules = field(default_factory=RequestRules)
     #: Grace between asking a process to end and killing it, in seconds.
     grace: float
     #: Seconds on a monotonic clock, to measure how long things take.
@@ -79,6 +91,7 @@ class Report:
     #: Whether the policy was asked, or the standing decision still held.
     decided: bool
     seconds: float
+    mode: Mode = Mode.LIVE
 
 
 def tick(context: Context, carry: Carry) -> tuple[Carry, Report]:
@@ -93,29 +106,36 @@ def tick(context: Context, carry: Carry) -> tuple[Carry, Report]:
         The tick could not be completed. What it had done is persisted; the next tick mends the rest.
     """
     begin = context.timer()
+    stages = STAGES[context.mode]
     seen = context.manager.snapshot()
-    jobs, tasks, found = _mend(context, seen, carry)
-    stopping = _stop(context, found, dict(carry.stopping), seen.at)
+    elastic, static = _books(context.store)
+    static = _watch(context, stages, static, elastic.jobs, seen)
+    jobs, tasks, found = _mend(context, elastic, {job.key for job in static.jobs}, seen, carry)
+    stopping = _hold_to(context, jobs, found, dict(carry.stopping), seen.at) if stages.act else {}
     failures = found.failures
+    if stages.watch:
+        jobs, tasks = (*jobs, *static.jobs), (*tasks, *static.tasks)
     snapshot = take_snapshot(jobs, tasks, seen, carry.slot + 1)
-    silent = {job.key for job in snapshot.jobs} - found.heard.keys()
-    answered = _situation(snapshot, failures, silent)
+    silent = {job.key for job in snapshot.jobs if not job.static} - found.heard.keys()
+    answered = _situation(context.mode, snapshot, failures, silent)
     # A clock that was set back must not make a decision stand for hours.
     since = snapshot.at - carry.decided_at
     due = not 0 <= since < context.slot_seconds or answered != carry.answered
     standing = carry.standing
-    if standing is None or due:
+    decided = standing is None or due
+    if decided and stages.decide:
         snapshot = with_evidence(snapshot, context.deciders.needs, context.store)
-        proposed = decide(snapshot, context.deciders, context.seed, context.timer)
-        decision = guard(proposed, snapshot, context.rules, carry.memory, silent=silent)
-        decided = True
+    if standing is None or due:
+        ruling = _rule(context, stages, snapshot, carry.memory, silent, seen)
     else:
-        proposed = decision = standing
-        decided = False
-    plan = place(snapshot, decision, context.deciders.placement, silent=silent)
-    outcome = apply(plan, {job.key: job for job in jobs}, context.store, context.manager, context.launcher, seen.at)
+        ruling = _Ruling(standing, standing)
+    decision = ruling.decision
+    plan, outcome = Plan(), Outcome()
+    if stages.act:
+        plan = place(snapshot, decision, context.deciders.placement, silent=silent)
+        outcome = apply(plan, {job.key: job for job in jobs}, context.store, context.manager, context.launcher, seen.at)
     seconds = context.timer() - begin
-    report = Report(snapshot, decision, plan, outcome, decided, seconds)
+    report = Report(snapshot, decision, plan, outcome, decided, seconds, context.mode)
     carry = replace(
         carry,
         failures=tuple(failures.items()),
@@ -129,13 +149,19 @@ def tick(context: Context, carry: Carry) -> tuple[Carry, Report]:
             number=snapshot.slot,
             at=snapshot.at,
             snapshot=snapshot,
-            proposed=proposed,
+            proposed=ruling.proposed,
             decision=decision,
             plan=plan,
             outcome=outcome,
-            inputs_hash=inputs_hash(snapshot, context.deciders.policy, context.deciders.placement, context.seed),
+            inputs_hash=inputs_hash(
+                snapshot,
+                context.deciders.policy if stages.decide else Observer(context.scheduler),
+                context.deciders.placement,
+                context.seed,
+            ),
             seed=context.seed,
             seconds=seconds,
+            shadow=ruling.shadow,
         )
     )
     following = replace(
@@ -149,10 +175,92 @@ def tick(context: Context, carry: Carry) -> tuple[Carry, Report]:
     return following, report
 
 
-def _situation(snapshot: Snapshot, failures: dict[JobKey, tuple[int, str]], silent: Collection[JobKey]) -> str:
+@dataclass(frozen=True, slots=True)
+class _Ruling:
+    """What is recorded as decided: by the policy, as it is in force, and as it would be in force."""
+
+    proposed: Decision
+    decision: Decision
+    shadow: Decision | None = None
+
+
+def _rule(
+    context: Context, stages: Stages, snapshot: Snapshot, memory: Memory, silent: Collection[JobKey], seen: RmSnapshot
+) -> _Ruling:
+    """The decision of a slot: the policy's, after the guard, or what the scheduler in charge gave; or both."""
+    guarded = None
+    if stages.decide:
+        proposed = decide(snapshot, context.deciders, context.seed, context.timer)
+        guarded = guard(proposed, snapshot, context.rules, memory, silent=silent)
+        if stages.act:
+            return _Ruling(proposed, guarded)
+    reasons = {listed.handle: listed.reason for listed in seen.jobs}
+    waits = {job.key: reasons.get(job.anchor, "") for job in snapshot.jobs}
+    given = Observer(context.scheduler).decision(snapshot, waits)
+    return _Ruling(given if guarded is None else proposed, given, guarded)
+
+
+def _situation(
+    mode: Mode, snapshot: Snapshot, failures: dict[JobKey, tuple[int, str]], silent: Collection[JobKey]
+) -> str:
     """What a decision answers to: another situation asks for another decision before the slot is over."""
     nodes = [(node.name, node.capacity, node.state) for node in snapshot.nodes]
-    return digest([job.key for job in snapshot.jobs], nodes, sorted(failures.items()), sorted(silent))
+    static = {job.key for job in snapshot.jobs if job.static}
+    fixed = [(task.job, task.id) for task in snapshot.tasks if task.job in static]
+    return digest(mode, [job.key for job in snapshot.jobs], nodes, sorted(failures.items()), sorted(silent), fixed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Books:
+    """Jobs and tasks of the store that have not ended."""
+
+    jobs: tuple[Job, ...]
+    tasks: tuple[Task, ...]
+
+
+def _books(store: Store) -> tuple[_Books, _Books]:
+    """Those of elastic jobs, and those of jobs that dl2d only looks on at."""
+    jobs, tasks = store.jobs(live=True), store.tasks(live=True)
+    static = {job.key for job in jobs if job.static}
+    if not static:
+        return _Books(jobs, tasks), _Books((), ())
+    return (
+        _Books(tuple(job for job in jobs if not job.static), tuple(task for task in tasks if task.job not in static)),
+        _Books(tuple(job for job in jobs if job.static), tuple(task for task in tasks if task.job in static)),
+    )
+
+
+def _watch(context: Context, stages: Stages, static: _Books, others: Iterable[Job], seen: RmSnapshot) -> _Books:
+    """Follow jobs that run at fixed sizes, and take up new ones where the mode has it; returns them as they are now."""
+    store, jobs = context.store, static.jobs
+    if stages.watch:
+        found = newcomers(seen, (*jobs, *others), cluster=context.cluster, rules=context.limits)
+        new = tuple(job for job in found if store.job(job.key) is None)
+        for job in new:
+            store.add_job(job)
+            log.info("job watched", job=job.key.id, user=job.owner.user, name=job.request.name, model=job.request.model)
+        jobs = (*jobs, *new)
+    sightings = watch(jobs, static.tasks, seen, patience=context.patience.unseen)
+    if not sightings:
+        return _Books(jobs, static.tasks)
+    # Tasks first: those of a job that has ended are nobody's any more.
+    store.change_tasks([change for each in sightings for change in each.gone], seen.at)
+    store.ask_tasks([start for each in sightings for start in each.came], seen.at)
+    for each in sightings:
+        if each.change is not None:
+            job = store.change_job(each.job, each.change, each.at)
+            log.info("job", job=each.job.id, state=str(job.state), reason=job.end_reason)
+        if each.size is not None and (known := store.job(each.job)) is not None:
+            workers, ps = each.size
+            store.report_progress(each.job, replace(known.progress_at(seen.at), at=seen.at, workers=workers, ps=ps))
+    _, now = _books(store)
+    handles = {job.key: job.anchor for job in now.jobs}
+    came = [
+        TaskChange(task.job, task.id, TaskState.CONFIRMED, handle=handles[task.job])
+        for task in now.tasks
+        if task.state is TaskState.ASKED
+    ]
+    return now if not came or not store.change_tasks(came, seen.at) else _books(store)[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +272,12 @@ class _Found:
     heard: dict[JobKey, float]
 
 
-def _mend(context: Context, seen: RmSnapshot, carry: Carry) -> tuple[tuple[Job, ...], tuple[Task, ...], _Found]:
-    """Reconcile store and manager, start anchors, and return what is live now."""
+def _mend(
+    context: Context, books: _Books, static: Collection[JobKey], seen: RmSnapshot, carry: Carry
+) -> tuple[tuple[Job, ...], tuple[Task, ...], _Found]:
+    """Bring elastic jobs into line with the manager, and return what is live now and what is left to do."""
     store, failures = context.store, dict(carry.failures)
-    live_jobs, live_tasks = store.jobs(live=True), store.tasks(live=True)
+    live_jobs, live_tasks = books.jobs, books.tasks
     heard = heard_since(live_jobs, dict(carry.heard), seen.at, context.patience.silent)
     live = {job.key for job in live_jobs}
     for key, _ in carry.heard:
@@ -190,16 +300,26 @@ def _mend(context: Context, seen: RmSnapshot, carry: Carry) -> tuple[tuple[Job, 
         if change.state is not None:
             log.info("job", job=key.id, state=str(job.state), reason=job.end_reason)
     store.change_tasks(found.tasks, seen.at)
-    jobs = store.jobs(live=True) if found.jobs else live_jobs
-    if context.starts_anchors:
-        for job in jobs:
-            if job.state is JobState.SUBMITTED and not job.anchor:
-                start_anchor(job, store, context.manager, context.launcher, seen.at)
-    tasks = store.tasks(live=True) if found.tasks else live_tasks
+    jobs, tasks = live_jobs, live_tasks
+    if found.jobs:
+        jobs = tuple(job for job in store.jobs(live=True) if not job.static)
+    if found.tasks:
+        tasks = tuple(task for task in store.tasks(live=True) if task.job not in static)
     counted = _count_failures(live_tasks, found.tasks, failures)
     present = {job.key for job in jobs}
     failures = {key: count for key, count in counted.items() if key in present}
     return jobs, tasks, _Found(found.stops, failures, heard)
+
+
+def _hold_to(
+    context: Context, jobs: Iterable[Job], found: _Found, asked: dict[str, float], at: float
+) -> dict[str, float]:
+    """Have the manager start the anchors that wait for it and stop what has to be stopped."""
+    if context.starts_anchors:
+        for job in jobs:
+            if job.state is JobState.SUBMITTED and not job.anchor:
+                start_anchor(job, context.store, context.manager, context.launcher, at)
+    return _stop(context, found, asked, at)
 
 
 def _stop(context: Context, found: _Found, asked: dict[str, float], at: float) -> dict[str, float]:
@@ -217,10 +337,13 @@ def _stop(context: Context, found: _Found, asked: dict[str, float], at: float) -
 def _ended(store: Store, jobs: Iterable[Job], tasks: Iterable[Task]) -> tuple[Job, ...]:
     """Jobs that have ended but may have left an anchor or tasks running."""
     live = {job.key for job in jobs}
-    recent = {job.key: job for job in store.jobs(live=False, limit=_RECENT_JOBS) if job.state.ended}
+    newest = store.jobs(live=False, limit=_RECENT_JOBS)
+    recent = {job.key: job for job in newest if job.state.ended and not job.static}
     for task in tasks:
-        if task.job not in live and task.job not in recent and (job := store.job(task.job)) is not None:
-            recent[job.key] = job
+        if task.job not in live and task.job not in recent:
+            job = store.job(task.job)
+            if job is not None and not job.static:
+                recent[job.key] = job
     return tuple(job for job in recent.values() if job.key not in live)
 
 

@@ -102,7 +102,7 @@ class MemoryStore:
             raise StoreError(f"there is no job {key.slug}")
         given = {
             name: value
-            for name in ("state", "anchor", "address", "end_reason", "digest")
+            for name in ("state", "anchor", "address", "end_reason", "digest", "request")
             if (value := getattr(change, name)) is not None
         }
         if job.state.ended:

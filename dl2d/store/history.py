@@ -31,10 +31,9 @@ def read_history(
     """See ``RecordingStore.history``; ``speeds`` is ``Store.speeds``. Commands and environments are left out."""
     with database.reading("reading what was recorded") as connection:
         there = (JobRow.submitted < end) & (JobRow.ended_at.is_(None) | (JobRow.ended_at > begin))
-        jobs = sorted(
-            (rows.to_job(row) for row in connection.execute(select(*table_of(JobRow).c).where(there))),
-            key=lambda job: rows.submit_order(job.key),
-        )
+        found = (rows.to_job(row) for row in connection.execute(select(*table_of(JobRow).c).where(there)))
+        # How much a job does of which only the time is known cannot be played at another size.
+        jobs = sorted((job for job in found if not job.unreported), key=lambda job: rows.submit_order(job.key))
         between = (SlotRow.at >= begin) & (SlotRow.at < end)
         numbers = select(SlotRow.number, SlotRow.at).where(between).order_by(SlotRow.at, SlotRow.number)
         hours: dict[int, int] = {}
@@ -48,6 +47,8 @@ def read_history(
         changes = tuple(rows.to_runtime_plan(row) for row in connection.execute(plans.order_by(RuntimePlanRow.at)))
         events = (
             select(ResizeEventRow.job_number, ResizeEventRow.task, ResizeEventRow.state, ResizeEventRow.at)
+            .join(JobRow, JobRow.number == ResizeEventRow.job_number)
+            .where(JobRow.static.is_(False))
             .where(ResizeEventRow.at >= begin, ResizeEventRow.at < end, ResizeEventRow.direction == "grow")
             .where(ResizeEventRow.state.in_([TaskState.ASKED.value, TaskState.CONFIRMED.value]))
         )
@@ -76,11 +77,14 @@ def _without_secrets(jobs: Iterable[Job]) -> Iterable[Job]:
 
 
 def _sight(snapshot: Snapshot) -> Sight:
+    others = {job.key for job in snapshot.jobs if job.unreported}
     ours: dict[str, list[Resources]] = defaultdict(list)
     for task in snapshot.tasks:
-        ours[task.node].append(task.demand)
+        if task.job not in others:
+            ours[task.node].append(task.demand)
     nodes = tuple(
         Node(node.name, node.capacity, node.used.minus(Resources.total(ours[node.name])), node.state, node.remark)
         for node in snapshot.nodes
     )
-    return Sight(snapshot.at, nodes, {job.key: job.progress.epoch for job in snapshot.jobs})
+    epochs = {job.key: job.progress.epoch for job in snapshot.jobs if job.key not in others}
+    return Sight(snapshot.at, nodes, epochs)

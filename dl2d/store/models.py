@@ -20,6 +20,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -97,6 +98,9 @@ class JobRow(Base):
     series_at: Mapped[float | None] = mapped_column(comment="time of the newest row in progress")
     strayed_workers: Mapped[int | None] = mapped_column(comment="where its speed was set aside last")
     strayed_ps: Mapped[int | None]
+    static: Mapped[bool] = mapped_column(
+        server_default=false(), comment="the scheduler in charge runs it at a fixed size; dl2d looks on"
+    )
     request: Mapped[str] = mapped_column(comment="what the user asked for, JSON")
     launch: Mapped[str] = mapped_column(comment="command, folder and environment, JSON; may hold the user's secrets")
 
@@ -198,6 +202,9 @@ class SlotRow(Base):
     decision: Mapped[bytes] = mapped_column(comment="as carried out")
     proposed: Mapped[bytes | None] = mapped_column(
         comment="as the policy gave it; NULL where the guard changed nothing"
+    )
+    shadow: Mapped[bytes | None] = mapped_column(
+        comment="what dl2d would have carried out; NULL where it was in charge or was not asked"
     )
     plan: Mapped[bytes]
     outcome: Mapped[bytes]
@@ -331,6 +338,19 @@ class LearningRunRow(Base):
     ended_at: Mapped[float | None]
     state: Mapped[str] = mapped_column(comment="running finished failed stopped lost")
     note: Mapped[str] = mapped_column(Words())
+
+
+class ModeChangeRow(Base):
+    """The daemon came into another mode."""
+
+    __tablename__ = "mode_changes"
+
+    number: Mapped[int] = mapped_column(_NUMBER, primary_key=True)
+    at: Mapped[float]
+    before: Mapped[str] = mapped_column(comment="empty for the first")
+    after: Mapped[str] = mapped_column(comment="observe shadow live")
+    by: Mapped[str] = mapped_column(Words(), comment="the daemon's process and machine")
+    reason: Mapped[str] = mapped_column(Words(), comment="start or reload")
 
 
 class LeaseRow(Base):

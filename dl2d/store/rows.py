@@ -16,6 +16,7 @@ from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, R
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress, Role
 from dl2d.core.measured import SpeedPoint, Tally
+from dl2d.core.mode import Mode, ModeChange
 from dl2d.core.plan import Outcome, Plan
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.store import DecisionEntry, ResizeEvent, RuntimePlan, Slot, SlotSummary
@@ -97,8 +98,6 @@ def of_job(job: Job) -> Values:
         "cluster": job.key.cluster,
         "id": job.key.id,
         "submitted": job.key.submitted,
-        "name": job.request.name,
-        "model": job.request.model,
         "user_name": job.owner.user,
         "uid": job.owner.uid,
         "gid": job.owner.gid,
@@ -112,11 +111,17 @@ def of_job(job: Job) -> Values:
         "ended_at": job.ended_at,
         "end_reason": job.end_reason,
         "digest": job.digest,
+        "static": job.static,
         **of_progress(job.progress, at="progress_at"),
         "series_at": None,
-        "request": encode(job.request).decode(),
+        **of_request(job.request),
         "launch": encode(job.launch).decode(),
     }
+
+
+def of_request(request: JobRequest) -> Values:
+    """Columns of what a job asks for."""
+    return {"name": request.name, "model": request.model, "request": encode(request).decode()}
 
 
 def to_job(row: Row[Any]) -> Job:
@@ -135,6 +140,7 @@ def to_job(row: Row[Any]) -> Job:
         ended_at=row.ended_at,
         end_reason=row.end_reason,
         digest=row.digest,
+        static=bool(row.static),
     )
 
 
@@ -236,6 +242,17 @@ def task_order(task: Task) -> tuple[tuple[int, int, int, str, str], int, int]:
     return (submit_order(task.job), _ROLES.index(task.role), task.number)
 
 
+def of_mode_change(change: ModeChange) -> Values:
+    """A mode change's columns."""
+    before = "" if change.before is None else change.before.value
+    return {"at": change.at, "before": before, "after": change.after.value, "by": change.by, "reason": change.reason}
+
+
+def to_mode_change(row: Row[Any]) -> ModeChange:
+    """A mode change from its row."""
+    return ModeChange(row.at, Mode(row.before) if row.before else None, Mode(row.after), row.by, row.reason)
+
+
 def of_event(job_number: int, task: str, direction: str, event: ResizeEvent) -> Values:
     """A resize event's columns."""
     return {
@@ -295,11 +312,12 @@ def of_slot(slot: Slot) -> Values:
     StoreError
         A score is not a finite number: JSON has none of those, so the slot could not be read back.
     """
-    for decided in (*slot.proposed.jobs, *slot.decision.jobs):
+    shadow = slot.shadow.jobs if slot.shadow is not None else ()
+    for decided in (*slot.proposed.jobs, *slot.decision.jobs, *shadow):
         for alternative in decided.alternatives:
             if not math.isfinite(alternative.score):
                 raise StoreError(
-                    f"recording slot {slot.number}: policy {slot.decision.policy} gave job {decided.job.slug} an "
+                    f"recording slot {slot.number}: policy {slot.proposed.policy} gave job {decided.job.slug} an "
                     f"alternative {alternative.allocation} with score {alternative.score}, which is not a finite number"
                 )
     return {
@@ -318,6 +336,7 @@ def of_slot(slot: Slot) -> Values:
         "snapshot": pack(slot.snapshot),
         "decision": pack(slot.decision),
         "proposed": None if slot.proposed == slot.decision else pack(slot.proposed),
+        "shadow": None if slot.shadow is None else pack(slot.shadow),
         "plan": pack(slot.plan),
         "outcome": pack(slot.outcome),
     }
@@ -338,6 +357,7 @@ def to_slot(row: Row[Any]) -> Slot:
         inputs_hash=row.inputs_hash,
         seed=int(row.seed),
         seconds=row.seconds,
+        shadow=None if row.shadow is None else unpack(row.shadow, Decision, what),
     )
 
 

@@ -26,6 +26,7 @@ from dl2d.core.measured import (
     TrainingKind,
     count,
 )
+from dl2d.core.mode import Mode, ModeChange
 from dl2d.core.plan import Start
 from dl2d.core.store import (
     DecisionEntry,
@@ -47,6 +48,7 @@ from dl2d.store.models import (
     JobIdRow,
     JobRow,
     LeaseRow,
+    ModeChangeRow,
     ProgressRow,
     ResizeEventRow,
     ResizeRow,
@@ -506,7 +508,7 @@ class SqlStore:
 
     def slots(self, *, limit: int = 100) -> tuple[SlotSummary, ...]:
         """See ``Store.slots``."""
-        large = {"snapshot", "decision", "proposed", "plan", "outcome"}
+        large = {"snapshot", "decision", "proposed", "shadow", "plan", "outcome"}
         small = [column for column in _columns(SlotRow) if column.name not in large]
         query = select(*small).order_by(SlotRow.number.desc()).limit(limit)
         with self._database.reading("listing slots") as connection:
@@ -515,6 +517,21 @@ class SqlStore:
     def history(self, begin: float, end: float) -> History:
         """See ``RecordingStore.history``."""
         return read_history(self._database, begin, end, self.speeds)
+
+    def enter_mode(self, mode: Mode, *, at: float, by: str, reason: str) -> ModeChange | None:
+        """See ``SiteStore.enter_mode``."""
+        with self._database.writing(f"entering mode {mode}") as connection:
+            last = connection.execute(_mode_changes(1)).one_or_none()
+            change = ModeChange(at, None if last is None else Mode(last.after), mode, by, reason)
+            if change.before is mode:
+                return None
+            connection.execute(insert(table_of(ModeChangeRow)), rows.of_mode_change(change))
+        return change
+
+    def mode_changes(self, *, limit: int = 100) -> tuple[ModeChange, ...]:
+        """See ``SiteStore.mode_changes``."""
+        with self._database.reading("listing changes of mode") as connection:
+            return tuple(map(rows.to_mode_change, connection.execute(_mode_changes(limit))))
 
     def decisions(self, job: JobKey, *, limit: int = 100) -> tuple[DecisionEntry, ...]:
         """See ``Store.decisions``."""
@@ -540,6 +557,10 @@ def _lease_of(database: Database) -> Lease:
     lease = ServerLease(place, database.engine)
     event.listen(database.engine, "connect", lambda *_: lease.doubt())
     return lease
+
+
+def _mode_changes(limit: int) -> Select[Any]:
+    return select(*_columns(ModeChangeRow)).order_by(ModeChangeRow.number.desc()).limit(limit)
 
 
 def _columns(table: type[Base]) -> list[Any]:
@@ -586,6 +607,8 @@ def _job_values(row: Row[Any], change: JobChange, at: float) -> dict[str, Any]:
         values["end_reason"] = change.end_reason
     if change.digest is not None:
         values["digest"] = change.digest
+    if change.request is not None:
+        values |= rows.of_request(change.request)
     if change.state is not None and _job_rank(change.state) > _job_rank(state):
         values["state"] = change.state.value
         if change.state is JobState.RUNNING:

@@ -9,14 +9,15 @@ from msgspec import structs
 
 from dl2d.core.cluster import Node
 from dl2d.core.errors import Denied, NotFound, Rejected, ResourceManagerError
-from dl2d.core.resource_manager import Anchor, Capabilities, RmJob, RmJobState, RmSnapshot, TaskSpec
+from dl2d.core.resource_manager import Anchor, Capabilities, RmJob, RmJobState, RmSnapshot, StaticJob, TaskSpec
 from dl2d.core.resources import Resources
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     job: RmJob
-    demand: Resources
+    #: What it holds on which node while it runs.
+    held: tuple[tuple[str, Resources], ...]
 
 
 class MemoryManager:
@@ -65,7 +66,7 @@ class MemoryManager:
             handle=handle, state=state, tag=task.tag, user=task.owner.user, node=task.node,
             reason="Resources" if self.pending else "", submitted=int(self._clock()),
         )  # fmt: skip
-        self._entries[handle] = _Entry(job, task.demand)
+        self._entries[handle] = _Entry(job, ((task.node, task.demand),))
         self.submitted.append(task)
         return handle
 
@@ -89,6 +90,17 @@ class MemoryManager:
         """Nothing to let go of."""
 
     # What tests do to it
+
+    def set_static(
+        self, handle: str, static: StaticJob, state: RmJobState, *, submitted: int, reason: str = ""
+    ) -> None:
+        """A job of somebody else's comes or changes: the scheduler in charge gave it what ``static`` says."""
+        first = static.nodes[0] if static.nodes else ""
+        job = RmJob(
+            handle=handle, state=state, user=static.owner.user, node=first, reason=reason, submitted=submitted,
+            static=static,
+        )  # fmt: skip
+        self._entries[handle] = _Entry(job, tuple((node, static.task) for node in static.nodes))
 
     def end(self, handle: str, state: RmJobState = RmJobState.DONE, reason: str = "") -> None:
         """A task ends."""
@@ -121,7 +133,9 @@ class MemoryManager:
 
     def _used(self, node: str) -> Resources:
         return self._nodes[node].used + Resources.total(
-            entry.demand
+            demand
             for entry in self._entries.values()
-            if entry.job.node == node and entry.job.state in (RmJobState.RUNNING, RmJobState.ENDING)
+            if entry.job.state in (RmJobState.RUNNING, RmJobState.ENDING)
+            for place, demand in entry.held
+            if place == node
         )

@@ -20,6 +20,7 @@ from daemon_process import free_port
 from dl2d.cli.submit import job_environment
 from dl2d.core.cluster import Node
 from dl2d.core.jobs import Job, JobState
+from dl2d.core.mode import Mode
 from dl2d.core.request import RequestRules
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, Store
@@ -86,6 +87,7 @@ def site(folder: Path) -> Iterator[Site]:
             clock=time.time,
             heartbeat_seconds=1.0,
             starts_anchors=True,
+            mode=lambda: Mode.LIVE,
             wake=woken.set,
         )
         server = ApiServer("127.0.0.1", port)

@@ -55,6 +55,7 @@ class ApiWorld(World):
             clock=lambda: self.now,
             heartbeat_seconds=1.5,
             starts_anchors=self.starts_anchors,
+            mode=lambda: self.mode,
             wake=self._wake,
         )
         self.server.start(create_api(services))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from daemon.api_world import COMMAND, REQUEST, SCRIPT, SECRET_OF_THE_USER, ApiWorld, error
-from daemon.world import nodes
+from daemon.world import OWNER, nodes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
@@ -17,6 +17,8 @@ from structlog.testing import capture_logs
 from dl2d.core.cluster import TaskState
 from dl2d.core.errors import StoreUnavailable, Unavailable
 from dl2d.core.jobs import JobKey, JobState
+from dl2d.core.mode import Mode
+from dl2d.core.resource_manager import RmJobState, StaticJob
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.daemon import job_api
@@ -58,6 +60,7 @@ class TestRegistration:
             "credential": world.credentials.for_job(key),
             "token": world.credentials.token(key),
             "heartbeat_seconds": 1.5,
+            "static": False,
         }
         job = world.store.job(key)
         assert (job.request.name, job.request.epochs, job.anchor, job.state) == ("mine", 3, "7", JobState.SUBMITTED)
@@ -259,6 +262,72 @@ class TestSubmission:
         answer = slurm_like.send_job()
         assert answer.status_code == 409
         assert "sbatch" in error(answer)
+
+
+class TestLookingOn:
+    """What the API does while another scheduler is in charge."""
+
+    @pytest.fixture(autouse=True, params=[Mode.OBSERVE, Mode.SHADOW])
+    def _mode(self, world, request):
+        world.mode = request.param
+
+    def test_an_anchor_registers_and_starts_its_tasks_itself(self, world):
+        key = world.add_anchor()
+        answer = world.register()
+        assert (answer.status_code, answer.json()["static"]) == (200, True)
+        job = world.store.job(key)
+        assert (job.static, job.unreported, job.request.epochs) == (True, False, 3)
+        assert (job.launch.argv, job.launch.env) == ((), ())
+        assert world.register().json() == answer.json()
+        # It stays so, whatever the mode is later.
+        world.mode = Mode.LIVE
+        assert world.register().json()["static"] is True
+
+    def test_what_it_declares_takes_the_place_of_what_was_seen(self, world):
+        key = world.add_anchor()
+        static = StaticJob(
+            name="seen",
+            model="vgg-16",
+            owner=OWNER,
+            workers=2,
+            task=Resources.of(cpu=1),
+            nodes=("n1", "n2"),
+            limit=7200,
+        )
+        world.manager.set_static("7", static, RmJobState.RUNNING, submitted=key.submitted)
+        world.tick()
+        assert (world.store.job(key).request.model, world.has(key)) == ("vgg-16", (2, 0))
+        assert world.register().status_code == 200
+        job = world.store.job(key)
+        assert (job.request.model, job.request.epochs, job.request.name) == ("resnet-50", 3, "mine")
+        members = [{"task": f"worker-{number}", "role": "worker", "state": "active"} for number in range(3)]
+        members += [{"task": "ps-0", "role": "ps", "state": "active"}]
+        world.now += 5
+        answer = world.heartbeat(key, state="running", members=members, epoch=0.5, samples_per_second=12.0)
+        assert answer.json() == {
+            "members": ["worker-0", "worker-1", "worker-2", "ps-0"], "stop": False, "heartbeat_seconds": 1.5
+        }  # fmt: skip
+        report = world.tick()
+        assert [entry.allocation for entry in report.decision.jobs] == [(3, 1)]
+        assert {task.node for task in report.snapshot.tasks} == {"n1"}
+        assert report.snapshot.jobs[0].progress.epoch == 0.5
+        (speeds,) = world.store.job_speeds([key])
+        assert [(point.allocation, point.samples_per_second) for point in speeds.points] == [((3, 1), 12.0)]
+        assert world.manager.submitted == []
+
+    def test_nothing_is_submitted_and_nothing_of_others_cancelled(self, world):
+        refused = world.send_job()
+        assert refused.status_code == 409
+        assert error(refused) == f"the daemon is in mode {world.mode}: it starts nothing"
+        key = world.add_anchor()
+        world.register()
+        refused = world.client.delete(
+            f"/v1/jobs/{key.slug}", headers={"Authorization": f"Bearer {world.credentials.for_submission()}"}
+        )
+        assert (refused.status_code, error(refused)) == (
+            409, "dl2d only looks on at job 7: end it where it was submitted"
+        )  # fmt: skip
+        assert not world.store.job(key).state.ended
 
 
 class TestHeartbeat:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from dl2d.core.cluster import Node, TaskState
 from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Launch, Owner, Role
+from dl2d.core.mode import Mode
 from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources
 from dl2d.daemon.credentials import Credentials
@@ -55,6 +56,7 @@ class World:
     patience: Patience = field(default_factory=Patience)
     slot_seconds: float = 300.0
     url: str = "sqlite://"
+    mode: Mode = Mode.LIVE
 
     def __post_init__(self) -> None:
         self.now = 1_000_000.0
@@ -92,6 +94,8 @@ class World:
             slot_seconds=self.slot_seconds,
             seed=7,
             starts_anchors=True,
+            mode=self.mode,
+            scheduler="memory 1",
             grace=1.0,
             timer=lambda: 0.0,
         )

@@ -18,8 +18,10 @@ from dl2d.core.cluster import Node, NodeState, parse_tag
 from dl2d.core.resource_manager import RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.states import job_state, node_state
+from dl2d_slurm.watching import WATCH_FIELDS, WatchRule, hosts, static_job
 
-#: Names are those of ``squeue --Format`` and ``sinfo --Format``; the last one of each is free text.
+#: Names are those of ``squeue --Format`` and ``sinfo --Format``; the last one of each is free text, and so is ``Name``
+#: where something comes after it.
 JOB_FIELDS = (
     *("JobID", "State", "SubmitTime", "exit_code", "UserName", "NodeList", "tres-alloc", "tres-per-node"),
     *("Reason", "Comment"),
@@ -30,6 +32,7 @@ NODE_FIELDS = ("NodeList", "StateLong", "CPUsState", "Memory", "AllocMem", "Gres
 TIMES_AS_SECONDS: Mapping[str, str] = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
 
 _SEPARATOR = "|"
+_FREE = "Name"
 _ABSENT = frozenset({"", "(null)", "N/A", "n/a", "None", "none"})
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
@@ -59,43 +62,58 @@ class Nodes:
     strange: tuple[str, ...] = ()
 
 
+def watched_fields() -> tuple[str, ...]:
+    """What is asked of squeue where jobs of others are watched."""
+    return (*JOB_FIELDS[:-1], *WATCH_FIELDS, _FREE, JOB_FIELDS[-1])
+
+
 def format_option(fields: Sequence[str], word: str) -> str:
-    """The ``--Format`` option for some fields, each record ended by ``word``."""
+    """The ``--Format`` option for some fields, each record ended by ``word``; a name before the last by ``word-``."""
     last = len(fields) - 1
-    columns = (f"{field}:{_SEPARATOR}{word if position == last else ''}" for position, field in enumerate(fields))
+    ends = {last: word} | {place: f"{word}-" for place, field in enumerate(fields) if field == _FREE and place < last}
+    columns = (f"{field}:{_SEPARATOR}{ends.get(position, '')}" for position, field in enumerate(fields))
     return "--Format=" + ",".join(columns)
 
 
 def records(text: str, fields: Sequence[str], word: str) -> Iterator[dict[str, str] | str]:
     """Cut an answer into records; text that is none comes as it is."""
-    for piece in text.split(f"{_SEPARATOR}{word}"):
+    free = _FREE in fields[:-1]
+    for piece in re.split(f"{re.escape(_SEPARATOR + word)}(?!-)", text):
         record = piece.removeprefix("\n")
-        values = record.split(_SEPARATOR, len(fields) - 1)
+        head, cut, tail = record.partition(f"{_SEPARATOR}{word}-")
+        values = record.split(_SEPARATOR, len(fields) - 1) if not free else head.split(_SEPARATOR, len(fields) - 2)
+        if free and cut:
+            values.append(tail)
         if len(values) == len(fields):
             yield {field: value.strip() for field, value in zip(fields, values, strict=True)}
         elif record.strip():
             yield record.strip()
 
 
-def parse_jobs(text: str, word: str) -> Jobs:
-    """Read squeue's answer. What cannot be read is left out and reported in ``strange``."""
+def parse_jobs(text: str, word: str, *, fields: Sequence[str] = JOB_FIELDS, rules: Sequence[WatchRule] = ()) -> Jobs:
+    """Read squeue's answer. What cannot be read is left out and reported in ``strange``.
+
+    ``rules`` say which jobs of others are watched; then ``fields`` are ``watched_fields()``.
+    """
     jobs: list[RmJob] = []
     ending: list[tuple[str, Resources]] = []
     strange: list[str] = []
-    for record in records(text, JOB_FIELDS, word):
+    for record in records(text, fields, word):
         if isinstance(record, str) or not record["JobID"].isascii() or not record["JobID"].isdecimal():
             strange.append(f"squeue: cannot read {str(record)[:200]!r}")
             continue
-        node = present(record["NodeList"])
+        placed = hosts(present(record["NodeList"]))
+        node = placed[0] if placed else ""
         state, known = job_state(record["State"], placed=bool(node))
         if state is RmJobState.FAILED and _exit(record["exit_code"]) == _TERMINATED:
             # Nobody sends SIGTERM to himself: it was us, the user or an admin.
             state = RmJobState.CANCELLED
         if not known:
             strange.append(f"squeue: unknown job state {record['State'][:60]!r}, taken as {state}")
-        if state is RmJobState.ENDING and node:
+        if state is RmJobState.ENDING and len(placed) == 1:
             ending.append((node, _held(record)))
         comment = present(record["Comment"])
+        started = seconds(record["StartTime"]) if rules and state in (RmJobState.RUNNING, RmJobState.ENDING) else 0
         jobs.append(
             RmJob(
                 handle=record["JobID"],
@@ -105,6 +123,7 @@ def parse_jobs(text: str, word: str) -> Jobs:
                 node=node,
                 reason=_reason(record, state),
                 submitted=seconds(record["SubmitTime"]),
+                static=static_job(record, _held(record), rules, started) if rules else None,
             )
         )
     return Jobs(tuple(_without_forged_tags(jobs)), tuple(ending), tuple(strange))
@@ -123,7 +142,17 @@ def _held(record: Mapping[str, str]) -> Resources:
         elif name.startswith("gres/") and (number := count(amount)) is not None:
             gres[name.removeprefix("gres/")] = number
     mebibytes = count(memory if memory[-1:].isalpha() else f"{memory}M") or 0
-    return _resources(cpus, str(mebibytes // 1024**2), gres or parse_gres(record["tres-per-node"]))
+    return _resources(cpus, str(mebibytes // 1024**2), gres or _asked(record))
+
+
+def _asked(record: Mapping[str, str]) -> dict[str, int]:
+    """Generic resources that a job asked for: for each node, for each task, or in all."""
+    amounts: dict[str, int] = {}
+    for field, counted in (("tres-per-node", "NumNodes"), ("tres-per-task", "NumTasks"), ("tres-per-job", "")):
+        times = count(record.get(counted, "1")) or 1
+        for name, amount in parse_gres(present(record.get(field, ""))).items():
+            amounts[name] = amounts.get(name, 0) + amount * times
+    return amounts
 
 
 def with_ending(nodes: Iterable[Node], ending: Iterable[tuple[str, Resources]]) -> tuple[Node, ...]:

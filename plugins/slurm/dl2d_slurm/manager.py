@@ -21,6 +21,7 @@ from dl2d_slurm.listing import (
     format_option,
     parse_jobs,
     parse_nodes,
+    watched_fields,
     with_ending,
 )
 from dl2d_slurm.pace import TokenBucket
@@ -118,9 +119,10 @@ class SlurmManager:
         word = secrets.token_hex(16)
         # Jobs first: a job that starts between the two queries then counts twice, as waiting and in its node's use,
         # which does no harm. The other way round it would count as started on a node that still looks free.
-        jobs = parse_jobs(
-            self._ask("squeue", "--noheader", "--all", "--states=all", format_option(JOB_FIELDS, word)), word
-        )
+        rules = self._settings.watch
+        fields = watched_fields() if rules else JOB_FIELDS
+        answer = self._ask("squeue", "--noheader", "--all", "--states=all", format_option(fields, word))
+        jobs = parse_jobs(answer, word, fields=fields, rules=rules)
         chosen = (f"--partition={self._settings.partition}",) if self._settings.partition else ("--all",)
         nodes = parse_nodes(self._ask("sinfo", "--noheader", "--Node", *chosen, format_option(NODE_FIELDS, word)), word)
         self._spelling = nodes.spelling

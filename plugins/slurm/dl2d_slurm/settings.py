@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from dl2d.core.errors import ConfigError
+from dl2d_slurm.watching import WatchRule, parse_rules
 
 _PREFIX = "resource_manager.slurm"
 _CLUSTER = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -49,6 +50,8 @@ class SlurmSettings:
     default_memory_mib: int = 0
     #: More options for sbatch, such as ``--reservation=ml``.
     sbatch_options: tuple[str, ...] = ()
+    #: Which jobs of users who know nothing of dl2d train, and what: the first rule that takes a job counts.
+    watch: tuple[WatchRule, ...] = ()
 
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> SlurmSettings:
@@ -75,6 +78,7 @@ class SlurmSettings:
             time_limit=_text(given, "time_limit", _TIME, "a time as sbatch knows it, e.g. 2-00:00:00 or UNLIMITED"),
             default_memory_mib=int(_number(given, "default_memory_mib", defaults.default_memory_mib, 0, 2**40)),
             sbatch_options=_options(given, "sbatch_options"),
+            watch=parse_rules(given.get("watch"), f"{_PREFIX}.watch"),
         )
 
 

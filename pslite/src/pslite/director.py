@@ -229,6 +229,38 @@ class HttpDirector:
         return reply
 
 
+class Watched:
+    """A director whose job also tells a daemon how it goes; what the daemon says to that changes nothing.
+
+    Parameters
+    ----------
+    director
+        whose wishes count.
+    daemon
+        who is told.
+
+    """
+
+    def __init__(self, director: Director, daemon: HttpDirector) -> None:
+        self._director = director
+        self._daemon = daemon
+
+    def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:
+        """Start both."""
+        self._daemon.start(address, token, wake)
+        self._director.start(address, token, wake)
+
+    def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
+        """Tell both; return the director's wishes."""
+        self._daemon.exchange(status, urgent=urgent)
+        return self._director.exchange(status, urgent=urgent)
+
+    def close(self, status: Status) -> None:
+        """Tell both that the job is over."""
+        self._director.close(status)
+        self._daemon.close(status)
+
+
 class _HttpReply(msgspec.Struct):
     members: list[str]
     stop: bool = False

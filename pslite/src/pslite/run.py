@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Literal
 
@@ -23,12 +24,14 @@ from pslite.agent import Agent
 from pslite.auth import TOKEN_BYTES, parse_token
 from pslite.channel import listen
 from pslite.coordinator import Coordinator, Settings
-from pslite.director import HttpDirector
+from pslite.director import HttpDirector, Watched
 from pslite.environment import need, role_of, task_environment
 from pslite.errors import Cancelled, PsliteError, UsageError
 from pslite.local import LocalDirector
 
 _REGISTER_SECONDS = 300.0
+#: how long the tasks of a job that are started here may take to come: all of them, and the first of each role
+_GRACE_SECONDS, _START_SECONDS = 60.0, 300.0
 _JOB = re.compile(r"[A-Za-z0-9._-]+")
 
 _EPILOG = """\
@@ -53,8 +56,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--workers", type=int, default=1, help="standalone: workers to start (default 1)")
-    parser.add_argument("--servers", type=int, default=1, help="standalone: parameter servers to start (default 1)")
+    parser.add_argument("--workers", type=int, default=1, help="workers, where no scheduler starts them (default 1)")
+    parser.add_argument("--servers", type=int, default=1, help="parameter servers, likewise (default 1)")
     parser.add_argument("--quiet", action="store_true", help="no progress lines on stderr")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the training command")
     return parser
@@ -82,10 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError("no command given: dl2-run [options] python train.py ...")
         if role == "worker":
             return _task(role, command, environ, say)
-        if role == "coordinator":
-            return _coordinate(command, environ, say)
         if options.workers < 1 or options.servers < 1:
             raise UsageError("--workers and --servers must be at least 1")
+        if role == "coordinator":
+            return _coordinate(command, environ, say, options.workers, options.servers)
         return _standalone(command, environ, say, options.workers, options.servers)
     except UsageError as error:
         sys.stderr.write(f"dl2-run: {error}\n")
@@ -131,7 +134,7 @@ def _standalone(
         token=secrets.token_bytes(TOKEN_BYTES),
         director=director,
         say=say,
-        settings=Settings(grace=60.0, start=300.0),
+        settings=Settings(grace=_GRACE_SECONDS, start=_START_SECONDS),
         host="127.0.0.1",
     )
     try:
@@ -148,9 +151,13 @@ class _Registration(msgspec.Struct):
     credential: str
     token: str
     heartbeat_seconds: float = 1.0
+    #: the daemon looks on and starts no tasks: they are ours to start, beside the coordinator
+    static: bool = False
 
 
-def _coordinate(command: Sequence[str], environ: Mapping[str, str], say: Callable[[str], None]) -> int:
+def _coordinate(
+    command: Sequence[str], environ: Mapping[str, str], say: Callable[[str], None], workers: int, servers: int
+) -> int:
     daemon = need(environ, "DL2_DAEMON")
     host = environ.get("DL2_HOST") or _own_name()
     with listen() as listener:
@@ -163,17 +170,27 @@ def _coordinate(command: Sequence[str], environ: Mapping[str, str], say: Callabl
             registration = _register(daemon, command, address, environ, say)
         if not _JOB.fullmatch(registration.job):
             raise UsageError(f"the job name {registration.job!r} is malformed")
-        director = HttpDirector(daemon, registration.job, registration.credential, say=say)
+        heartbeats = HttpDirector(daemon, registration.job, registration.credential, say=say)
+        settings = Settings(heartbeat=registration.heartbeat_seconds)
+        own: LocalDirector | None = None
+        if registration.static:
+            say(f"the scheduler only looks on: {workers} workers and {servers} servers on this node, to the end")
+            own = LocalDirector(command, workers=workers, servers=servers, environ=environ)
+            settings = replace(settings, grace=_GRACE_SECONDS, start=_START_SECONDS)
         coordinator = Coordinator(
             job=registration.job,
             token=parse_token(registration.token),
-            director=director,
+            director=heartbeats if own is None else Watched(own, heartbeats),
             say=say,
-            settings=Settings(heartbeat=registration.heartbeat_seconds),
+            settings=settings,
             address_host=host,
             listener=listener,
         )
-        return _run_coordinator(coordinator)
+        try:
+            return _run_coordinator(coordinator)
+        finally:
+            if own is not None:
+                own.stop(2.0)
 
 
 def _own_name() -> str:

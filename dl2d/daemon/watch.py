@@ -1,0 +1,152 @@
+"""Jobs that the scheduler in charge runs at fixed sizes: who they are, what they have, how they end. Pure.
+
+Some are of users who know nothing of dl2d: the resource manager says what it can of them (``StaticJob``). Others were
+registered by their coordinators while dl2d was not in charge. Both have rows like any job; nothing is asked of either.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dl2d.core.cluster import Task, TaskState
+from dl2d.core.jobs import HOUR_SECONDS, Allocation, Architecture, Job, JobKey, JobRequest, JobState, Launch, Role
+from dl2d.core.plan import Start
+from dl2d.core.request import RequestRules
+from dl2d.core.resource_manager import RmJob, RmJobState, RmSnapshot, StaticJob
+from dl2d.core.resources import NO_RESOURCES
+from dl2d.core.store import JobChange, TaskChange
+
+_ENDS: Final = {
+    RmJobState.DONE: JobState.FINISHED,
+    RmJobState.FAILED: JobState.FAILED,
+    RmJobState.CANCELLED: JobState.CANCELLED,
+    RmJobState.LOST: JobState.LOST,
+}
+_HOLDS: Final = frozenset({RmJobState.RUNNING, RmJobState.ENDING})
+_NO_LAUNCH: Final = Launch((), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What has changed with a job that is watched."""
+
+    job: JobKey
+    #: Tasks that it has now and did not have; those of ``gone`` it has no more.
+    came: tuple[Start, ...] = ()
+    gone: tuple[TaskChange, ...] = ()
+    #: What has become of it, and when that was, seconds since 1970.
+    change: JobChange | None = None
+    at: float = 0.0
+    #: What it trains with from now on, where its coordinator does not say so itself.
+    size: Allocation | None = None
+
+
+def newcomers(seen: RmSnapshot, known: Iterable[Job], *, cluster: str, rules: RequestRules) -> tuple[Job, ...]:
+    """Jobs that the manager shows and that are not among those known, which are all that have not ended."""
+    keys = {job.key for job in known}
+    found = []
+    for listed in seen.jobs:
+        if listed.static is None or listed.tag or listed.state.ended:
+            continue
+        key = JobKey(cluster, listed.handle, listed.submitted)
+        if key not in keys:
+            owner = listed.static.owner
+            request = stand_in(listed.static, rules)
+            found.append(
+                Job(key=key, request=request, owner=owner, launch=_NO_LAUNCH, anchor=listed.handle, static=True)
+            )
+    return tuple(found)
+
+
+def stand_in(static: StaticJob, rules: RequestRules) -> JobRequest:
+    """What a job that declares nothing to dl2d would have asked for.
+
+    Its length is the time that it may run, an epoch an hour, a step a second; its bounds are the site's: what it was
+    given is one of the sizes that it might have had.
+    """
+    has_ps = static.ps > 0
+    return JobRequest(
+        name=static.name,
+        model=static.model,
+        epochs=max(static.limit, 1.0) / HOUR_SECONDS,
+        samples_per_epoch=None,
+        steps_per_epoch=HOUR_SECONDS,
+        batch=None,
+        worker=static.task,
+        ps=static.task if has_ps else NO_RESOURCES,
+        max_workers=max(static.workers, rules.max_workers),
+        min_ps=1 if has_ps else 0,
+        max_ps=max(static.ps, rules.max_ps) if has_ps else 0,
+        architecture=Architecture.PS if has_ps else Architecture.ALLREDUCE,
+    )
+
+
+def watch(jobs: Sequence[Job], tasks: Iterable[Task], seen: RmSnapshot, *, patience: float) -> tuple[Sighting, ...]:
+    """Compare what the store has of static jobs that have not ended with what the manager shows.
+
+    ``patience``: a job that is not listed for so many seconds after it came has ended without a word.
+    """
+    by_handle = {listed.handle: listed for listed in seen.jobs} if jobs else {}
+    of_job: dict[JobKey, list[Task]] = {job.key: [] for job in jobs}
+    for task in tasks:
+        if task.job in of_job:
+            of_job[task.job].append(task)
+    found = (_sighting(job, of_job[job.key], by_handle.get(job.anchor), seen.at, patience) for job in jobs)
+    return tuple(sighting for sighting in found if sighting is not None)
+
+
+def _sighting(job: Job, tasks: Sequence[Task], listed: RmJob | None, at: float, patience: float) -> Sighting | None:
+    if listed is not None and listed.submitted and listed.submitted != job.key.submitted:
+        listed = None  # the manager has given its number to another job
+    change = _change(job, listed, at, patience)
+    ended = change is not None and change.state is not None and change.state.ended
+    places = () if listed is None or listed.state not in _HOLDS or ended else _places(job, listed, tasks)
+    have = Counter((task.role, task.node) for task in tasks)
+    want = Counter(places)
+    came = tuple(Start(job.key, role, node, job.request.demand(role)) for role, node in (want - have).elements())
+    surplus = have - want
+    gone = []
+    for task in sorted(tasks, key=lambda task: task.number, reverse=True):
+        if surplus[task.role, task.node] > 0:
+            surplus[task.role, task.node] -= 1
+            gone.append(TaskChange(task.job, task.id, TaskState.RELEASED))
+    size = Allocation(*(sum(role is each for each, _ in places) for role in (Role.WORKER, Role.PS)))
+    has = Allocation(job.progress.workers, job.progress.ps)
+    told = size if job.unreported and size != has and not ended else None
+    if change is None and not came and not gone and told is None:
+        return None
+    when = at
+    if change is not None and change.state is JobState.RUNNING and listed is not None and listed.static is not None:
+        when = min(listed.static.started, at) or at
+    return Sighting(job.key, came, tuple(gone), change, when, told)
+
+
+def _places(job: Job, listed: RmJob, tasks: Sequence[Task]) -> tuple[tuple[Role, str], ...]:
+    """Role and node of each task that a running job has."""
+    if job.unreported:
+        static = listed.static
+        if static is None:  # the manager's rules were changed
+            return tuple((task.role, task.node) for task in tasks)
+        roles = (Role.WORKER,) * static.workers + (Role.PS,) * static.ps
+        return tuple(zip(roles, static.nodes, strict=False))
+    # Its coordinator started them beside itself.
+    roles = (Role.WORKER,) * job.progress.workers + (Role.PS,) * job.progress.ps
+    return tuple((role, listed.node) for role in roles)
+
+
+def _change(job: Job, listed: RmJob | None, at: float, patience: float) -> JobChange | None:
+    if listed is None:
+        heard = max(job.progress.at, float(job.key.submitted))
+        if at - heard <= patience:
+            return None
+        return JobChange(state=JobState.LOST, end_reason="the resource manager does not list it any more")
+    if listed.state.ended:
+        return JobChange(state=_ENDS[listed.state], end_reason=listed.reason or str(listed.state))
+    if not job.unreported:
+        return None  # its coordinator says what it does
+    state = JobState.RUNNING if listed.state in _HOLDS else JobState.READY
+    forward = job.state is JobState.SUBMITTED or (job.state is JobState.READY and state is JobState.RUNNING)
+    return JobChange(state=state) if forward and state is not job.state else None

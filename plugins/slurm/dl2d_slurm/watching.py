@@ -1,0 +1,219 @@
+"""Jobs of users who know nothing of dl2d: which of them train, as a site's rules say, and what squeue tells of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from dl2d.core.errors import ConfigError
+from dl2d.core.jobs import Owner
+from dl2d.core.resource_manager import StaticJob
+from dl2d.core.resources import Resources
+
+#: What is asked of squeue beside the rest where there are rules.
+WATCH_FIELDS: Final = (
+    *("StartTime", "TimeLimit", "NumNodes", "NumTasks", "tres-per-task", "tres-per-job"),
+    *("Partition", "UserID", "GroupID", "Account", "QOS"),
+)
+_KEYS: Final = ("partition", "name", "comment", "model", "size", "ps", "least", "hours")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+ /:-]{0,127}")
+_RESOURCE: Final = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
+_TASKS: Final = "tasks"
+_LIMIT: Final = re.compile(r"(?:(\d{1,6})-)?(\d{1,4})(?::(\d{1,2}))?(?::(\d{1,2}))?")
+#: Slurm shows a job without a limit, in a partition without one, as one of a year.
+_YEAR: Final = 365 * 86_400.0
+_HOUR: Final = 3600.0
+_MOST_TASKS: Final = 10_000
+_MOST_HOURS: Final = 8760.0
+_HOSTS: Final = re.compile(r"((?:[^,\[\]]|\[[^\[\]]*\])+)(?:,|$)")
+_BRACKET: Final = re.compile(r"\[([^\[\]]*)\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchRule:
+    """Jobs that count as training one type of model."""
+
+    partition: str
+    #: Patterns as in a shell (``bert-*``); ``*`` takes any.
+    name: str = "*"
+    comment: str = "*"
+    #: Type of the model, as in ``jobs.models``.
+    model: str
+    #: What counts as a worker: a task, or a unit of a resource (``gpu``).
+    size: str = _TASKS
+    #: So many of them are parameter servers; 0: the workers exchange gradients among themselves.
+    ps: int = 0
+    #: Fewest workers and parameter servers together.
+    least: int = 2
+    #: Length of a job that has no time limit, in hours.
+    hours: float = 24.0
+
+    def takes(self, partition: str, name: str, comment: str) -> bool:
+        """Whether a job is one of these; a job that waits may name several partitions."""
+        named = self.partition in partition.split(",")
+        return named and fnmatchcase(name, self.name) and fnmatchcase(comment, self.comment)
+
+    @classmethod
+    def parse(cls, given: object, where: str) -> WatchRule:
+        """Check a rule as it comes from the config file; ``where`` names it.
+
+        Raises
+        ------
+        ConfigError
+            A key is unknown, missing or has a bad value.
+        """
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{where}: expected keys and values such as {{partition: gpu, model: bert}}")
+        for key in given:
+            if key not in _KEYS:
+                raise ConfigError(f"{where}.{key}: unknown key (known: {', '.join(_KEYS)})")
+        rule = cls(
+            partition=_words(given, "partition", where),
+            name=_words(given, "name", where, "*"),
+            comment=_words(given, "comment", where, "*"),
+            model=_words(given, "model", where),
+            size=_words(given, "size", where, _TASKS),
+            ps=int(_number(given, "ps", where, 0, 0, _MOST_TASKS, whole=True)),
+            least=int(_number(given, "least", where, 2, 1, _MOST_TASKS, whole=True)),
+            hours=_number(given, "hours", where, 24.0, 0.01, _MOST_HOURS),
+        )
+        if not _NAME.fullmatch(rule.model):
+            raise ConfigError(f"{where}.model: expected a type of model such as bert, got {rule.model!r}")
+        if not _RESOURCE.fullmatch(rule.size):
+            raise ConfigError(f"{where}.size: expected tasks or a resource such as gpu, got {rule.size!r}")
+        return rule
+
+
+def parse_rules(given: object, where: str) -> tuple[WatchRule, ...]:
+    """Check the list of rules. Raises ``ConfigError``."""
+    if given is None:
+        return ()
+    if not isinstance(given, list | tuple):
+        raise ConfigError(f"{where}: expected a list of rules, got {given!r}")
+    return tuple(WatchRule.parse(rule, f"{where}[{number}]") for number, rule in enumerate(given))
+
+
+def static_job(
+    record: Mapping[str, str], held: Resources, rules: Sequence[WatchRule], started: int
+) -> StaticJob | None:
+    """What a record of squeue tells, by the first rule that takes the job; None where none does.
+
+    Parameters
+    ----------
+    record
+        Has ``WATCH_FIELDS`` too.
+    held
+        All that the job holds, or asks for where it waits.
+    started
+        Seconds since 1970; 0 for a job that does not run.
+    """
+    comment = "" if record["Comment"] == "(null)" else record["Comment"]
+    rule = next((each for each in rules if each.takes(record["Partition"], record["Name"], comment)), None)
+    tasks = int(record["NumTasks"]) if record["NumTasks"].isdecimal() else 0
+    if rule is None or not tasks:
+        return None
+    count = tasks if rule.size == _TASKS else int(held.get(rule.size))
+    if count < max(rule.least, rule.ps + 1) or count > _MOST_TASKS:
+        return None
+    if not record["UserID"].isdecimal() or not record["GroupID"].isdecimal():
+        return None
+    return StaticJob(
+        name=_plain(record["Name"]) or rule.model,
+        model=rule.model,
+        owner=Owner(
+            user=record["UserName"],
+            uid=int(record["UserID"]),
+            gid=int(record["GroupID"]),
+            account=_present(record["Account"]),
+            partition=record["Partition"],
+            qos=_present(record["QOS"]),
+        ),
+        workers=count - rule.ps,
+        ps=rule.ps,
+        task=Resources.of({name: amount / count for name, amount in held.as_dict().items()}),
+        nodes=spread(hosts(record["NodeList"]), count) if started else (),
+        limit=limit_seconds(record["TimeLimit"]) or rule.hours * _HOUR,
+        started=float(started),
+    )
+
+
+def limit_seconds(text: str) -> float | None:
+    """A time limit as squeue shows it: ``30:00``, ``2:00:00``, ``1-12:00:00``; None for none."""
+    match = _LIMIT.fullmatch(text)
+    if match is None:
+        return None
+    days, *rest = match.groups()
+    numbers = [int(part) for part in rest if part is not None]
+    if days is None and len(numbers) < 3:
+        numbers = [0, *numbers] if len(numbers) == 2 else [0, numbers[0], 0]
+    numbers += [0] * (3 - len(numbers))
+    hours, minutes, seconds = numbers
+    total = 86_400.0 * int(days or 0) + 3600.0 * hours + 60.0 * minutes + seconds
+    return total if 0 < total < _YEAR else None
+
+
+def hosts(text: str) -> tuple[str, ...]:
+    """Names in a node list: ``n[1-2,07],gpu1`` is n1, n2, n07 and gpu1. What is no such list is one name."""
+    found: list[str] = []
+    for match in _HOSTS.finditer(text):
+        found += _expanded(match[1])
+        if len(found) > _MOST_TASKS:
+            return tuple(found[:_MOST_TASKS])
+    return tuple(found)
+
+
+def spread(nodes: Sequence[str], count: int) -> tuple[str, ...]:
+    """Which node each of ``count`` tasks is on, if they are spread evenly and in order.
+
+    squeue does not say how many of a job's tasks are on which of its nodes.
+    """
+    return tuple(nodes[number * len(nodes) // count] for number in range(count)) if nodes else ()
+
+
+def _expanded(text: str) -> list[str]:
+    match = _BRACKET.search(text)
+    if match is None:
+        return [text]
+    before, after = text[: match.start()], text[match.end() :]
+    names: list[str] = []
+    for part in match[1].split(","):
+        first, dash, last = part.partition("-")
+        numbers = [part]
+        if dash and first.isdecimal() and last.isdecimal() and int(last) - int(first) < _MOST_TASKS:
+            numbers = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+        for number in numbers:
+            names += _expanded(f"{before}{number}{after}")
+            if len(names) > _MOST_TASKS:
+                return names
+    return names
+
+
+def _present(text: str) -> str:
+    return "" if text in ("(null)", "N/A") else text
+
+
+def _plain(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text)[:128].strip()
+
+
+def _words(given: Mapping[str, object], key: str, where: str, default: str | None = None) -> str:
+    value = given.get(key, default)
+    if value is None:
+        raise ConfigError(f"{where}.{key}: missing")
+    if not isinstance(value, str) or not value or len(value) > 200:
+        raise ConfigError(f"{where}.{key}: expected some text (quote it in YAML), got {value!r}")
+    return value
+
+
+def _number(
+    given: Mapping[str, object], key: str, where: str, default: float, least: float, most: float, *, whole: bool = False
+) -> float:
+    value = given.get(key, default)
+    good = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if not good or not least <= value <= most:  # type: ignore[operator]
+        kind = "a whole number" if whole else "a number"
+        raise ConfigError(f"{where}.{key}: expected {kind} from {least:g} to {most:g}, got {value!r}")
+    return float(value)  # type: ignore[arg-type]
