@@ -23,6 +23,7 @@ from hot_scaling import resnet50_shapes
 
 from pslite.connect import session_for
 from pslite.coordinator import Settings
+from pslite.encoding import encoding_of
 from pslite.gradients import Bundle, Contribution
 from pslite.spec import SGD, JobSpec, Part, Segment, block_bytes_for
 from pslite.testing import run_local
@@ -32,14 +33,14 @@ WARM = 4
 TRANSPORTS = {"TCP": "tcp", "Unix": "unix", "shared memory": ""}
 
 
-def describe(model: str, steps: int, mode: str) -> JobSpec:
+def describe(model: str, steps: int, mode: str, wire: str) -> JobSpec:
     """Return the job."""
     shapes: list[tuple[int, ...]] = resnet50_shapes() if model == "resnet50" else [(25_000_000,)]
     parts = tuple(Part(f"t{i}", shape) for i, shape in enumerate(shapes))
     segments = (Segment(dtype="float32", optimizer=SGD(lr=0.01, momentum=0.9), parts=parts),)
     return JobSpec(
         segments=segments, samples=64 * steps, batch=64, epochs=1, seed=1, mode=mode, shards=16,  # type: ignore[arg-type]
-        block_bytes=block_bytes_for(segments[0].nbytes),
+        block_bytes=block_bytes_for(segments[0].nbytes), wire=wire,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -55,15 +56,18 @@ def cpu_seconds(root: int) -> float:
 
 def work(options: argparse.Namespace) -> None:
     """Be a worker."""
-    spec = describe(options.model, options.steps + WARM, options.mode)
+    spec = describe(options.model, options.steps + WARM, options.mode, options.wire)
     session = session_for(spec)
     session.weights.arrays[0][:] = 1.0
     session.start()
-    bundles: dict[int, Bundle] = {}
+    contributions = []
+    encoding = encoding_of(spec)
     for node in session.share.nodes:
-        bundles[node] = Bundle(spec, session.blocks)
-        bundles[node].arrays[0][:] = np.linspace(-1e-3, 1e-3, bundles[node].arrays[0].size, dtype=np.float32)
-    contributions = [Contribution(node, bundle) for node, bundle in bundles.items()]
+        bundle = Bundle(spec, session.blocks)
+        bundle.arrays[0][:] = np.linspace(-1e-3, 1e-3, bundle.arrays[0].size, dtype=np.float32)
+        if encoding is not None:
+            bundle.round(spec, encoding)
+        contributions.append(Contribution(node, bundle))
     times = []
     cpu = 0.0
     while session.version < spec.total_versions:
@@ -86,7 +90,7 @@ def measure(options: argparse.Namespace, model: str, transport: str, workers: in
         result = run_local(
             [
                 sys.executable, __file__, "--work", "--model", model, "--steps", str(options.steps),
-                "--mode", options.mode, "--root", str(os.getpid()), "--out", str(out),
+                "--mode", options.mode, "--wire", options.wire, "--root", str(os.getpid()), "--out", str(out),
             ],
             workers=workers, servers=servers, timeout=300, settings=Settings(grace=60.0, start=60.0, lease=60.0),
             environ={**os.environ, "DL2_QUIET": "1", "DL2_TRANSPORT": TRANSPORTS[transport]},
@@ -106,6 +110,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=2, help="the best of so many")
     parser.add_argument("--mode", default="fast", choices=["fast", "exact"])
+    parser.add_argument("--wire", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--model", default="resnet50", help=argparse.SUPPRESS)

@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--shards", type=int, default=16)
     parser.add_argument("--block-bytes", type=int, default=1024)
     parser.add_argument("--clip", type=float, default=0.0)
+    parser.add_argument("--wire", default="float32")
     parser.add_argument("--checkpoint", default="")
     parser.add_argument("--every", type=int, default=0)
     parser.add_argument("--begin-anew", action="store_true")
@@ -57,6 +58,7 @@ def main() -> int:
         shards=options.shards,
         block_bytes=options.block_bytes,
         clip_norm=options.clip,
+        wire=options.wire,
         checkpoint=options.checkpoint,
         checkpoint_every=options.every,
         resume=not options.begin_anew,

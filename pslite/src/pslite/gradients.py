@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pslite.blocks import Block
+from pslite.encoding import Encoding, encoding_of, narrow
 from pslite.region import Layout, Region
 from pslite.spec import JobSpec
 from pslite.tree import TreeSum, width
@@ -32,6 +33,7 @@ class Bundle:
         ]
         #: the number by which servers know its memory; 0 if they do not
         self.place = 0
+        self._packed: dict[int, Array] = {}
         self.clear()
         self.views = [self.arrays[b.segment][b.offset : b.offset + b.size].data.cast("B") for b in blocks]
 
@@ -44,6 +46,21 @@ class Bundle:
         """Add another bundle to this one."""
         for mine, theirs in zip(self.arrays, other.arrays, strict=True):
             np.add(mine, theirs, out=mine)
+
+    def round(self, spec: JobSpec, encoding: Encoding) -> None:
+        """Round what travels in 16 bits to what that can hold."""
+        for segment, array in zip(spec.segments, self.arrays, strict=True):
+            if narrow(spec, segment.dtype, segment.optimizer):
+                encoding.round(array)
+
+    def packed(self, block: Block, encoding: Encoding) -> memoryview:
+        """Return a block in 16 bits, in memory that is used again for the same block."""
+        packed = self._packed.get(block.number)
+        if packed is None:
+            packed = self._packed[block.number] = np.empty(block.size, dtype=encoding.dtype)
+        encoding.pack(self.arrays[block.segment][block.offset : block.offset + block.size], packed)
+        view: memoryview = packed.data.cast("B")
+        return view
 
 
 class Contribution:
@@ -65,6 +82,7 @@ class GradientSums:
         self._free: list[Bundle] = []
         self._tree: TreeSum[Bundle] = TreeSum(1, frozenset((1,)))
         self._leaves = 1
+        self._encoding = encoding_of(spec)
         self._done: list[Contribution] = []
         #: of earlier parts of the same step; servers may look at them, and they may have to be pushed again
         self._kept: list[Contribution] = []
@@ -95,12 +113,16 @@ class GradientSums:
 
     def add(self, leaf: int, bundle: Bundle) -> None:
         """Add the gradients of one leaf (a shard, or in fast mode the worker)."""
+        if self._encoding is not None:
+            bundle.round(self._spec, self._encoding)
         done = self._tree.add(width(self._leaves) + leaf, bundle, self._combine)
         if done is not None:
             self._done.append(Contribution(*done))
 
     def _combine(self, left: Bundle, right: Bundle) -> Bundle:
         left.add(right)
+        if self._encoding is not None:
+            left.round(self._spec, self._encoding)
         self._free.append(right)
         return left
 

@@ -20,9 +20,9 @@ class BufferPool:
     def __init__(self) -> None:
         self._free: dict[tuple[str, int], list[Array]] = {}
 
-    def take(self, block: Block) -> Array:
-        """Return a buffer of the block's size, with undefined content."""
-        return self._take(block.dtype, block.size)
+    def take(self, block: Block, dtype: str = "") -> Array:
+        """Return a buffer of the block's size and type (or another one), with undefined content."""
+        return self._take(dtype or block.dtype, block.size)
 
     def take_like(self, array: Array) -> Array:
         """Return a buffer of an array's type and size, with undefined content."""

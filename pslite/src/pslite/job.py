@@ -71,6 +71,7 @@ class LoopJob(ABC):
         shards: int | None,
         clip_norm: float,
         clip_value: float,
+        wire: Literal["float32", "bfloat16", "float16"],
         checkpoint: str | os.PathLike[str] | None,
         checkpoint_every: int,
         resume: bool,
@@ -89,6 +90,7 @@ class LoopJob(ABC):
             fixed=layout.fixed,
             clip_norm=clip_norm,
             clip_value=clip_value,
+            wire=wire,
             checkpoint="" if checkpoint is None else os.path.abspath(checkpoint),  # noqa: PTH100 - keeps links as they are
             checkpoint_every=every,
             resume=resume,

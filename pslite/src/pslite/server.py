@@ -27,6 +27,7 @@ from pslite.blocks import Block, cut
 from pslite.channel import Channel, Inbox, cut_off
 from pslite.checkpoint import Saver
 from pslite.doorway import Doorway
+from pslite.encoding import Encoding, encoding_of, narrow, wire_bytes
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, Unreachable
 from pslite.holding import Array, BufferPool, Holding
 from pslite.messages import (
@@ -164,6 +165,10 @@ class Server:
         self._blocks: tuple[Block, ...] = ()
         self._layout: Layout
         self._tensors: Tensors
+        self._exact = True
+        #: by block, how gradients travel if in 16 bits, and their lengths
+        self._encodings: list[Encoding | None] = []
+        self._lengths: list[int] = []
         self._holdings: dict[int, Holding] = {}
         self._stages: dict[int, _Stage] = {}
         self._stamp: tuple[int, int] | None = None
@@ -341,8 +346,9 @@ class Server:
         block = self._blocks[header.block]
         if header.kind == PUSH:
             if self._judge(link, header) is None:
-                return memoryview(self._scratch)[: block.nbytes]
-            buffer = self._pool.take(block)
+                return memoryview(self._scratch)[: self._lengths[block.number]]
+            encoding = self._encodings[block.number]
+            buffer = self._pool.take(block, encoding.dtype if encoding is not None else "")
             self._incoming[link] = buffer
             return buffer.data.cast("B")
         if header.kind == STATE_ACK:
@@ -448,7 +454,14 @@ class Server:
         holding = self._find(header)
         assert holding is not None
         holding.received.add(header.node)
-        done = holding.sums.add(header.node, buffer, self._combine)
+        encoding = self._encodings[header.block]
+        if encoding is not None and buffer.dtype == encoding.dtype:
+            packed, buffer = buffer, self._pool.take(holding.block)
+            encoding.unpack(packed, buffer)
+            self._pool.give(packed)
+        # In fast mode the nodes differ with the size anyway, so that no more need be lost than is pushed.
+        rounding = encoding if self._exact else None
+        done = holding.sums.add(header.node, buffer, lambda left, right: self._combine(left, right, rounding))
         if done is not None:
             holding.total = done[1]
             self._complete(holding)
@@ -458,11 +471,13 @@ class Server:
         stage = self._stages.get(header.plan)
         return stage is not None and stage.plan.owner(header.block).task == self._identity.task
 
-    def _combine(self, left: Array, right: Array) -> Array:
+    def _combine(self, left: Array, right: Array, encoding: Encoding | None) -> Array:
         if not left.flags.writeable:
             left, right = right, left  # the sum is the same
         out = left if left.flags.writeable else self._pool.take_like(left)
         np.add(left, right, out=out)
+        if encoding is not None:
+            encoding.round(out)
         self._pool.give(right)
         return out
 
@@ -697,6 +712,10 @@ class Server:
             self._layout = Layout(message.spec, self._blocks)
             self._tensors = Tensors(message.spec, self._blocks)
             self._updater = Updater(message.spec.clip_value)
+            self._exact = message.spec.mode == "exact"
+            encoding = encoding_of(message.spec)
+            self._encodings = [encoding if narrow(message.spec, b.dtype, b.optimizer) else None for b in self._blocks]
+            self._lengths = [wire_bytes(message.spec, block) for block in self._blocks]
             self._scratch = bytearray(max(block.nbytes for block in self._blocks))
             if message.spec.checkpoint:
                 name = f"{self._identity.task}-{self._identity.incarnation[:8]}"

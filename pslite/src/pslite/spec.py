@@ -159,6 +159,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     clip_norm: float = 0.0
     #: largest absolute value of an element of the mean gradient; 0 for any
     clip_value: float = 0.0
+    #: how gradients of float32 weights travel; sums and weights keep their type
+    wire: Literal["float32", "bfloat16", "float16"] = "float32"
     #: folder of checkpoints, which every server, the first worker and the coordinator can reach; "" for none
     checkpoint: str = ""
     #: versions from one checkpoint to the next

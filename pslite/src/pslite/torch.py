@@ -89,6 +89,8 @@ class ElasticJob(LoopJob):
         largest norm of the gradient over all parameters, as for torch's clip_grad_norm_; 0 for any.
     clip_value
         largest absolute value of an element of the gradient, as for torch's clip_grad_value_; 0 for any.
+    wire
+        type in which gradients of float32 parameters travel: "bfloat16" and "float16" halve what workers send.
     checkpoint
         folder in which the servers keep the last two checkpoints, weights and optimizer state; all tasks must be able
         to reach it.
@@ -120,6 +122,7 @@ class ElasticJob(LoopJob):
         threads: int | None = None,
         clip_norm: float = 0.0,
         clip_value: float = 0.0,
+        wire: Literal["float32", "bfloat16", "float16"] = "float32",
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 0,
         resume: bool = True,
@@ -137,6 +140,7 @@ class ElasticJob(LoopJob):
             shards=shards,
             clip_norm=clip_norm,
             clip_value=clip_value,
+            wire=wire,
             checkpoint=checkpoint,
             checkpoint_every=checkpoint_every,
             resume=resume,

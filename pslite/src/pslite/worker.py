@@ -20,6 +20,7 @@ from pslite.auth import Identity
 from pslite.blocks import cut
 from pslite.channel import cut_off
 from pslite.checkpoint import to_resume
+from pslite.encoding import encoding_of, wire_bytes
 from pslite.errors import PeerLost, ProtocolError, PsliteError, Unreachable, UsageError
 from pslite.gradients import Bundle, Contribution
 from pslite.membership import Membership
@@ -98,6 +99,7 @@ class Worker(Membership):
         self._bundles = Bundle(spec, self.blocks), Bundle(spec, self.blocks)
         self.weights = self._bundles[0]
         self.share = Share(spec, 1, 0)
+        self._encoding = encoding_of(spec)
         # the user's thread
         self._links: dict[str, Link] = {}
         self._selector = selectors.DefaultSelector()
@@ -299,13 +301,21 @@ class Worker(Membership):
         places = [self._place(contribution.bundle) for contribution in contributions]
         for block in self.blocks:
             link = self._links[plan.owner(block.number).task]
+            length = wire_bytes(self.spec, block)
             for contribution, place in zip(contributions, places, strict=True):
-                shown = link.local and place and self._show(link, place, contribution.bundle)
+                bundle = contribution.bundle
+                shown = link.local and place and self._show(link, place, bundle)
                 header = Header(
-                    PUSH, plan.number, block.number, contribution.node, block.nbytes, self.version, self._first,
-                    next_plan, next_first, place=place if shown else 0,
+                    PUSH, plan.number, block.number, contribution.node, block.nbytes if shown else length,
+                    self.version, self._first, next_plan, next_first, place=place if shown else 0,
                 )  # fmt: skip
-                link.send(header, None if shown else contribution.bundle.views[block.number])
+                if shown:
+                    link.send(header)
+                elif self._encoding is None or length == block.nbytes:
+                    link.send(header, bundle.views[block.number])
+                else:
+                    link.send(header, bundle.packed(block, self._encoding))
+                    self._flush(link)  # it travels while the next ones are packed
 
     def _place(self, bundle: Bundle) -> int:
         """Return the number of a bundle's shared memory, 0 if it has none."""
