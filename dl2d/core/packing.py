@@ -337,7 +337,12 @@ class Packing:
     def _place_new(self, demand: Resources, role: Role) -> _Step | Blocked:
         vector = self._vector(demand)
         full = bool(self._full) and demand in self._full
-        place = None if vector is None or full else self._choose(vector)
+        if vector is None or full:
+            place = None
+        elif self._waiting or self._head_only:
+            place = self._choose(vector)
+        else:
+            place = self._first(vector, clear=False)
         if vector is None or place is None:
             # Where only the first node is tried, another may be the first next time.
             if not full and not self._head_only:

@@ -8,7 +8,7 @@ batch. What it sees and may do is, number for number, that of ``dl2d.simulation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
@@ -26,8 +26,8 @@ from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint,
 from dl2d.policies.sizing import STEPS, Batch, Sight, Sizing, grows, usable
 
 Matrix = NDArray[np.float32]
-_NEVER: Final = np.float32(-np.inf)
-_ZERO: Final = np.float32(0.0)
+#: Steps whose noise is drawn together.
+_DRAWN: Final = 32
 
 
 class Network(Protocol):
@@ -61,6 +61,10 @@ class Dense:
             np.maximum(values, 0.0, out=values)
         logits: Matrix = values @ last + bias
         return logits
+
+    def following(self, columns: Matrix, count: int, free: Matrix) -> Callable[[int | None], Matrix]:
+        """See ``SharedJobs.following``."""
+        return _FollowingDense(columns, count, free, self._layers)
 
     def shapes(self) -> list[tuple[int, int]]:
         """Inputs and outputs of each layer."""
@@ -137,8 +141,41 @@ class SharedJobs:
         return _Following(columns, count, free, self._parts)
 
 
+class _FollowingDense:
+    """``Dense`` on one batch, of which one job changes at a time: the first layer is a sum over jobs."""
+
+    def __init__(self, columns: Matrix, count: int, free: Matrix, layers: Sequence[tuple[Matrix, Matrix]]) -> None:
+        (first, bias), *self._deeper = layers
+        jobs, width = columns.shape
+        self._columns, self._free = columns, free
+        self._of_jobs = first[: jobs * width].reshape(jobs, width, -1)[:count]
+        self._of_free = first[jobs * width :]
+        #: What each job adds, what the free shares add, and the bias; shape (jobs + 2, units).
+        self._parts = np.empty((count + 2, first.shape[1]), dtype=np.float32)
+        self._parts[:count] = np.matmul(columns[:count, None], self._of_jobs)[:, 0]
+        self._parts[-1] = bias
+        self._ones = np.ones(count + 2, dtype=np.float32)
+        self._zeros = [np.zeros_like(bias), *(np.zeros_like(shift) for _, shift in self._deeper)]
+
+    def __call__(self, changed: int | None) -> Matrix:
+        """Logits, shape (3J + 1,)."""
+        if changed is not None:
+            self._columns[changed].dot(self._of_jobs[changed], self._parts[changed])
+        self._free.dot(self._of_free, self._parts[-2])
+        values: Matrix = self._ones.dot(self._parts)
+        for (matrix, shift), zeros in zip(self._deeper, self._zeros, strict=False):
+            np.maximum(values, zeros, out=values)
+            values = values.dot(matrix)
+            values += shift
+        return values
+
+
 class _Following:
-    """``SharedJobs`` on one batch, of which one job changes at a time: what did not change is not worked out again."""
+    """``SharedJobs`` on one batch, of which one job changes at a time.
+
+    Each call is made of few and large steps, for what counts in arrays this small is how many there are: biases are
+    rows of the matrices, units stand in rows and jobs in columns, and no array has to be stretched to another's shape.
+    """
 
     def __init__(
         self,
@@ -147,36 +184,48 @@ class _Following:
         free: Matrix,
         parts: Mapping[str, tuple[Matrix, Matrix]],
     ) -> None:
+        (first, first_bias), (second, second_bias) = parts["0"], parts["1"]
+        (last, last_bias), (void, void_bias) = parts["job"], parts["void"]
+        width, size, deep = columns.shape[1], first.shape[1], second.shape[1]
         self._columns, self._free = columns, free
-        (first, self._first_bias), (second, self._second_bias) = parts["0"], parts["1"]
-        self._last, self._last_bias = parts["job"]
-        void, bias = parts["void"]
-        self._void, self._void_bias = np.ascontiguousarray(void[:, 0]), float(bias[0])
-        width, size = columns.shape[1], first.shape[1]
-        self._of_job, self._of_free = first[:width], first[width:]
-        self._of_own, self._of_mean = second[:size], second[size:] / np.float32(max(count, 1))
-        self._own = columns[:count] @ self._of_job + self._first_bias
-        self._hidden, self._deep = np.empty_like(self._own), np.empty((count, second.shape[1]), dtype=np.float32)
+        #: What each job shows, the free shares, and 1.
+        shown = np.ones((count, len(first) + 1), dtype=np.float32)
+        shown[:, :width] = columns[:count]
+        self._shown, self._shares, self._rows = shown.T, shown[:, width:-1], [row[:width] for row in shown]
+        self._first = np.concatenate([first, first_bias[None]]).T
+        #: Hidden units of jobs, and 1.
+        whole = np.ones((size + 1, count), dtype=np.float32)
+        self._hidden, self._hidden_and_one = whole[:size], whole
+        #: Sum of the hidden units over jobs and 1; what it is to the second layer: the last row of that.
+        self._sum = np.ones(size + 1, dtype=np.float32)
+        self._summed = self._sum[:-1]
+        self._of_sum = np.concatenate([second[size:] / np.float32(max(count, 1)), second_bias[None]])
+        layer = np.concatenate([second[:size], second_bias[None]])
+        self._second, self._pooled = layer.T, layer[-1]
+        whole = np.ones((deep + 1, count), dtype=np.float32)
+        self._deep, self._deep_and_one = whole[:deep], whole.T
+        self._last = np.concatenate([last, last_bias[None]])
+        self._void, self._void_bias = np.ascontiguousarray(void[:, 0]), float(void_bias[0])
         self._ones = np.ones(count, dtype=np.float32)
+        self._zeros = np.zeros_like(self._hidden), np.zeros_like(self._deep), np.zeros_like(self._pooled)
         self._logits = np.zeros(3 * len(columns) + 1, dtype=np.float32)
         self._jobs = self._logits[: 3 * count].reshape(count, 3)
 
     def __call__(self, changed: int | None) -> Matrix:
         """Logits, shape (3J + 1,): the same array at each call."""
-        # ``dot`` is called twice as fast as ``@``, which counts in arrays this small.
-        hidden, deep = self._hidden, self._deep
+        hidden, deep, zeros = self._hidden, self._deep, self._zeros
         if changed is not None:
-            np.add(self._columns[changed].dot(self._of_job), self._first_bias, out=self._own[changed])
-        np.add(self._own, self._free.dot(self._of_free), out=hidden)
-        np.maximum(hidden, _ZERO, out=hidden)
-        pooled = self._ones.dot(hidden).dot(self._of_mean)
-        pooled += self._second_bias
-        np.dot(hidden, self._of_own, out=deep)
-        np.add(deep, pooled, out=deep)
-        np.maximum(deep, _ZERO, out=deep)
-        np.dot(deep, self._last, out=self._jobs)
-        np.add(self._jobs, self._last_bias, out=self._jobs)
-        self._logits[-1] = float(np.maximum(pooled, _ZERO).dot(self._void)) + self._void_bias
+            self._rows[changed][:] = self._columns[changed]
+        self._shares[:] = self._free
+        # As a method ``dot`` takes less time than as a function, which counts as well.
+        self._first.dot(self._shown, hidden)
+        np.maximum(hidden, zeros[0], out=hidden)
+        hidden.dot(self._ones, self._summed)
+        self._sum.dot(self._of_sum, self._pooled)
+        self._second.dot(self._hidden_and_one, deep)
+        np.maximum(deep, zeros[1], out=deep)
+        self._deep_and_one.dot(self._last, self._jobs)
+        self._logits[-1] = float(np.maximum(self._pooled, zeros[2]).dot(self._void)) + self._void_bias
         return self._logits
 
 
@@ -205,6 +254,44 @@ def chosen(logits: Matrix, masks: NDArray[Any], noise: NDArray[Any] | None) -> N
     scores = logits if noise is None else logits + noise
     best: NDArray[np.int64] = np.where(masks != 0, scores, -np.inf).argmax(axis=1)
     return best
+
+
+class _Draws:
+    """Gumbel noise, that of some steps at once, which is faster.
+
+    It is that of ``Generator.gumbel`` up to rounding, and in the end the generator is as if it had been asked for each.
+
+    Parameters
+    ----------
+    size
+        Numbers of a step.
+    """
+
+    def __init__(self, rng: np.random.Generator, size: int) -> None:
+        self._rng, self._size = rng, size
+        self._drawn: list[NDArray[np.float64]] = []
+        self._before: Any = None
+
+    def next(self) -> NDArray[np.float64]:
+        """Noise of the next step, shape (size,)."""
+        if not self._drawn:
+            self._before = self._rng.bit_generator.state
+            even = self._rng.random((_DRAWN, self._size))
+            if even.all():
+                noise = -np.log(-np.log(1.0 - even))
+            else:
+                # 0, of which there is no logarithm, is drawn again by numpy.
+                self._rng.bit_generator.state = self._before
+                noise = self._rng.gumbel(size=even.shape)
+            self._drawn = [*noise[::-1]]
+        return self._drawn.pop()
+
+    def end(self) -> None:
+        """Give back what was not used."""
+        if self._drawn:
+            self._rng.bit_generator.state = self._before
+            self._rng.gumbel(size=(_DRAWN - len(self._drawn), self._size))
+            self._drawn = []
 
 
 class Dl2Original:
@@ -283,12 +370,16 @@ class Dl2Original:
         """Give tasks until void; returns the last distribution over actions, shape (3J + 1,)."""
         void = self._sight.void
         score = self._scorer(batch)
+        draws = _Draws(rng, void + 1) if self._sampled else None
+        scores, never = np.empty(void + 1), np.array(-np.inf)
         changed: int | None = None
         while True:
             logits = score(changed)
-            mask = batch.mask()
-            wanted = logits + rng.gumbel(size=len(logits)) if self._sampled else logits
-            scores = np.where(mask, wanted, _NEVER)
+            if draws is None:
+                scores[:] = logits
+            else:
+                np.add(logits, draws.next(), out=scores)
+            np.copyto(scores, never, where=batch.closed())
             while True:
                 action = int(scores.argmax())
                 # What is no number counts as the largest.
@@ -297,6 +388,9 @@ class Dl2Original:
                         "dl2-original: the network answers with what is no number; its weights are no use"
                     )
                 if action == void:
+                    if draws is not None:
+                        draws.end()
+                    mask = ~batch.closed()
                     shifted = np.exp(np.where(mask, logits - logits[mask].max(), -np.inf))
                     return np.asarray(shifted / shifted.sum(), dtype=np.float32)
                 if batch.act(action):
@@ -306,7 +400,7 @@ class Dl2Original:
 
     def _scorer(self, batch: Batch) -> Callable[[int | None], Matrix]:
         """Gives the logits after each step, of which the job that it was given to is named."""
-        if isinstance(self.network, SharedJobs):
+        if isinstance(self.network, Dense | SharedJobs):
             return self.network.following(batch.columns, len(batch.jobs), batch.free)
         network, observation = self.network, batch.observation
         return lambda _: network(observation)[0]

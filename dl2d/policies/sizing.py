@@ -98,16 +98,18 @@ class Sizing:
         self.sight = sight
         self._snapshot = snapshot
         self._packing = packing
+        self._head_only = packing.head_only
         self._floors = dict(snapshot.floors)
         self._held = snapshot.held()
         #: Why a job's last step had no room.
         self.reasons: dict[JobKey, Reason] = {}
         capacity = dict(snapshot.capacity.thousandths)
-        # What a cluster has nothing of takes no share.
-        self._whole = [max(capacity.get(name, 0), 1) for name in sight.resources]
+        #: All there is of each resource of the sight; what a cluster has nothing of takes no share.
+        self.whole = [max(capacity.get(name, 0), 1) for name in sight.resources]
         free = dict(packing.left().thousandths)
         self._used = [capacity.get(name, 0) - free.get(name, 0) for name in sight.resources]
-        self._demands: dict[Resources, tuple[int, ...]] = {}
+        #: Amounts by the identity of demands, which are kept so that it stays their own.
+        self._demands: dict[int, tuple[Resources, tuple[int, ...]]] = {}
         #: Numbers of steps that have room alike; and which of them are not known to have none.
         self._kinds: dict[tuple[Resources, Resources, int, JobKey | None], int] = {}
         self.open = np.ones(0, dtype=np.bool_)
@@ -134,17 +136,7 @@ class Sizing:
 
     def free(self) -> list[float]:
         """Free share of each resource."""
-        return [1.0 - used / whole for used, whole in zip(self._used, self._whole, strict=True)]
-
-    def shown(self, job: Job) -> tuple[float, float, float]:
-        """Dominant share, workers and PSs of a job, scaled."""
-        workers, ps = self.filling.allocations[job.key]
-        share = 0.0
-        amounts = zip(self._amounts(job.request.worker), self._amounts(job.request.ps), self._whole, strict=True)
-        for one, other, whole in amounts:
-            own = (workers * one + ps * other) / whole
-            share = max(own, share)
-        return share, workers / _TASKS_SCALE, ps / _TASKS_SCALE
+        return [1.0 - used / whole for used, whole in zip(self._used, self.whole, strict=True)]
 
     def kinds(self, job: Job) -> list[int]:
         """Numbers of a job's three steps in ``open``: equal demands have room alike.
@@ -179,10 +171,10 @@ class Sizing:
         blocked: Blocked | None = self.filling.add(job, step)
         if blocked is None:
             if step.workers:
-                self._used = list(map(add, self._used, self._amounts(job.request.worker)))
+                self._used = [*map(add, self._used, self.amounts(job.request.worker))]
             if step.ps:
-                self._used = list(map(add, self._used, self._amounts(job.request.ps)))
-            if self._packing.head_only:
+                self._used = [*map(add, self._used, self.amounts(job.request.ps))]
+            if self._head_only:
                 # Another node may be looked at now.
                 self.open[:] = self.all_open = True
             return True
@@ -213,11 +205,14 @@ class Sizing:
         blocked = self.filling.add(job, step)
         return None if blocked is None else _refused(step, blocked)
 
-    def _amounts(self, demand: Resources) -> tuple[int, ...]:
-        if demand not in self._demands:
+    def amounts(self, demand: Resources) -> tuple[int, ...]:
+        """Thousandths of a demand in the order of the sight's resources."""
+        known = self._demands.get(id(demand))
+        if known is None:
             given = dict(demand.thousandths)
-            self._demands[demand] = tuple([given.get(name, 0) for name in self.sight.resources])
-        return self._demands[demand]
+            known = demand, tuple([given.get(name, 0) for name in self.sight.resources])
+            self._demands[id(demand)] = known
+        return known[1]
 
     def _give_first_bundles(self) -> None:
         """Its least size to each job in turn, bundle by bundle, until something has no room."""
@@ -246,14 +241,19 @@ class Batch:
         self.observation = np.zeros((1, sight.inputs), dtype=np.float32)
         self.columns = self.observation[0, : sight.window * sight.width].reshape(sight.window, sight.width)
         self.free = self.observation[0, sight.window * sight.width :]
-        #: Steps within each job's most, and their numbers in ``Sizing.open``; shape (jobs, 3).
-        self._within = np.zeros(sight.void + 1, dtype=np.bool_)
-        self._within[-1] = True
-        self._grows = self._within[: len(STEPS) * len(jobs)].reshape(len(jobs), len(STEPS))
+        #: Of each job: amounts of a worker and of a PS with the whole, and the most of both.
+        self._amounts = [
+            tuple(zip(sizing.amounts(job.request.worker), sizing.amounts(job.request.ps), sizing.whole, strict=True))
+            for job in jobs
+        ]
+        self._most = [(job.request.max_workers, job.request.max_ps) for job in jobs]
+        #: Steps beyond each job's most, and the numbers of all in ``Sizing.open``; shape (jobs, 3).
+        self._beyond = np.ones(sight.void + 1, dtype=np.bool_)
+        self._beyond[-1] = False
+        self._ends = self._beyond[: len(STEPS) * len(jobs)].reshape(len(jobs), len(STEPS))
         self._kinds = np.array([sizing.kinds(job) for job in jobs], dtype=np.int64).reshape(len(jobs), len(STEPS))
-        self._mask = np.zeros(sight.void + 1, dtype=np.bool_)
-        self._mask[-1] = True
-        self._choices = self._mask[: len(STEPS) * len(jobs)].reshape(len(jobs), len(STEPS))
+        self._closed = self._beyond.copy()
+        self._choices = self._closed[: len(STEPS) * len(jobs)].reshape(len(jobs), len(STEPS))
         for place, job in enumerate(jobs):
             kind = sizing.type_of(job)
             column = self.columns[place]
@@ -268,17 +268,19 @@ class Batch:
                 column[self._types + _SCALARS] = place / _PLACE_SCALE
                 column[self._types + _SCALARS + 1] = remaining / job.request.epochs
             self._show(place)
-        self.free[:] = sizing.free()
+        self._show_free()
 
     def mask(self) -> NDArray[np.bool_]:
-        """Which actions are allowed and not known to have no room, shape (3J + 1,); void always is.
+        """Which actions are allowed and not known to have no room, shape (3J + 1,); void always is."""
+        return ~self.closed()
 
-        Not to be changed; changes with the next step.
-        """
+    def closed(self) -> NDArray[np.bool_]:
+        """The others. Not to be changed; changes with the next step."""
         if self._sizing.all_open:
-            return self._within
-        np.logical_and(self._grows, self._sizing.open[self._kinds], out=self._choices)
-        return self._mask
+            return self._beyond
+        np.logical_not(self._sizing.open[self._kinds], out=self._choices)
+        self._choices |= self._ends
+        return self._closed
 
     def act(self, action: int) -> bool:
         """Take a step (not void); returns whether there was room."""
@@ -286,20 +288,29 @@ class Batch:
         if not self._sizing.add(self.jobs[place], number):
             return False
         self._show(place)
-        self.free[:] = self._sizing.free()
+        self._show_free()
         return True
 
     def _show(self, place: int) -> None:
-        sizing, job = self._sizing, self.jobs[place]
-        shown = sizing.shown(job)
-        workers, ps = sizing.filling.allocations[job.key]
-        if sizing.sight.extras:
-            column = self.columns[place, self._types + 2 :]
-            column[:3], column[-2:] = shown, (_log1p(workers), _log1p(ps))
-        else:
-            self.columns[place, self._types + 2 :] = shown
-        more, more_ps = workers < job.request.max_workers, ps < job.request.max_ps
-        self._grows[place] = more, more_ps, more and more_ps
+        """Show dominant share, workers and PSs of a job, scaled, and what it may still be given."""
+        workers, ps = self._sizing.filling.allocations[self.jobs[place].key]
+        share = 0.0
+        for one, other, whole in self._amounts[place]:
+            own = (workers * one + ps * other) / whole
+            share = max(own, share)
+        # Numbers one by one: an array of a few takes longer.
+        column, at = self.columns[place], self._types + 2
+        column[at], column[at + 1], column[at + 2] = share, workers / _TASKS_SCALE, ps / _TASKS_SCALE
+        if self._sizing.sight.extras:
+            column[-2], column[-1] = _log1p(workers), _log1p(ps)
+        most, most_ps = self._most[place]
+        end, end_ps, ends = workers >= most, ps >= most_ps, self._ends[place]
+        ends[0], ends[1], ends[2] = end, end_ps, end or end_ps
+
+    def _show_free(self) -> None:
+        free = self.free
+        for place, share in enumerate(self._sizing.free()):
+            free[place] = share
 
 
 @cache

@@ -17,11 +17,14 @@ from dl2d.core.cluster import NodeState, Snapshot
 from dl2d.core.decision import Constraint
 from dl2d.core.errors import CheckpointError, PolicyError
 from dl2d.core.jobs import NOTHING, Allocation, Progress
+from dl2d.core.packing import Packing
 from dl2d.core.resources import Resources
 from dl2d.daemon.guard import check
 from dl2d.placement.dl2_paper import Dl2Paper
+from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2_original import Dense, Dl2Original, Network, SharedJobs, chosen, from_checkpoint
+from dl2d.policies.sizing import STEPS
 from dl2d.simulation.clusters import Clusters
 from dl2d.simulation.library import Library
 from dl2d.simulation.replay import Rules, SimulationError, replay
@@ -227,12 +230,13 @@ def test_capacity_that_changes_under_it_is_made_the_best_of() -> None:
 
 
 @pytest.mark.parametrize("extras", [False, True])
+@pytest.mark.parametrize("network", ["dense", "shared"])
 @settings(max_examples=40, deadline=None)
 @given(snapshot=snapshots, seed=st.integers(0, 5))
 def test_what_did_not_change_is_not_worked_out_again_and_nothing_else_is_different(
-    snapshot: Snapshot, seed: int, extras: bool
+    snapshot: Snapshot, seed: int, network: str, extras: bool
 ) -> None:
-    policy = Dl2Original(a_checkpoint(seed, network="shared", resources=["cpu", "gpu"], extras=extras))
+    policy = Dl2Original(a_checkpoint(seed, network=network, resources=["cpu", "gpu"], extras=extras))
     quick = ask(policy, snapshot)
     policy.network = Watched(policy.network)
     whole = ask(policy, snapshot)
@@ -240,6 +244,46 @@ def test_what_did_not_change_is_not_worked_out_again_and_nothing_else_is_differe
     for one, other in zip(quick.jobs, whole.jobs, strict=True):
         scores = [[option.score for option in each.alternatives] for each in (one, other)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+
+
+class Indifferent:
+    """A network that likes all actions alike, but for the last, and counts how often it is asked."""
+
+    def __init__(self, actions: int) -> None:
+        self.asked = 0
+        self._logits = np.zeros((1, actions), dtype=np.float32)
+        self._logits[0, -1] = -4.0
+
+    def __call__(self, observations: Any) -> Any:
+        self.asked += 1
+        return self._logits
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_actions_are_drawn_with_the_noise_of_the_generator_one_step_after_the_other(seed: int) -> None:
+    """By hand: the best of logits and Gumbel noise that is allowed; there is room for all."""
+    policy = Dl2Original(a_checkpoint(seed, resources=["cpu", "gpu"], first_bundles=False, sampled=True))
+    jobs = [a_job(number, max_workers=40, max_ps=30) for number in range(4)]
+    nodes = cluster(200, cpu=8, gpu=4)
+    network = policy.network = Indifferent(13)
+    rng, again = np.random.default_rng(seed), np.random.default_rng(seed)
+    decision = policy.decide(a_snapshot(jobs, nodes), Packing(nodes, LoadBalance()), rng)
+    has, taken = [[0, 0] for _ in jobs], []
+    while True:
+        scores = np.array([0.0] * 12 + [-4.0]) + again.gumbel(size=13)
+        for place, (workers, ps) in enumerate(has):
+            full = workers == 40, ps == 30
+            scores[3 * place : 3 * place + 3][[full[0], full[1], any(full)]] = -np.inf
+        action = int(scores.argmax())
+        if action == 12:
+            break
+        step = STEPS[action % 3]
+        has[action // 3][0] += step.workers
+        has[action // 3][1] += step.ps
+        taken.append((jobs[action // 3].key, step))
+    assert list(decision.actions) == taken
+    assert network.asked == len(taken) + 1
+    assert rng.random() == again.random(), "nothing more was drawn than what was used"
 
 
 def test_it_is_read_from_a_folder(tmp_path: Path) -> None:
