@@ -178,6 +178,11 @@ class Packing:
         """Whether a task goes to the first node in the placement's order or to none."""
         return self._head_only
 
+    @property
+    def gathers(self) -> bool:
+        """Whether new tasks of a job are laid on as few nodes as hold them."""
+        return self._placement.gathers
+
     def add(self, job: Job, delta: Allocation) -> Blocked | None:
         """Add tasks of a job, workers and PSs in turn, all or none; returns what stood in the way."""
         if not self._waiting and sum(delta) == 1:

@@ -49,6 +49,7 @@ from dl2d.policies.jumps import (
     weight_of,
 )
 from dl2d.policies.labels import Labels, Shown
+from dl2d.policies.layout import Layouts, largest, least_seconds
 from dl2d.policies.remaining import samples_left
 
 _NAME: Final = "dl2"
@@ -69,7 +70,8 @@ class Dl2:
 
     Speeds are believed from what was measured: when the checkpoint was trained, and on this cluster, which counts where
     both measured one size. All sizes are chosen in the totals of the cluster; then the tasks are packed, in an order
-    that leaves little unused, and what has no room is left off and what is free given to others.
+    that leaves little unused, and what has no room is left off and what is free given to others. Where the placement
+    lays a job on as few nodes as hold it, its speeds are those there (``dl2d.policies.layout``).
 
     Parameters
     ----------
@@ -128,6 +130,7 @@ class Dl2:
         self._explored = self._optimism if optimism is not None else max(self._optimism, OPTIMISM)
         own = {"optimism": optimism, "resize_seconds": resize_seconds, "slot_seconds": slot_seconds}
         self._version = version_of(checkpoint, own)
+        self._least_seconds = {speeds.kind: least_seconds(speeds.points) for speeds in self._known}
         self._known_kinds = frozenset(speeds.kind for speeds in self._known)
         #: Kept for speed alone: what was measured last, what that comes to, the belief, and surfaces that follow.
         self._belief: tuple[tuple[MeasuredSpeeds, ...], tuple[MeasuredSpeeds, ...], Belief] | None = None
@@ -151,8 +154,11 @@ class Dl2:
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``. Cost: jumps x (jobs + sizes of a job), then tasks x log nodes."""
         del rng
+        layouts = Layouts(snapshot, self._least_seconds, self._expected) if packing.gathers else None
+        if layouts is not None:
+            snapshot = layouts.apart()
         filling = Filling(snapshot, packing)
-        deciding = _Deciding(snapshot, filling, packing)
+        deciding = _Deciding(snapshot, filling, packing, layouts)
         groups, of_job = self._group(deciding)
         for place, group in enumerate(of_job):
             if group < 0:
@@ -180,6 +186,8 @@ class Dl2:
             shown = labels.of(job)
             key = (*alike(shown.request), shown.own, deciding.floors[place], held)
             key += (*deciding.names, *deciding.capacity.tolist())
+            if deciding.layouts is not None:
+                key += deciding.layouts.key(shown.request)
             if key not in known:
                 if key not in self._surfaces:
                     if len(self._surfaces) >= _MOST_KEPT:
@@ -198,6 +206,8 @@ class Dl2:
         request = shown.request
         known = TrainingKind.of(request) in self._known_kinds
         rates = belief.grid(request, self._optimism if known else self._explored, shown.own)
+        if deciding.layouts is not None:
+            rates = deciding.layouts.together(request, rates)
         stays = held != NOTHING and held.workers <= request.max_workers and held.ps <= request.max_ps
         if stays:
             slowed = rates * max(1.0 - self._resize_seconds / self._slot_seconds, 0.01)
@@ -295,6 +305,10 @@ class Dl2:
                 self._belief = measured, points, self._belief[2]
         return self._belief[2]
 
+    def _expected(self, request: JobRequest) -> Floats:
+        """What is believed of a job's speeds before anything is measured here."""
+        return self._before.grid(request)
+
     @cached_property
     def _before(self) -> Belief:
         """What is believed before anything is measured here; worked out when the first decision asks."""
@@ -302,22 +316,14 @@ class Dl2:
 
     def _news(self, snapshot: Snapshot) -> tuple[MeasuredSpeeds, ...]:
         """What was measured that the checkpoint does not lead to expect."""
-        largest: dict[TrainingKind, JobRequest] = {}
-        for request in {id(job.request): job.request for job in snapshot.jobs}.values():
-            kind = TrainingKind.of(request)
-            if kind not in largest or _bounds(request) > _bounds(largest[kind]):
-                largest[kind] = request
-        expected = {kind: self._before.grid(request) for kind, request in largest.items() if kind in self._known_kinds}
+        requests = largest(snapshot)
+        expected = {kind: self._expected(request) for kind, request in requests.items() if kind in self._known_kinds}
         return tuple(
             MeasuredSpeeds(
                 speeds.kind, tuple(point for point in speeds.points if _surprises(point, expected.get(speeds.kind)))
             )
             for speeds in up_to_date(snapshot.speeds)
         )
-
-
-def _bounds(request: JobRequest) -> tuple[int, int, int]:
-    return request.max_workers + request.max_ps, request.max_workers, request.max_ps
 
 
 def _surprises(point: SpeedPoint, expected: Floats | None) -> bool:
@@ -331,8 +337,10 @@ def _surprises(point: SpeedPoint, expected: Floats | None) -> bool:
 class _Deciding:
     """The cluster in one decision: amounts as arrays, and tasks being given."""
 
-    def __init__(self, snapshot: Snapshot, filling: Filling, packing: Packing) -> None:
+    def __init__(self, snapshot: Snapshot, filling: Filling, packing: Packing, layouts: Layouts | None) -> None:
         self.snapshot = snapshot
+        #: What jobs gain by lying on few nodes, where the placement lays them so.
+        self.layouts = layouts
         self.filling = filling
         self._packing = packing
         self.held = snapshot.held()
