@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pslite.gradients import GradientSums
+from pslite.gradients import Bundle, GradientSums
+from pslite.rows import Rows
 from pslite.sampler import permutation
 from pslite.session import Session
 from pslite.shards import sample_slice
@@ -32,6 +33,14 @@ class Regression:
         self._inputs = rng.standard_normal((spec.samples, features), dtype=np.float32)
         self._targets = (self._inputs @ rng.standard_normal(features, dtype=np.float32) / 20).astype(np.float32)
 
+    def gradient(self, picked: Any, weights: Any, bundle: Bundle) -> float:
+        """Put the gradient of some samples into a bundle; return their loss."""
+        x = self._inputs[picked]
+        error = x @ weights[:-1] + weights[-1] - self._targets[picked]
+        bundle.arrays[0][:-1] = error @ x
+        bundle.arrays[0][-1] = error.sum()
+        return float(error @ error)
+
     def train(
         self,
         session: Session,
@@ -45,8 +54,7 @@ class Regression:
         Afterwards every version must have been applied once.
         """
         spec = self.spec
-        features = spec.segments[0].size - 1
-        session.weights.arrays[0][:] = np.linspace(-0.1, 0.1, features + 1, dtype=np.float32)
+        session.weights.arrays[0][:] = np.linspace(-0.1, 0.1, spec.segments[0].size, dtype=np.float32)
         session.start()
         sums = GradientSums(spec, session.blocks)
         while session.version < spec.total_versions:
@@ -64,12 +72,8 @@ class Regression:
                     start, stop = sample_slice(low, high, spec.shards, count)
                     picked = order[start:stop]
                     if picked.size:
-                        x = self._inputs[picked]
-                        error = x @ weights[:-1] + weights[-1] - self._targets[picked]
-                        bundle.arrays[0][:-1] = error @ x
-                        bundle.arrays[0][-1] = error.sum()
+                        loss += self.gradient(picked, weights, bundle)
                         bundle.arrays[1][:] = picked.size
-                        loss += float(error @ error)
                     mine += picked.size
                     computed(epoch, picked)
                     sums.add(leaf, bundle)
@@ -77,3 +81,27 @@ class Regression:
         session.finish()
         seen = session.weights.arrays[1]
         assert np.array_equal(seen, np.full(3, float(spec.total_versions))), seen
+
+
+def table_segments(rows: int, width: int, optimizer: Optimizer) -> tuple[Segment, ...]:
+    """One table of rows, and the counter of versions."""
+    table = Segment(dtype="float32", optimizer=optimizer, parts=(Part("table", (rows, width)),), sparse=True)
+    return table, segments(1, optimizer)[1]
+
+
+class Lookup(Regression):
+    """Each sample picks two rows of a table, whose elements are to add up to a number."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.spec = spec
+        rng = np.random.Generator(np.random.PCG64(3))
+        rows, self._width = spec.segments[0].parts[0].shape
+        self._picks = rng.integers(rows, size=(spec.samples, 2))
+        self._targets = rng.standard_normal(spec.samples).astype(np.float32)
+
+    def gradient(self, picked: Any, weights: Any, bundle: Bundle) -> float:
+        picks = self._picks[picked]
+        error = weights.reshape(-1, self._width)[picks].sum(axis=(1, 2)) - self._targets[picked]
+        values = np.repeat(error, 2)[:, None] * np.ones((1, self._width), dtype=np.float32)
+        bundle.rows[0] = Rows.of(picks.reshape(-1), values)
+        return float(error @ error)

@@ -41,10 +41,10 @@ def job(**changes: object) -> JobSpec:
     return JobSpec(**{**values, **changes})
 
 
-def static_digest(spec: JobSpec) -> str:
+def static_digest(spec: JobSpec, model: type[Regression] = Regression) -> str:
     """The digest of the same job in one process, never resized."""
     session = SingleSession(spec)
-    Regression(spec).train(session)
+    model(spec).train(session)
     return session.digest()
 
 
@@ -102,9 +102,10 @@ class Rehearsal:
         events: Sequence[Event] = (),
         step_seconds: float = 0.001,
         settings: Settings = QUICK,
+        model: type[Regression] = Regression,
     ) -> None:
         self._spec = spec
-        self._regression = Regression(spec)
+        self._regression = model(spec)
         self._events = sorted(events, key=lambda event: event.version)
         self._step_seconds = step_seconds
         self._settings = settings

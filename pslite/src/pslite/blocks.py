@@ -21,6 +21,8 @@ class Block:
     size: int
     dtype: str
     optimizer: Optimizer
+    #: elements of a row, of which there are whole ones, if the segment is sparse; else 0
+    row: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -32,7 +34,8 @@ def cut(spec: JobSpec) -> tuple[Block, ...]:
     """Cut the job's segments into blocks of at most `spec.block_bytes`; the same for every process of the job."""
     blocks: list[Block] = []
     for index, segment in enumerate(spec.segments):
-        step = max(1, spec.block_bytes // ITEM_BYTES[segment.dtype])
+        unit = segment.row or 1
+        step = max(1, spec.block_bytes // (ITEM_BYTES[segment.dtype] * unit)) * unit
         size = segment.size
         for offset in range(0, size, step):
             blocks.append(
@@ -43,6 +46,7 @@ def cut(spec: JobSpec) -> tuple[Block, ...]:
                     size=min(step, size - offset),
                     dtype=segment.dtype,
                     optimizer=segment.optimizer,
+                    row=segment.row,
                 )
             )
     return tuple(blocks)

@@ -17,7 +17,7 @@ from pslite.spec import Mean
 
 if TYPE_CHECKING:
     from pslite.blocks import Block
-    from pslite.spec import JobSpec, Optimizer
+    from pslite.spec import JobSpec, Segment
 
 Array = NDArray[Any]
 
@@ -104,11 +104,11 @@ def encoding_of(spec: JobSpec) -> Encoding | None:
     return None if spec.wire == "float32" else Encoding(spec.wire, spec.batch)
 
 
-def narrow(spec: JobSpec, dtype: str, optimizer: Optimizer) -> bool:
-    """Whether gradients of a segment or a block are written in 16 bits: those of float32 weights are."""
-    return spec.wire != "float32" and dtype == "float32" and not isinstance(optimizer, Mean)
+def narrow(spec: JobSpec, part: Segment | Block) -> bool:
+    """Whether gradients of a segment or a block are written in 16 bits: those of float32 weights are, rows are not."""
+    return spec.wire != "float32" and part.dtype == "float32" and not isinstance(part.optimizer, Mean) and not part.row
 
 
 def wire_bytes(spec: JobSpec, block: Block) -> int:
     """Return the length of a gradient of a block on the wire."""
-    return block.nbytes // 2 if narrow(spec, block.dtype, block.optimizer) else block.nbytes
+    return block.nbytes // 2 if narrow(spec, block) else block.nbytes

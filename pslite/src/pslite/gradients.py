@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pslite.blocks import Block
 from pslite.encoding import Encoding, encoding_of, narrow
 from pslite.region import Layout, Region
+from pslite.rows import Rows
 from pslite.spec import JobSpec
 from pslite.tree import TreeSum, width
 
@@ -34,23 +35,31 @@ class Bundle:
         #: the number by which servers know its memory; 0 if they do not
         self.place = 0
         self._packed: dict[int, Array] = {}
+        #: by sparse segment, the rows of a gradient; its array is not used then, nor its memory
+        self.rows: dict[int, Rows] = {}
+        self._sparse = [(i, segment.row, segment.dtype) for i, segment in enumerate(spec.segments) if segment.sparse]
         self.clear()
         self.views = [self.arrays[b.segment][b.offset : b.offset + b.size].data.cast("B") for b in blocks]
 
     def clear(self) -> None:
-        """Set everything to zero."""
-        for array in self.arrays:
-            array.fill(0)
+        """Set everything to zero, as a gradient."""
+        self.rows = {index: Rows.none(row, dtype) for index, row, dtype in self._sparse}
+        for index, array in enumerate(self.arrays):
+            if index not in self.rows:
+                array.fill(0)
 
     def add(self, other: Bundle) -> None:
         """Add another bundle to this one."""
-        for mine, theirs in zip(self.arrays, other.arrays, strict=True):
-            np.add(mine, theirs, out=mine)
+        for index, (mine, theirs) in enumerate(zip(self.arrays, other.arrays, strict=True)):
+            if index in self.rows:
+                self.rows[index] = self.rows[index].plus(other.rows[index])
+            else:
+                np.add(mine, theirs, out=mine)
 
     def round(self, spec: JobSpec, encoding: Encoding) -> None:
         """Round what travels in 16 bits to what that can hold."""
         for segment, array in zip(spec.segments, self.arrays, strict=True):
-            if narrow(spec, segment.dtype, segment.optimizer):
+            if narrow(spec, segment):
                 encoding.round(array)
 
     def packed(self, block: Block, encoding: Encoding) -> memoryview:

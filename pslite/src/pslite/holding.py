@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from pslite.blocks import Block
 from pslite.optimizers import slots
+from pslite.rows import Numbers, Rows
 from pslite.tree import ROOT, TreeSum
 
 Array = NDArray[Any]
@@ -33,8 +34,8 @@ class BufferPool:
         return free.pop() if free else np.zeros(size, dtype=dtype)
 
     def give(self, buffer: Array) -> None:
-        """Take a buffer back; what lies in a peer's memory is the peer's."""
-        if not buffer.flags.writeable:
+        """Take a buffer back; what lies in a peer's memory is the peer's, and rows have any size."""
+        if not buffer.flags.writeable or buffer.dtype == np.uint8:
             return
         self._free.setdefault((buffer.dtype.name, buffer.size), []).append(buffer)
 
@@ -63,7 +64,7 @@ class Holding:
     freed on the new owner's acknowledgement.
     """
 
-    __slots__ = ("block", "first", "here", "plan", "received", "state", "sums", "total", "version")
+    __slots__ = ("block", "first", "here", "plan", "received", "rows", "state", "sums", "total", "version")
 
     def __init__(self, block: Block, plan: int, leaves: int) -> None:
         self.block = block
@@ -78,8 +79,10 @@ class Holding:
         self.state: Array = np.empty((1 + slots(block.optimizer), block.size), dtype=block.dtype)
         self.state.fill(0)
         self.received: set[int] = set()
-        self.sums: TreeSum[Array] = TreeSum(leaves, frozenset((ROOT,)))
-        self.total: Array | None = None
+        self.sums: TreeSum[Array | Rows] = TreeSum(leaves, frozenset((ROOT,)))
+        self.total: Array | Rows | None = None
+        #: of a sparse block, which rows the last two steps have changed
+        self.rows: tuple[Numbers, Numbers] | None = None
 
     @property
     def weights(self) -> memoryview:
@@ -91,6 +94,18 @@ class Holding:
     def whole(self) -> memoryview:
         """Weights and slots, as bytes."""
         return self.state.reshape(-1).data.cast("B")
+
+    def note(self, total: Rows) -> None:
+        """Note which rows a step changes."""
+        self.rows = self.rows[1] if self.rows is not None else total.numbers, total.numbers
+
+    def recent(self) -> Rows | None:
+        """Return what a worker lacks that has the version before the last; None if that is everything."""
+        # Who has come with the plan has no such version, nor do we know of the steps before we got the block.
+        if self.rows is None or self.version < self.first + 2:
+            return None
+        numbers = np.union1d(*self.rows)
+        return Rows(numbers, self.state[0].reshape(-1, self.block.row)[numbers])
 
     def enter(self, plan: int, first: int, leaves: int) -> None:
         """Let `plan` rule this block from the present version on."""

@@ -18,6 +18,7 @@ from pslite.spec import LAMB, SGD, Adam, Mean
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from pslite.rows import Rows
     from pslite.spec import Optimizer
 
 Array = NDArray[Any]
@@ -91,6 +92,20 @@ class Updater:
                 np.subtract(part[0], scratch, out=part[0])
             else:
                 np.add(part[0], grad, out=part[0])
+
+    def apply_rows(
+        self, optimizer: Optimizer, state: Array, gradient: Rows, samples: int, version: int, clip: float = 1.0
+    ) -> None:
+        """Turn version `version` of a sparse block into the next one: other rows than the gradient's stay as they are.
+
+        That is what torch.optim.SparseAdam does too ("lazy": the moments of other rows do not decay); for plain SGD it
+        is the same as with all rows.
+        """
+        width = gradient.values.shape[1]
+        rows = state.reshape(state.shape[0], -1, width)
+        part = rows[:, gradient.numbers].reshape(state.shape[0], -1)
+        self.apply(optimizer, part, gradient.values.reshape(-1), samples, version, clip)
+        rows[:, gradient.numbers] = part.reshape(state.shape[0], -1, width)
 
     def lengths(
         self,

@@ -71,7 +71,7 @@ class Region:
             except (OSError, AttributeError):
                 self.close()
         if self.fd < 0:
-            self.memory = np.empty(nbytes, dtype=np.uint8).data
+            self.memory = np.zeros(nbytes, dtype=np.uint8).data
 
     def close(self) -> None:
         """Close the descriptor; the memory lives as long as somebody has it mapped."""

@@ -65,12 +65,14 @@ from pslite.norms import Squares, Tensors
 from pslite.optimizers import Updater, square_norm
 from pslite.plan import Plan, Reduction, reduction
 from pslite.region import WEIGHTS, Layout, Mapped
+from pslite.rows import Rows, checked_length, parse
 from pslite.spec import LAMB, JobSpec
 from pslite.transport import machine, open_listeners, reach, tune
 from pslite.wire import (
     INIT,
     MOST_REGIONS,
     PARAM,
+    PARAM_ROWS,
     PUSH,
     REGION,
     RESTORE,
@@ -344,6 +346,11 @@ class Server:
         if header.block >= len(self._blocks):
             raise ProtocolError(f"block {header.block} does not exist")
         block = self._blocks[header.block]
+        if header.kind == PUSH and block.row:
+            buffer = np.empty(checked_length(block, header.length), dtype=np.uint8)
+            if self._judge(link, header) is not None:
+                self._incoming[link] = buffer
+            return buffer.data
         if header.kind == PUSH:
             if self._judge(link, header) is None:
                 return memoryview(self._scratch)[: self._lengths[block.number]]
@@ -397,7 +404,7 @@ class Server:
         if header.kind != PUSH or region is None or header.place in WEIGHTS or header.block >= len(self._blocks):
             raise ProtocolError(f"{link.task} sent a frame that does not belong here")
         block = self._blocks[header.block]
-        if header.length != block.nbytes or region.nbytes != self._layout.nbytes:
+        if header.length != block.nbytes or block.row or region.nbytes != self._layout.nbytes:
             raise ProtocolError(f"{link.task} announced {header.length} bytes in shared memory of {region.nbytes}")
         if self._judge(link, header) is not None:
             # The worker leaves it as it is until it has the next version of every block.
@@ -453,15 +460,18 @@ class Server:
             self._stamp = (header.next_plan, header.next_first)
         holding = self._find(header)
         assert holding is not None
+        gradient: Array | Rows = buffer
+        if holding.block.row:
+            gradient = parse(holding.block, buffer.data)
         holding.received.add(header.node)
         encoding = self._encodings[header.block]
         if encoding is not None and buffer.dtype == encoding.dtype:
-            packed, buffer = buffer, self._pool.take(holding.block)
-            encoding.unpack(packed, buffer)
-            self._pool.give(packed)
+            gradient = self._pool.take(holding.block)
+            encoding.unpack(buffer, gradient)
+            self._pool.give(buffer)
         # In fast mode the nodes differ with the size anyway, so that no more need be lost than is pushed.
         rounding = encoding if self._exact else None
-        done = holding.sums.add(header.node, buffer, lambda left, right: self._combine(left, right, rounding))
+        done = holding.sums.add(header.node, gradient, lambda left, right: self._combine(left, right, rounding))
         if done is not None:
             holding.total = done[1]
             self._complete(holding)
@@ -471,7 +481,11 @@ class Server:
         stage = self._stages.get(header.plan)
         return stage is not None and stage.plan.owner(header.block).task == self._identity.task
 
-    def _combine(self, left: Array, right: Array, encoding: Encoding | None) -> Array:
+    def _combine(self, left: Array | Rows, right: Array | Rows, encoding: Encoding | None) -> Array | Rows:
+        if isinstance(left, Rows) or isinstance(right, Rows):
+            assert isinstance(left, Rows)
+            assert isinstance(right, Rows)
+            return left.plus(right)
         if not left.flags.writeable:
             left, right = right, left  # the sum is the same
         out = left if left.flags.writeable else self._pool.take_like(left)
@@ -490,11 +504,16 @@ class Server:
         assert self._spec is not None
         block, version = holding.block, holding.version
         samples = self._spec.position(version)[2]
-        scales = self._scales(holding, holding.total, samples)
+        total = holding.total
+        scales = self._scales(holding, total.values if isinstance(total, Rows) else total, samples)
         if scales is None:
             return
-        self._updater.apply(block.optimizer, holding.state, holding.total, samples, version, *scales)
-        self._pool.give(holding.total)
+        if isinstance(total, Rows):
+            self._updater.apply_rows(block.optimizer, holding.state, total, samples, version, scales[0])
+            holding.note(total)
+        else:
+            self._updater.apply(block.optimizer, holding.state, total, samples, version, *scales)
+            self._pool.give(total)
         holding.total = None
         holding.received.clear()
         holding.version += 1
@@ -547,6 +566,7 @@ class Server:
         header = Header(
             PARAM, holding.plan, block.number, 0, block.nbytes, holding.version, holding.first, next_plan, next_first
         )  # fmt: skip
+        rows = holding.recent()
         for worker in self._stages[holding.plan].plan.workers:
             link = self._links.get(worker.task)
             if link is None or link.incarnation != worker.incarnation:
@@ -554,11 +574,18 @@ class Server:
             place = WEIGHTS[holding.version % 2]
             region = link.regions.get(place)
             if region is None or region.nbytes != self._layout.nbytes:
-                link.send(header, holding.weights)
+                if rows is None:
+                    link.send(header, holding.weights)
+                else:
+                    link.send(replace(header, kind=PARAM_ROWS, length=rows.nbytes), *rows.views())
+                continue
+            # Nobody reads there: every worker has the version before, or the step would not be complete.
+            there = region.array(block, self._layout.blocks[block.number])
+            if rows is None:
+                np.copyto(there, holding.state[0])
             else:
-                # Nobody reads there: every worker has the version before, or the step would not be complete.
-                np.copyto(region.array(block, self._layout.blocks[block.number]), holding.state[0])
-                link.send(replace(header, place=place))
+                there.reshape(-1, block.row)[rows.numbers] = rows.values
+            link.send(replace(header, place=place))
 
     def _tell_norms(self) -> None:
         """Tell the coordinator of the blocks whose sums have become whole since the last time."""
@@ -714,7 +741,7 @@ class Server:
             self._updater = Updater(message.spec.clip_value)
             self._exact = message.spec.mode == "exact"
             encoding = encoding_of(message.spec)
-            self._encodings = [encoding if narrow(message.spec, b.dtype, b.optimizer) else None for b in self._blocks]
+            self._encodings = [encoding if narrow(message.spec, b) else None for b in self._blocks]
             self._lengths = [wire_bytes(message.spec, block) for block in self._blocks]
             self._scratch = bytearray(max(block.nbytes for block in self._blocks))
             if message.spec.checkpoint:

@@ -129,7 +129,12 @@ class SingleSession:
         """Apply one step."""
         (contribution,) = contributions
         count = self.spec.position(self.version)[2]
-        gradients = [self._slice(contribution.bundle, block) for block in self.blocks]
+        bundle = contribution.bundle
+        rows = [bundle.rows[b.segment].within(b) if b.row else None for b in self.blocks]
+        gradients = [
+            self._slice(bundle, block) if some is None else some.values
+            for block, some in zip(self.blocks, rows, strict=True)
+        ]
         squares = (
             [square_norm(b.optimizer, gradient, count) for b, gradient in zip(self.blocks, gradients, strict=True)]
             if self.spec.clip_norm
@@ -145,9 +150,12 @@ class SingleSession:
             if isinstance(block.optimizer, LAMB)
         }  # fmt: skip
         trust = self._tensors.trust(lengths)
-        for block, state, gradient in zip(self.blocks, self._states, gradients, strict=True):
+        for block, state, gradient, some in zip(self.blocks, self._states, gradients, rows, strict=True):
             factors = self._tensors.factors(block.number, trust) if block.number in lengths else ()
-            self._updater.apply(block.optimizer, state, gradient, count, self.version, clip, factors)
+            if some is None:
+                self._updater.apply(block.optimizer, state, gradient, count, self.version, clip, factors)
+            else:
+                self._updater.apply_rows(block.optimizer, state, some, count, self.version, clip)
             self._slice(self.weights, block)[:] = state[0]
         self.version += 1
         if self.spec.checkpoint and self.spec.checkpoint_every and self.version % self.spec.checkpoint_every == 0:

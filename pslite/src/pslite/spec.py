@@ -119,6 +119,25 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Literal["float32", "float64"]
     optimizer: Optimizer
     parts: tuple[Part, ...]
+    #: one table of which a step touches a few rows (the first axis): only those are pushed, and updated
+    sparse: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.sparse:
+            return
+        name, rule = self.parts[0].name if self.parts else "?", self.optimizer
+        _check(len(self.parts) == 1 and len(self.parts[0].shape) > 1, f"{name} is sparse: it must be one table of rows")
+        _check(
+            isinstance(rule, SGD | Adam) and not rule.weight_decay and not (isinstance(rule, SGD) and rule.momentum),
+            f"{name} is sparse: its optimizer must be SGD without momentum and weight decay, or Adam without weight "
+            "decay; parameters can have one of their own (groups)",
+        )
+        _check(self.row * ITEM_BYTES[self.dtype] <= MAX_BLOCK_BYTES, f"{name} has rows of more than 1 MiB")
+
+    @property
+    def row(self) -> int:
+        """Number of elements of a row of a sparse segment; 0 for any other."""
+        return math.prod(self.parts[0].shape[1:]) if self.sparse else 0
 
     @property
     def size(self) -> int:

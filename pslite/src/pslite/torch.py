@@ -24,6 +24,7 @@ from torch.utils.data import default_collate
 from pslite.errors import SpecError, UsageError
 from pslite.gradients import Bundle
 from pslite.job import Indices, LoopJob
+from pslite.rows import Rows
 from pslite.schedules import Constant, Cosine, Milestones, Polynomial, StepDecay
 from pslite.spec import LAMB, SGD, Adam, Descent, Mean, Part, Segment
 
@@ -183,7 +184,12 @@ class _Layout:
     def __init__(self, model: torch.nn.Module, optimizer: Descent, groups: tuple[Group, ...]) -> None:
         self._model = model
         chosen = {id(p): group.optimizer for group in groups for p in group.parameters}
-        kinds: dict[tuple[str, Descent], list[tuple[str, torch.nn.Parameter]]] = {}
+        tables = {
+            id(module.weight)
+            for module in model.modules()
+            if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
+        }
+        kinds: dict[tuple[str, Descent, str], list[tuple[str, torch.nn.Parameter]]] = {}
         frozen = hashlib.sha256()
         any_frozen = False
         for name, parameter in model.named_parameters():
@@ -195,7 +201,8 @@ class _Layout:
                 continue
             if parameter.dtype not in _DTYPES:
                 raise SpecError(f"parameter {name} is {parameter.dtype}: float32 and float64 can be trained")
-            kinds.setdefault((_DTYPES[parameter.dtype], rule), []).append((name, parameter))
+            alone = name if id(parameter) in tables else ""
+            kinds.setdefault((_DTYPES[parameter.dtype], rule, alone), []).append((name, parameter))
         if chosen:
             raise SpecError(f"{len(chosen)} parameters of the groups are not parameters of the model")
         if not kinds:
@@ -211,8 +218,9 @@ class _Layout:
                 dtype="float32" if dtype == "float32" else "float64",
                 optimizer=rule,
                 parts=tuple(Part(name, tuple(parameter.shape)) for name, parameter in members),
+                sparse=bool(table),
             )
-            for (dtype, rule), members in kinds.items()
+            for (dtype, rule, table), members in kinds.items()
         ]
         self._buffers = [name for name, buffer in model.named_buffers() if buffer.numel()]
         if self._buffers:
@@ -318,14 +326,31 @@ class _Layout:
             self._gradients[0 if self._staged else id(bundle)] = views
         for flat in self._staging:
             flat.zero_()
-        for parameters, grads in zip(self._parameters, views, strict=True):
+        for index, (parameters, grads) in enumerate(zip(self._parameters, views, strict=True)):
             for parameter, grad in zip(parameters, grads, strict=True):
-                parameter.grad = grad
+                parameter.grad = None if self.segments[index].sparse else grad
 
     def collect_gradients(self, bundle: Bundle) -> None:
-        """Copy gradients from another device, if that is where they are."""
-        for flat, array in zip(self._staging, bundle.arrays, strict=False):
-            torch.from_numpy(array).copy_(flat)
+        """Take rows of tables, and copy gradients from another device, if that is where they are."""
+        for index, (flat, array) in enumerate(zip(self._staging, bundle.arrays, strict=False)):
+            if not self.segments[index].sparse:
+                torch.from_numpy(array).copy_(flat)
+        for index in bundle.rows:
+            (parameter,) = self._parameters[index]
+            if parameter.grad is not None:
+                numbers, values = _touched(parameter.grad)
+                bundle.rows[index] = Rows.of(numbers.cpu().numpy(), values.cpu().numpy().reshape(numbers.numel(), -1))
+            parameter.grad = None
+
+
+def _touched(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows of a table that a gradient touches: their numbers and their values."""
+    if gradient.is_sparse:
+        gradient = gradient.coalesce()
+        return gradient.indices()[0], gradient.values()
+    # the table is used in another way too, such as for the output
+    numbers = gradient.flatten(1).ne(0).any(1).nonzero()[:, 0]
+    return numbers, gradient[numbers]
 
 
 def _views(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:

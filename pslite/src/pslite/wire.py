@@ -35,6 +35,9 @@ RESTORE = 7
 #: worker -> server: its shared memory number `place`, whose descriptor comes with the header
 REGION = 8
 
+#: server -> worker: the rows of a sparse block that have changed since the version before the last, at `version`
+PARAM_ROWS = 9
+
 #: regions of one peer, at most
 MOST_REGIONS = 256
 
@@ -103,7 +106,7 @@ def unpack(data: bytearray) -> Header:
     (
         magic, kind, place, plan, block, node, length, crc, next_plan, version, first, next_first
     ) = _HEADER.unpack_from(data)  # fmt: skip
-    if magic != _MAGIC or not PUSH <= kind <= REGION:
+    if magic != _MAGIC or not PUSH <= kind <= PARAM_ROWS:
         raise ProtocolError("a data frame does not begin with a valid header")
     return Header(kind, plan, block, node, length, version, first, next_plan, next_first, crc, place)
 
@@ -151,11 +154,10 @@ class Link:
         """Whether bytes wait to be sent."""
         return bool(self._out)
 
-    def send(self, header: Header, payload: memoryview | None = None) -> None:
-        """Queue a frame; the payload is not copied and must stay as it is until it is sent."""
+    def send(self, header: Header, *payload: memoryview) -> None:
+        """Queue a frame; the pieces of its payload are not copied and must stay as they are until they are sent."""
         self._out.append(memoryview(header.pack()))
-        if payload is not None and payload.nbytes:
-            self._out.append(payload)
+        self._out += [piece for piece in payload if piece.nbytes]
 
     def hand(self, header: Header, descriptor: int) -> None:
         """Queue a header with an open file, which must stay open until it is sent."""

@@ -45,10 +45,11 @@ from pslite.messages import (
 from pslite.plan import Plan
 from pslite.process import Host
 from pslite.region import WEIGHTS
+from pslite.rows import checked_length, parse
 from pslite.session import Share, Stopwatch
 from pslite.spec import JobSpec
 from pslite.transport import reach
-from pslite.wire import INIT, MOST_REGIONS, PARAM, PUSH, RESTORE, WRONG_OWNER, Header, Link, region_header
+from pslite.wire import INIT, MOST_REGIONS, PARAM, PARAM_ROWS, PUSH, RESTORE, WRONG_OWNER, Header, Link, region_header
 
 #: how long a broken data connection waits for the coordinator's verdict
 _VERDICT_SECONDS = 10.0
@@ -110,6 +111,8 @@ class Worker(Membership):
         #: number of the last bundle of gradients whose memory is shared, and numbers of those that a server knows
         self._places = max(WEIGHTS)
         self._shown: dict[Link, set[int]] = {}
+        #: rows that are coming in
+        self._rows: dict[Link, bytearray] = {}
         self._stages: dict[int, _Stage] = {}
         self._stamp: tuple[int, int] | None = None
         self._missing: set[int] = set()
@@ -304,13 +307,18 @@ class Worker(Membership):
             length = wire_bytes(self.spec, block)
             for contribution, place in zip(contributions, places, strict=True):
                 bundle = contribution.bundle
-                shown = link.local and place and self._show(link, place, bundle)
+                shown = link.local and place and not block.row and self._show(link, place, bundle)
+                rows = bundle.rows[block.segment].within(block) if block.row else None
+                if rows is not None:
+                    length = rows.nbytes
                 header = Header(
                     PUSH, plan.number, block.number, contribution.node, block.nbytes if shown else length,
                     self.version, self._first, next_plan, next_first, place=place if shown else 0,
                 )  # fmt: skip
                 if shown:
                     link.send(header)
+                elif rows is not None:
+                    link.send(header, *rows.views())
                 elif self._encoding is None or length == block.nbytes:
                     link.send(header, bundle.views[block.number])
                 else:
@@ -410,6 +418,7 @@ class Worker(Membership):
             del self._links[link.task]
         self._writing.discard(link)
         self._shown.pop(link, None)
+        self._rows.pop(link, None)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(link.sock)
         link.close()
@@ -454,7 +463,7 @@ class Worker(Membership):
         """Say where the payload of a frame goes: straight into the weights."""
         if header.kind == WRONG_OWNER:
             return memoryview(b"")
-        if header.kind != PARAM or header.block >= len(self.blocks):
+        if header.kind not in (PARAM, PARAM_ROWS) or header.block >= len(self.blocks):
             raise ProtocolError(f"{link.task} sent a frame that does not belong here")
         if self._plan is None:
             stage = self._stages.get(header.plan)
@@ -472,7 +481,13 @@ class Worker(Membership):
             raise ProtocolError(
                 f"{link.task} sent block {header.block} at version {header.version}, awaited is {self._awaited}"
             )
-        return self._bundles[header.version % 2].views[header.block]
+        if header.kind == PARAM:
+            return self._bundles[header.version % 2].views[header.block]
+        block = self.blocks[header.block]
+        if not block.row:
+            raise ProtocolError(f"{link.task} sent rows of block {header.block}, which has none")
+        self._rows[link] = bytearray(checked_length(block, header.length))
+        return memoryview(self._rows[link])
 
     def shared(self, link: Link, header: Header) -> None:
         """Take weights that the server has put into our memory."""
@@ -488,6 +503,11 @@ class Worker(Membership):
                 f"{link.task} refused block {header.block} of step {header.version} under plan {header.plan}: "
                 "it does not own it"
             )
+        if header.kind == PARAM_ROWS:
+            block = self.blocks[header.block]
+            rows = parse(block, memoryview(self._rows.pop(link)))
+            array = self._bundles[header.version % 2].arrays[block.segment][block.offset : block.offset + block.size]
+            array.reshape(-1, block.row)[rows.numbers] = rows.values
         self._missing.discard(header.block)
         if header.next_plan:
             self._stamp = (header.next_plan, header.next_first)
