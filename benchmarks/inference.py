@@ -1,14 +1,21 @@
 """How long the learned policies take: one inference of the network, and one decision of a slot.
 
-    python benchmarks/inference.py [--policies dl2 dl2-original] [--checkpoint FOLDER] [--jobs 40] [--nodes 500]
-        [--slots 200] [--json]
+    python benchmarks/inference.py [--policies dl2 dl2-untold lookahead dl2-original dl2-original-dense]
+        [--checkpoint FOLDER] [--jobs 40] [--nodes 500] [--slots 200] [--json]
 
 Slots of 40 jobs of eight types, some half done, on 500 nodes of 8 CPUs and 2 GPUs with room for all: every job asks for
 up to 16 workers and 16 parameter servers. `dl2-original` has the checkpoint, whose types the jobs are then of, or one
 that is made at once by 100 updates of supervised learning from Optimus with true speeds, so that sizes are sensible; J
-is the number of jobs. `dl2` has the weights that come with dl2d and knows the speeds of some sizes. An inference is one
-call of the network on one observation, all of it anew; in a slot, what did not change is not worked out again. A slot
-is `Packing.for_decision` and `Policy.decide` together. Times are of this thread's processor.
+is the number of jobs; `dl2-original-dense` has the paper's network (two layers of 256 units over all jobs) with random
+weights, and takes steps until there is no more. `dl2` has the weights that come with dl2d and the speeds in them,
+`dl2-untold` those weights alone; they and `lookahead` are told the speeds of 25 sizes of each type and of two sizes of
+each job.
+
+- slot: the same speeds in each slot, so what is believed changes little.
+- slot_with_news: in each slot all speeds are up to 10 % off in another way, so all that is believed is worked out anew.
+
+An inference is one call of the network on one observation, all of it anew; in a slot, what did not change is not worked
+out again. A slot is `Packing.for_decision` and `Policy.decide` together. Times are of this thread's processor.
 """
 
 from __future__ import annotations
@@ -19,26 +26,32 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dl2d.core.cluster import Node, Snapshot
 from dl2d.core.jobs import Allocation, Architecture, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress
-from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured import JobSpeeds, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies import dl2, dl2_original
 from dl2d.policies.checkpoint import Checkpoint, read_checkpoint
+from dl2d.policies.lookahead import Lookahead
 from dl2d.simulation.profiles import load_profile, profile_names
 
 MODELS = sorted(profile_names())[:8]
+#: Part by which speeds are off where there is news in each slot.
+WRONG = 0.1
+POLICIES = ("dl2", "dl2-untold", "lookahead", "dl2-original", "dl2-original-dense")
 SIZES = [(workers, ps) for workers in (1, 2, 4, 8, 16) for ps in (1, 2, 4, 8, 16)]
 
 
-def snapshot(jobs: int, nodes: int, rng: np.random.Generator, models: Sequence[str]) -> Snapshot:
-    """A queue as it may stand in some slot, on an empty cluster."""
+def snapshot(jobs: int, nodes: int, rng: np.random.Generator, models: Sequence[str], wrong: float = 0.0) -> Snapshot:
+    """A queue as it may stand in some slot, on an empty cluster; speeds are ``wrong`` by that part at most."""
     queue = []
     for number in range(jobs):
         model = models[int(rng.integers(len(models)))]
@@ -58,14 +71,24 @@ def snapshot(jobs: int, nodes: int, rng: np.random.Generator, models: Sequence[s
             )
         )
     queue.sort(key=lambda job: (job.key.submitted, int(job.key.id)))
-    speeds = []
-    for kind in sorted({TrainingKind.of(job.request) for job in queue if job.request.model in MODELS}):
-        model = load_profile(kind.model).speed(Architecture.PS)
-        points = [SpeedPoint(Allocation(*size), model.samples_per_second(*size), 3) for size in SIZES]
-        speeds.append(MeasuredSpeeds(kind, tuple(points)))
+    known = {model: load_profile(model).speed(Architecture.PS) for model in models if model in MODELS}
+
+    def point(model: str, size: tuple[int, int]) -> SpeedPoint:
+        speed = known[model].samples_per_second(*size)
+        if wrong:
+            speed *= float(rng.uniform(1.0 - wrong, 1.0 + wrong))
+        return SpeedPoint(Allocation(*size), speed, 3)
+
+    kinds = sorted({TrainingKind.of(job.request) for job in queue if job.request.model in known})
+    speeds = [MeasuredSpeeds(kind, tuple(point(kind.model, size) for size in SIZES)) for kind in kinds]
+    shown = [
+        JobSpeeds(job.key, tuple(point(job.request.model, SIZES[(place + 7 * more) % len(SIZES)]) for more in range(2)))
+        for place, job in enumerate(queue)
+        if job.request.model in known
+    ]
     return Snapshot(
         60_000.0, 1, tuple(Node(f"n{number:04}", Resources.of(cpu=8, gpu=2)) for number in range(nodes)), tuple(queue),
-        (), speeds=tuple(speeds),
+        (), speeds=tuple(speeds), job_speeds=tuple(shown),
     )  # fmt: skip
 
 
@@ -95,14 +118,39 @@ def a_checkpoint(jobs: int) -> Checkpoint:
     return school_by_teacher(workloads[:5], workloads[5:], settings, seed=0).checkpoint
 
 
+def a_dense_checkpoint(jobs: int) -> Checkpoint:
+    """Of the paper's network, with weights that are drawn."""
+    rng, units = np.random.default_rng(0), 256
+    shapes = [(jobs * (len(MODELS) + 5) + 2, units), (units, units), (units, 3 * jobs + 1)]
+    weights: dict[str, NDArray[Any]] = {}
+    for place, (inputs, outputs) in enumerate(shapes):
+        weights[f"policy.{place}.weight"] = rng.normal(0.0, inputs**-0.5, (outputs, inputs)).astype(np.float32)
+        weights[f"policy.{place}.bias"] = np.zeros(outputs, dtype=np.float32)
+    weights[f"policy.{len(shapes) - 1}.bias"][-1] = -100.0
+    settings = {
+        "network": "dense", "window": jobs, "models": list(MODELS), "resources": ["cpu", "gpu"],
+        "first_bundles": False, "extras": False, "sampled": True, "slot_seconds": 1200.0,
+    }  # fmt: skip
+    return Checkpoint(policy="dl2-original", weights=weights, settings=settings, training={})
+
+
+def untold() -> Policy:
+    """``dl2`` without the speeds that come with it."""
+    learned = read_checkpoint(dl2.SHIPPED, policy="dl2")
+    arrays, kinds = dl2.as_arrays(())
+    return dl2.Dl2(
+        replace(learned, weights={**learned.weights, **arrays}, settings={**learned.settings, "kinds": kinds})
+    )
+
+
 def slots(
-    policy: Policy, jobs: int, nodes: int, count: int, models: Sequence[str] = MODELS
+    policy: Policy, jobs: int, nodes: int, count: int, models: Sequence[str] = MODELS, wrong: float = 0.0
 ) -> tuple[list[float], list[int]]:
-    """Seconds of each slot, and tasks that were given in it."""
+    """Seconds of each slot, and tasks that were given in it; see ``snapshot``."""
     rng, placement = np.random.default_rng(0), LoadBalance()
     times, tasks = [], []
     for number in range(count + 5):
-        seen = snapshot(jobs, nodes, rng, models)
+        seen = snapshot(jobs, nodes, rng, models, wrong)
         begin = time.thread_time()
         packing = Packing.for_decision(seen.nodes, seen.tasks, placement)
         decision = policy.decide(seen, packing, np.random.default_rng(number))
@@ -119,7 +167,7 @@ def milliseconds(seconds: list[float]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policies", nargs="+", choices=["dl2", "dl2-original"], default=["dl2", "dl2-original"])
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--jobs", type=int, default=40)
     parser.add_argument("--nodes", type=int, default=500)
@@ -130,12 +178,15 @@ def main() -> None:
     for name in options.policies:
         entry: dict[str, object] = {}
         models: Sequence[str] = MODELS
-        if name == "dl2":
-            policy: Policy = dl2.shipped()
+        if name not in ("dl2-original", "dl2-original-dense"):
+            policy: Policy = {"dl2": dl2.shipped, "dl2-untold": untold, "lookahead": Lookahead}[name]()
         else:
-            checkpoint = (
-                read_checkpoint(options.checkpoint, policy=name) if options.checkpoint else a_checkpoint(options.jobs)
-            )
+            if name == "dl2-original-dense":
+                checkpoint = a_dense_checkpoint(options.jobs)
+            elif options.checkpoint:
+                checkpoint = read_checkpoint(options.checkpoint, policy=name)
+            else:
+                checkpoint = a_checkpoint(options.jobs)
             policy = dl2_original.Dl2Original(
                 replace(checkpoint, settings={**checkpoint.settings, "window": options.jobs})
                 if checkpoint.settings["network"] == "shared" else checkpoint
@@ -151,6 +202,9 @@ def main() -> None:
             entry["inferences_a_slot"] = round(steps, 1)
         times, tasks = slots(policy, options.jobs, options.nodes, options.slots, models)
         found[name] = {**entry, "slot": milliseconds(times), "tasks_a_slot": round(float(np.mean(tasks)), 1)}
+        if policy.needs:
+            times, _ = slots(policy, options.jobs, options.nodes, options.slots, models, WRONG)
+            found[name]["slot_with_news"] = milliseconds(times)
     if options.json:
         print(json.dumps(found))
         return

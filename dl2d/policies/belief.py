@@ -87,14 +87,19 @@ class _Sizes:
         self._judge: tuple[_Floats, _Floats] | None = None
 
     @cached_property
+    def apart(self) -> _Floats:
+        """Distances; shape (sizes, sizes)."""
+        return _distances(self.at, self.at, self.group)
+
+    @cached_property
     def own(self) -> _Floats:
         """Covariances of what is a kind's own; shape (sizes, sizes)."""
-        return _own(self.at, self.at, self.group)
+        return _LEVEL + _matern(self.apart, *_OWN)
 
     @cached_property
     def whole(self) -> _Floats:
         """Covariances with what is shared."""
-        return _matern(_distances(self.at, self.at, self.group), *_SHARED) + self.own
+        return _matern(self.apart, *_SHARED) + self.own
 
     def of(self, noise: _Floats) -> _Own:
         """With variances of noise."""
@@ -495,19 +500,27 @@ def _failed(points: Sequence[SpeedPoint]) -> tuple[_Bounds, ...]:
 
 def _distances(one: _Floats, other: _Floats, group: _Group) -> _Floats:
     """Distances in doublings of workers, of PSs and of their ratio; shape (one, other)."""
-    workers = one[:, None, 0] - other[None, :, 0]
+    workers: _Floats = one[:, None, 0] - other[None, :, 0]
     if group.architecture is Architecture.ALLREDUCE:
-        distances: _Floats = np.abs(workers)
-        return distances
+        return np.abs(workers, out=workers)
     ps = one[:, None, 1] - other[None, :, 1]
-    # a^2 + b^2 + (a - b)^2
-    in_both: _Floats = np.sqrt(2.0 * (workers * workers + ps * ps - workers * ps))
-    return in_both
+    # a^2 + b^2 + (a - b)^2, in place: arrays are large.
+    both = workers * ps
+    workers *= workers
+    ps *= ps
+    workers += ps
+    workers -= both
+    workers *= 2.0
+    return np.sqrt(workers, out=workers)
 
 
 def _matern(distances: _Floats, length: float, variance: float) -> _Floats:
     scaled = distances * (np.sqrt(3.0) / length)
-    covariances: _Floats = variance * (1.0 + scaled) * np.exp(-scaled)
+    covariances: _Floats = np.negative(scaled)
+    np.exp(covariances, out=covariances)
+    scaled += 1.0
+    scaled *= variance
+    covariances *= scaled
     return covariances
 
 
@@ -537,12 +550,14 @@ def _trend(kind: TrainingKind, at: _Floats) -> _Floats:
 def _measured(kind: TrainingKind, points: Sequence[SpeedPoint], noise: float, before: _Sizes | None) -> _Measured:
     """Points as arrays, less the trend, in the order of sizes, which may be the same as before."""
     points = sorted(points)
-    counts = np.array([point.allocation for point in points], dtype=np.int64).reshape(-1, 2)
+    allocations, speeds, many, jobs = zip(*[point[:4] for point in points], strict=True) if points else ((),) * 4
+    counts = np.array(allocations, dtype=np.int64).reshape(-1, 2)
     same = before is not None and np.array_equal(before.counts, counts)
     sizes = before if before is not None and same else _Sizes(_group(kind), counts)
-    times = np.array([max(point.measurements, 1) for point in points], dtype=np.float64)
-    logs: _Floats = np.log(np.array([point.samples_per_second for point in points], dtype=np.float64))
-    single = np.array([0 < point.jobs < _TRUSTED for point in points], dtype=np.bool_)
+    times = np.maximum(np.array(many, dtype=np.float64), 1.0)
+    logs: _Floats = np.log(np.array(speeds, dtype=np.float64))
+    shown = np.array(jobs, dtype=np.int64)
+    single = (shown > 0) & (shown < _TRUSTED)
     return _Measured(sizes, logs - _trend(kind, sizes.at), np.maximum(noise**2 / times, _FLOOR**2), single)
 
 
@@ -562,9 +577,8 @@ def _doubted(told: _Measured) -> _Measured:
 
 def _chosen(kind: TrainingKind, told: _Measured) -> NDArray[np.int64]:
     """Places of the sizes that count for others: the fastest half of the most, and such as are far apart."""
-    at = told.at
-    chosen = np.argsort(-(told.logs + _trend(kind, at)), kind="stable")[: _MOST_SIZES // 2].tolist()
-    far = _distances(at, at, _group(kind))
+    far = told.sizes.apart
+    chosen = np.argsort(-(told.logs + _trend(kind, told.at)), kind="stable")[: _MOST_SIZES // 2].tolist()
     nearest = far[chosen].min(axis=0)
     while len(chosen) < _MOST_SIZES:
         chosen.append(int(nearest.argmax()))
