@@ -180,12 +180,12 @@ def cut_off(sockets: Iterable[socket.socket]) -> None:
             sock.shutdown(socket.SHUT_RDWR)
 
 
-def listen(host: str = "") -> socket.socket:
-    """Open a listening socket on a free port of `host` (all interfaces if empty), IPv4 or IPv6 as the host is."""
+def listen(host: str = "", port: int = 0) -> socket.socket:
+    """Open a listening socket on `port` (0: a free one) of `host` (empty: all interfaces), IPv4 or IPv6 as it is."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((host, 0))
+    sock.bind((host, port))
     sock.listen(256)
     sock.setblocking(False)
     return sock

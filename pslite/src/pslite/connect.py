@@ -8,13 +8,30 @@ from collections.abc import Mapping
 
 from pslite.environment import role_of, task_environment
 from pslite.errors import UsageError
-from pslite.session import Session, SingleSession
+from pslite.session import OpenSession, Session, SingleSession
 from pslite.spec import JobSpec
 from pslite.worker import Worker
 
 
 def session_for(spec: JobSpec, environ: Mapping[str, str] | None = None) -> Session:
     """Return the session of this process: a worker of an elastic job, or the whole job if there is none.
+
+    Raises
+    ------
+    UsageError
+        the environment is incomplete, or this process is no worker.
+
+    """
+    return _session(spec, environ)
+
+
+def open_session(environ: Mapping[str, str] | None = None) -> OpenSession:
+    """Return the session of a script that says later what it trains; as `session_for` otherwise."""
+    return _session(None, environ)
+
+
+def _session(spec: JobSpec | None, environ: Mapping[str, str] | None) -> Worker | SingleSession:
+    """Return the session that the environment asks for.
 
     Raises
     ------

@@ -30,10 +30,13 @@ from pslite.messages import (
     Abort,
     AgentExit,
     Alive,
+    AtBarrier,
+    BarrierOpen,
     Beat,
     Begin,
     Clip,
     Commit,
+    Describe,
     DigestRequest,
     Digests,
     Drained,
@@ -59,6 +62,7 @@ from pslite.messages import (
     Restored,
     Resume,
     Saved,
+    Seat,
     Stamped,
     TakenOver,
     TakeOver,
@@ -69,12 +73,14 @@ from pslite.norms import Squares, Tensors
 from pslite.optimizers import clip_factor
 from pslite.plan import Member, Plan, make_plan, next_members, reduction
 from pslite.session import digest_of
-from pslite.spec import JobSpec, differences
+from pslite.spec import JobSpec, Sum, differences
 
 #: how long members may take to read that the job is over
 _GOODBYE_SECONDS = 3.0
 #: so many workers that die at one version are no accident: the job fails
 _MOST_DEATHS = 3
+#: how long the other workers of an open job may go on by themselves after one has ended its loop: mostly all do at once
+_EARLY_SECONDS = 1.0
 #: the window over which speed is measured
 _SPEED_SECONDS = 10.0
 
@@ -121,7 +127,14 @@ class _Member:
     #: when its connection ended without a word
     lost: float = 0.0
     lost_how: str = ""
+    #: it is a server, or has said what it trains
+    described: bool = True
+    #: it has been told its place
+    seated: bool = False
+    at_barrier: bool = False
     finished: bool = False
+    #: when it was
+    finished_at: float = 0.0
     #: it has finished as the one that writes files
     chief: bool = False
 
@@ -363,6 +376,8 @@ class Coordinator:
         if self._state in ("waiting", "running"):
             self._check_deadlines(now)
         if self._state in ("waiting", "running"):
+            self._give_seats(now)
+            self._open_barrier()
             self._advance(now)
         if self._state == "running":
             self._check_end()
@@ -464,7 +479,7 @@ class Coordinator:
         elif isinstance(message, Leave):
             self._left(member)
         elif isinstance(message, Finished):
-            member.finished, member.chief = True, message.chief
+            member.finished, member.chief, member.finished_at = True, message.chief, member.heard
             self._version = max(self._version, message.version)
         elif isinstance(message, Digests):
             self._digests.update(message.blocks)
@@ -474,6 +489,10 @@ class Coordinator:
             self._saved(message)
         elif isinstance(message, Norm):
             self._add_norm(message)
+        elif isinstance(message, Describe):
+            self._describe(member, message.spec)
+        elif isinstance(message, AtBarrier):
+            member.at_barrier = True
         elif isinstance(message, NotSaved):
             self._say(f"no checkpoint of version {message.version}: {member.task}: {message.reason}")
         else:
@@ -522,17 +541,33 @@ class Coordinator:
             channel=channel,
             heard=now,
             joined=now,
+            described=hello.role == "ps" or message.spec is not None,
         )
         self._members[hello.task] = connection.member = member
-        if hello.role == "worker" and self._spec is None:
-            assert message.spec is not None
-            self._spec = message.spec
-            self._blocks = cut(message.spec)
+        if message.spec is not None:
+            self._adopt(message.spec)
         channel.send(Welcome(heartbeat_seconds=self._settings.heartbeat, lease_seconds=self._settings.lease))
         self._say(f"{member.title} has joined")
         self._urgent = True
         if self._digest_asked:
             self._dismiss(member, "the job is finished")
+
+    def _adopt(self, spec: JobSpec) -> None:
+        """Take the description of the job from the first worker that gives one."""
+        if self._spec is None:
+            self._spec = spec
+            self._blocks = cut(spec)
+
+    def _describe(self, member: _Member, spec: JobSpec) -> None:
+        """A worker that has joined says what it trains."""
+        reason = self._mismatch(spec)
+        if reason:
+            self._say(f"refused {member.task}: {reason}")
+            member.channel.send(Refused(reason=reason))
+            return
+        self._adopt(spec)
+        member.described = True
+        self._urgent = True
 
     def _dismiss(self, member: _Member, reason: str) -> None:
         """Let a member go that is in no plan."""
@@ -544,13 +579,20 @@ class Coordinator:
             return f"the job is over, {self._state}: {self._reason}"
         if hello.role == "ps":
             return "" if message.address else "a server must say where it takes data"
-        if message.spec is None:
-            return "a worker must say what it trains"
-        if self._spec is not None and message.spec != self._spec:
-            return "its script describes another job than the first worker's: " + "; ".join(
-                differences(message.spec, self._spec)[:10]
+        return self._mismatch(message.spec) if message.spec is not None else ""
+
+    def _mismatch(self, spec: JobSpec) -> str:
+        if self._spec is None or spec.agrees(self._spec):
+            late = self._plan is not None and any(isinstance(s.optimizer, Sum) for s in spec.segments)
+            return (
+                "its script updates the weights in its workers (update_on_kvstore=False), so there is nobody to get "
+                "them from: only servers can be added"
+                if late
+                else ""
             )
-        return ""
+        return "its script describes another job than the first worker's: " + "; ".join(
+            differences(spec, self._spec)[:10]
+        )
 
     def _beat(self, member: _Member, message: Beat) -> None:
         member.channel.send(Alive())
@@ -562,7 +604,7 @@ class Coordinator:
             self._speed.append((now, self._version))
             while self._speed[0][0] < now - _SPEED_SECONDS:
                 self._speed.pop(0)
-            if self._spec is not None:
+            if self._spec is not None and not self._spec.open:
                 epoch = self._version // self._spec.steps_per_epoch
                 if epoch > self._said_epoch:
                     self._said_epoch = epoch
@@ -575,6 +617,9 @@ class Coordinator:
             return
         member.state = "left"
         self._urgent = True
+        alone = self._plan is None and not any(other.role == "worker" for other in self._waiting())
+        if alone and member.role == "worker" and not member.described and self._settings.start is not None:
+            self._fail(f"{member.title}: its script ended without training anything")
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -667,7 +712,8 @@ class Coordinator:
             # the only one that knew what to train: nothing can come of this job unless another worker comes
             self._spec = None
             self._blocks = ()
-        if self._plan is None and self._settings.start is not None and not self._joined(member.role):
+        alone = not any(other.role == member.role for other in self._waiting())
+        if self._plan is None and self._settings.start is not None and alone:
             self._fail(text)  # nobody starts another one
 
     # --- workers that are gone ------------------------------------------------------------------------------------
@@ -679,7 +725,8 @@ class Coordinator:
         again.  The plan stays in force until the next one, which is made without it.
         """
         pending = self._pending
-        self._dead[member.task] = self._version
+        early = bool(member.finished_at) and not member.finished
+        self._dead[member.task] = -1 if early else self._version
         if self._is_before_first_weights(member):
             return False
         if sum(version == self._version for version in self._dead.values()) >= _MOST_DEATHS:
@@ -703,7 +750,8 @@ class Coordinator:
         member.state = "left"
         others = sorted({task for given in self._substitutes.values() for task in given.values()})
         self._say(f"{text}; {' and '.join(others)} {'do' if len(others) > 1 else 'does'} its part, nothing is lost")
-        member.channel.send(JobEnded(reason=f"{member.task} was given up: {text}"))
+        if not early:
+            member.channel.send(JobEnded(reason=f"{member.task} was given up: {text}"))
         self._take_overs += 1
         servers = {m.task for plan in self._plans_in_force() for m in plan.servers} & self._there()
         self._taking_over = _TakingOver(self._take_overs, servers)
@@ -801,8 +849,44 @@ class Coordinator:
     # --- plans ----------------------------------------------------------------------------------------------------
 
     def _joined(self, role: str) -> list[str]:
-        found = [m for m in self._members.values() if m.role == role and m.state == "joined" and not m.lost]
-        return [m.task for m in sorted(found, key=lambda m: m.joined)]
+        """Who could become a member of the plan: workers must have said what they train."""
+        return [m.task for m in self._waiting() if m.role == role and m.described]
+
+    def _waiting(self) -> list[_Member]:
+        """Who is there and in no plan, in the order in which they came."""
+        found = [m for m in self._members.values() if m.state == "joined" and not m.lost]
+        return sorted(found, key=lambda m: m.joined)
+
+    def _give_seats(self, now: float) -> None:
+        """Tell workers that need it before they can say what they train which place they have among how many.
+
+        At the start all that are announced are waited for; a later one takes the next place.
+        """
+        waiting = [m for m in self._waiting() if m.role == "worker"]
+        if all(m.seated or m.described for m in waiting):
+            return
+        target = self._reply.members if self._reply is not None else None
+        if self._plan is None:
+            there = {m.task for m in self._members.values()}
+            late = self._reply is None or target is None or bool(target - there)
+            if late and now - max(m.joined for m in waiting) < self._settings.grace:
+                return
+        present = [m.task for m in self._plan.workers if m.task not in self._dead] if self._plan else []
+        places = [*present, *(m.task for m in waiting if target is None or m.task in target)]
+        for member in waiting:
+            if member.task in places and not member.seated:
+                member.seated = True
+                member.channel.send(Seat(rank=places.index(member.task), workers=len(places)))
+
+    def _open_barrier(self) -> None:
+        """Let the workers go on that wait for all others, once all do."""
+        members = [m for m in self._members.values() if m.role == "worker" and m.state in ("joined", "active")]
+        members = [m for m in members if not m.lost and not m.finished and (m.seated or m.state == "active")]
+        if not members or not all(m.at_barrier for m in members):
+            return
+        for member in members:
+            member.at_barrier = False
+            member.channel.send(BarrierOpen())
 
     def _check_deadlines(self, now: float) -> None:
         pending = self._pending
@@ -814,6 +898,9 @@ class Coordinator:
             self._give_up_plan(f"{names} not ready within {self._settings.prepare:g} s", servers or late)
         limit = self._settings.start
         if self._plan is None and pending is None and limit is not None and now - self._began > limit:
+            there = {m.role for m in self._waiting()}
+            if there == {"worker", "ps"} and any(not m.described for m in self._waiting()):
+                return  # it takes its time to say what it trains
             roles: tuple[tuple[Literal["worker", "ps"], str], ...] = (("worker", "worker"), ("ps", "server"))
             missing = [name for role, name in roles if not self._joined(role)]
             self._fail(f"no {' and no '.join(missing) or 'wanted member'} joined within {limit:g} s")
@@ -912,6 +999,8 @@ class Coordinator:
     def _should_wait(self, now: float, target: frozenset[str] | None, before: set[str]) -> bool:
         """Whether announced members that have not joined yet deserve a moment, so that one plan serves all."""
         joined = {t for r in ("worker", "ps") for t in self._joined(r)}
+        if not before and any(m.seated and not m.described for m in self._waiting()):
+            return True  # it has a place already: the others count on it
         if target is None:
             missing = not before
         else:
@@ -1004,10 +1093,18 @@ class Coordinator:
     def _check_end(self) -> None:
         assert self._plan is not None
         workers = [self._members[m.task] for m in self._plan.workers if m.task not in self._dead]
+        assert self._spec is not None
+        if self._spec.open:
+            if not any(w.chief for w in workers):
+                self._release_early(workers)
+                return
+            if not self._settled_at_end():
+                return
+            workers = [self._members[m.task] for m in self._plan.workers if m.task not in self._dead]
         pending = self._pending
-        if pending is not None and pending.phase == "committed" and pending.stamped():
+        if pending is not None and pending.phase == "committed" and pending.stamped() and not self._spec.open:
             return
-        if not all(w.finished for w in workers):
+        if not self._spec.open and not all(w.finished for w in workers):
             return
         if not any(w.chief for w in workers):
             first = self._plan.workers[0]
@@ -1017,8 +1114,12 @@ class Coordinator:
             self._abort(pending, "the job has reached its last version")
         if not self._digest_asked:
             self._digest_asked = True
-            assert self._spec is not None
-            self._tell({m.task for m in self._plan.servers}, DigestRequest(version=self._spec.total_versions))
+            self._tell({m.task for m in self._plan.servers}, DigestRequest(version=self._version))
+            # in an open job others may still be in their loops
+            for worker in workers:
+                if not worker.finished:
+                    worker.finished = True
+                    worker.channel.send(Exit(reason="the first worker's script has ended, and so has the job"))
             # no more members are needed: whoever waits may go
             for member in self._members.values():
                 if member.state == "joined":
@@ -1026,7 +1127,6 @@ class Coordinator:
         if len(self._digests) < len(self._blocks):
             return
         if self._result is None:
-            assert self._spec is not None
             self._result = Result(digest=digest_of(self._digests), versions=self._version)
             self._tell({m.task for m in self._plan.servers}, Exit(reason="the job is finished"))
         # the chief may still be writing its files: the job ends when its workers' processes have
@@ -1034,6 +1134,31 @@ class Coordinator:
             self._say(f"finished: {self._result.versions} versions, digest {self._result.digest}")
             self._state = "finished"
             self._final = True
+
+    def _settled_at_end(self) -> bool:
+        """Whether all parameters of an open job that has ended are where a plan says; no plan begins any more."""
+        pending = self._pending
+        if pending is None or pending.phase != "committed" or pending.previous is None:
+            return True
+        if 0 <= pending.first <= self._version:
+            if pending.moved.keys() >= pending.movers():
+                self._plan, self._pending = pending.plan, None
+            return self._pending is None
+        return True
+
+    def _release_early(self, workers: list[_Member]) -> None:
+        """Go on without workers of an open job whose loops ended before the first one's."""
+        now = time.monotonic()
+        for worker in workers:
+            if worker.finished and now - worker.finished_at >= _EARLY_SECONDS:
+                worker.finished = False
+                text = f"{worker.title}: its script has ended"
+                if (
+                    self._plan is not None
+                    and worker.task in self._plan.tasks()
+                    and not self._go_on_without(worker, text)
+                ):
+                    self._fail(text)
 
     def status(self) -> Status:
         """Return the state of the job, for the director."""
@@ -1047,12 +1172,14 @@ class Coordinator:
             state=self._state,
             reason=self._reason,
             version=self._version,
-            total_versions=spec.total_versions if spec else None,
-            epoch=self._version / spec.steps_per_epoch if spec else 0.0,
-            epochs=float(spec.epochs) if spec else None,
+            total_versions=spec.total_versions if spec and not spec.open else None,
+            epoch=self._version / spec.steps_per_epoch if spec and not spec.open else 0.0,
+            epochs=float(spec.epochs) if spec and not spec.open else None,
             loss=self._loss,
             steps_per_second=rate,
-            samples_per_second=rate * spec.samples / spec.steps_per_epoch if rate is not None and spec else None,
+            samples_per_second=(
+                rate * spec.samples / spec.steps_per_epoch if rate is not None and spec and not spec.open else None
+            ),
             members=[
                 MemberReport(task=m.task, role=m.role, state=m.state, host=m.host, pid=m.pid)
                 for m in self._members.values()

@@ -107,12 +107,13 @@ class GradientSums:
                 self._free.append(contribution.bundle)
             self._kept.clear()
 
-    def take(self) -> Bundle:
-        """Return a bundle full of zeros."""
+    def take(self, *, zero: bool = True) -> Bundle:
+        """Return a bundle full of zeros, or with `zero` False of anything."""
         if not self._free:
             return Bundle(self._spec, self._blocks)
         bundle = self._free.pop()
-        bundle.clear()
+        if zero:
+            bundle.clear()
         return bundle
 
     def reserve(self, count: int) -> None:

@@ -47,7 +47,7 @@ class Membership(ABC):
     coordinator
         host:port of the coordinator.
     spec
-        the job as this worker's script describes it; must equal the other workers'.
+        the job as this worker's script describes it; must equal the other workers'.  None: it says so later.
     say
         takes lines for the user.
     join_timeout
@@ -61,13 +61,15 @@ class Membership(ABC):
         self,
         identity: Identity,
         coordinator: str,
-        spec: JobSpec,
+        spec: JobSpec | None,
         *,
         say: Callable[[str], None],
         join_timeout: float = 60.0,
         process: Host | None = None,
     ) -> None:
-        self.spec = spec
+        self.spec: JobSpec
+        if spec is not None:
+            self.spec = spec
         self.version = 0
         self._identity = identity
         self._coordinator = coordinator
@@ -115,7 +117,9 @@ class Membership(ABC):
         channel = self._channel
         assert channel is not None
         if not self._over:
-            if not self._raised and self._entered and self.version < self.spec.total_versions:
+            if not self._raised and self._entered and self.spec.open:
+                self.finish()
+            elif not self._raised and self._entered and self.version < self.spec.total_versions:
                 self._send(
                     Failed(
                         reason=f"its script ended at version {self.version} of {self.spec.total_versions}, "
@@ -132,6 +136,10 @@ class Membership(ABC):
             self._thread.join(1.0)
         channel.close()
         self._close()
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Say that this worker has come to the end of its loop."""
 
     @abstractmethod
     def _close(self) -> None:

@@ -73,7 +73,18 @@ class Join(Message, frozen=True):
     address: str = ""
     local: str = ""
     machine: str = ""
+    #: what a worker trains; one with a loop of its own says it later, in `Describe`
     spec: JobSpec | None = None
+
+
+class Describe(Message, frozen=True):
+    """Worker that has joined without saying what it trains: this."""
+
+    spec: JobSpec
+
+
+class AtBarrier(Message, frozen=True):
+    """Worker: I wait until all workers do."""
 
 
 class Beat(Message, frozen=True):
@@ -212,6 +223,17 @@ class Alive(Message, frozen=True):
     """The coordinator is alive."""
 
 
+class Seat(Message, frozen=True):
+    """Worker that has not said yet what it trains: your place among how many, until a plan says otherwise."""
+
+    rank: int
+    workers: int
+
+
+class BarrierOpen(Message, frozen=True):
+    """Worker: all have come to the barrier."""
+
+
 class Prepare(Message, frozen=True):
     """Open and allocate what plan needs, then answer Ready or Nack; nothing takes effect yet.
 
@@ -302,6 +324,8 @@ class Noted(Message, frozen=True):
 
 FromMember = (
     Join
+    | Describe
+    | AtBarrier
     | Beat
     | Ready
     | Nack
@@ -323,6 +347,8 @@ FromMember = (
 FromCoordinator = (
     Welcome
     | Alive
+    | Seat
+    | BarrierOpen
     | Prepare
     | Abort
     | Begin

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pslite.spec import LAMB, SGD, Adam, Mean
+from pslite.spec import LAMB, SGD, Adam, Mean, Sum
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -50,7 +50,7 @@ class Updater:
         optimizer: Optimizer,
         state: Array,
         gradient: Array,
-        samples: int,
+        samples: float,
         version: int,
         clip: float = 1.0,
         factors: Sequence[tuple[int, float]] = (),
@@ -66,7 +66,7 @@ class Updater:
         gradient
             shape (n,), the *sum* over samples; stays as it is.
         samples
-            the number of samples in the sum.
+            the number of samples in the sum, or what else it is divided by.
         version
             completed updates, from 0 (Adam's bias correction counts from 1).
         clip
@@ -77,6 +77,9 @@ class Updater:
         """
         if isinstance(optimizer, LAMB) and sum(size for size, _ in factors) != gradient.size:
             raise ValueError("LAMB needs the factors of all tensors in the block")
+        if isinstance(optimizer, Sum):
+            np.copyto(state[0], gradient)
+            return
         scale = 1.0 / samples if isinstance(optimizer, Mean) else clip / samples
         rate = 0.0 if isinstance(optimizer, Mean) else optimizer.lr * optimizer.schedule.factor(version)
         for low in range(0, gradient.size, _PIECE):
@@ -94,7 +97,7 @@ class Updater:
                 np.add(part[0], grad, out=part[0])
 
     def apply_rows(
-        self, optimizer: Optimizer, state: Array, gradient: Rows, samples: int, version: int, clip: float = 1.0
+        self, optimizer: Optimizer, state: Array, gradient: Rows, samples: float, version: int, clip: float = 1.0
     ) -> None:
         """Turn version `version` of a sparse block into the next one: other rows than the gradient's stay as they are.
 
@@ -112,7 +115,7 @@ class Updater:
         rule: LAMB,
         state: Array,
         gradient: Array,
-        samples: int,
+        samples: float,
         version: int,
         clip: float,
         sizes: Iterable[int],
@@ -144,12 +147,12 @@ class Updater:
         return grad, scratch
 
 
-def square_norm(optimizer: Optimizer, gradient: Array, samples: int) -> float:
+def square_norm(optimizer: Optimizer, gradient: Array, samples: float) -> float:
     """Return the sum of the squares of a block's mean gradient; 0 for what is no gradient of weights.
 
     The same whoever computes it: numpy's pairwise sum depends on the length alone.
     """
-    if isinstance(optimizer, Mean):
+    if isinstance(optimizer, Mean | Sum):
         return 0.0
     return _squares(gradient) / samples**2
 
@@ -174,6 +177,18 @@ def _sgd(rule: SGD, part: Array, grad: Array, scratch: Array, rate: float) -> No
     if rule.weight_decay:
         np.multiply(weights, rule.weight_decay, out=scratch)
         np.add(grad, scratch, out=grad)
+    if rule.momentum and rule.rate_in_momentum:
+        velocity = part[1]
+        np.multiply(velocity, rule.momentum, out=velocity)
+        np.multiply(grad, rate, out=grad)
+        np.subtract(velocity, grad, out=velocity)
+        if rule.nesterov:
+            np.multiply(velocity, rule.momentum, out=scratch)
+            np.subtract(scratch, grad, out=scratch)
+            np.add(weights, scratch, out=weights)
+        else:
+            np.add(weights, velocity, out=weights)
+        return
     if rule.momentum:
         velocity = part[1]
         np.multiply(velocity, rule.momentum, out=velocity)
@@ -204,10 +219,14 @@ def _adam(rule: Adam, part: Array, grad: Array, scratch: Array, step: int, rate:
     np.multiply(grad, 1.0 - beta2, out=grad)
     np.add(square, grad, out=square)
     np.sqrt(square, out=scratch)
-    np.divide(scratch, math.sqrt(1.0 - beta2**step), out=scratch)
+    rate /= 1.0 - beta1**step
+    if rule.eps_first:
+        rate *= math.sqrt(1.0 - beta2**step)
+    else:
+        np.divide(scratch, math.sqrt(1.0 - beta2**step), out=scratch)
     np.add(scratch, rule.eps, out=scratch)
     np.divide(mean, scratch, out=scratch)
-    np.multiply(scratch, rate / (1.0 - beta1**step), out=scratch)
+    np.multiply(scratch, rate, out=scratch)
     np.subtract(weights, scratch, out=weights)
 
 

@@ -75,37 +75,47 @@ class Milestones(_Warmed, frozen=True, tag="milestones"):
 
 
 class Cosine(_Warmed, frozen=True, tag="cosine"):
-    """Falls along half a cosine to `floor` in `over` versions, and stays there (Loshchilov and Hutter 2017)."""
+    """Falls along half a cosine to `floor` in `over` versions, and stays there (Loshchilov and Hutter 2017).
+
+    `begin` is where on its way it begins: 0, or 1 as MXNet counts updates.
+    """
 
     over: int
     floor: float = 0.0
+    begin: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _whole("Cosine over", self.over, 1)
+        _whole("Cosine begin", self.begin, 0)
         _part("Cosine floor", self.floor)
 
     def _after(self, version: int) -> float:
-        gone = min(version / self.over, 1.0)
+        gone = min((version + self.begin) / self.over, 1.0)
         return self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * gone))
 
 
 class Polynomial(_Warmed, frozen=True, tag="polynomial"):
-    """Falls to `floor` in `over` versions as (1 - t / over) ** power, and stays there; power 1 is linear."""
+    """Falls to `floor` in `over` versions as (1 - t / over) ** power, and stays there; power 1 is linear.
+
+    `begin` is the t that it begins with: 0, or 1 as MXNet counts updates.
+    """
 
     over: int
     power: float = 1.0
     floor: float = 0.0
+    begin: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _whole("Polynomial over", self.over, 1)
+        _whole("Polynomial begin", self.begin, 0)
         _part("Polynomial floor", self.floor)
         if not (math.isfinite(self.power) and self.power > 0):
             raise SpecError(f"Polynomial power is {self.power!r}: it must be a number over 0")
 
     def _after(self, version: int) -> float:
-        left = 1.0 - min(version / self.over, 1.0)
+        left = 1.0 - min((version + self.begin) / self.over, 1.0)
         return self.floor + (1.0 - self.floor) * float(left**self.power)
 
 

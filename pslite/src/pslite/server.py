@@ -69,6 +69,7 @@ from pslite.rows import Rows, checked_length, parse
 from pslite.spec import LAMB, JobSpec
 from pslite.transport import machine, open_listeners, reach, tune
 from pslite.wire import (
+    FETCH,
     INIT,
     MOST_REGIONS,
     PARAM,
@@ -78,6 +79,7 @@ from pslite.wire import (
     RESTORE,
     STATE,
     STATE_ACK,
+    WHOLE,
     WRONG_OWNER,
     Header,
     Link,
@@ -181,6 +183,8 @@ class Server:
         self._pool = BufferPool()
         self._scratch = bytearray()
         self._incoming: dict[Link, Array] = {}
+        #: workers that want whole blocks
+        self._asked: list[tuple[Link, Header]] = []
         self._outgoing: deque[Holding] = deque()
         self._unacknowledged: dict[int, Holding] = {}
         self._refused = 0
@@ -358,7 +362,7 @@ class Server:
             buffer = self._pool.take(block, encoding.dtype if encoding is not None else "")
             self._incoming[link] = buffer
             return buffer.data.cast("B")
-        if header.kind == STATE_ACK:
+        if header.kind in (STATE_ACK, FETCH):
             return memoryview(b"")
         if header.kind in (INIT, STATE, RESTORE):
             holding = self._awaited(link, header)
@@ -388,6 +392,9 @@ class Server:
             self._settle(holding)
             self._complete(holding)
             self._report_moved()
+        elif header.kind == FETCH:
+            self._asked.append((link, header))
+            self._answer_fetches()
         elif header.kind == STATE_ACK:
             if self._unacknowledged.pop(header.block, None) is None:
                 raise ProtocolError(f"an acknowledgement of block {header.block}, which was not sent")
@@ -503,7 +510,7 @@ class Server:
             return
         assert self._spec is not None
         block, version = holding.block, holding.version
-        samples = self._spec.position(version)[2]
+        samples = self._spec.divisor(block.optimizer, version, self._stages[holding.plan].reduction.leaves)
         total = holding.total
         scales = self._scales(holding, total.values if isinstance(total, Rows) else total, samples)
         if scales is None:
@@ -525,7 +532,7 @@ class Server:
         self._answer(holding)
 
     def _scales(
-        self, holding: Holding, total: Array, samples: int
+        self, holding: Holding, total: Array, samples: float
     ) -> tuple[float, tuple[tuple[int, float], ...]] | None:
         """Return what the gradient, and for LAMB the update, is multiplied by; None as long as others are asked."""
         assert self._spec is not None
@@ -586,6 +593,20 @@ class Server:
             else:
                 there.reshape(-1, block.row)[rows.numbers] = rows.values
             link.send(replace(header, place=place))
+
+    def _answer_fetches(self) -> None:
+        """Send whole blocks to workers that asked for them; a block that is on its way to us is awaited."""
+        waiting = []
+        for link, header in self._asked:
+            holding = self._holdings.get(header.block)
+            if holding is not None and holding.here and holding.version == header.version:
+                whole = holding.whole
+                link.send(
+                    Header(WHOLE, header.plan, header.block, 0, whole.nbytes, holding.version, holding.first), whole
+                )
+            elif link.open:
+                waiting.append((link, header))
+        self._asked = waiting
 
     def _tell_norms(self) -> None:
         """Tell the coordinator of the blocks whose sums have become whole since the last time."""
@@ -674,6 +695,7 @@ class Server:
             stage.began = time.monotonic()
         self._holdings[holding.block.number] = holding
         del stage.gained[holding.block.number]
+        self._answer_fetches()
 
     def _report_moved(self) -> None:
         """Tell the coordinator once every block is where the newest plan wants it."""

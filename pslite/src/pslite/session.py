@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -89,18 +90,96 @@ class Session(Protocol):
         """Say that the last version is reached."""
 
 
+class OpenSession(Session, Protocol):
+    """What an adapter needs for scripts with a loop of their own: a `Session` that learns late what is trained."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """This worker's rank, and the number of workers."""
+
+    @property
+    def late(self) -> bool:
+        """Whether this worker has come to a job that was under way; valid after `start`."""
+
+    def attach(self) -> None:
+        """Come to the job before it is known what to train; `place` is valid afterwards."""
+
+    def describe(self, spec: JobSpec) -> None:
+        """Say what is trained; `spec`, `blocks` and `weights` are there afterwards."""
+
+    def begin_with(self, given: Given) -> None:
+        """Have the job begin with that state instead of the first worker's weights; call it before `start`."""
+
+    def barrier(self) -> None:
+        """Wait until every worker does."""
+
+    def fetch(self) -> list[Array]:
+        """Return weights and optimizer state of every block at the present version; shape (1 + slots, size) each."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A state of the job that an open job begins with."""
+
+    place: str
+    version: int
+    #: of each block, shape (1 + slots, size)
+    arrays: tuple[Array, ...]
+    blocks: tuple[Block, ...]
+
+    def states(self) -> Iterator[tuple[Block, Array]]:
+        """Give each block with its weights and optimizer state."""
+        return zip(self.blocks, self.arrays, strict=True)
+
+
 class SingleSession:
     """The whole job in this process."""
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec | None) -> None:
+        self.spec: JobSpec
+        self.blocks: tuple[Block, ...] = ()
+        self.weights: Bundle
+        self.version = 0
+        self.share: Share
+        self._updater: Updater
+        self._tensors: Tensors
+        self._states: list[Array] = []
+        self._given: Given | None = None
+        if spec is not None:
+            self.describe(spec)
+
+    def describe(self, spec: JobSpec) -> None:
+        """Say what is trained, and allocate memory for it."""
         self.spec = spec
         self.blocks = cut(spec)
         self.weights = Bundle(spec, self.blocks)
-        self.version = 0
         self.share = Share(spec, 1, 0)
         self._updater = Updater(spec.clip_value)
         self._tensors = Tensors(spec, self.blocks)
-        self._states: list[Array] = []
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """There is one worker."""
+        return 0, 1
+
+    @property
+    def late(self) -> bool:
+        """There was nobody before."""
+        return False
+
+    def attach(self) -> None:
+        """Nobody is to be waited for."""
+
+    def barrier(self) -> None:
+        """Nobody is to be waited for."""
+
+    def begin_with(self, given: Given) -> None:
+        """Go on from that state at `start`."""
+        self._given = given
+
+    def fetch(self) -> list[Array]:
+        """Return weights and optimizer state of every block; each has shape (1 + slots, size)."""
+        return [state.copy() for state in self._states]
 
     @property
     def is_chief(self) -> bool:
@@ -113,7 +192,7 @@ class SingleSession:
             state = np.zeros((1 + slots(block.optimizer), block.size), dtype=block.dtype)
             state[0] = self._slice(self.weights, block)
             self._states.append(state)
-        found = to_resume(self.spec)
+        found = self._given or to_resume(self.spec)
         if found is not None:
             self.version = found.version
             for block, state in found.states():
@@ -128,7 +207,7 @@ class SingleSession:
     ) -> tuple[int, ...]:
         """Apply one step."""
         (contribution,) = contributions
-        count = self.spec.position(self.version)[2]
+        counts = [self.spec.divisor(block.optimizer, self.version, 1) for block in self.blocks]
         bundle = contribution.bundle
         rows = [bundle.rows[b.segment].within(b) if b.row else None for b in self.blocks]
         gradients = [
@@ -136,7 +215,7 @@ class SingleSession:
             for block, some in zip(self.blocks, rows, strict=True)
         ]
         squares = (
-            [square_norm(b.optimizer, gradient, count) for b, gradient in zip(self.blocks, gradients, strict=True)]
+            [square_norm(b.optimizer, g, n) for b, g, n in zip(self.blocks, gradients, counts, strict=True)]
             if self.spec.clip_norm
             else []
         )
@@ -146,11 +225,11 @@ class SingleSession:
                 block.optimizer, state, gradient, count, self.version, clip,
                 [piece.size for piece in self._tensors.pieces[block.number]],
             )
-            for block, state, gradient in zip(self.blocks, self._states, gradients, strict=True)
+            for block, state, gradient, count in zip(self.blocks, self._states, gradients, counts, strict=True)
             if isinstance(block.optimizer, LAMB)
         }  # fmt: skip
         trust = self._tensors.trust(lengths)
-        for block, state, gradient, some in zip(self.blocks, self._states, gradients, rows, strict=True):
+        for block, state, gradient, some, count in zip(self.blocks, self._states, gradients, rows, counts, strict=True):
             factors = self._tensors.factors(block.number, trust) if block.number in lengths else ()
             if some is None:
                 self._updater.apply(block.optimizer, state, gradient, count, self.version, clip, factors)

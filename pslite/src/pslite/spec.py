@@ -16,6 +16,7 @@ from pslite.schedules import Constant, Schedule
 
 MAX_EPOCHS = 1_000_000
 MAX_SAMPLES = 2**40
+MAX_VERSIONS = 2**62
 MAX_BYTES = 2**40
 MAX_SHARDS = 4096
 MAX_PATH = 4096
@@ -45,6 +46,8 @@ class SGD(msgspec.Struct, frozen=True, tag="sgd", forbid_unknown_fields=True, kw
     nesterov: bool = False
     weight_decay: float = 0.0
     schedule: Schedule = Constant()
+    #: the momentum is of steps, not of gradients, which differs where the rate changes (MXNet's form)
+    rate_in_momentum: bool = False
 
     def __post_init__(self) -> None:
         _number("SGD lr", self.lr, 0.0, 1e6)
@@ -62,6 +65,8 @@ class Adam(msgspec.Struct, frozen=True, tag="adam", forbid_unknown_fields=True, 
     weight_decay: float = 0.0
     decoupled: bool = False
     schedule: Schedule = Constant()
+    #: eps counts before the bias correction (section 2 of the paper, MXNet), not after it (torch)
+    eps_first: bool = False
 
     def __post_init__(self) -> None:
         _number("Adam lr", self.lr, 0.0, 1e6)
@@ -96,9 +101,13 @@ class Mean(msgspec.Struct, frozen=True, tag="mean", forbid_unknown_fields=True):
     """Not a descent: the value moves by the mean change over all samples. For buffers such as BatchNorm's."""
 
 
+class Sum(msgspec.Struct, frozen=True, tag="sum", forbid_unknown_fields=True):
+    """Not a descent: the value becomes the sum of what is pushed. For scripts that update their weights themselves."""
+
+
 #: what trains weights
 Descent = SGD | Adam | LAMB
-Optimizer = Descent | Mean
+Optimizer = Descent | Mean | Sum
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -165,9 +174,11 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     samples: int
     #: samples in one update, over all workers; the last update of an epoch takes what is left
     batch: int
+    #: 0 for an open job
     epochs: int
     seed: int
-    mode: Literal["exact", "fast"]
+    #: "open": each worker has a loop and samples of its own, and the job ends when the first worker's loop does
+    mode: Literal["exact", "fast", "open"]
     #: logical shards of the batch
     shards: int
     #: largest block, in bytes
@@ -186,9 +197,12 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     checkpoint_every: int = 0
     #: whether the job goes on from the newest checkpoint in the folder
     resume: bool = True
+    #: of an open job: what the mean over the workers of their gradients is multiplied by
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
-        _number("epochs", self.epochs, 1, MAX_EPOCHS)
+        _number("epochs", self.epochs, 0 if self.open else 1, 0 if self.open else MAX_EPOCHS)
+        _number("scale", self.scale, 0.0, 1e300)
         _number("the number of samples in the data set", self.samples, 1, MAX_SAMPLES)
         _number("batch_size", self.batch, 1, MAX_SAMPLES)
         _check(
@@ -196,7 +210,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             f"batch_size is {self.batch}, more than the {self.samples} samples of the data set",
         )
         _number("seed", self.seed, -(2**63), 2**63 - 1)
-        _number("shards", self.shards, 1, min(self.batch, MAX_SHARDS))
+        _number("shards", self.shards, 1, MAX_SHARDS if self.open else min(self.batch, MAX_SHARDS))
         _number("block_bytes", self.block_bytes, 8, MAX_BLOCK_BYTES)
         _check(len(self.fixed) <= 64, "fixed is not a digest")
         _number("clip_norm", self.clip_norm, 0.0, 1e300)
@@ -214,18 +228,47 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             _check(bool(segment.parts), "a segment without tensors")
         _number("the model's size in bytes", sum(segment.nbytes for segment in self.segments), 1, MAX_BYTES)
 
+    def agrees(self, other: JobSpec) -> bool:
+        """Whether workers that say this and that train the same.
+
+        In an open job the first worker's optimizer is used, whatever the others': their scripts may have made its rate
+        of the number of workers, which has changed since.
+        """
+        if not (self.open and other.open):
+            return self == other
+        return self._shape() == other._shape()
+
+    def _shape(self) -> JobSpec:
+        segments = tuple(msgspec.structs.replace(segment, optimizer=Sum()) for segment in self.segments)
+        return msgspec.structs.replace(self, segments=segments, scale=1.0, clip_value=0.0)
+
     @property
     def steps_per_epoch(self) -> int:
         """Updates in one epoch."""
         return -(-self.samples // self.batch)
 
     @property
+    def open(self) -> bool:
+        """Whether the workers, not the job, say which samples there are and how many updates."""
+        return self.mode == "open"
+
+    @property
     def total_versions(self) -> int:
-        """Updates in the whole job."""
-        return self.steps_per_epoch * self.epochs
+        """Updates in the whole job; more than there can be in an open one."""
+        return MAX_VERSIONS if self.open else self.steps_per_epoch * self.epochs
+
+    def divisor(self, optimizer: Optimizer, version: int, leaves: int) -> float:
+        """Return what a sum of gradients of `leaves` workers (in an open job) or of samples is divided by."""
+        if not self.open:
+            return self.position(version)[2]
+        if isinstance(optimizer, Mean):
+            return leaves
+        return leaves / self.scale if self.scale else math.inf
 
     def position(self, version: int) -> tuple[int, int, int]:
         """Return (epoch, first position in the epoch's order, number of samples) of step `version`."""
+        if self.open:
+            return 0, 0, 1
         epoch, step = divmod(version, self.steps_per_epoch)
         first = step * self.batch
         return epoch, first, min(self.batch, self.samples - first)

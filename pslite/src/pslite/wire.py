@@ -34,9 +34,14 @@ WRONG_OWNER = 6
 RESTORE = 7
 #: worker -> server: its shared memory number `place`, whose descriptor comes with the header
 REGION = 8
-
 #: server -> worker: the rows of a sparse block that have changed since the version before the last, at `version`
 PARAM_ROWS = 9
+#: worker -> server: send me weights and optimizer slots of one block, as they are at `version`
+FETCH = 20
+#: server -> worker: here they are
+WHOLE = 21
+
+KINDS = frozenset((PUSH, PARAM, STATE, STATE_ACK, INIT, WRONG_OWNER, RESTORE, REGION, PARAM_ROWS, FETCH, WHOLE))
 
 #: regions of one peer, at most
 MOST_REGIONS = 256
@@ -106,7 +111,7 @@ def unpack(data: bytearray) -> Header:
     (
         magic, kind, place, plan, block, node, length, crc, next_plan, version, first, next_first
     ) = _HEADER.unpack_from(data)  # fmt: skip
-    if magic != _MAGIC or not PUSH <= kind <= PARAM_ROWS:
+    if magic != _MAGIC or kind not in KINDS:
         raise ProtocolError("a data frame does not begin with a valid header")
     return Header(kind, plan, block, node, length, version, first, next_plan, next_first, crc, place)
 

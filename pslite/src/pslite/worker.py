@@ -16,17 +16,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from pslite.auth import Identity
-from pslite.blocks import cut
+from pslite.blocks import Block, cut
 from pslite.channel import cut_off
 from pslite.checkpoint import to_resume
-from pslite.encoding import encoding_of, wire_bytes
+from pslite.encoding import Encoding, encoding_of, wire_bytes
 from pslite.errors import PeerLost, ProtocolError, PsliteError, Unreachable, UsageError
-from pslite.gradients import Bundle, Contribution
+from pslite.gradients import Array, Bundle, Contribution
 from pslite.membership import Membership
 from pslite.messages import (
     Abort,
+    AtBarrier,
+    BarrierOpen,
     Begin,
+    Describe,
     Finished,
     FromCoordinator,
     Join,
@@ -37,19 +42,34 @@ from pslite.messages import (
     Ready,
     Restored,
     Resume,
+    Seat,
     TakeOver,
 )
 from pslite.messages import (
     Drained as DrainedMessage,
 )
+from pslite.optimizers import slots
 from pslite.plan import Plan
 from pslite.process import Host
 from pslite.region import WEIGHTS
 from pslite.rows import checked_length, parse
-from pslite.session import Share, Stopwatch
+from pslite.session import Given, Share, Stopwatch
 from pslite.spec import JobSpec
 from pslite.transport import reach
-from pslite.wire import INIT, MOST_REGIONS, PARAM, PARAM_ROWS, PUSH, RESTORE, WRONG_OWNER, Header, Link, region_header
+from pslite.wire import (
+    FETCH,
+    INIT,
+    MOST_REGIONS,
+    PARAM,
+    PARAM_ROWS,
+    PUSH,
+    RESTORE,
+    WHOLE,
+    WRONG_OWNER,
+    Header,
+    Link,
+    region_header,
+)
 
 #: how long a broken data connection waits for the coordinator's verdict
 _VERDICT_SECONDS = 10.0
@@ -74,7 +94,7 @@ class Worker(Membership):
     coordinator
         host:port of the coordinator.
     spec
-        the job as this worker's script describes it; must equal the other workers'.
+        the job as this worker's script describes it; must equal the other workers'.  None: `describe` gives it later.
     say
         takes lines for the user.
     join_timeout
@@ -88,19 +108,24 @@ class Worker(Membership):
         self,
         identity: Identity,
         coordinator: str,
-        spec: JobSpec,
+        spec: JobSpec | None,
         *,
         say: Callable[[str], None],
         join_timeout: float = 60.0,
         process: Host | None = None,
     ) -> None:
         super().__init__(identity, coordinator, spec, say=say, join_timeout=join_timeout, process=process)
-        self.blocks = cut(spec)
+        self.blocks: tuple[Block, ...] = ()
         #: for weights of even and of odd versions: a step can be done over until all of the next one are here
-        self._bundles = Bundle(spec, self.blocks), Bundle(spec, self.blocks)
-        self.weights = self._bundles[0]
-        self.share = Share(spec, 1, 0)
-        self._encoding = encoding_of(spec)
+        self._bundles: tuple[Bundle, Bundle]
+        self.weights: Bundle
+        self.share: Share
+        self._encoding: Encoding | None = None
+        #: whether there was a plan before the one we came with
+        self.late = False
+        self._described = False
+        if spec is not None:
+            self.describe(spec)
         # the user's thread
         self._links: dict[str, Link] = {}
         self._selector = selectors.DefaultSelector()
@@ -134,6 +159,12 @@ class Worker(Membership):
         self._begin = 0
         self._resumed = 0
         self._done_plan = 0
+        self._seat: tuple[int, int] | None = None
+        self._barriers_open = 0
+        self._barriers = 0
+        self._given: Given | None = None
+        #: blocks whose optimizer state is on its way to us
+        self._fetching: dict[int, Array] = {}
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
@@ -148,7 +179,31 @@ class Worker(Membership):
         first = next((member.task for member in workers if member.task not in self._gone), "")
         return first == self._identity.task
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Our rank, and the number of workers: by the plan in force, before the first by the order of coming."""
+        if self._plan is None:
+            return self._seat or (0, 1)
+        there = [member.task for member in self._plan.workers if member.task not in self._gone]
+        return there.index(self._identity.task), len(there)
+
     # --- joining and leaving --------------------------------------------------------------------------------------
+
+    def describe(self, spec: JobSpec) -> None:
+        """Say what is trained, and allocate memory for it."""
+        self.spec = spec
+        self.blocks = cut(spec)
+        self._bundles = Bundle(spec, self.blocks), Bundle(spec, self.blocks)
+        self.weights = self._bundles[0]
+        self.share = Share(spec, 1, 0)
+        self._encoding = encoding_of(spec)
+        self._described = True
+
+    def attach(self) -> None:
+        """Come to the job before it is known what to train; returns when `place` is valid.  Raises as `start` does."""
+        self._open()
+        self._join(Join(host=socket.gethostname(), pid=os.getpid()))
+        self._pump(lambda: self._seat is not None)
 
     def start(self) -> None:
         """Join the job; returns when the first weights are here.
@@ -163,13 +218,17 @@ class Worker(Membership):
             we are not needed.
 
         """
-        self._open()
-        self._join(Join(host=socket.gethostname(), pid=os.getpid(), spec=self.spec))
+        if self._channel is None:
+            self._open()
+            self._join(Join(host=socket.gethostname(), pid=os.getpid(), spec=self.spec))
+        else:
+            self._send(Describe(spec=self.spec))
         self._missing = set(range(len(self.blocks)))
         self._pump(self._first_weights_here)
         stage = self._stages[self._plan.number] if self._plan else None
         assert stage is not None
         self.weights = self._bundles[self._awaited % 2]
+        self.late = stage.previous is not None
         self._enter(stage, self._awaited)
 
     def _first_weights_here(self) -> bool:
@@ -182,7 +241,7 @@ class Worker(Membership):
 
     def _send_first_weights(self, plan: Plan) -> None:
         """We are the chief: the job begins with our weights, or goes on from a checkpoint."""
-        found = to_resume(self.spec)
+        found = self._given or to_resume(self.spec)
         if found is None:
             for number, view in enumerate(self.weights.views):
                 link = self._links[plan.owner(number).task]
@@ -216,6 +275,31 @@ class Worker(Membership):
         self._report_progress(force=True)
         self._finished = self.is_chief
         self._send(Finished(version=self.version, suspension_ms=self._suspensions, chief=self._finished))
+
+    def begin_with(self, given: Given) -> None:
+        """Have the job begin with that state, if we are its first worker; call it before `start`."""
+        self._given = given
+
+    def barrier(self) -> None:
+        """Wait until every worker of the job does."""
+        self._barriers += 1
+        self._send(AtBarrier())
+        self._pump(lambda: self._barriers_open >= self._barriers)
+
+    def fetch(self) -> list[Array]:
+        """Return weights and optimizer state of every block at the present version, as the servers have them.
+
+        Call it between steps: servers cannot go on to the next version without us.  Each has shape (1 + slots, size).
+        """
+        plan = self._plan
+        assert plan is not None
+        states = [np.empty((1 + slots(b.optimizer), b.size), dtype=b.dtype) for b in self.blocks]
+        self._fetching = dict(enumerate(states))
+        for block in self.blocks:
+            link = self._links[plan.owner(block.number).task]
+            link.send(Header(FETCH, plan.number, block.number, 0, 0, self.version, self._first))
+        self._pump(lambda: not self._fetching)
+        return states
 
     # --- a step ---------------------------------------------------------------------------------------------------
 
@@ -463,6 +547,9 @@ class Worker(Membership):
         """Say where the payload of a frame goes: straight into the weights."""
         if header.kind == WRONG_OWNER:
             return memoryview(b"")
+        if header.kind == WHOLE and header.block in self._fetching and header.version == self.version:
+            whole: memoryview = self._fetching[header.block].reshape(-1).data.cast("B")
+            return whole
         if header.kind not in (PARAM, PARAM_ROWS) or header.block >= len(self.blocks):
             raise ProtocolError(f"{link.task} sent a frame that does not belong here")
         if self._plan is None:
@@ -503,6 +590,9 @@ class Worker(Membership):
                 f"{link.task} refused block {header.block} of step {header.version} under plan {header.plan}: "
                 "it does not own it"
             )
+        if header.kind == WHOLE:
+            del self._fetching[header.block]
+            return
         if header.kind == PARAM_ROWS:
             block = self.blocks[header.block]
             rows = parse(block, memoryview(self._rows.pop(link)))
@@ -525,6 +615,10 @@ class Worker(Membership):
             self._staged.put(message.plan)
         elif isinstance(message, TakeOver):
             self._staged.put(message)
+        elif isinstance(message, Seat):
+            self._seat = message.rank, message.workers
+        elif isinstance(message, BarrierOpen):
+            self._barriers_open += 1
         elif isinstance(message, Begin):
             self._begin = message.plan
         elif isinstance(message, Resume):
@@ -539,8 +633,10 @@ class Worker(Membership):
         links: dict[str, Link] = {}
         plan, previous = message.plan, message.previous
         try:
-            if message.spec != self.spec:
+            if not message.spec.agrees(self.spec):
                 raise UsageError("the job's description has changed")
+            if message.spec != self.spec:
+                self.spec, self.blocks = message.spec, cut(message.spec)
             servers = {m.task: m for p in (plan, previous) if p is not None for m in p.servers}
             for task, member in servers.items():
                 present = self._links.get(task)
