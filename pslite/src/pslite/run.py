@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import Literal
 
@@ -25,6 +26,7 @@ from pslite.auth import TOKEN_BYTES, parse_token
 from pslite.channel import listen
 from pslite.coordinator import Coordinator, Settings
 from pslite.director import HttpDirector, Watched
+from pslite.dmlc import is_launched, make_coordinator, task_variables
 from pslite.environment import need, role_of, task_environment
 from pslite.errors import Cancelled, PsliteError, UsageError
 from pslite.local import LocalDirector
@@ -78,13 +80,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stderr.flush()
 
     try:
+        if is_launched(environ):
+            if environ["DMLC_ROLE"] == "scheduler":
+                return _run_coordinator(make_coordinator(environ, say))
+            environ.update(task_variables(environ))
         role = role_of(environ)
         if role == "ps":
             return _task(role, [sys.executable, "-m", "pslite.serve"], environ, say)
         if not command:
             raise UsageError("no command given: dl2-run [options] python train.py ...")
         if role == "worker":
-            return _task(role, command, environ, say)
+            return _task(role, command, with_hooks(environ), say)
         if options.workers < 1 or options.servers < 1:
             raise UsageError("--workers and --servers must be at least 1")
         if role == "coordinator":
@@ -98,6 +104,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def with_hooks(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which a script that imports mxnet gets ours with it; see hooks/sitecustomize.py."""
+    hooks = str(Path(__file__).with_name("hooks"))
+    before = environ.get("PYTHONPATH", "")
+    places = [place for place in before.split(os.pathsep) if place and place != hooks]
+    return {**environ, "PYTHONPATH": os.pathsep.join([hooks, *places])}
 
 
 def _task(

@@ -1,0 +1,33 @@
+"""MXNet adapter: `import pslite.mxnet` makes a training script elastic.
+
+A Gluon or Module script with a loop of its own uses the KVStore: `kvstore='dl2'`, or `dist_sync` as it stands there
+already.  A script whose data the job gives out, so that a resize changes nothing at all, uses `ElasticJob`:
+
+    job = ElasticJob(net, optimizer=SGD(lr=0.1, momentum=0.9), dataset=train, batch_size=64, epochs=10, seed=1)
+    for data, label in job:
+        with autograd.record():
+            loss = loss_function(net(data), label)
+        job.backward(loss)
+
+Made for MXNet 1.9.1, which needs numpy below 1.24.
+"""
+
+from __future__ import annotations
+
+import os
+
+from pslite.dmlc import become_server, task_variables
+
+# A process of MXNet's own launcher that is a server or the scheduler never comes back from `import mxnet`: it must be
+# ours before.
+become_server(os.environ)
+os.environ.update(task_variables(os.environ))
+
+from pslite.mxnet.job import ElasticJob  # noqa: E402
+from pslite.mxnet.register import register  # noqa: E402
+from pslite.schedules import Constant, Cosine, Milestones, Polynomial, StepDecay  # noqa: E402
+from pslite.spec import SGD, Adam  # noqa: E402
+
+__all__ = ["SGD", "Adam", "Constant", "Cosine", "ElasticJob", "Milestones", "Polynomial", "StepDecay"]
+
+register()

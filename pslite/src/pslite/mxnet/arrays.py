@@ -1,0 +1,69 @@
+"""The memory of MXNet's arrays, as numpy sees it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import mxnet as mx
+import numpy as np
+from mxnet.base import _LIB, check_call
+from numpy.typing import NDArray
+
+from pslite.errors import SpecError
+
+Array = NDArray[Any]
+
+
+def trainable(name: str, array: Any) -> Literal["float32", "float64"]:
+    """Return an array's type.
+
+    Raises
+    ------
+    SpecError
+        the array is sparse, or of a type that cannot be trained.
+
+    """
+    if array.stype != "default":
+        raise SpecError(f"{name} is stored as {array.stype}: only dense arrays can be trained (stype='default')")
+    kind = np.dtype(array.dtype).name
+    if kind == "float32":
+        return "float32"
+    if kind == "float64":
+        return "float64"
+    raise SpecError(f"{name} is {kind}: float32 and float64 can be trained")
+
+
+def reading(array: Any) -> Array:
+    """Return the values of an array, shape (size,), once MXNet has computed them: no copy if it is in the CPU's memory.
+
+    What is returned may be looked at until MXNet writes to the array again.
+    """
+    array.wait_to_read()
+    return _view(array) if array.context.device_type.startswith("cpu") else array.asnumpy().reshape(-1)
+
+
+def write(array: Any, values: Array) -> None:
+    """Set an array to values of shape (size,) and of its type, once MXNet is done with it."""
+    if not array.context.device_type.startswith("cpu"):
+        array[:] = mx.nd.array(values.reshape(array.shape), dtype=values.dtype)
+        return
+    check_call(_LIB.MXNDArrayWaitToWrite(array.handle))
+    np.copyto(_view(array), values)
+
+
+def gather(arrays: Sequence[Any], out: Array) -> None:
+    """Put the sum of arrays that several devices have made into `out`, shape (size,)."""
+    np.copyto(out, reading(arrays[0]))
+    for array in arrays[1:]:
+        np.add(out, reading(array), out=out)
+
+
+def _view(array: Any) -> Array:
+    # asked for anew each time: MXNet may put an array into a layout of its own, and elsewhere, in between
+    pointer = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    kind = np.dtype(array.dtype)
+    memory = (ctypes.c_char * (array.size * kind.itemsize)).from_address(pointer.value or 0)
+    return np.frombuffer(memory, dtype=kind)
