@@ -220,7 +220,7 @@ def _value(name: str, parameter: Any) -> Any:
         values = parameter.list_data()
     except mx.gluon.parameter.DeferredInitializationError:
         raise SpecError(
-            f"parameter {name} has no shape yet: run a batch through the net, or give its layers in_units or in_channels"
+            f"parameter {name} has no shape yet: run a batch through the net, or give layers in_units or in_channels"
         ) from None
     except RuntimeError:
         raise SpecError(f"parameter {name} has no value: call net.initialize() before") from None
