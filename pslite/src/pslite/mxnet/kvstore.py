@@ -184,11 +184,12 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
             for array in outs:
                 if array.stype != "default":
                     raise UsageError(f"key {one!r} cannot be pulled into a {array.stype} array: use a dense one")
-            (self._outs if self._started or one in self._pushed else self._firsts).append((tensor, outs))
-            if not self._started:
-                for array in outs:
-                    if array is not tensor.value:
-                        array[:] = tensor.value
+            if self._started or one in self._pushed:
+                self._outs.append((tensor, outs))
+                continue
+            self._firsts.append((tensor, outs))
+            for array in outs:
+                array[:] = tensor.value
         self._go_on()
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:

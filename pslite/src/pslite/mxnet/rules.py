@@ -47,19 +47,19 @@ def rule_of(optimizer: Any, key: int | str) -> SGD | Adam:
     schedule: Schedule = Constant() if scheduler is None else schedule_of(scheduler)
     rate_by, decay_by = _multipliers(optimizer, key)
     rate, decay, clip = float(rate * rate_by), float(optimizer.wd * decay_by), float(optimizer.clip_gradient or 0.0)
-    if kind in (mx.optimizer.SGD, mx.optimizer.ccSGD):
+    if kind in (mx.optimizer.SGD, mx.optimizer.ccSGD, mx.optimizer.NAG):
+        # With NAG, MXNet's kernel takes the weight decay that enters the momentum from the weight after the step; its
+        # own documentation, and we, from that before.
         momentum = float(optimizer.momentum)
         return SGD(
             lr=rate,
             momentum=momentum,
+            nesterov=kind is mx.optimizer.NAG and momentum > 0,
             weight_decay=decay,
             schedule=schedule,
             rate_in_momentum=momentum > 0,
             clip=clip,
         )
-    if kind is mx.optimizer.NAG:
-        momentum = float(optimizer.momentum)
-        return SGD(lr=rate, momentum=momentum, nesterov=momentum > 0, weight_decay=decay, schedule=schedule, clip=clip)
     if kind is mx.optimizer.Adam:
         betas = float(optimizer.beta1), float(optimizer.beta2)
         return Adam(

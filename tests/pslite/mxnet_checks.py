@@ -1,0 +1,228 @@
+"""Checks of the MXNet adapter that need no job; run by the tests in the environment that has MXNet."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+from pslite.errors import CheckpointError, SpecError, UsageError
+from pslite.mxnet.arrays import reading, write
+from pslite.mxnet.rules import rule_of, schedule_of
+from pslite.optimizers import Updater, slots
+
+
+def raises(kind, text, function, *arguments, **named):
+    try:
+        function(*arguments, **named)
+    except kind as error:
+        assert text in str(error), str(error)
+    else:
+        raise AssertionError(f"{function} raised nothing")
+
+
+OPTIMIZERS = [
+    lambda s: mx.optimizer.SGD(learning_rate=0.1, wd=0.01, lr_scheduler=s),
+    lambda s: mx.optimizer.SGD(learning_rate=0.1, momentum=0.9, wd=0.01, lr_scheduler=s),
+    lambda s: mx.optimizer.SGD(learning_rate=0.1, momentum=0.9, wd=0.01, clip_gradient=0.3, lr_scheduler=s),
+    lambda s: mx.optimizer.NAG(learning_rate=0.1, momentum=0.9, clip_gradient=0.3, lr_scheduler=s),
+    lambda s: mx.optimizer.NAG(learning_rate=0.1, lr_scheduler=s),
+    lambda s: mx.optimizer.Adam(learning_rate=0.1, wd=0.01, epsilon=1e-3, lr_scheduler=s),
+    lambda s: mx.optimizer.Adam(learning_rate=0.1, wd=0.01, clip_gradient=0.3, lr_scheduler=s),
+]
+SCHEDULERS = [
+    lambda: None,
+    lambda: mx.lr_scheduler.FactorScheduler(4, factor=0.5, base_lr=0.1),
+    lambda: mx.lr_scheduler.MultiFactorScheduler([3, 9], factor=0.3, base_lr=0.1),
+    lambda: mx.lr_scheduler.PolyScheduler(15, base_lr=0.1, pwr=2, final_lr=0.01, warmup_steps=4),
+    lambda: mx.lr_scheduler.CosineScheduler(15, base_lr=0.1, final_lr=0.01),
+    lambda: mx.lr_scheduler.CosineScheduler(15, base_lr=0.1, warmup_steps=4),
+]
+
+
+def optimizers():
+    """Servers compute what mxnet.optimizer does, with every schedule."""
+    rng = np.random.default_rng(1)
+    for make in OPTIMIZERS:
+        for scheduler in SCHEDULERS:
+            theirs, ours = make(scheduler()), make(scheduler())
+            theirs.rescale_grad = 0.5
+            rule = rule_of(ours, 0)
+            weight = rng.standard_normal(50, dtype=np.float32)
+            state = np.zeros((1 + slots(rule), 50), dtype=np.float32)
+            state[0] = weight
+            array = mx.nd.array(weight)
+            updater = mx.optimizer.get_updater(theirs)
+            for version in range(20):
+                gradient = rng.standard_normal(50, dtype=np.float32)
+                updater(0, mx.nd.array(gradient), array)
+                Updater().apply(rule, state, gradient, 2, version)
+                np.testing.assert_allclose(state[0], array.asnumpy(), rtol=2e-5, atol=1e-5, err_msg=str(rule))
+
+
+def multipliers():
+    """The rate and decay of a key are those that MXNet would use."""
+    net = gluon.nn.Dense(2, in_units=3, prefix="d_")
+    net.initialize()
+    net.weight.lr_mult, net.bias.wd_mult = 0.5, 0.0
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.2, "wd": 0.1}, kvstore=None)
+    by_name = {p.name: i for i, p in enumerate(trainer._params)}
+    weight, bias = (rule_of(trainer._optimizer, by_name[f"d_{name}"]) for name in ("weight", "bias"))
+    assert (weight.lr, weight.weight_decay, bias.lr, bias.weight_decay) == (0.1, 0.1, 0.2, 0.0)
+    named = mx.optimizer.SGD(learning_rate=0.2, wd=0.1, param_idx2name={0: "a_weight", 1: "a_bias"})
+    assert (rule_of(named, "a_weight").weight_decay, rule_of(named, "a_bias").weight_decay) == (0.1, 0.0)
+
+
+def undescribed():
+    """What cannot be described is refused by name."""
+    raises(SpecError, "RMSProp", rule_of, mx.optimizer.RMSProp(), 0)
+    raises(SpecError, "update_on_kvstore=False", rule_of, mx.optimizer.LAMB(), 0)
+
+    class Mine(mx.optimizer.SGD):
+        pass
+
+    raises(SpecError, "Mine", rule_of, Mine(), 0)
+    raises(SpecError, "multi_precision", rule_of, mx.optimizer.SGD(multi_precision=True), 0)
+
+    class Own(mx.lr_scheduler.LRScheduler):
+        pass
+
+    raises(SpecError, "Own", schedule_of, Own())
+    raises(
+        SpecError, "warm-up", schedule_of, mx.lr_scheduler.CosineScheduler(9, warmup_steps=2, warmup_mode="constant")
+    )
+    raises(SpecError, "stop_factor_lr", schedule_of, mx.lr_scheduler.FactorScheduler(9, stop_factor_lr=0.1))
+
+
+def memory():
+    """Arrays are read and written in place."""
+    array = mx.nd.arange(6).reshape((2, 3))
+    view = reading(array)
+    assert view.tolist() == [0, 1, 2, 3, 4, 5]
+    array *= 2
+    array.wait_to_read()
+    assert view.tolist() == [0, 2, 4, 6, 8, 10], "a copy"
+    write(array, np.full(6, 7, dtype=np.float32))
+    assert array.asnumpy().tolist() == [[7] * 3] * 2
+    assert (array + 1).asnumpy().tolist() == [[8] * 3] * 2
+
+
+def alone():
+    """Without a job the KVStore is the whole of it; several devices of a process add up."""
+    kv = mx.kv.create("DL2")
+    assert (kv.rank, kv.num_workers, kv.is_capable("optimizer")) == (0, 1, True)
+    assert "dist" in kv.type and "_sync" in kv.type
+    kv.init([3, "b"], [mx.nd.ones((2, 2)), mx.nd.zeros(3)])
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.5, rescale_grad=0.5))
+    out = [mx.nd.zeros((2, 2)), mx.nd.zeros((2, 2), ctx=mx.cpu(1))]
+    kv.pull(3, out)
+    assert out[0].asnumpy().tolist() == [[1, 1], [1, 1]]
+    for step in range(2):
+        kv.push(3, [mx.nd.ones((2, 2)), mx.nd.ones((2, 2), ctx=mx.cpu(1))], priority=-1)
+        kv.pull(3, out)
+        kv.pushpull("b", mx.nd.ones(3), out=mx.nd.zeros(3))
+        assert out[1].asnumpy().tolist() == [[0.5 - 0.5 * step] * 2] * 2, out[1]
+    assert kv.version == 2
+    late = mx.nd.zeros(3)
+    kv.pull("b", late)
+    assert late.asnumpy().tolist() == [-0.5] * 3
+    kv.barrier()
+    for name in ("dist", "dist_sync", "dist_device_sync"):
+        assert mx.kv.create(name).type == name
+    assert type(mx.kv.create("local")).__name__ == "KVStore"
+
+
+def refused():
+    """Wrong use is an error that says what to do."""
+    raises(UsageError, "asynchronous", mx.kv.create, "dist_async")
+    kv = mx.kv.create("dl2")
+    kv.init("a", mx.nd.ones(2))
+    kv.init("b", mx.nd.ones(2))
+    raises(UsageError, "already", kv.init, "a", mx.nd.ones(2))
+    raises(SpecError, "row_sparse", kv.init, "s", mx.nd.zeros((2, 2)).tostype("row_sparse"))
+    raises(SpecError, "float16", kv.init, "h", mx.nd.zeros(2, dtype="float16"))
+    raises(UsageError, "row_sparse", kv.row_sparse_pull, "a", row_ids=None)
+    raises(UsageError, "compress", kv.set_gradient_compression, {"type": "2bit"})
+    raises(UsageError, "no code", kv.set_updater, print)
+    raises(SpecError, "Ftrl", kv.set_optimizer, mx.optimizer.Ftrl())
+    raises(UsageError, "has not been given a value", kv.push, "c", mx.nd.ones(2))
+    kv.push("a", mx.nd.ones(2))
+    raises(UsageError, "'a' is pushed a second time, but 'b' not yet", kv.push, "a", mx.nd.ones(2))
+    raises(UsageError, "shape (2,)", kv.push, "b", mx.nd.ones(3))
+    kv.push("b", mx.nd.ones(2))
+    kv.pull("b", mx.nd.ones(2))
+    raises(UsageError, "too late", kv.init, "d", mx.nd.ones(2))
+    raises(UsageError, "no optimizer states", kv.save_optimizer_states, "x")
+    raises(CheckpointError, "cannot read", mx.kv.create("dl2").load_optimizer_states, "/nowhere/at/all")
+    raises(CheckpointError, "no optimizer states", mx.kv.create("dl2").load_optimizer_states, __file__)
+    kv = mx.kv.create("dl2")
+    kv.init("fixed", mx.nd.ones(2))
+    kv.init("w", mx.nd.ones(2))
+    kv.freeze("fixed")
+    kv.pushpull("w", mx.nd.ones(2))
+    assert kv.version == 1
+
+
+def trainer():
+    """Gluon's Trainer takes the name, with one device too; a rate set later is warned of, another batch refused."""
+    net = gluon.nn.Dense(1, in_units=2)
+    net.initialize(mx.init.One())
+    made = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, kvstore="dl2")
+
+    def step(size):
+        with autograd.record():
+            loss = net(mx.nd.ones((size, 2))).sum()
+        loss.backward()
+        made.step(size)
+
+    step(4)
+    assert made._kvstore.type == "dist_sync_dl2" and made._update_on_kvstore
+    assert net.weight.data().asnumpy().tolist() == [[0.5, 0.5]]
+    made.set_learning_rate(0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step(4)
+        step(4)
+    assert [("lr_scheduler" in str(w.message)) for w in caught] == [True]
+    assert net.weight.data().asnumpy().tolist() == [[-0.5, -0.5]]
+    raises(UserWarning, "batch_size", step, 3)
+
+
+def usage():
+    """ElasticJob says what is wrong."""
+    from pslite.mxnet import SGD, ElasticJob
+
+    def job(net, **more):
+        values = {
+            "optimizer": SGD(lr=0.1),
+            "dataset": [(np.zeros(2, "float32"), 0.0)] * 8,
+            "batch_size": 4,
+            "epochs": 1,
+        }
+        return ElasticJob(net, **{**values, **more})
+
+    raises(SpecError, "net.initialize()", job, gluon.nn.Dense(1, in_units=2))
+    net = gluon.nn.Dense(1)
+    net.initialize()
+    raises(SpecError, "no shape yet", job, net)
+    net = gluon.nn.Dense(1, in_units=2, prefix="d_")
+    net.initialize()
+    raises(SpecError, "d_wieght", job, net, optimizers={"d_wieght": SGD(lr=1.0)})
+    raises(SpecError, "batch_size is 4.0", job, net, batch_size=4.0)
+    loop = iter(job(net))
+    batch, _ = next(loop)
+    assert batch.shape == (1, 2)
+    raises(UsageError, "did not call job.backward", next, loop)
+    made = job(net, shards=1)
+    batch, _ = next(iter(made))
+    with autograd.record():
+        loss = net(batch)[:3]
+    raises(UsageError, "shape (3, 1)", made.backward, loss)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
+    print("right")

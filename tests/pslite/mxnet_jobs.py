@@ -1,0 +1,68 @@
+"""Helpers of the MXNet tests: the environment that has MXNet, its data, and jobs of MXNet's own servers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pslite
+
+#: the last version that there will be, and the last numpy that it works with
+PACKAGES = ["mxnet==1.9.1", "numpy==1.23.5", "msgspec>=0.19,<1", "safetensors>=0.4.5,<1"]
+SCRIPT = str(Path(__file__).with_name("mxnet_worker.py"))
+CHECKS = str(Path(__file__).with_name("mxnet_checks.py"))
+
+
+class Unavailable(Exception):
+    """There is no MXNet to test with; the text says why."""
+
+
+def make_environment(folder: Path) -> str:
+    """Return the Python of a virtual environment with MXNet in `folder`, which is made if it is not there."""
+    python = folder / "bin" / "python"
+    complete = folder / "complete"
+    if complete.exists() and complete.read_text() == "\n".join(PACKAGES):
+        return str(python)
+    if sys.version_info[:2] != (3, 11):
+        raise Unavailable("MXNet 1.9.1 is tested with Python 3.11")
+    for command in (
+        [sys.executable, "-m", "venv", "--clear", str(folder)],
+        [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *PACKAGES],
+    ):
+        environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environ)
+        if done.returncode:
+            raise Unavailable(f"MXNet cannot be installed: {done.stderr.strip()[-500:]}")
+    complete.write_text("\n".join(PACKAGES))
+    return str(python)
+
+
+def environ(**more: str) -> dict[str, str]:
+    """Return the environment of a process in which pslite is found, and nothing of this test run's own."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "DMLC_")) and k != "PYTHONPATH"}
+    return {**kept, "PYTHONPATH": str(Path(pslite.__file__).parents[1]), "OMP_NUM_THREADS": "1", **more}
+
+
+def launch(command: list[str], workers: int, servers: int, **more: str) -> list[int]:
+    """Start a command as MXNet's launcher does, once for each role; return the exit statuses, the scheduler's first."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = environ(
+        DMLC_PS_ROOT_URI="127.0.0.1",
+        DMLC_PS_ROOT_PORT=str(port),
+        DMLC_NODE_HOST="127.0.0.1",
+        DMLC_NUM_WORKER=str(workers),
+        DMLC_NUM_SERVER=str(servers),
+        **more,
+    )
+    roles = ["scheduler", *["server"] * servers, *["worker"] * workers]
+    processes = [subprocess.Popen(command, env={**common, "DMLC_ROLE": role}) for role in roles]
+    try:
+        return [process.wait(120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()

@@ -1,0 +1,169 @@
+"""Training scripts for MXNet on real data (handwritten digits), run by the tests in the environment that has MXNet."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+
+def data(path):
+    with np.load(path) as file:
+        return (file["images"] / 16).astype("float32")[:, None], file["labels"].astype("float32")
+
+
+def network(drop=0.1):
+    net = gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(gluon.nn.Conv2D(6, 3, activation="relu", in_channels=1), gluon.nn.BatchNorm(in_channels=6))
+        net.add(gluon.nn.Flatten(), gluon.nn.Dropout(drop), gluon.nn.Dense(10, in_units=216))
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    return net
+
+
+def accuracy(net, images, labels):
+    return float((net(mx.nd.array(images)).asnumpy().argmax(1) == labels).mean())
+
+
+def keep(path, net):
+    np.savez(path, **{name: p.data().asnumpy() for name, p in net.collect_params().items()})
+
+
+def job(options):
+    """The job gives out the data."""
+    from pslite.mxnet import SGD, Adam, ElasticJob
+    from pslite.testing import pace
+
+    images, labels = data(options.data)
+    mx.random.seed(options.seed)
+    net = network()
+    rule = Adam(lr=0.01) if options.optimizer == "adam" else SGD(lr=0.05, momentum=0.9)
+    bias = [name for name in net.collect_params() if name.endswith("bias")]
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    elastic = ElasticJob(
+        net,
+        optimizer=rule,
+        optimizers=dict.fromkeys(bias, SGD(lr=0.01)),
+        dataset=gluon.data.ArrayDataset(images[:600], labels[:600]),
+        batch_size=40,
+        epochs=options.epochs,
+        seed=3,
+        mode=options.mode,
+    )
+    for batch, targets in elastic:
+        pace(elastic.version, elastic.total_versions)
+        with autograd.record():
+            loss = loss_of(net(batch), targets)
+        elastic.backward(loss.mean() if options.mean else loss)
+    if elastic.is_chief:
+        if elastic.digest:
+            print(elastic.digest)
+        if options.out:
+            keep(options.out, net)
+
+
+def loop(options):
+    """A loop of the script's own, as it is written for MXNet's own servers."""
+    kvstore = mx.kv.create(options.kvstore)
+    images, labels = data(options.data)
+    rank, workers = kvstore.rank, kvstore.num_workers
+    mx.random.seed(options.seed + rank)
+    net = network(drop=0.0)
+    mine = slice(rank, 800, workers)
+    loader = gluon.data.DataLoader(
+        gluon.data.ArrayDataset(images[mine], labels[mine]), options.batch, last_batch="discard"
+    )
+    rates = {"learning_rate": 0.05, "wd": 1e-3}
+    if options.schedule:
+        rates["lr_scheduler"] = mx.lr_scheduler.CosineScheduler(60, base_lr=0.05, final_lr=0.01, warmup_steps=5)
+    if options.optimizer in ("sgd", "nag"):
+        rates["momentum"] = 0.9
+    if options.optimizer == "adam":
+        rates["learning_rate"] = 0.005
+    trainer = gluon.Trainer(
+        net.collect_params(), options.optimizer, rates, kvstore=kvstore, update_on_kvstore=not options.local
+    )
+    if options.load:
+        net.load_parameters(options.load + ".params")
+        trainer.load_states(options.load + ".states")
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    steps = 0
+    for _ in range(options.epochs):
+        for batch, targets in loader:
+            with autograd.record():
+                loss = loss_of(net(batch), targets)
+            loss.backward()
+            trainer.step(options.batch * kvstore.num_workers)
+            steps += 1
+            time.sleep(options.sleep)
+            if options.log:
+                with open(f"{options.log}.{os.environ.get('DL2_TASK', 'single')}", "a") as file:
+                    file.write(f"{kvstore.rank} {kvstore.num_workers} {float(loss.mean().asscalar())}\n")
+            if steps == options.die_at and rank == workers - 1:
+                os._exit(0) if options.quietly else os.kill(os.getpid(), 9)
+        if steps >= options.leave_at > 0 and rank == workers - 1:
+            return
+    if options.save and kvstore.rank == 0:
+        net.save_parameters(options.save + ".params")
+        trainer.save_states(options.save + ".states")
+    if hasattr(kvstore, "barrier"):
+        kvstore.barrier()
+    if options.out:
+        keep(f"{options.out}.{kvstore.rank}", net)
+        Path(f"{options.out}.{kvstore.rank}.accuracy").write_text(str(accuracy(net, images[800:], labels[800:])))
+
+
+def module(options):
+    """Module's fit."""
+    kvstore = mx.kv.create(options.kvstore)
+    images, labels = data(options.data)
+    mx.random.seed(options.seed + kvstore.rank)
+    mine = slice(kvstore.rank, 800, kvstore.num_workers)
+    source = mx.io.NDArrayIter(images[mine].reshape(-1, 64), labels[mine], options.batch, last_batch_handle="discard")
+    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=32, name="fc1")
+    net = mx.sym.BatchNorm(mx.sym.Activation(net, act_type="relu"), name="norm")
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=10, name="fc2"), name="softmax")
+    trained = mx.mod.Module(net, context=mx.cpu())
+    trained.fit(
+        source,
+        kvstore=kvstore,
+        optimizer=options.optimizer,
+        optimizer_params={"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3},
+        initializer=mx.init.Xavier(),
+        num_epoch=options.epochs,
+    )
+    weights, _ = trained.get_params()
+    np.savez(f"{options.out}.{kvstore.rank}", **{name: value.asnumpy() for name, value in weights.items()})
+    test = mx.io.NDArrayIter(images[800:].reshape(-1, 64), labels[800:], options.batch)
+    Path(f"{options.out}.{kvstore.rank}.accuracy").write_text(str(trained.score(test, "acc")[0][1]))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("script", choices=["job", "loop", "module"])
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--kvstore", default="dist_sync")
+    parser.add_argument("--optimizer", default="sgd")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--mode", default="exact")
+    parser.add_argument("--sleep", type=float, default=0.0)
+    parser.add_argument("--die-at", type=int, default=0)
+    parser.add_argument("--leave-at", type=int, default=0)
+    for flag in ("mean", "local", "schedule", "quietly"):
+        parser.add_argument(f"--{flag}", action="store_true")
+    for name in ("out", "save", "load", "log"):
+        parser.add_argument(f"--{name}", default="")
+    options = parser.parse_args()
+    {"job": job, "loop": loop, "module": module}[options.script](options)
+
+
+if __name__ == "__main__":
+    main()

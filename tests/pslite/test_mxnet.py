@@ -1,0 +1,210 @@
+"""The MXNet adapter: what MXNet 1.9.1's own servers compute, the same script unchanged, at any size."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mxnet_jobs import CHECKS, SCRIPT, Unavailable, environ, launch, make_environment
+from pslite_jobs import KillAt
+
+from pslite.coordinator import Settings
+from pslite.testing import Resize, run_local
+
+PATIENT = Settings(grace=60.0, start=60.0, settle=60.0)
+FOLDER = Path(__file__).parents[2] / "build" / "mxnet"
+
+
+@pytest.fixture(scope="session")
+def python():
+    try:
+        return make_environment(FOLDER)
+    except (Unavailable, subprocess.TimeoutExpired) as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory):
+    path = tmp_path_factory.mktemp("digits") / "digits.npz"
+    found = load_digits()
+    np.savez(path, images=found.images[:1000], labels=found.target[:1000])
+    return str(path)
+
+
+@pytest.fixture
+def script(python, digits):
+    def command(name, *options, **named):
+        pairs = [f"--{key.replace('_', '-')}={value}" for key, value in named.items()]
+        return [python, SCRIPT, name, f"--data={digits}", *options, *pairs]
+
+    return command
+
+
+def run(command, **more):
+    values = {"workers": 2, "servers": 2, "settings": PATIENT, "timeout": 100, **more}
+    return run_local(command, environ=environ(), **values)
+
+
+def close(ours, theirs, tolerance=2e-4):
+    """Trained weights, not running statistics: MXNet keeps those of one worker, we their mean over all."""
+    with np.load(ours) as mine, np.load(theirs) as others:
+        assert mine.files == others.files
+        for name in mine.files:
+            if "running" not in name:
+                np.testing.assert_allclose(mine[name], others[name], rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def same(first, second):
+    with np.load(first) as mine, np.load(second) as others:
+        assert all(np.array_equal(mine[name], others[name]) for name in mine.files)
+
+
+@pytest.mark.parametrize(
+    "check", ["optimizers", "multipliers", "undescribed", "memory", "alone", "refused", "trainer", "usage"]
+)
+def test_without_a_job(python, check):
+    done = subprocess.run([python, CHECKS, check], env=environ(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("right\n")
+
+
+# --- a loop of the script's own ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [("--schedule",), ("--optimizer=adam",)], ids=["sgd", "adam"])
+def test_a_gluon_script_computes_what_it_does_with_mxnets_own_servers(script, tmp_path, options):
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    result = run(script("loop", *options, out=ours))
+    assert result.state == "finished", result.log
+    assert result.versions == 60
+    assert set(result.exit_codes.values()) == {0}
+    assert launch(script("loop", *options, out=theirs), 2, 2) == [0] * 5
+    close(f"{ours}.0.npz", f"{theirs}.0.npz", 2e-3 if "adam" in options[0] else 2e-4)
+    same(f"{ours}.0.npz", f"{ours}.1.npz")
+    assert float(Path(f"{ours}.1.accuracy").read_text()) > 0.85
+
+
+def test_workers_that_update_their_weights_themselves_compute_what_servers_do(script, tmp_path):
+    # not compared with MXNet's own: its workers overwrite gradients now and then in this setting
+    here, there = tmp_path / "here", tmp_path / "there"
+    for options in (("--local", f"--out={here}"), (f"--out={there}",)):
+        result = run(script("loop", "--epochs=2", *options))
+        assert result.state == "finished", result.log
+    close(f"{here}.0.npz", f"{there}.0.npz")
+
+
+def test_a_module_script_computes_what_it_does_with_mxnets_own_servers(script, tmp_path):
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    result = run(script("module", out=ours))
+    assert result.state == "finished", result.log
+    assert launch(script("module", out=theirs), 2, 2) == [0] * 5
+    close(f"{ours}.0.npz", f"{theirs}.0.npz")
+    same(f"{ours}.0.npz", f"{ours}.1.npz")
+    assert float(Path(f"{ours}.0.accuracy").read_text()) > 0.85
+
+
+@pytest.mark.slow
+def test_a_script_is_resized_in_the_middle(script, tmp_path):
+    out, log = tmp_path / "out", tmp_path / "log"
+    schedule = [Resize(8, workers=3, servers=1), Resize(25, workers=1, servers=3)]
+    result = run(script("loop", epochs=12, sleep=0.05, out=out, log=log), workers=2, servers=2, schedule=schedule)
+    assert result.state == "finished", result.log
+    assert [(plan.workers, plan.servers) for plan in result.plans] == [(2, 2), (3, 1), (1, 3)]
+    assert set(result.exit_codes.values()) == {0}
+    seen = {
+        task: [tuple(map(int, line.split()[:2])) for line in Path(f"{log}.{task}").read_text().splitlines()]
+        for task in ("worker-0", "worker-1", "worker-2")
+    }
+    assert list(dict.fromkeys(seen["worker-0"])) == [(0, 2), (0, 3), (0, 1)]
+    assert list(dict.fromkeys(seen["worker-1"])) == [(1, 2), (1, 3)]
+    assert set(seen["worker-2"]) == {(2, 3)}
+    losses = [float(line.split()[2]) for line in Path(f"{log}.worker-2").read_text().splitlines()]
+    # it came with the weights of the others, not with its own
+    assert losses[1] < 2.0
+    assert float(Path(f"{out}.0.accuracy").read_text()) > 0.85
+
+
+def test_a_worker_dies_and_a_script_goes_on(script, tmp_path):
+    out = tmp_path / "out"
+    result = run(script("loop", epochs=2, die_at=5, out=out), workers=3)
+    assert result.state == "finished", result.log
+    assert any("killed by signal 9" in line and "nothing is lost" in line for line in result.log)
+    assert float(Path(f"{out}.0.accuracy").read_text()) > 0.7
+
+
+def test_a_script_that_ends_before_the_first_workers_leaves_the_job(script, tmp_path):
+    out = tmp_path / "out"
+    result = run(script("loop", epochs=3, leave_at=15, out=out), workers=2)
+    assert result.state == "finished", result.log
+    assert result.versions == 60
+    assert set(result.exit_codes.values()) == {0}
+    assert any("worker-1" in line and "its script has ended" in line for line in result.log)
+
+
+def test_states_are_saved_and_loaded(script, tmp_path):
+    whole, half, rest = tmp_path / "whole", tmp_path / "half", tmp_path / "rest"
+    for options in ({"epochs": 4, "out": whole}, {"epochs": 2, "save": half}, {"epochs": 2, "load": half, "out": rest}):
+        result = run(script("loop", "--schedule", **options), workers=2, servers=3 if "load" in options else 1)
+        assert result.state == "finished", result.log
+        versions = result.versions
+    assert versions == 80
+    close(f"{rest}.0.npz", f"{whole}.0.npz")
+    with np.load(f"{half}.states") as states:
+        assert {name.partition("/")[2] for name in states.files} == {"weight", "0", ""}
+
+
+def test_mxnets_launcher_starts_ours(script, tmp_path):
+    token = secrets.token_hex(32)
+    first, second = tmp_path / "first", tmp_path / "second"
+    plain = script("loop", epochs=1, out=first)
+    assert launch([sys.executable, "-m", "pslite.run", "--", *plain], 2, 1, DL2_TOKEN=token) == [0] * 4
+    # without dl2-run: the script imports ours first
+    before = [plain[0], "-c", f"import pslite.mxnet, runpy; runpy.run_path({SCRIPT!r}, run_name='__main__')"]
+    assert launch([*before, *script("loop", epochs=1, out=second)[2:]], 2, 1, DL2_TOKEN=token) == [0] * 4
+    same(f"{first}.0.npz", f"{second}.0.npz")
+    assert launch([sys.executable, "-m", "pslite.run", "--", *plain], 1, 1) == [2] * 3
+
+
+def test_no_worker_can_come_where_the_workers_hold_the_weights(script):
+    schedule = [Resize(5, workers=3, servers=1)]
+    result = run(script("loop", "--local", epochs=3, sleep=0.1), workers=2, servers=1, schedule=schedule)
+    assert result.state == "finished", result.log
+    assert any("refused worker-2" in line and "update_on_kvstore=False" in line for line in result.log)
+
+
+# --- a loop over the job ----------------------------------------------------------------------------------------------
+
+
+def static(command):
+    done = subprocess.run(command, env=environ(), capture_output=True, text=True, timeout=100, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_gluons_job_has_the_same_bits_at_any_size(script, optimizer):
+    command = script("job", optimizer=optimizer)
+    schedule = [Resize(6, workers=3, servers=2), Resize(20, workers=2, servers=1)]
+    result = run(command, workers=1, servers=1, schedule=schedule)
+    assert result.state == "finished", result.log
+    assert len(result.plans) == 3
+    assert result.digest == static(command)
+
+
+def test_gluons_job_survives_a_worker(script):
+    command = script("job", "--mean")
+    result = run(command, workers=3, servers=1, on_status=KillAt("worker-0", 12))
+    assert result.state == "finished", result.log
+    assert result.digest == static(script("job"))
+
+
+def test_gluons_job_in_fast_mode(script, tmp_path):
+    result = run(script("job", mode="fast", out=tmp_path / "weights.npz"), workers=2, servers=1)
+    assert result.state == "finished", result.log
+    assert np.isfinite(np.load(tmp_path / "weights.npz")["net_dense0_weight"]).all()
