@@ -37,8 +37,9 @@ def keep(path, net):
 
 def job(options):
     """The job gives out the data."""
-    from pslite.mxnet import SGD, Adam, ElasticJob
-    from pslite.testing import pace
+    # not above: the other scripts are run with MXNet's own servers too
+    from pslite.mxnet import SGD, Adam, ElasticJob  # noqa: PLC0415
+    from pslite.testing import pace  # noqa: PLC0415
 
     images, labels = data(options.data)
     mx.random.seed(options.seed)
@@ -103,7 +104,7 @@ def loop(options):
             steps += 1
             time.sleep(options.sleep)
             if options.log:
-                with open(f"{options.log}.{os.environ.get('DL2_TASK', 'single')}", "a") as file:
+                with Path(f"{options.log}.{os.environ.get('DL2_TASK', 'single')}").open("a") as file:
                     file.write(f"{kvstore.rank} {kvstore.num_workers} {float(loss.mean().asscalar())}\n")
             if steps == options.die_at and rank == workers - 1:
                 os._exit(0) if options.quietly else os.kill(os.getpid(), 9)

@@ -26,8 +26,8 @@ os.environ.update(task_variables(os.environ))
 from pslite.mxnet.job import ElasticJob  # noqa: E402
 from pslite.mxnet.register import register  # noqa: E402
 from pslite.schedules import Constant, Cosine, Milestones, Polynomial, StepDecay  # noqa: E402
-from pslite.spec import SGD, Adam  # noqa: E402
+from pslite.spec import LAMB, SGD, Adam  # noqa: E402
 
-__all__ = ["SGD", "Adam", "Constant", "Cosine", "ElasticJob", "Milestones", "Polynomial", "StepDecay"]
+__all__ = ["LAMB", "SGD", "Adam", "Constant", "Cosine", "ElasticJob", "Milestones", "Polynomial", "StepDecay"]
 
 register()

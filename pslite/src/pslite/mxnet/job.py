@@ -17,7 +17,7 @@ from pslite.errors import SpecError, UsageError
 from pslite.gradients import Bundle
 from pslite.job import Indices, LoopJob
 from pslite.mxnet.arrays import reading, trainable, write
-from pslite.spec import SGD, Adam, Mean, Part, Segment
+from pslite.spec import Descent, Mean, Part, Segment
 
 Array = NDArray[Any]
 
@@ -53,6 +53,10 @@ class ElasticJob(LoopJob):
         threads of MXNet's operators; 1 in exact mode unless given, since more can change the last bits.
     clip_norm
         largest norm of the gradient over all parameters; 0 for any.
+    clip_value
+        largest absolute value of an element of the gradient; 0 for any.
+    wire
+        type in which gradients of float32 parameters travel: "bfloat16" and "float16" halve what workers send.
     checkpoint
         folder in which the servers keep the last two checkpoints; all tasks must be able to reach it.
     checkpoint_every
@@ -71,17 +75,19 @@ class ElasticJob(LoopJob):
         self,
         net: Any,
         *,
-        optimizer: SGD | Adam,
+        optimizer: Descent,
         dataset: Any,
         batch_size: int,
         epochs: int,
         seed: int = 0,
         mode: Literal["exact", "fast"] = "exact",
         shards: int | None = None,
-        optimizers: Mapping[str, SGD | Adam] | None = None,
+        optimizers: Mapping[str, Descent] | None = None,
         collate: Callable[[list[Any]], Any] = default_batchify_fn,
         threads: int | None = None,
         clip_norm: float = 0.0,
+        clip_value: float = 0.0,
+        wire: Literal["float32", "bfloat16", "float16"] = "float32",
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 0,
         resume: bool = True,
@@ -98,6 +104,8 @@ class ElasticJob(LoopJob):
             mode=mode,
             shards=shards,
             clip_norm=clip_norm,
+            clip_value=clip_value,
+            wire=wire,
             checkpoint=checkpoint,
             checkpoint_every=checkpoint_every,
             resume=resume,
@@ -141,9 +149,9 @@ class ElasticJob(LoopJob):
 class _Layout:
     """How a net's parameters lie in the flat arrays of the job."""
 
-    def __init__(self, net: Any, optimizer: SGD | Adam, optimizers: Mapping[str, SGD | Adam]) -> None:
+    def __init__(self, net: Any, optimizer: Descent, optimizers: Mapping[str, Descent]) -> None:
         own = dict(optimizers)
-        kinds: dict[tuple[Literal["float32", "float64"], SGD | Adam], list[Any]] = {}
+        kinds: dict[tuple[Literal["float32", "float64"], Descent], list[Any]] = {}
         self._buffers: list[Any] = []
         frozen = hashlib.sha256()
         any_frozen = False

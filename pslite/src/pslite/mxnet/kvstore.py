@@ -334,6 +334,7 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
             shards=MAX_SHARDS,
             block_bytes=block_bytes_for(sum(segment.nbytes for segment in segments)),
             fixed=fixed.hexdigest() if frozen else "",
+            clip_value=0.0 if self._optimizer is None else float(self._optimizer.clip_gradient or 0.0),
             scale=1.0 if self._optimizer is None else float(self._optimizer.rescale_grad) * self._workers,
         )
 

@@ -11,7 +11,7 @@ import mxnet as mx
 
 from pslite.errors import SpecError
 from pslite.schedules import Constant, Cosine, Milestones, Polynomial, Schedule, StepDecay
-from pslite.spec import SGD, Adam
+from pslite.spec import LAMB, SGD, Adam, Descent
 
 #: the rate below which MXNet's FactorScheduler does not fall
 _LEAST_RATE = 1e-8
@@ -21,7 +21,7 @@ _ELSEWHERE = (
 )
 
 
-def rule_of(optimizer: Any, key: int | str) -> SGD | Adam:
+def rule_of(optimizer: Any, key: int | str) -> Descent:
     """Return what the servers do with the gradient of `key`, which computes what `optimizer` would.
 
     Parameters
@@ -46,7 +46,7 @@ def rule_of(optimizer: Any, key: int | str) -> SGD | Adam:
     rate = optimizer.lr if scheduler is None else scheduler.base_lr
     schedule: Schedule = Constant() if scheduler is None else schedule_of(scheduler)
     rate_by, decay_by = _multipliers(optimizer, key)
-    rate, decay, clip = float(rate * rate_by), float(optimizer.wd * decay_by), float(optimizer.clip_gradient or 0.0)
+    rate, decay = float(rate * rate_by), float(optimizer.wd * decay_by)
     if kind in (mx.optimizer.SGD, mx.optimizer.ccSGD, mx.optimizer.NAG):
         # With NAG, MXNet's kernel takes the weight decay that enters the momentum from the weight after the step; its
         # own documentation, and we, from that before.
@@ -58,9 +58,10 @@ def rule_of(optimizer: Any, key: int | str) -> SGD | Adam:
             weight_decay=decay,
             schedule=schedule,
             rate_in_momentum=momentum > 0,
-            clip=clip,
         )
     if kind is mx.optimizer.Adam:
+        if decay and optimizer.clip_gradient:
+            raise SpecError("Adam with wd and clip_gradient together cannot run on the servers: use one of them")
         betas = float(optimizer.beta1), float(optimizer.beta2)
         return Adam(
             lr=rate,
@@ -69,10 +70,14 @@ def rule_of(optimizer: Any, key: int | str) -> SGD | Adam:
             weight_decay=decay,
             schedule=schedule,
             eps_first=True,
-            clip=clip,
         )
+    if kind is mx.optimizer.LAMB:
+        if optimizer.lower_bound or optimizer.upper_bound or not optimizer.bias_correction:
+            raise SpecError("LAMB runs on the servers with bias_correction and without bounds")
+        betas = float(optimizer.beta1), float(optimizer.beta2)
+        return LAMB(lr=rate, betas=betas, eps=float(optimizer.epsilon), weight_decay=decay, schedule=schedule)
     raise SpecError(
-        f"the servers have no {kind.__module__}.{kind.__name__}: use SGD, NAG or Adam of mxnet.optimizer, "
+        f"the servers have no {kind.__module__}.{kind.__name__}: use SGD, NAG, Adam or LAMB of mxnet.optimizer, "
         f"or {_ELSEWHERE}"
     )
 
