@@ -206,13 +206,15 @@ class Packing:
         """Add tasks in turn, up to the first that has no room; returns those that were, and what stood in its way."""
         done: list[_Step] = []
         request = job.request
+        apart = [(role, request.demand(role), many) for role, many in zip(_ROLES, delta, strict=True) if many]
         for number in range(max(delta)):
+            parts = apart
             bundled = self._keeps_bundles and number < delta.workers and number < delta.ps
             if bundled and not any(self._incumbents.get((job.key, role)) for role in _ROLES):
-                parts: Iterable[tuple[Role, Resources]] = ((Role.WORKER, self.bundle(request)),)
-            else:
-                parts = [(role, request.demand(role)) for role in _ROLES if number < delta.count(role)]
-            for role, demand in parts:
+                parts = [(Role.WORKER, self.bundle(request), delta.workers)]
+            for role, demand, many in parts:
+                if number >= many:
+                    continue
                 taken_up = self._take_up(job.key, role) if self._waiting else None
                 step = taken_up or self._place_new(demand, role)
                 if isinstance(step, Blocked):
