@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from regression import Regression, segments
 
 from pslite.connect import session_for
+from pslite.environment import architecture_of
 from pslite.schedules import Cosine
 from pslite.session import SingleSession
 from pslite.spec import SGD, Adam, JobSpec
@@ -62,6 +63,7 @@ def main() -> int:
         checkpoint=options.checkpoint,
         checkpoint_every=options.every,
         resume=not options.begin_anew,
+        architecture=architecture_of(os.environ),
     )
     session = session_for(spec)
 

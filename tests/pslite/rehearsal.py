@@ -18,6 +18,7 @@ from typing import Literal
 
 from regression import Regression, segments
 
+from pslite.allreduce import AllReduceWorker
 from pslite.auth import TOKEN_BYTES, Identity
 from pslite.coordinator import Coordinator, Settings
 from pslite.director import Reply, Status
@@ -110,10 +111,11 @@ class Rehearsal:
         self._step_seconds = step_seconds
         self._settings = settings
         self._counts = {"worker": workers, "ps": servers}
+        self._all_reduce = spec.architecture == "allreduce"
         self._targets: dict[str, list[str]] = {"worker": [], "ps": []}
         self._next = Counter[str]()
         self._lock = threading.RLock()
-        self._members: dict[str, Worker | Server] = {}
+        self._members: dict[str, Worker | AllReduceWorker | Server] = {}
         self._threads: list[threading.Thread] = []
         self._killed: list[str] = []
         #: workers that have weights
@@ -188,7 +190,8 @@ class Rehearsal:
 
     def _work(self, task: str) -> None:
         process = _Thread()
-        worker = Worker(self._identity("worker", task), self._address, self._spec, say=lambda _: None, process=process)
+        kind = AllReduceWorker if self._all_reduce else Worker
+        worker = kind(self._identity("worker", task), self._address, self._spec, say=lambda _: None, process=process)
         with self._lock:
             self._members[task] = worker
         try:
@@ -226,7 +229,7 @@ class Rehearsal:
             if event.kill is not None:
                 self._kill(event)
             self._counts["worker"] = event.workers or self._counts["worker"]
-            self._counts["ps"] = event.servers or self._counts["ps"]
+            self._counts["ps"] = 0 if self._all_reduce else event.servers or self._counts["ps"]
             self._fit(oldest=event.oldest)
         self._wake()
 

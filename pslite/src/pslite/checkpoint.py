@@ -40,7 +40,7 @@ _RECORD: Final = "checkpoint.json"
 _PART: Final = ".part"
 _MOST_RECORD_BYTES: Final = 64 << 20
 #: what may differ between the job that wrote a checkpoint and the one that goes on from it
-_MAY_DIFFER: Final = {"epochs", "checkpoint", "checkpoint_every", "resume"}
+_MAY_DIFFER: Final = {"epochs", "checkpoint", "checkpoint_every", "resume", "architecture"}
 
 
 class SavedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

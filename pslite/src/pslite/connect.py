@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from pslite.environment import role_of, task_environment
+from pslite.environment import TaskEnvironment, role_of, task_environment
 from pslite.errors import UsageError
 from pslite.session import OpenSession, Session, SingleSession
 from pslite.spec import JobSpec
@@ -22,7 +22,25 @@ def session_for(spec: JobSpec, environ: Mapping[str, str] | None = None) -> Sess
         the environment is incomplete, or this process is no worker.
 
     """
+    environ = os.environ if environ is None else environ
+    if spec.architecture == "allreduce" and role_of(environ) == "worker":
+        from pslite.allreduce import AllReduceWorker  # noqa: PLC0415  (it needs torch, which others do not have)
+
+        place = task_environment(environ, "worker")
+        host = environ.get("DL2_HOST", "")
+        return AllReduceWorker(place.identity, place.coordinator, spec, say=_voice(place, environ), host=host)
     return _session(spec, environ)
+
+
+def _voice(place: TaskEnvironment, environ: Mapping[str, str]) -> Callable[[str], None]:
+    """Return where a worker's lines for the user go."""
+    quiet = environ.get("DL2_QUIET") == "1"
+
+    def say(text: str) -> None:
+        if not quiet:
+            sys.stderr.write(f"{place.identity.task}: {text}\n")
+
+    return say
 
 
 def open_session(environ: Mapping[str, str] | None = None) -> OpenSession:
@@ -43,13 +61,7 @@ def _session(spec: JobSpec | None, environ: Mapping[str, str] | None) -> Worker 
     role = role_of(environ)
     if role == "worker":
         place = task_environment(environ, "worker")
-        quiet = environ.get("DL2_QUIET") == "1"
-
-        def say(text: str) -> None:
-            if not quiet:
-                sys.stderr.write(f"{place.identity.task}: {text}\n")
-
-        return Worker(place.identity, place.coordinator, spec, say=say)
+        return Worker(place.identity, place.coordinator, spec, say=_voice(place, environ))
     if environ.get("DL2_ROLE"):
         raise UsageError(f"DL2_ROLE is {environ['DL2_ROLE']!r}: a training script runs in workers; start it by dl2-run")
     return SingleSession(spec)

@@ -34,8 +34,10 @@ from pslite.messages import (
     BarrierOpen,
     Beat,
     Begin,
+    Broken,
     Clip,
     Commit,
+    Complete,
     Describe,
     DigestRequest,
     Digests,
@@ -56,6 +58,8 @@ from pslite.messages import (
     NotSaved,
     PlanDone,
     Prepare,
+    Publish,
+    Published,
     Pushed,
     Ready,
     Refused,
@@ -81,6 +85,8 @@ _GOODBYE_SECONDS = 3.0
 _MOST_DEATHS = 3
 #: how long the other workers of an open job may go on by themselves after one has ended its loop: mostly all do at once
 _EARLY_SECONDS = 1.0
+#: a group that breaks so often at one version, although nobody is dead, fails the job
+_MOST_BREAKS = 5
 #: the window over which speed is measured
 _SPEED_SECONDS = 10.0
 
@@ -173,6 +179,9 @@ class _Pending:
     prepared_ms: float = 0.0
     first: int = -1
     pushed: dict[str, float | None] = field(default_factory=dict)
+    #: all-reduce: it takes the place of a plan whose group is broken, at once; why it cannot be made ready, since when
+    recover: bool = False
+    refused: float = 0.0
     drained: set[str] = field(default_factory=set)
     moved: dict[str, Moved] = field(default_factory=dict)
     resumed: bool = False
@@ -294,6 +303,11 @@ class Coordinator:
         #: by version and of what, the sums of squares of the blocks that have their sums
         self._squares: dict[tuple[int, str], dict[int, Squares]] = {}
         self._take_overs = 0
+        #: all-reduce: since when a group is broken although nobody is known to be dead, and why; at which versions
+        self._broken: tuple[float, str] | None = None
+        self._breaks: list[int] = []
+        #: all workers have the last version, and know who writes files
+        self._complete = False
         self._final = False
 
     @property
@@ -375,6 +389,8 @@ class Coordinator:
             self._judge_losses(now)
         if self._state in ("waiting", "running"):
             self._check_deadlines(now)
+        if self._state in ("waiting", "running"):
+            self._judge_breaks(now)
         if self._state in ("waiting", "running"):
             self._give_seats(now)
             self._open_barrier()
@@ -482,7 +498,9 @@ class Coordinator:
             member.finished, member.chief, member.finished_at = True, message.chief, member.heard
             self._version = max(self._version, message.version)
         elif isinstance(message, Digests):
-            self._digests.update(message.blocks)
+            self._take_digests(member, message)
+        elif isinstance(message, Broken):
+            self._group_broke(member, message)
         elif isinstance(message, Restored):
             self._restored(member, message.version)
         elif isinstance(message, Saved):
@@ -505,6 +523,13 @@ class Coordinator:
             return  # about a plan that was given up meanwhile
         if isinstance(message, Ready):
             pending.ready.add(member.task)
+        elif isinstance(message, Publish):
+            published = Published(plan=number, key=message.key, value=message.value)
+            self._tell({m.task for m in pending.plan.workers} - {member.task}, published)
+        elif isinstance(message, Nack) and pending.recover:
+            # Somebody else is gone, most likely, which will be known soon.
+            pending.refused = pending.refused or time.monotonic()
+            self._say(f"{member.title} cannot take part in plan {number}: {message.reason}")
         elif isinstance(message, Nack):
             fault = {message.about} & pending.newcomers() or {member.task}
             self._give_up_plan(f"{member.title} cannot take part: {message.reason}", fault)
@@ -578,6 +603,8 @@ class Coordinator:
         if self._state in ("failed", "cancelled"):
             return f"the job is over, {self._state}: {self._reason}"
         if hello.role == "ps":
+            if self._all_reduce:
+                return "the job's architecture is allreduce: it has no servers"
             return "" if message.address else "a server must say where it takes data"
         return self._mismatch(message.spec) if message.spec is not None else ""
 
@@ -698,9 +725,11 @@ class Coordinator:
         text = f"{member.title}{separator}{how}"
         pending = self._pending
         in_plan = self._plan is not None and member.task in self._plan.tasks()
-        committed = pending is not None and pending.phase == "committed" and member.task in pending.members()
+        certain = pending is not None and (pending.phase == "committed" or pending.recover)
+        committed = pending is not None and certain and member.task in pending.members()
         if in_plan or committed:
-            if fatal or member.role == "ps" or not self._go_on_without(member, text):
+            go_on = self._regroup_without if self._all_reduce else self._go_on_without
+            if fatal or member.role == "ps" or not go_on(member, text):
                 self._fail(text)
             return
         member.state = "left"
@@ -715,6 +744,97 @@ class Coordinator:
         alone = not any(other.role == member.role for other in self._waiting())
         if self._plan is None and self._settings.start is not None and alone:
             self._fail(text)  # nobody starts another one
+
+    # --- all-reduce: groups that are broken -----------------------------------------------------------------------
+
+    @property
+    def _all_reduce(self) -> bool:
+        """Whether the job has no servers: every worker has the whole model."""
+        return self._spec is not None and self._spec.architecture == "allreduce"
+
+    @property
+    def _roles(self) -> tuple[Literal["worker", "ps"], ...]:
+        return ("worker",) if self._all_reduce else ("worker", "ps")
+
+    def _regroup_without(self, member: _Member, text: str) -> bool:
+        """A worker died: the others go on from the newest version that one of them has. Returns whether they can."""
+        self._dead[member.task] = self._version
+        if sum(version == self._version for version in self._dead.values()) >= _MOST_DEATHS:
+            self._say(f"{_MOST_DEATHS} workers died at version {self._version}")
+            return False
+        member.state = "left"
+        if self._complete:
+            self._say(f"{text}; it had finished")
+            return not member.chief
+        if not self._regroup(f"{text}; the others go on without it, nothing is lost"):
+            return False
+        member.channel.send(JobEnded(reason=f"{member.task} was given up: {text}"))
+        return True
+
+    def _regroup(self, why: str) -> bool:
+        """Make a group of all workers that are left and may have weights; returns whether there is one."""
+        pending = self._pending
+        if pending is not None and pending.phase == "preparing" and not pending.recover:
+            self._abort(pending, why)
+            pending = None
+        plans = [plan for plan in (self._plan, pending.plan if pending is not None else None) if plan is not None]
+        present = [m.task for plan in plans for m in plan.workers]
+        tasks = [task for task in dict.fromkeys(present) if self._members[task].state != "left"]
+        self._broken = None
+        if not tasks:
+            return False
+        self._say(why)
+        self._plan_number += 1
+        plan = Plan(
+            number=self._plan_number,
+            workers=tuple(self._members[task].record() for task in tasks),
+            servers=(),
+            owners=(),
+        )
+        self._pending = _Pending(plan, self._plan, time.monotonic(), recover=True)
+        self._tell(plan.tasks(), self._prepare(self._pending))
+        self._urgent = True
+        return True
+
+    def _prepare(self, pending: _Pending) -> Prepare:
+        assert self._spec is not None
+        return Prepare(
+            plan=pending.plan,
+            previous=pending.previous,
+            spec=self._spec,
+            recover=pending.recover,
+            fresh=not self._reports,
+        )
+
+    def _group_broke(self, member: _Member, message: Broken) -> None:
+        """An exchange failed; if a worker is dead, that will be known within the time for verdicts."""
+        newest = self._pending.plan.number if self._pending is not None else self._plan.number if self._plan else 0
+        if message.plan == newest or (self._plan is not None and message.plan == self._plan.number):
+            self._broken = self._broken or (time.monotonic(), f"{member.title} says: {message.reason}")
+
+    def _judge_breaks(self, now: float) -> None:
+        """Nobody is dead, and still a group is broken or cannot be made: try again."""
+        pending, verdict = self._pending, self._settings.verdict
+        if pending is not None and pending.recover and self._broken is None and pending.refused:
+            self._broken = pending.refused, f"plan {pending.plan.number} could not be made ready"
+        if self._broken is None or now - self._broken[0] < 1.5 * verdict or any(m.lost for m in self._present()):
+            return
+        why = self._broken[1]
+        self._breaks.append(self._version)
+        if self._breaks.count(self._version) >= _MOST_BREAKS:
+            self._fail(f"workers cannot reach each other: {why}")
+        elif not self._regroup(f"{why}; nobody is known to be dead: they try again"):
+            self._fail(why)
+
+    def _present(self) -> list[_Member]:
+        return [member for member in self._members.values() if member.state != "left"]
+
+    def _take_digests(self, member: _Member, message: Digests) -> None:
+        """Take digests of final weights; every replica must have the same."""
+        for block, digest in message.blocks.items():
+            if self._digests.setdefault(block, digest) != digest:
+                self._fail(f"{member.title} ends with other weights in block {block} than another worker")
+                return
 
     # --- workers that are gone ------------------------------------------------------------------------------------
 
@@ -894,6 +1014,12 @@ class Coordinator:
             late = (pending.members() - pending.ready) & pending.newcomers()
             # workers that are late may be so because they wait for a server; servers wait for no newcomer but servers
             servers = {task for task in late if self._members[task].role == "ps"}
+            if pending.recover:
+                late = pending.members() - pending.ready - self._dead.keys()
+                how = f"died or hangs: not ready for plan {pending.plan.number} within {self._settings.prepare:g} s"
+                for task in late:
+                    self._member_failed(self._members[task], how)
+                return
             names = ", ".join(sorted(servers or late or pending.members() - pending.ready))
             self._give_up_plan(f"{names} not ready within {self._settings.prepare:g} s", servers or late)
         limit = self._settings.start
@@ -901,8 +1027,8 @@ class Coordinator:
             there = {m.role for m in self._waiting()}
             if there == {"worker", "ps"} and any(not m.described for m in self._waiting()):
                 return  # it takes its time to say what it trains
-            roles: tuple[tuple[Literal["worker", "ps"], str], ...] = (("worker", "worker"), ("ps", "server"))
-            missing = [name for role, name in roles if not self._joined(role)]
+            names_of = {"worker": "worker", "ps": "server"}
+            missing = [names_of[role] for role in self._roles if not self._joined(role)]
             self._fail(f"no {' and no '.join(missing) or 'wanted member'} joined within {limit:g} s")
         elif self._plan is None and now - self._said_waiting > 60.0:
             self._said_waiting = now
@@ -952,6 +1078,9 @@ class Coordinator:
         if target is not None:
             for task in {*self._joined("worker"), *self._joined("ps")} & (self._once_wanted - target):
                 self._dismiss(self._members[task], "no longer wanted")
+        if self._all_reduce:
+            for task in self._joined("ps"):
+                self._dismiss(self._members[task], "the job's architecture is allreduce: it has no servers")
         present = self._plan
         workers = next_members(
             [m.task for m in present.workers if m.task not in self._dead] if present else [],
@@ -965,8 +1094,12 @@ class Coordinator:
             target,
             len(self._blocks),
         )
-        if not workers or not servers:
+        if not workers or not (servers or self._all_reduce):
             return
+        if self._all_reduce and present is not None:
+            # One of those that have the weights has to stay until another has them.
+            old = [m.task for m in present.workers if m.task not in self._dead]
+            workers = workers if set(workers) & set(old) else (old[0], *workers)
         before = present.tasks() if present else set()
         wanted = {*workers, *servers}
         self._note_held_back(target, wanted)
@@ -977,7 +1110,7 @@ class Coordinator:
         self._plan_number += 1
         plan = make_plan(
             self._plan_number,
-            self._blocks,
+            () if self._all_reduce else self._blocks,
             [self._members[task].record() for task in workers],
             [self._members[task].record() for task in servers],
             present,
@@ -985,7 +1118,7 @@ class Coordinator:
         )
         self._pending = _Pending(plan, present, now)
         self._say(f"plan {plan.number}: {len(workers)} workers, {len(servers)} servers")
-        self._tell(self._pending.members(), Prepare(plan=plan, previous=present, spec=self._spec))
+        self._tell(self._pending.members(), self._prepare(self._pending))
 
     def _note_held_back(self, target: frozenset[str] | None, wanted: set[str]) -> None:
         spare = {t for r in ("worker", "ps") for t in self._joined(r) if (target is None or t in target)} - wanted
@@ -998,7 +1131,7 @@ class Coordinator:
 
     def _should_wait(self, now: float, target: frozenset[str] | None, before: set[str]) -> bool:
         """Whether announced members that have not joined yet deserve a moment, so that one plan serves all."""
-        joined = {t for r in ("worker", "ps") for t in self._joined(r)}
+        joined = {t for r in self._roles for t in self._joined(r)}
         if not before and any(m.seated and not m.described for m in self._waiting()):
             return True  # it has a place already: the others count on it
         if target is None:
@@ -1010,7 +1143,7 @@ class Coordinator:
         newest = max((self._members[t].joined for t in joined), default=0.0)
         newest = max(newest, self._target_changed)
         if not before:
-            roles = [min(self._members[t].joined for t in self._joined(r)) for r in ("worker", "ps")]
+            roles = [min(self._members[t].joined for t in self._joined(r)) for r in self._roles]
             return now - max(roles) < self._settings.grace
         return now - newest < self._settings.settle
 
@@ -1019,8 +1152,9 @@ class Coordinator:
         pending.prepared_ms = (time.monotonic() - pending.began) * 1e3
         plan, previous = pending.plan, pending.previous
         if previous is None:
-            pending.first = 0
-            self._tell({plan.workers[0].task}, Begin(plan=plan.number))
+            pending.first = max(0, pending.first)
+            if plan.servers:
+                self._tell({plan.workers[0].task}, Begin(plan=plan.number))
             self._activate(plan)
             self._plan = plan
             self._state = "running"
@@ -1030,7 +1164,9 @@ class Coordinator:
             self._members[task].state = "draining"
         self._activate(plan)
         self._urgent = True
-        self._tell({previous.owner(0).task}, Commit(plan=plan.number))
+        if not pending.recover:
+            pacer = previous.owner(0) if previous.servers else previous.workers[0]
+            self._tell({pacer.task}, Commit(plan=plan.number))
 
     def _activate(self, plan: Plan) -> None:
         for task in plan.tasks() - self._dead.keys():
@@ -1102,10 +1238,14 @@ class Coordinator:
                 return
             workers = [self._members[m.task] for m in self._plan.workers if m.task not in self._dead]
         pending = self._pending
-        if pending is not None and pending.phase == "committed" and pending.stamped() and not self._spec.open:
+        committed = pending is not None and pending.phase == "committed" and pending.stamped()
+        if pending is not None and (pending.recover or (committed and not self._spec.open)):
             return
         if not self._spec.open and not all(w.finished for w in workers):
             return
+        if self._all_reduce and not self._complete:
+            self._complete = workers[0].chief = True
+            self._tell({w.task for w in workers}, Complete(chief=workers[0].task))
         if not any(w.chief for w in workers):
             first = self._plan.workers[0]
             self._fail(f"{first.task} died at the last version, before it could write what the script saves at its end")

@@ -44,6 +44,21 @@ def role_of(environ: Mapping[str, str]) -> Literal["worker", "ps", "coordinator"
     raise UsageError(f"DL2_ROLE is {text!r}: it must be coordinator, worker or server")
 
 
+def architecture_of(environ: Mapping[str, str]) -> Literal["ps", "allreduce"]:
+    """Return what DL2_ARCHITECTURE says: parameter servers unless it is set.
+
+    Raises
+    ------
+    UsageError
+        it is neither ps nor allreduce.
+
+    """
+    text = environ.get("DL2_ARCHITECTURE") or "ps"
+    if text not in ("ps", "allreduce"):
+        raise UsageError(f"DL2_ARCHITECTURE is {text!r}: it must be ps or allreduce")
+    return "ps" if text == "ps" else "allreduce"
+
+
 def need(environ: Mapping[str, str], name: str) -> str:
     """Return a variable that must be set.
 

@@ -32,6 +32,8 @@ class Bundle:
             np.frombuffer(self.region.memory, dtype=segment.dtype, count=segment.size, offset=offset)
             for segment, offset in zip(spec.segments, layout.arrays, strict=True)
         ]
+        #: all of it as bytes; every worker's has the same layout
+        self.memory: NDArray[np.uint8] = np.frombuffer(self.region.memory, dtype=np.uint8)
         #: the number by which servers know its memory; 0 if they do not
         self.place = 0
         self._packed: dict[int, Array] = {}

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pslite.connect import session_for
+from pslite.environment import architecture_of
 from pslite.errors import SpecError, UsageError
 from pslite.gradients import Bundle, GradientSums
 from pslite.sampler import permutation, stream
@@ -75,6 +76,7 @@ class LoopJob(ABC):
         checkpoint: str | os.PathLike[str] | None,
         checkpoint_every: int,
         resume: bool,
+        architecture: Literal["ps", "allreduce"] | None = None,
     ) -> None:
         samples = len(dataset)
         every = 0 if checkpoint is None else checkpoint_every or -(-samples // max(1, batch_size))
@@ -94,6 +96,7 @@ class LoopJob(ABC):
             checkpoint="" if checkpoint is None else os.path.abspath(checkpoint),  # noqa: PTH100 - keeps links as they are
             checkpoint_every=every,
             resume=resume,
+            architecture=architecture or architecture_of(os.environ),
         )
         self._dataset = dataset
         self._values: Layout = layout

@@ -42,7 +42,7 @@ class LocalDirector:
     workers
         how many at the start.
     servers
-        how many at the start.
+        how many at the start; 0 for an all-reduce job.
     schedule
         changes, in the order of their versions.
     environ
@@ -70,6 +70,7 @@ class LocalDirector:
         self._environ = dict(os.environ if environ is None else environ)
         self._on_status = on_status
         self._on_schedule_done: Callable[[], None] | None = on_schedule_done
+        self._architecture = "ps" if servers else "allreduce"
         self._counts = {"worker": workers, "ps": servers}
         self._targets: dict[str, list[str]] = {"worker": [], "ps": []}
         self._next = {"worker": 0, "ps": 0}
@@ -101,6 +102,7 @@ class LocalDirector:
         task = f"{role}-{self._next[role]}"
         self._next[role] += 1
         environ = {
+            "DL2_ARCHITECTURE": self._architecture,
             **self._environ,
             "DL2_ROLE": role,
             "DL2_TASK": task,

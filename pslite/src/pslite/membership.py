@@ -76,6 +76,7 @@ class Membership(ABC):
         self._say = say
         self._join_timeout = join_timeout
         self._process = process or ScriptProcess()
+        self._job = ""
         self._lock = threading.Lock()
         #: set by the control thread: why the job has failed, and whether we are to leave
         self._failure = ""
@@ -102,7 +103,8 @@ class Membership(ABC):
 
     def _open(self) -> socket.socket:
         """Connect to the coordinator."""
-        sock, _ = connect(self._coordinator, self._identity, "control", timeout=self._join_timeout)
+        sock, challenge = connect(self._coordinator, self._identity, "control", timeout=self._join_timeout)
+        self._job = challenge.job
         self._channel = Channel(sock, Inbox(FromCoordinator, MAX_CONTROL_BYTES))
         return sock
 

@@ -175,6 +175,21 @@ class Norm(Message, frozen=True):
     of: Literal["gradient", "update"] = "gradient"
 
 
+class Publish(Message, frozen=True):
+    """Worker of an all-reduce job: the others of that plan need this to reach me."""
+
+    plan: int
+    key: str
+    value: bytes
+
+
+class Broken(Message, frozen=True):
+    """Worker of an all-reduce job: the exchange with the others of that plan has failed, and they may not know why."""
+
+    plan: int
+    reason: str
+
+
 class Finished(Message, frozen=True):
     """Worker: I have the final weights."""
 
@@ -185,7 +200,7 @@ class Finished(Message, frozen=True):
 
 
 class Digests(Message, frozen=True):
-    """Server: SHA-256 of the weights of each of my blocks."""
+    """Server, or worker of an all-reduce job: SHA-256 of the weights of each of my blocks."""
 
     blocks: dict[int, bytes]
 
@@ -237,12 +252,16 @@ class BarrierOpen(Message, frozen=True):
 class Prepare(Message, frozen=True):
     """Open and allocate what plan needs, then answer Ready or Nack; nothing takes effect yet.
 
-    `previous` is the plan in force: its servers send a joining worker its first weights.
+    `previous` is the plan in force: its servers send a joining worker its first weights.  With `recover` the plan in
+    force is broken, and this one takes its place as soon as it is ready (all-reduce).
     """
 
     plan: Plan
     previous: Plan | None
     spec: JobSpec
+    recover: bool = False
+    #: nobody has had weights yet: the first worker begins (all-reduce)
+    fresh: bool = False
 
 
 class Abort(Message, frozen=True):
@@ -306,6 +325,20 @@ class DigestRequest(Message, frozen=True):
     version: int
 
 
+class Published(Message, frozen=True):
+    """Worker of an all-reduce job: what another one has published."""
+
+    plan: int
+    key: str
+    value: bytes
+
+
+class Complete(Message, frozen=True):
+    """Worker of an all-reduce job: all have the last version; the worker `chief` writes files."""
+
+    chief: str
+
+
 class Exit(Message, frozen=True):
     """You are no longer needed: end with status 0."""
 
@@ -338,6 +371,8 @@ FromMember = (
     | Saved
     | NotSaved
     | Norm
+    | Publish
+    | Broken
     | Finished
     | Digests
     | Failed
@@ -359,6 +394,8 @@ FromCoordinator = (
     | Clip
     | Trust
     | DigestRequest
+    | Published
+    | Complete
     | Exit
     | JobEnded
     | Noted

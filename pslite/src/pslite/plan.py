@@ -115,5 +115,5 @@ def make_plan(
 ) -> Plan:
     """Make plan `number` for the given members; blocks move only as far as balance needs it."""
     before = {b: previous.owner(b).task for b in range(len(blocks))} if previous else {}
-    owners = assign([block.nbytes for block in blocks], before, [member.task for member in servers])
+    owners = assign([block.nbytes for block in blocks], before, [member.task for member in servers]) if servers else ()
     return Plan(number=number, workers=tuple(workers), servers=tuple(servers), owners=owners, stop=stop)

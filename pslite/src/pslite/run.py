@@ -42,6 +42,7 @@ environment (set by the scheduler; without it a whole job runs on this machine):
   DL2_TASK         id of the task, such as worker-3
   DL2_COORDINATOR  host:port of the coordinator
   DL2_TOKEN        the job's token, 64 hexadecimal digits
+  DL2_ARCHITECTURE ps or allreduce, for scripts that do not say it (workers)
   DL2_DAEMON, DL2_JOB, DL2_CREDENTIAL   the scheduler's job API (coordinator)
 
 exit status: 0 done or drained, 1 the job failed, 2 used wrongly or refused by the scheduler,
@@ -91,8 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError("no command given: dl2-run [options] python train.py ...")
         if role == "worker":
             return _task(role, command, with_hooks(environ), say)
-        if options.workers < 1 or options.servers < 1:
-            raise UsageError("--workers and --servers must be at least 1")
+        if options.workers < 1 or options.servers < 0:
+            raise UsageError("--workers must be at least 1, --servers at least 0")
         if role == "coordinator":
             return _coordinate(command, environ, say, options.workers, options.servers)
         return _standalone(command, environ, say, options.workers, options.servers)

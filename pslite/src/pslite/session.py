@@ -13,15 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
 from pslite.blocks import Block, cut
 from pslite.checkpoint import complete, to_resume, write_blocks
 from pslite.gradients import Array, Bundle, Contribution
-from pslite.norms import Tensors
-from pslite.optimizers import Updater, clip_factor, slots, square_norm
 from pslite.plan import reduction
-from pslite.spec import LAMB, JobSpec
+from pslite.replica import Replica
+from pslite.spec import JobSpec
 from pslite.tree import span
 
 
@@ -141,9 +138,7 @@ class SingleSession:
         self.weights: Bundle
         self.version = 0
         self.share: Share
-        self._updater: Updater
-        self._tensors: Tensors
-        self._states: list[Array] = []
+        self._replica: Replica
         self._given: Given | None = None
         if spec is not None:
             self.describe(spec)
@@ -154,8 +149,7 @@ class SingleSession:
         self.blocks = cut(spec)
         self.weights = Bundle(spec, self.blocks)
         self.share = Share(spec, 1, 0)
-        self._updater = Updater(spec.clip_value)
-        self._tensors = Tensors(spec, self.blocks)
+        self._replica = Replica(spec, self.blocks, self.weights)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -179,7 +173,7 @@ class SingleSession:
 
     def fetch(self) -> list[Array]:
         """Return weights and optimizer state of every block; each has shape (1 + slots, size)."""
-        return [state.copy() for state in self._states]
+        return [state.copy() for state in self._replica.states]
 
     @property
     def is_chief(self) -> bool:
@@ -188,16 +182,12 @@ class SingleSession:
 
     def start(self) -> None:
         """Take the initial weights, or those of a checkpoint."""
-        for block in self.blocks:
-            state = np.zeros((1 + slots(block.optimizer), block.size), dtype=block.dtype)
-            state[0] = self._slice(self.weights, block)
-            self._states.append(state)
         found = self._given or to_resume(self.spec)
-        if found is not None:
+        if found is None:
+            self._replica.begin()
+        else:
             self.version = found.version
-            for block, state in found.states():
-                self._states[block.number][:] = state
-                self._slice(self.weights, block)[:] = state[0]
+            self._replica.restore(found)
 
     def exchange(
         self,
@@ -207,39 +197,11 @@ class SingleSession:
     ) -> tuple[int, ...]:
         """Apply one step."""
         (contribution,) = contributions
-        counts = [self.spec.divisor(block.optimizer, self.version, 1) for block in self.blocks]
-        bundle = contribution.bundle
-        rows = [bundle.rows[b.segment].within(b) if b.row else None for b in self.blocks]
-        gradients = [
-            self._slice(bundle, block) if some is None else some.values
-            for block, some in zip(self.blocks, rows, strict=True)
-        ]
-        squares = (
-            [square_norm(b.optimizer, g, n) for b, g, n in zip(self.blocks, gradients, counts, strict=True)]
-            if self.spec.clip_norm
-            else []
-        )
-        clip = clip_factor(self.spec.clip_norm, squares)
-        lengths = {
-            block.number: self._updater.lengths(
-                block.optimizer, state, gradient, count, self.version, clip,
-                [piece.size for piece in self._tensors.pieces[block.number]],
-            )
-            for block, state, gradient, count in zip(self.blocks, self._states, gradients, counts, strict=True)
-            if isinstance(block.optimizer, LAMB)
-        }  # fmt: skip
-        trust = self._tensors.trust(lengths)
-        for block, state, gradient, some, count in zip(self.blocks, self._states, gradients, rows, counts, strict=True):
-            factors = self._tensors.factors(block.number, trust) if block.number in lengths else ()
-            if some is None:
-                self._updater.apply(block.optimizer, state, gradient, count, self.version, clip, factors)
-            else:
-                self._updater.apply_rows(block.optimizer, state, some, count, self.version, clip)
-            self._slice(self.weights, block)[:] = state[0]
+        self._replica.apply(contribution.bundle, self.version)
         self.version += 1
         if self.spec.checkpoint and self.spec.checkpoint_every and self.version % self.spec.checkpoint_every == 0:
             name, folder = "all.safetensors", Path(self.spec.checkpoint)
-            written = write_blocks(folder, self.version, name, dict(enumerate(self._states)))
+            written = write_blocks(folder, self.version, name, dict(enumerate(self._replica.states)))
             complete(folder, self.version, self.spec, {name: written})
         return ()
 
@@ -248,13 +210,7 @@ class SingleSession:
 
     def digest(self) -> str:
         """Return the digest of the weights, as a coordinator would report it."""
-        return digest_of(
-            {b.number: hashlib.sha256(s[0]).digest() for b, s in zip(self.blocks, self._states, strict=True)}
-        )
-
-    @staticmethod
-    def _slice(bundle: Bundle, block: Block) -> Array:
-        return bundle.arrays[block.segment][block.offset : block.offset + block.size]
+        return digest_of(self._replica.digests())
 
 
 def digest_of(blocks: dict[int, bytes]) -> str:

@@ -199,6 +199,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     resume: bool = True
     #: of an open job: what the mean over the workers of their gradients is multiplied by
     scale: float = 1.0
+    #: parameters live on servers, or every worker has all of them and gradients are added up among workers
+    architecture: Literal["ps", "allreduce"] = "ps"
 
     def __post_init__(self) -> None:
         _number("epochs", self.epochs, 0 if self.open else 1, 0 if self.open else MAX_EPOCHS)
@@ -221,6 +223,12 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             not self.checkpoint or (self.checkpoint.startswith("/") and len(self.checkpoint) <= MAX_PATH),
             f"checkpoint is {self.checkpoint!r}: it must be the absolute path of a folder",
         )
+        if self.architecture == "allreduce":
+            refused = "an all-reduce job cannot have it"
+            _check(not self.open, f"mode is 'open': {refused}")
+            _check(self.wire == "float32", f"wire is {self.wire!r}: {refused}")
+            for segment in self.segments:
+                _check(not segment.sparse, f"{segment.parts[0].name} is sparse: {refused}")
         _check(bool(self.segments), "the model has no trainable parameters")
         for segment in self.segments:
             for part in segment.parts:

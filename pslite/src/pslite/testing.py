@@ -71,7 +71,7 @@ def run_local(
     workers
         how many at the start.
     servers
-        how many at the start.
+        how many at the start; 0 for an all-reduce job.
     schedule
         changes of size.
     timeout

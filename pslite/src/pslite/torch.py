@@ -99,6 +99,9 @@ class ElasticJob(LoopJob):
         versions from one checkpoint to the next; 0 for those of an epoch.
     resume
         go on from the newest checkpoint in the folder, whatever the number of workers and servers it was made with.
+    architecture
+        "ps": parameters live on servers; "allreduce": every worker has all of them, and there are no servers. What
+        dl2-run says, unless given. The weights have the same bits in exact mode.
 
     Raises
     ------
@@ -127,6 +130,7 @@ class ElasticJob(LoopJob):
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 0,
         resume: bool = True,
+        architecture: Literal["ps", "allreduce"] | None = None,
     ) -> None:
         self.check(dataset, mode, batch_size=batch_size, epochs=epochs, seed=seed, checkpoint_every=checkpoint_every)
         self._collate = collate
@@ -145,6 +149,7 @@ class ElasticJob(LoopJob):
             checkpoint=checkpoint,
             checkpoint_every=checkpoint_every,
             resume=resume,
+            architecture=architecture,
         )
         threads = threads or (1 if mode == "exact" else None)
         if threads:

@@ -1,0 +1,583 @@
+"""A worker of an all-reduce job: it has the whole model, and adds up gradients with the others in a process group.
+
+A step: every worker computes its part of the logical shards; the sums of its tree nodes are cut into slices, each
+worker adds up one slice along the fixed tree and gives it to all, and each applies the optimizer to its own replica.
+So the bits are those of a run in one process, whatever the number of workers.
+
+A plan's group is made beside the computation.  The first worker of the plan in force says in-band from which version
+on the next one rules.  A worker that joins gets weights and optimizer state from another one while the others compute
+the next step: it does not compute in that step, but gets its sum, and applies it as soon as the state is there.
+
+If the exchange breaks, nobody applies anything: the coordinator makes a group of those that are left, the newest
+version among them is theirs, who has an older one gets it, and they go on from there.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pslite.auth import Identity
+from pslite.blocks import cut
+from pslite.checkpoint import Saver, to_resume
+from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, UsageError
+from pslite.gradients import Bundle, Contribution
+from pslite.group import Bytes, Group, RelayStore, Work
+from pslite.handover import Giving, Taking
+from pslite.membership import Membership
+from pslite.messages import (
+    Abort,
+    Broken,
+    Commit,
+    Complete,
+    Digests,
+    Failed,
+    Finished,
+    FromCoordinator,
+    Join,
+    Nack,
+    PlanDone,
+    Prepare,
+    Publish,
+    Published,
+    Pushed,
+    Ready,
+    Restored,
+    Stamped,
+)
+from pslite.messages import (
+    Drained as DrainedMessage,
+)
+from pslite.plan import Plan
+from pslite.process import Host
+from pslite.replica import Replica
+from pslite.session import Share, Stopwatch
+from pslite.slices import Division
+from pslite.spec import JobSpec
+from pslite.summing import Summing, room
+
+_LOOK_SECONDS = 1.0
+#: how long the end of a process may wait until a group's threads have ended
+_CLOSE_SECONDS = 1.0
+
+
+class _GroupBroken(Exception):
+    """The group in use cannot go on; the coordinator makes another one."""
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A plan that this worker is ready for; without a group if it is not in it."""
+
+    plan: Plan
+    group: Group | None
+    #: whether nobody has had weights yet, so that the first worker begins
+    fresh: bool
+    #: memory that its steps need, by round
+    room: list[Bytes]
+
+
+class AllReduceWorker(Membership):
+    """One worker of an elastic all-reduce job; see `pslite.session.Session`.
+
+    Parameters
+    ----------
+    identity
+        who we are, with the job's token.
+    coordinator
+        host:port of the coordinator.
+    spec
+        the job as this worker's script describes it; must equal the other workers'.
+    say
+        takes lines for the user.
+    host
+        name or address under which other workers reach this one; the way to the coordinator if empty.
+    join_timeout
+        seconds to reach the coordinator.
+    process
+        what we live in; None for a process that runs one script.
+
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        coordinator: str,
+        spec: JobSpec,
+        *,
+        say: Callable[[str], None],
+        host: str = "",
+        join_timeout: float = 60.0,
+        process: Host | None = None,
+    ) -> None:
+        super().__init__(identity, coordinator, spec, say=say, join_timeout=join_timeout, process=process)
+        self.blocks = cut(spec)
+        self.weights = Bundle(spec, self.blocks)
+        self.share = Share(spec, 1, 0)
+        self._host = host
+        self._replica = Replica(spec, self.blocks, self.weights)
+        self._summing = Summing(spec, self.blocks)
+        self._plan: Plan | None = None
+        self._group: Group | None = None
+        #: groups that were used last: they take a moment to close
+        self._used: deque[Group] = deque(maxlen=3)
+        self._division = Division(spec, 1, (0,), self.weights.memory.size)
+        #: whether others have the weights of the present version and we get them in the coming step; from whom, and
+        #: which version that is
+        self._behind = False
+        self._giver = 0
+        self._newest = -1
+        self._taking: Taking | None = None
+        self._giving: list[Giving] = []
+        self._saver: Saver | None = None
+        self._watch = Stopwatch()
+        #: a plan whose first step is not done yet, and whether we were in the one before
+        self._unreported = 0
+        self._was_member = False
+        self._suspensions: list[float] = []
+        # shared with other threads
+        self._bell = threading.Event()
+        self._stages_lock = threading.Lock()
+        self._stages: dict[int, _Stage] = {}
+        self._stores: dict[int, RelayStore] = {}
+        #: the newest plan that takes the place of a broken one
+        self._recovery = 0
+        self._commit = 0
+        self._chief: str | None = None
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker is the first of the plan in force; after the end, whether it writes files."""
+        if self._chief is not None:
+            return self._chief == self._identity.task
+        return self._group is not None and self._group.rank == 0
+
+    @property
+    def group(self) -> Group | None:
+        """The process group in use."""
+        return self._group
+
+    # --- joining and leaving --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Join the job; returns when the weights are here and there is something to compute.
+
+        Raises
+        ------
+        AuthenticationError
+            the coordinator refused us.
+        JobFailed
+            the job failed meanwhile.
+        Drained
+            we are not needed.
+
+        """
+        sock = self._open()
+        self._host = self._host or sock.getsockname()[0]
+        self._taking = Taking(self._identity, self._job, self._say)
+        self._saver = Saver(self.spec, f"{self._identity.task}-{self._identity.incarnation[:8]}", self._send)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self._join(
+            Join(
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                address=f"{host}:{self._taking.port}",
+                local=self._taking.local,
+                machine=self._taking.machine,
+                spec=self.spec,
+            )
+        )
+        self._recover()
+        self._catch_up()
+
+    def finish(self) -> None:
+        """Say that the last version is reached, and wait until everybody has it: somebody may need ours."""
+        self._report_progress(force=True)
+        self._send(Digests(blocks=self._replica.digests()))
+        self._send(Finished(version=self.version, suspension_ms=self._suspensions))
+        while self._chief is None:
+            try:
+                self._wait(lambda: self._chief is not None)
+            except _GroupBroken:
+                self._recover()
+        assert self._saver is not None
+        self._saver.close()
+        self._close_groups(sys.maxsize)
+
+    def _close(self) -> None:
+        self._abandon()
+        self._close_groups(sys.maxsize)
+        for group in self._used:
+            group.join(_CLOSE_SECONDS)
+        if self._taking is not None:
+            self._taking.close()
+
+    def sever(self) -> None:
+        """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
+        super().sever()
+        if self._group is not None:
+            self._group.close()
+
+    def _leave(self, plan: int) -> None:
+        """Wait to be let go: until then the others may need our state."""
+        self._report_progress(force=True)
+        self._send(DrainedMessage(plan=plan))
+        self._wait(lambda: False)
+
+    # --- a step ---------------------------------------------------------------------------------------------------
+
+    def exchange(self, contributions: Sequence[Contribution], loss: float, samples: int) -> tuple[int, ...]:
+        """Add up this step's gradients with the other workers', and make the next version.
+
+        Parameters
+        ----------
+        contributions
+            one for each node of `share.nodes`.
+        loss
+            sum of the losses of this worker's samples.
+        samples
+            their number.
+
+        Returns
+        -------
+        None where there is a newer version; otherwise the nodes of `share`, to be computed for the same version,
+        because a worker is gone and the others share the step anew.
+
+        Raises
+        ------
+        Drained
+            this was our last step.
+        JobFailed
+            the job failed.
+
+        """
+        if {c.node for c in contributions} != set(self.share.nodes):
+            raise UsageError(f"step {self.version} needs the tree nodes {self.share.nodes}")
+        before = self.version
+        try:
+            self._step(contributions)
+        except _GroupBroken:
+            self._recover()
+        self._catch_up()
+        if self.version == before:
+            return self.share.nodes
+        self._note_progress(loss, samples)
+        self._report_progress()
+        return ()
+
+    def _catch_up(self) -> None:
+        """Take part in steps in which we have nothing to compute."""
+        while not self.share.nodes and self.version < self.spec.total_versions:
+            try:
+                self._step(())
+            except _GroupBroken:
+                self._recover()
+
+    def _step(self, contributions: Sequence[Contribution]) -> None:
+        """Make the next version with the group in use."""
+        group, plan = self._group, self._plan
+        assert group is not None
+        assert plan is not None
+        self._look()
+        version = self._newest if self._behind else self.version
+        ready = group.rank == 0 and plan.number < self._commit and version + 1 < self.spec.total_versions
+        stamp = self._commit if ready else 0
+        try:
+            said = None
+            works: list[Work] = []
+            if group.size > 1:
+                work, said = group.gather((plan.number, version, stamp))
+                works = [work, *self._summing.begin(group, self._division, contributions)]
+            if self._behind:
+                # Our part of the exchange goes on meanwhile: nobody waits for us.
+                self._take_state(plan)
+            self._await(works)
+            if said is not None:
+                self._compare(plan, version, said)
+                stamp = int(said[0][2])
+            self._await(self._summing.add_up(group, self._division))
+        except PeerLost as error:
+            self._broke(str(error))
+        self._watch.start()
+        self._wait(lambda: all(giving.done for giving in self._giving))
+        self._watch.stop()
+        self._giving.clear()
+        self._replica.apply(self._summing.total(group, contributions), self.version)
+        self.version += 1
+        self._save(group)
+        self._settle(group, plan)
+        if stamp:
+            if group.rank == 0:
+                self._send(Stamped(plan=stamp, first=self.version))
+            stage = self._stages[stamp]
+            if stage.group is None:
+                self._leave(stamp)
+            self._enter(stage)
+
+    @staticmethod
+    def _compare(plan: Plan, version: int, said: NDArray[np.int64]) -> None:
+        """Check that all mean the same step."""
+        for member, (number, theirs, _) in zip(plan.workers, said.tolist(), strict=True):
+            if (number, theirs) != (plan.number, version):
+                raise ProtocolError(
+                    f"{member.task} is at version {theirs} of plan {number}, we are at {version} of {plan.number}"
+                )
+
+    def _save(self, group: Group) -> None:
+        """Keep our part of a checkpoint, if it is time for one."""
+        assert self._saver is not None
+        for block in self.blocks[group.rank :: group.size]:
+            self._saver.take(block.number, self.version, self._replica.states[block.number])
+
+    def _settle(self, group: Group, plan: Plan) -> None:
+        """Everybody has the weights now: from here on all compute."""
+        if len(self._division.active) < min(group.size, self.spec.shards):
+            self._divide(group, range(group.size))
+        if self._unreported == plan.number:
+            self._unreported = 0
+            waited = self._watch.total_ms if self._was_member else None
+            if waited is not None:
+                self._suspensions.append(waited)
+            self._send(Pushed(plan=plan.number, suspension_ms=waited))
+
+    def _divide(self, group: Group, ready: Sequence[int]) -> None:
+        self._division = Division(self.spec, group.size, ready, self.weights.memory.size)
+        place = self._division.place(group.rank)
+        self.share = Share(self.spec, len(self._division.active), max(0, place))
+        self.share.nodes = self._division.nodes[group.rank]
+
+    # --- from plan to plan ----------------------------------------------------------------------------------------
+
+    def _enter(self, stage: _Stage) -> None:
+        """Take a plan into use: all of its workers do so, at the newest version that one of them has."""
+        group, plan = stage.group, stage.plan
+        assert group is not None
+        self._was_member = self._entered
+        self._watch.total_ms = 0.0
+        self._watch.start()
+        self._plan, self._group = plan, group
+        self._used.append(group)
+        self._summing.reserve(stage.room)
+        versions = self._versions(group)
+        self._watch.stop()
+        self._newest = max(versions)
+        if self._newest < 0:
+            if not stage.fresh:
+                self._fail("no worker that is left has the weights")
+            if group.rank == 0:
+                self._begin()
+        self._giver = versions.index(self._newest)
+        behind = [rank for rank, version in enumerate(versions) if version < self._newest]
+        if self._newest < 0:
+            behind = list(range(1, group.size))
+        self._behind = group.rank in behind
+        if group.rank == self._giver:
+            states = self._replica.states
+            self._giving = [
+                Giving(plan.workers[rank], self._identity, plan.number, self.version, states, self._bell.set)
+                for rank in behind
+            ]
+        self._unreported = plan.number
+        if self._newest in (-1, self.spec.total_versions):
+            # Nobody computes meanwhile.
+            if self._behind:
+                self._take_state(plan)
+            behind = []
+        if group.rank == self._giver:
+            self._send(Stamped(plan=plan.number, first=self.version))
+        self._divide(group, [rank for rank in range(group.size) if rank not in behind])
+
+    def _versions(self, group: Group) -> list[int]:
+        mine = self.version if self._entered else -1
+        if group.size == 1:
+            return [mine]
+        try:
+            work, versions = group.gather((mine,))
+            self._await([work])
+        except PeerLost as error:
+            self._broke(str(error))
+        return [int(version) for version in versions[:, 0]]
+
+    def _begin(self) -> None:
+        """We are the chief: the job begins with our weights, or goes on from a checkpoint."""
+        found = to_resume(self.spec)
+        if found is None:
+            self._replica.begin()
+        else:
+            self._say(f"the job goes on from version {found.version}: {found.place}")
+            self._send(Restored(version=found.version))
+            self._replica.restore(found)
+            self.version = found.version
+        self._entered = True
+
+    def _take_state(self, plan: Plan) -> None:
+        """Get weights and optimizer state; until all of it is here we keep what we have."""
+        assert self._taking is not None
+        states = self._replica.states
+        if self._entered:
+            states = [np.empty_like(state) for state in states]
+        try:
+            version = self._taking.take(plan.workers[self._giver], plan.number, states, self._look)
+        except (PeerLost, ProtocolError) as error:
+            self._broke(str(error))
+        except BaseException:
+            self._abandon()
+            raise
+        self._replica.states = states
+        self._replica.show()
+        self.version = version
+        self._entered = True
+        self._behind = False
+
+    def _recover(self) -> None:
+        """Take the next plan into use that does not need the present one's group."""
+        while True:
+            self._abandon()
+            known = self._plan.number if self._plan is not None else 0
+            stage = self._next_stage(known)
+            try:
+                self._enter(stage)
+            except _GroupBroken:
+                continue
+            self._close_groups(stage.plan.number)
+            return
+
+    def _next_stage(self, known: int) -> _Stage:
+        """Wait for a plan that takes the place of a broken one, or for a worker that joins: for any."""
+        while True:
+            self._check()
+            with self._stages_lock:
+                if self._recovery > known:
+                    stage = self._stages.get(self._recovery)
+                else:
+                    stage = self._stages.get(max(self._stages, default=0)) if not self._entered else None
+            if stage is not None and stage.plan.number > known and stage.group is not None:
+                return stage
+            self._bell.wait(_LOOK_SECONDS)
+            self._bell.clear()
+
+    def _abandon(self) -> None:
+        """Give up what is under way."""
+        for giving in self._giving:
+            giving.stop()
+        self._giving.clear()
+        if self._group is not None:
+            self._group.close()
+
+    def _broke(self, reason: str) -> NoReturn:
+        """The exchange failed: the coordinator knows why, or is told now."""
+        self._abandon()
+        self._check()
+        assert self._plan is not None
+        if self._recovery <= self._plan.number:
+            self._send(Broken(plan=self._plan.number, reason=reason))
+        raise _GroupBroken
+
+    def _fail(self, reason: str) -> NoReturn:
+        self._abandon()
+        self._send(Failed(reason=reason))
+        self._wait(lambda: False)
+        raise JobFailed(reason)
+
+    # --- waiting --------------------------------------------------------------------------------------------------
+
+    def _await(self, works: Sequence[Work]) -> None:
+        """Wait for operations of the group; raises ``PeerLost`` if one failed."""
+        try:
+            self._wait(lambda: all(work.done for work in works))
+        except BaseException:
+            self._abandon()
+            raise
+        for work in works:
+            work.result()
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        while not done():
+            self._look()
+            self._bell.wait(_LOOK_SECONDS)
+            self._bell.clear()
+
+    def _look(self) -> None:
+        """Look at what the control thread has heard."""
+        self._check()
+        if self._plan is not None and self._recovery > self._plan.number:
+            raise _GroupBroken
+
+    # --- the control thread ---------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        self._bell.set()
+
+    def _hear(self, message: FromCoordinator) -> None:
+        if isinstance(message, Prepare):
+            number = message.plan.number
+            store = RelayStore(lambda key, value: self._send(Publish(plan=number, key=key, value=value)))
+            with self._stages_lock:
+                self._stores[number] = store
+            threading.Thread(target=self._make_ready, args=(message, store), name="pslite-prepare", daemon=True).start()
+            if message.recover:
+                self._recovery = number
+        elif isinstance(message, Published):
+            with self._stages_lock:
+                receiver = self._stores.get(message.plan)
+            if receiver is not None:
+                receiver.take(message.key, message.value)
+        elif isinstance(message, Abort):
+            self._forget([message.plan])
+        elif isinstance(message, Commit):
+            self._commit = message.plan
+        elif isinstance(message, PlanDone):
+            self._close_groups(message.plan)
+        elif isinstance(message, Complete):
+            self._chief = message.chief
+        else:
+            raise ProtocolError(f"unexpected {type(message).__name__} from the coordinator")
+
+    def _close_groups(self, below: int) -> None:
+        """Close what belongs to plans before one."""
+        self._forget([number for number in [*self._stores] if number < below])
+
+    def _forget(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            with self._stages_lock:
+                store, stage = self._stores.pop(number, None), self._stages.pop(number, None)
+            if store is not None:
+                store.close()
+            if stage is not None and stage.group is not None:
+                stage.group.close()
+
+    def _make_ready(self, message: Prepare, store: RelayStore) -> None:
+        """Make the group of a plan; runs beside the computation."""
+        plan = message.plan
+        rank, size = plan.worker_index(self._identity.task), len(plan.workers)
+        group = None
+        memory: list[Bytes] = []
+        try:
+            if message.spec != self.spec:
+                raise UsageError("the job's description has changed")
+            if rank >= 0:
+                group = Group(plan.number, rank, size, store, self._host, self._bell.set)
+                memory = room(self.spec, size, rank, self.weights.memory.size)
+        except PsliteError as error:
+            if not store.closed:
+                self._send(Nack(plan=plan.number, reason=str(error) or type(error).__name__))
+            return
+        with self._stages_lock:
+            wanted = plan.number in self._stores
+            if wanted:
+                self._stages[plan.number] = _Stage(plan, group, message.fresh, memory)
+        if not wanted:
+            if group is not None:
+                group.close()
+            return
+        self._bell.set()
+        self._send(Ready(plan=plan.number))

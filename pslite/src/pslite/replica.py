@@ -1,0 +1,106 @@
+"""A whole model in one process: weights and optimizer arrays of every block, and the step that changes them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+
+from pslite.blocks import Block
+from pslite.gradients import Array, Bundle
+from pslite.norms import Tensors
+from pslite.optimizers import Updater, clip_factor, slots, square_norm
+from pslite.spec import LAMB, JobSpec
+
+
+class States(Protocol):
+    """Where the state of every block is to be had."""
+
+    def states(self) -> Iterator[tuple[Block, Array]]:
+        """Give each block with its weights and optimizer state."""
+
+
+class Replica:
+    """All blocks of a job.
+
+    Parameters
+    ----------
+    spec
+        the job.
+    blocks
+        its blocks.
+    weights
+        kept equal to the blocks' weights: what the user's model looks at.
+
+    """
+
+    def __init__(self, spec: JobSpec, blocks: tuple[Block, ...], weights: Bundle) -> None:
+        self._spec = spec
+        self._blocks = blocks
+        self._weights = weights
+        self._updater = Updater(spec.clip_value)
+        self._tensors = Tensors(spec, blocks)
+        #: by block, shape (1 + slots, elements): weights, then the optimizer's arrays
+        self.states: list[Array] = []
+        for block in blocks:
+            state = np.empty((1 + slots(block.optimizer), block.size), dtype=block.dtype)
+            state.fill(0)  # touched now, not in a step
+            self.states.append(state)
+
+    def begin(self) -> None:
+        """Start from the weights that are there."""
+        for block, state in zip(self._blocks, self.states, strict=True):
+            state[0] = part_of(self._weights, block)
+
+    def restore(self, found: States) -> None:
+        """Start from a checkpoint, or the like."""
+        for block, state in found.states():
+            self.states[block.number][:] = state
+        self.show()
+
+    def show(self) -> None:
+        """Bring the weights of the blocks to where the model looks at them."""
+        for block, state in zip(self._blocks, self.states, strict=True):
+            part_of(self._weights, block)[:] = state[0]
+
+    def apply(self, gradient: Bundle, version: int) -> None:
+        """Turn version `version` into the next; `gradient` is the sum over its samples."""
+        spec, blocks = self._spec, self._blocks
+        counts = [spec.divisor(block.optimizer, version, 1) for block in blocks]
+        rows = [gradient.rows[b.segment].within(b) if b.row else None for b in blocks]
+        parts = [
+            part_of(gradient, block) if some is None else some.values for block, some in zip(blocks, rows, strict=True)
+        ]
+        squares = (
+            [square_norm(b.optimizer, part, n) for b, part, n in zip(blocks, parts, counts, strict=True)]
+            if spec.clip_norm
+            else []
+        )
+        clip = clip_factor(spec.clip_norm, squares)
+        lengths = {
+            block.number: self._updater.lengths(
+                block.optimizer, state, part, count, version, clip,
+                [piece.size for piece in self._tensors.pieces[block.number]],
+            )
+            for block, state, part, count in zip(blocks, self.states, parts, counts, strict=True)
+            if isinstance(block.optimizer, LAMB)
+        }  # fmt: skip
+        trust = self._tensors.trust(lengths)
+        for block, state, part, some, count in zip(blocks, self.states, parts, rows, counts, strict=True):
+            factors = self._tensors.factors(block.number, trust) if block.number in lengths else ()
+            if some is None:
+                self._updater.apply(block.optimizer, state, part, count, version, clip, factors)
+            else:
+                self._updater.apply_rows(block.optimizer, state, some, count, version, clip)
+            part_of(self._weights, block)[:] = state[0]
+
+    def digests(self) -> dict[int, bytes]:
+        """Return the SHA-256 of each block's weights."""
+        return {b.number: hashlib.sha256(s[0]).digest() for b, s in zip(self._blocks, self.states, strict=True)}
+
+
+def part_of(bundle: Bundle, block: Block) -> Array:
+    """Return a block's elements of a bundle."""
+    return bundle.arrays[block.segment][block.offset : block.offset + block.size]

@@ -1,0 +1,253 @@
+"""All-reduce jobs: the bits of the static run under any schedule of resizes and deaths, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+from pslite_jobs import KillAt, command, static_digest
+from rehearsal import Event, Rehearsal, job, random_events
+from rehearsal import static_digest as rehearsed_digest
+
+from pslite.blocks import cut
+from pslite.coordinator import Settings
+from pslite.errors import SpecError
+from pslite.gradients import Bundle
+from pslite.plan import reduction
+from pslite.slices import Division, add_slices
+from pslite.spec import SGD, JobSpec, Mean, Part, Segment
+from pslite.testing import Resize, run_local
+from pslite.tree import ROOT, TreeSum
+
+TORCH = str(Path(__file__).with_name("torch_worker.py"))
+SLOW = ("--step-seconds", "0.02", "--epochs", "8")
+PATIENT = Settings(grace=60.0, start=60.0, settle=60.0)
+LEASE = Settings(grace=60.0, start=60.0, heartbeat=0.2, lease=2.0)
+#: of each kind; thousands are gone through by setting it so
+SCHEDULES = int(os.environ.get("PSLITE_SCHEDULES", "20"))
+
+
+# --- who adds up what ---------------------------------------------------------------------------------------------
+
+
+def described(features, shards):
+    return JobSpec(
+        segments=(
+            Segment(dtype="float32", optimizer=SGD(lr=0.1), parts=(Part("w", (features,)),)),
+            Segment(dtype="float64", optimizer=Mean(), parts=(Part("b", (3,)),)),
+        ),
+        samples=64, batch=32, epochs=1, seed=0, mode="exact", shards=shards, block_bytes=1024,
+        architecture="allreduce",
+    )  # fmt: skip
+
+
+@given(st.integers(1, 200), st.integers(1, 16), st.data())
+def test_slices_added_up_by_anybody_are_the_sum_along_the_tree(features, shards, data):
+    spec = described(features, shards)
+    blocks = cut(spec)
+    size = data.draw(st.integers(1, 6))
+    ready = sorted(data.draw(st.sets(st.integers(0, size - 1), min_size=1)))
+    like = Bundle(spec, blocks)
+    how = Division(spec, size, ready, like.memory.size)
+    rng = np.random.Generator(np.random.PCG64(data.draw(st.integers(0, 1000))))
+    nodes = [node for own in how.nodes for node in own]
+    assert sorted(nodes) == sorted(node for own in reduction(spec, len(how.active)).nodes for node in own)
+    sums = {}
+    for node in nodes:
+        bundle = sums[node] = Bundle(spec, blocks)
+        for array in bundle.arrays:
+            array[:] = rng.standard_normal(array.size) * 10.0 ** rng.integers(-3, 4, array.size)
+
+    def added(left, right):
+        return [a + b for a, b in zip(left, right, strict=True)]
+
+    tree = TreeSum(how.leaves, frozenset((ROOT,)))
+    expected = None
+    for node in nodes:
+        done = tree.add(node, [array.copy() for array in sums[node].arrays], added)
+        expected = done[1] if done else expected
+    total = Bundle(spec, blocks)
+    for rank in range(size):
+        low, high = how.slices[rank]
+        pieces = {node: bundle.memory[low:high].copy() for node, bundle in sums.items()}
+        if high > low:
+            total.memory[low:high] = add_slices(how.leaves, pieces, like, low)
+        # what is sent to this member is what it expects
+        for index in range(how.rounds):
+            assert how.received(index, rank) == [how.sent(index, other)[rank] for other in range(size)]
+    assert sorted(node for index in range(how.rounds) for node in how.origins(index)) == sorted(nodes)
+    assert sum(how.width(rank) for rank in range(size)) == like.memory.size
+    for mine, theirs in zip(total.arrays, expected, strict=True):
+        assert np.array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"wire": "bfloat16"}, "wire is 'bfloat16': an all-reduce job cannot have it"),
+        ({"mode": "open", "epochs": 0}, "mode is 'open': an all-reduce job cannot have it"),
+        (
+            {"segments": (Segment(dtype="float32", optimizer=SGD(lr=0.1), parts=(Part("w", (4, 2)),), sparse=True),)},
+            "w is sparse: an all-reduce job cannot have it",
+        ),
+    ],
+)
+def test_what_it_cannot_do_is_refused_by_name(changes, message):
+    with pytest.raises(SpecError, match=message):
+        job(architecture="allreduce", **changes)
+
+
+# --- whole jobs in one process ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def expected():
+    # of a job with servers, in one process: the architecture makes no difference
+    return rehearsed_digest(job())
+
+
+@pytest.mark.parametrize("seed", range(SCHEDULES))
+def test_resizes_and_deaths(seed, expected):
+    rng = random.Random(seed)
+    events = random_events(rng, last=45, kills=["worker"] * rng.randint(0, 2))
+    workers = rng.randint(1, 4)
+    outcome = Rehearsal(job(architecture="allreduce"), workers=workers, servers=0, events=events).run()
+    story = "\n".join([f"seed {seed}: {workers} workers", *map(str, events), *outcome.log])
+    assert outcome.status.state == "finished", story
+    assert outcome.status.result.digest == expected, story
+    assert not outcome.surprises, f"{outcome.surprises}\n{story}"
+
+
+def test_a_job_can_move_to_other_workers_altogether(expected):
+    # the first goes only when another one has its state
+    spec = job(architecture="allreduce")
+    events = [Event(10, workers=2), Event(25, workers=1, oldest=True)]
+    outcome = Rehearsal(spec, workers=1, servers=0, events=events).run()
+    assert outcome.status.result.digest == expected
+    assert outcome.status.plans[-1].removed == ["worker-0"]
+
+
+def test_a_server_has_no_place_in_it():
+    outcome = Rehearsal(job(architecture="allreduce"), workers=1, servers=1, step_seconds=0.01).run()
+    assert outcome.status.state == "finished", (outcome.status.reason, outcome.log)
+    assert {(p.workers, p.servers) for p in outcome.status.plans} == {(1, 0)}
+
+
+# --- real processes -----------------------------------------------------------------------------------------------
+
+
+def environ():
+    return {k: v for k, v in os.environ.items() if not k.startswith("DL2_")}
+
+
+def test_resizes_of_real_processes():
+    result = run_local(
+        command("--optimizer", "adam", "--clip", "0.5"),
+        workers=1,
+        servers=0,
+        schedule=[Resize(4, 3, 0), Resize(30, 2, 0, oldest=True)],
+        settings=PATIENT,
+    )
+    assert result.state == "finished", result.log
+    assert [(p.workers, p.servers) for p in result.plans] == [(1, 0), (3, 0), (2, 0)]
+    assert result.digest == static_digest("--optimizer", "adam", "--clip", "0.5")
+    assert set(result.exit_codes.values()) == {0}
+
+
+def test_the_others_go_on_without_a_killed_worker():
+    kill = KillAt("worker-0", 20)
+    result = run_local(command(*SLOW), workers=3, servers=0, on_status=kill)
+    assert result.state == "finished", result.log
+    assert result.digest == static_digest(*SLOW)
+    assert any(f"(pid {kill.pid}) died: killed by signal 9; the others go on without it" in line for line in result.log)
+    assert [p.workers for p in result.plans] == [3, 2]
+    assert result.exit_codes == {"worker-0": 128 + 9, "worker-1": 0, "worker-2": 0}
+
+
+def test_a_worker_that_hangs_is_given_up_after_its_lease():
+    kill = KillAt("worker-1", 20, signal.SIGSTOP)
+    result = run_local(command(*SLOW), workers=3, servers=0, on_status=kill, settings=LEASE)
+    assert result.state == "finished", result.log
+    assert result.digest == static_digest(*SLOW)
+    assert any(f"(pid {kill.pid}) died or hangs: silent for 2 s; the others go on" in line for line in result.log)
+
+
+def test_the_death_of_the_last_worker_ends_the_job():
+    kill = KillAt("worker-0", 20)
+    result = run_local(command(*SLOW), workers=1, servers=0, on_status=kill)
+    assert result.state == "failed"
+    assert f"(pid {kill.pid}) died: killed by signal 9" in result.reason
+
+
+def test_a_job_goes_on_from_a_checkpoint_of_the_other_architecture(tmp_path):
+    options = ("--optimizer", "momentum", "--checkpoint", str(tmp_path), "--every", "11")
+    first = run_local(command(*options, "--epochs", "4"), workers=2, servers=0)
+    assert first.state == "finished", first.log
+    assert any("checkpoint of version 44" in line for line in first.log)
+    second = run_local(command(*options, "--epochs", "10"), workers=1, servers=2)
+    assert second.state == "finished", second.log
+    assert any("goes on from its checkpoint of version 44" in line for line in second.log)
+    assert second.digest == static_digest("--optimizer", "momentum")
+
+
+def test_fast_mode_stays_close(tmp_path):
+    a, b = tmp_path / "a.npy", tmp_path / "b.npy"
+    fast = ("--mode", "fast", "--optimizer", "momentum")
+    subprocess.run(command(*fast, "--save", str(a)), env=environ(), timeout=60, check=True, capture_output=True)
+    result = run_local(command(*fast, "--save", str(b)), workers=2, servers=0, schedule=[Resize(10, 3, 0)])
+    assert result.state == "finished", result.log
+    np.testing.assert_allclose(np.load(a), np.load(b), rtol=1e-4, atol=1e-6)
+
+
+def test_a_network_of_torch_has_one_digest_alone_with_servers_and_without(tmp_path):
+    alone = subprocess.run(
+        [sys.executable, TORCH], env=environ(), capture_output=True, text=True, timeout=120, check=True
+    )
+    kill = KillAt("worker-0", 20)
+    without = run_local(
+        [sys.executable, TORCH], workers=2, servers=0, schedule=[Resize(8, 3, 0)], on_status=kill, timeout=200
+    )
+    assert without.state == "finished", without.log
+    servers = run_local([sys.executable, TORCH], workers=1, servers=1, timeout=200)
+    assert {alone.stdout.strip()} == {without.digest, servers.digest}
+
+
+class Kills:
+    """Kills workers at given versions, and leaves one that is to stay."""
+
+    def __init__(self, versions, rng):
+        self.versions, self.rng = sorted(versions), rng
+        self.hit = set()
+
+    def __call__(self, status, director):
+        while self.versions and status.version >= self.versions[0]:
+            self.versions.pop(0)
+            there = [m for m in status.members if m.state != "left" and m.pid not in self.hit]
+            stay = {m.pid for m in there if m.state == "active" and m.task in director.targets}
+            victim = self.rng.choice(there)
+            if stay - {victim.pid} and status.plans and set(status.plans[-1].added) - {victim.task} != stay:
+                self.hit.add(victim.pid)
+                os.kill(victim.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.slow) for seed in range(15)])
+def test_kills_in_the_middle_of_resizes_of_real_processes(seed):
+    rng = random.Random(seed)
+    schedule, version = [], 0
+    for _ in range(rng.randint(1, 3)):
+        version += rng.randint(5, 60)
+        schedule.append(Resize(version, rng.randint(2, 4), 0, wait=rng.random() < 0.5, oldest=rng.random() < 0.3))
+    kills = Kills([max(1, rng.choice(schedule).at_version + rng.randint(-1, 3)) for _ in range(2)], rng)
+    result = run_local(command("--epochs", "20"), workers=3, servers=0, schedule=schedule, on_status=kills)
+    assert result.state == "finished", result.log
+    assert result.digest == static_digest("--epochs", "20")
