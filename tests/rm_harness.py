@@ -52,6 +52,10 @@ class Harness(ABC):
     def restart(self) -> None:
         """Put a second manager on the same state in the place of ``manager``, as after a restart of the daemon."""
 
+    def foreign(self) -> str | None:
+        """Start a job of three workers by the site's own means, as the owner; its handle, None where there are none."""
+        return None
+
     def spec(
         self,
         script: str,

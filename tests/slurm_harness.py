@@ -42,18 +42,24 @@ class SlurmHarness(Harness):
         self.nodes = self.cluster.nodes
         user = self.cluster.add_user("alice")
         if self.cluster.run("test", "-x", os.path.realpath(sys.executable), user=user, check=False).status == 0:
-            self.owner = Owner(user.name, user.uid, user.gid)
+            self.owner, self._user = Owner(user.name, user.uid, user.gid), user
             self.cwd = user.home
         else:
-            self.owner = Owner("root", 0, 0)
+            self.owner, self._user = Owner("root", 0, 0), None
             self.cwd = self.cluster.directory / "work"
             self.cwd.mkdir()
         self.manager = self.open()
 
     def open(self) -> SlurmManager:
         environ = {"PATH": PATH, "SLURM_CONF": str(self.cluster.conf)}
-        settings = SlurmSettings.parse({"munge_socket": str(self.cluster.munge_socket)})
+        watch = [{"partition": self.cluster.partition, "name": "bert-*", "model": "bert"}]
+        settings = SlurmSettings.parse({"munge_socket": str(self.cluster.munge_socket), "watch": watch})
         return SlurmManager(settings, clock=time.time, environ=environ)
+
+    def foreign(self) -> str:
+        options = ("--ntasks=3", "--nodes=2", "--cpus-per-task=2", "--time=60", "--job-name=bert-1", "--parsable")
+        script = "#!/bin/sh\nexec sleep 600\n"
+        return self.cluster.run("sbatch", *options, user=self._user, stdin=script).stdout.strip()
 
     def restart(self) -> None:
         self.manager.close()

@@ -177,8 +177,10 @@ def _lines(found: Schooled, teacher: Teacher | None) -> list[str]:
             share = f"{value / found.teacher - 1:+.1%} against {teacher}'s {found.teacher:.3f}"
             lines.append(f"{way}: mean completion time {value:.3f} slots, {share}")
     if found.followed is not None:
-        same = f"{found.followed.same:.1%} of {found.followed.jobs} jobs the same size"
-        lines.append(f"the last {found.followed.slots} slots: {same}, {found.followed.differing:.1%} of tasks differ")
+        followed = found.followed
+        same = f"{followed.same:.1%} of {followed.jobs} jobs the same size"
+        lines.append(f"the last {followed.slots} slots: {same}, {followed.differing:.1%} of tasks differ")
+        lines.append(f"of {followed.started} jobs that were started then, {followed.started_same:.1%} the same size")
     acting = "drawn" if found.checkpoint.settings["sampled"] else "best"
     return [*lines, f"the checkpoint takes {acting} actions"]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from dl2d.core.cluster import Snapshot, Task, in_submit_order
-from dl2d.core.jobs import Allocation, Job, JobKey, JobState, Launch
+from dl2d.core.jobs import Allocation, Job, JobKey, JobState, Launch, Progress
 from dl2d.core.measured import TrainingKind
 from dl2d.core.policy import Evidence
 from dl2d.core.resource_manager import RmJobState, RmSnapshot
@@ -39,12 +39,25 @@ def take_snapshot(jobs: Iterable[Job], tasks: Iterable[Task], seen: RmSnapshot, 
         else node
         for node in seen.nodes
     )
-    present = in_submit_order([_shown(job, seen.at) for job in jobs if job.state in (JobState.READY, JobState.RUNNING)])
-    return Snapshot(at=seen.at, slot=slot, nodes=nodes, jobs=present, tasks=tasks, floors=tuple(_floors(present)))
+    found = tuple(job for job in jobs if job.state in (JobState.READY, JobState.RUNNING))
+    fresh = _fresh(found, tasks, seen.at)
+    present = in_submit_order([_shown(job, seen.at, fresh=job.key in fresh) for job in found])
+    floors = tuple(_floors(job for job in present if job.key not in fresh))
+    return Snapshot(at=seen.at, slot=slot, nodes=nodes, jobs=present, tasks=tasks, floors=floors)
 
 
-def _shown(job: Job, at: float) -> Job:
-    return replace(job, launch=_NO_LAUNCH, progress=job.progress_at(at))
+def _fresh(jobs: Iterable[Job], tasks: Iterable[Task], at: float) -> frozenset[JobKey]:
+    """Static jobs that the scheduler in charge has started just now.
+
+    When that was decided they had nothing yet, and whoever learns from it has to see them so.
+    """
+    static = frozenset(job.key for job in jobs if job.static)
+    return static - {task.job for task in tasks if task.asked_at < at} if static else static
+
+
+def _shown(job: Job, at: float, *, fresh: bool) -> Job:
+    progress = Progress(at=at) if fresh and job.unreported else job.progress_at(at)
+    return replace(job, launch=_NO_LAUNCH, progress=progress)
 
 
 def with_evidence(snapshot: Snapshot, needs: Collection[Evidence], store: Store) -> Snapshot:

@@ -252,7 +252,7 @@ def _watch(context: Context, stages: Stages, static: _Books, others: Iterable[Jo
             log.info("job", job=each.job.id, state=str(job.state), reason=job.end_reason)
         if each.size is not None and (known := store.job(each.job)) is not None:
             workers, ps = each.size
-            store.report_progress(each.job, replace(known.progress_at(seen.at), at=seen.at, workers=workers, ps=ps))
+            store.report_progress(each.job, replace(known.progress, at=seen.at, workers=workers, ps=ps))
     _, now = _books(store)
     handles = {job.key: job.anchor for job in now.jobs}
     came = [

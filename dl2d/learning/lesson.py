@@ -69,7 +69,8 @@ def lesson_of(history: History, slot_seconds: float, *, seed: int, draws: int = 
     days = days_of(history)
     if len(days) < 2:
         raise WorkloadError(
-            "", f"jobs whose speeds were measured came on {len(days)} days of what was recorded; at least 2 are needed",
+            "", f"jobs whose speeds were measured came on {len(days)} days of what was recorded; at least 2 are needed "
+            "(jobs that run at fixed sizes and report nothing do not count)",
             where="the twin",
         )  # fmt: skip
     kept = max(1, len(days) // _ONE_OF)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cli.conftest import Dl2d, Recorded, write_config
 from cli.test_train_original import a_workload_file
+from observed_site import observe
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
@@ -76,6 +78,28 @@ def test_a_store_is_learned_from_and_the_result_simulated_and_gone_on_with(
     )  # fmt: skip
     assert ran.status == 0, ran.err
     assert ran.json["history"][0]["phase"] == "start"
+
+
+def test_a_scheduler_is_learned_from_that_dl2d_only_looked_on_at(dl2d: Dl2d, tmp_path: Path) -> None:
+    config = write_config(tmp_path, mode="observe", placement="load_balance")
+    (tmp_path / "state").mkdir()
+    with closing(observe(f"sqlite:///{tmp_path}/state/dl2d.sqlite", hours=16)) as world:
+        assert world.manager.submitted == world.manager.stopped == []
+    ran = dl2d(
+        "train", "supervised", "--from-store", "-c", config, "-o", tmp_path / "out", "--updates", "200", "--json"
+    )
+    assert ran.status == 0, ran.err
+    said = ran.json["supervised"]
+    assert said["policies"] == ["observed"]
+    # Jobs that run keep what users asked for, by type; most of those that wait are given nothing.
+    assert said["held_out"]["same"] > 0.9
+    assert said["held_out"]["differing"] < 0.15
+    # No size is told beforehand to the network: 1 to 16 workers would do.
+    assert said["held_out"]["started"] >= 5
+    assert said["held_out"]["started_same"] > 0.2
+    ran = dl2d("train", "--twin", "-c", config, "-o", tmp_path / "twin")
+    assert ran.status == 2
+    assert "jobs that run at fixed sizes and report nothing do not count" in ran.err
 
 
 def test_a_teacher_is_learned_from(dl2d: Dl2d, workload: Path, tmp_path: Path) -> None:

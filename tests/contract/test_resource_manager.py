@@ -224,6 +224,28 @@ def test_an_unknown_node_is_not_found(rm: Harness) -> None:
     assert not [job for job in rm.manager.snapshot().jobs if not job.state.ended]
 
 
+def test_a_job_of_somebody_elses_that_trains_is_told_of_and_a_task_is_none(rm: Harness) -> None:
+    ours = rm.wait_for(rm.manager.submit(rm.spec(FOREVER)), RmJobState.RUNNING)
+    assert ours.static is None
+    handle = rm.foreign()
+    if handle is None:
+        pytest.skip("nobody else starts jobs under this manager")
+    job = rm.wait_for(handle, RmJobState.RUNNING)
+    static = job.static
+    assert static is not None
+    assert (static.model, static.workers, static.ps, static.limit) == ("bert", 3, 0, 3600.0)
+    assert (static.owner.user, static.owner.uid, job.tag) == (rm.owner.user, rm.owner.uid, "")
+    assert len(static.nodes) == 3
+    assert set(static.nodes) == set(rm.nodes[:2])
+    assert static.task.get("cpu") == 2
+    assert time.time() - 60 <= static.started <= time.time() + 1
+    used = sum(rm.node(name).used.get("cpu") for name in rm.nodes)
+    assert used == 3 * 2 + 1
+    rm.manager.stop([handle], 0)
+    gone = rm.wait_for_end(handle)
+    assert (gone.state, gone.static is not None) == (RmJobState.CANCELLED, True)
+
+
 def test_handles_differ(rm: Harness) -> None:
     handles = [rm.manager.submit(rm.spec("exit 0")) for _ in range(5)]
     assert len(set(handles)) == 5

@@ -81,6 +81,8 @@ class TestStart:
             ({"placement": "x"}, "placement: there is no 'x'; installed are best_fit, load_balance"),
             ({"resource_manager": {"name": "pbs"}}, "resource_manager.name: there is no 'pbs'"),
             ({"resource_manager": {"name": "local", "local": {"nodes": []}}}, "local.nodes: expected a list"),
+            ({"mode": "canary"}, "mode: canary is not there yet; choose observe, shadow or live"),
+            ({"mode": "watch"}, "mode: Input should be 'observe', 'shadow' or 'live'"),
             ({"api": {"heartbeat_seconds": 30}}, "jobs.silent_seconds: must be at least three times"),
         ],
     )  # fmt: skip
@@ -133,6 +135,26 @@ class TestSignals:
         slot = cluster.store.last_slot_number()
         cluster.wait_until(lambda: cluster.store.last_slot_number() > slot, "it goes on deciding")
         assert decided_by() == "fifo"
+
+    def test_a_reload_changes_the_mode_and_jobs_train_on_as_they_are(self, cluster: LocalCluster) -> None:
+        job = cluster.train("observed", "--step-seconds", "0.05", **SMALL)
+        cluster.wait_until(lambda: cluster.confirmed(job).workers == 2, "it trains")
+        cluster.settings["mode"] = "observe"
+        cluster.write()
+        cluster.hang_up()
+        cluster.wait_until(lambda: cluster.store.slots(limit=1)[0].policy == "observed", "it looks on")
+        refused = cluster.post("/v1/jobs", {"request": {}, "argv": ["true"], "cwd": "/"})
+        assert (refused.status_code, "it starts nothing" in refused.text) == (409, True)
+        entry = cluster.store.decisions(job, limit=1)[0]
+        assert entry.decided.allocation == cluster.confirmed(job)
+        cluster.settings["mode"] = "live"
+        cluster.write()
+        cluster.hang_up()
+        cluster.wait_for_end(job)
+        cluster.wait_until(lambda: len(cluster.store.mode_changes()) == 3, "it is in charge again")
+        changes = [(each.before, each.after, each.reason) for each in cluster.store.mode_changes()[::-1]]
+        assert changes == [(None, "live", "start"), ("live", "observe", "reload"), ("observe", "live", "reload")]
+        assert cluster.job(job).state is JobState.FINISHED
         assert cluster.stop() == 0
         assert '"event": "stopped"' in cluster.said()
 

@@ -191,6 +191,7 @@ def _walk(recording: Recording, sight: Sight, labels: Labels, kept: float, rng: 
         columns = {job.key: column for column, job in enumerate(batch.jobs)}
         queue = _queue(order, columns, allocations, batch.jobs) if labels is Labels.STEPS else []
         blocked: set[int] = set()
+        turns = rng.permutation(len(batch.jobs)) if labels is Labels.SIZES else ()
         while True:
             wanted = _towards(batch.jobs, sizes, allocations, void)
             wanted[list(blocked)] = False
@@ -199,8 +200,7 @@ def _walk(recording: Recording, sight: Sight, labels: Labels, kept: float, rng: 
                     queue.pop()
                 action = queue.pop() if queue else _first(wanted, void)
             else:
-                steps = np.flatnonzero(wanted)
-                action = int(rng.choice(steps)) if len(steps) else void
+                action = _of_first(wanted, turns, void, rng)
             if rng.random() < kept:
                 sizing.look(batch.jobs)
                 mask = batch.mask().copy()
@@ -236,6 +236,19 @@ def _towards(
         workers, ps = wanted.workers > now.workers, wanted.ps > now.ps
         steps[3 * place : 3 * place + 3] = workers, ps, workers and ps
     return steps
+
+
+def _of_first(wanted: NDArray[np.bool_], turns: Iterable[int], void: int, rng: np.random.Generator) -> int:
+    """A step of the first of the jobs, in these turns, that has one left; void where none has.
+
+    One job after the other, as a network that acts will have it: were steps drawn from all, it would hardly ever be
+    seen that all jobs but one have their sizes, and there it is decided whether that one starts.
+    """
+    for place in turns:
+        steps = np.flatnonzero(wanted[3 * place : 3 * place + 3])
+        if len(steps):
+            return int(3 * place + rng.choice(steps))
+    return void
 
 
 def _first(wanted: NDArray[np.bool_], void: int) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from dl2d.core.errors import WorkloadError
+from dl2d.core.jobs import NOTHING
 from dl2d.core.packing import Packing
 from dl2d.learning.original.errors import TooFewSamples
 from dl2d.learning.original.imitation import Lessons, imitate
@@ -51,6 +52,9 @@ class Followed:
     jobs: int
     same: float
     differing: float
+    #: Jobs that had nothing before and were given something; the share of these that were given the same size.
+    started: int
+    started_same: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,18 +200,24 @@ def school_by_recordings(
 
 def follow(policy: Dl2Original, recordings: Sequence[Recording], *, seed: int) -> Followed:
     """Have a policy decide on recorded snapshots, and compare sizes."""
-    jobs, same, tasks, differing = 0, 0, 0, 0
+    jobs, same, tasks, differing, started, started_same = 0, 0, 0, 0, 0, 0
     for each in recordings:
         snapshot = each.snapshot
         packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, each.placement)
         sizes = policy.decide(snapshot, packing, np.random.default_rng([seed, snapshot.slot])).allocations()
-        for job, wanted in each.decision.allocations().items():
-            got = sizes[job]
+        for entry in each.decision.jobs:
+            got, wanted = sizes[entry.job], entry.allocation
+            new = entry.previous == NOTHING != wanted
+            started += new
+            started_same += new and got == wanted
             jobs += 1
             same += got == wanted
             tasks += sum(wanted)
             differing += abs(got.workers - wanted.workers) + abs(got.ps - wanted.ps)
-    return Followed(slots=len(recordings), jobs=jobs, same=same / max(jobs, 1), differing=differing / max(tasks, 1))
+    return Followed(
+        slots=len(recordings), jobs=jobs, same=same / max(jobs, 1), differing=differing / max(tasks, 1),
+        started=started, started_same=started_same / max(started, 1),
+    )  # fmt: skip
 
 
 def _widened(settings: Settings, jobs: int) -> Settings:
