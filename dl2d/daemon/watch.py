@@ -99,8 +99,6 @@ def watch(jobs: Sequence[Job], tasks: Iterable[Task], seen: RmSnapshot, *, patie
 
 
 def _sighting(job: Job, tasks: Sequence[Task], listed: RmJob | None, at: float, patience: float) -> Sighting | None:
-    if listed is not None and listed.submitted and listed.submitted != job.key.submitted:
-        listed = None  # the manager has given its number to another job
     change = _change(job, listed, at, patience)
     ended = change is not None and change.state is not None and change.state.ended
     places = () if listed is None or listed.state not in _HOLDS or ended else _places(job, listed, tasks)
@@ -143,6 +141,9 @@ def _change(job: Job, listed: RmJob | None, at: float, patience: float) -> JobCh
         if at - heard <= patience:
             return None
         return JobChange(state=JobState.LOST, end_reason="the resource manager does not list it any more")
+    if listed.submitted and listed.submitted != job.key.submitted:
+        # Slurm gives a job another submit time when it requeues it: that is another job to dl2d.
+        return JobChange(state=JobState.LOST, end_reason="was requeued, or its number was given again")
     if listed.state.ended:
         return JobChange(state=_ENDS[listed.state], end_reason=listed.reason or str(listed.state))
     if not job.unreported:

@@ -117,8 +117,10 @@ def test_a_number_that_is_given_again_is_another_job(world: World) -> None:
     key = seen(world, "7", R.RUNNING, a_static("n1", "n1", "n2"))
     world.tick()
     world.manager.set_static("7", a_static("n3", workers=1), R.RUNNING, submitted=999_500)
-    world.tick(60)
+    world.tick()
     assert job_of(world, key).state is JobState.LOST
+    assert job_of(world, key).end_reason == "was requeued, or its number was given again"
+    assert world.has(key) == NOTHING
     assert world.has(JobKey("test", "7", 999_500)) == Allocation(1, 0)
 
 
