@@ -236,7 +236,8 @@ class Batch:
         self.jobs = jobs
         self._sizing = sizing
         sight = sizing.sight
-        self._types = len(sight.models)
+        self._types, self._extras = len(sight.models), sight.extras
+        self._allocations = sizing.filling.allocations
         #: Shape (1, inputs).
         self.observation = np.zeros((1, sight.inputs), dtype=np.float32)
         self.columns = self.observation[0, : sight.window * sight.width].reshape(sight.window, sight.width)
@@ -293,15 +294,15 @@ class Batch:
 
     def _show(self, place: int) -> None:
         """Show dominant share, workers and PSs of a job, scaled, and what it may still be given."""
-        workers, ps = self._sizing.filling.allocations[self.jobs[place].key]
+        workers, ps = self._allocations[self.jobs[place].key]
         share = 0.0
         for one, other, whole in self._amounts[place]:
             own = (workers * one + ps * other) / whole
-            share = max(own, share)
+            share = max(share, own)
         # Numbers one by one: an array of a few takes longer.
         column, at = self.columns[place], self._types + 2
         column[at], column[at + 1], column[at + 2] = share, workers / _TASKS_SCALE, ps / _TASKS_SCALE
-        if self._sizing.sight.extras:
+        if self._extras:
             column[-2], column[-1] = _log1p(workers), _log1p(ps)
         most, most_ps = self._most[place]
         end, end_ps, ends = workers >= most, ps >= most_ps, self._ends[place]
