@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--block-bytes", type=int, default=1024)
     parser.add_argument("--clip", type=float, default=0.0)
     parser.add_argument("--wire", default="float32")
+    parser.add_argument("--update", default="server")
     parser.add_argument("--checkpoint", default="")
     parser.add_argument("--every", type=int, default=0)
     parser.add_argument("--begin-anew", action="store_true")
@@ -60,6 +61,7 @@ def main() -> int:
         block_bytes=options.block_bytes,
         clip_norm=options.clip,
         wire=options.wire,
+        update=options.update,
         checkpoint=options.checkpoint,
         checkpoint_every=options.every,
         resume=not options.begin_anew,

@@ -847,7 +847,7 @@ class Coordinator:
         pending = self._pending
         early = bool(member.finished_at) and not member.finished
         self._dead[member.task] = -1 if early else self._version
-        if self._is_before_first_weights(member):
+        if self._is_before_first_weights(member) or not self._somebody_has_the_state():
             return False
         if sum(version == self._version for version in self._dead.values()) >= _MOST_DEATHS:
             self._say(f"{_MOST_DEATHS} workers died at version {self._version}")
@@ -889,6 +889,15 @@ class Coordinator:
             and pending.plan.workers[0].task == member.task
             and not pending.moved.keys() >= pending.movers()
         )
+
+    def _somebody_has_the_state(self) -> bool:
+        """Whether weights are left: where workers have them, with one that was there before or has begun to push."""
+        pending = self._pending
+        if self._spec is None or self._spec.update == "server" or pending is None or pending.phase == "preparing":
+            return True
+        old = {m.task for m in pending.previous.workers} if pending.previous is not None else set()
+        having = {m.task for m in pending.plan.workers} & (old | pending.pushed.keys())
+        return pending.previous is None or bool(having - self._dead.keys())
 
     def _share_out(self, plan: Plan, before: dict[int, str]) -> dict[int, str] | None:
         """Which worker of a plan pushes each node of those that are gone; None where no worker is left.
@@ -1101,6 +1110,10 @@ class Coordinator:
             old = [m.task for m in present.workers if m.task not in self._dead]
             workers = workers if set(workers) & set(old) else (old[0], *workers)
         before = present.tasks() if present else set()
+        if self._spec.update == "worker" and present is not None and not before & set(workers):
+            # one that has the weights stays until the newcomers have them
+            stays = next((m.task for m in present.workers if m.task not in self._dead), None)
+            workers = (stays, *workers)[: self._spec.shards] if stays is not None else workers
         wanted = {*workers, *servers}
         self._note_held_back(target, wanted)
         if wanted == before:
@@ -1254,7 +1267,8 @@ class Coordinator:
             self._abort(pending, "the job has reached its last version")
         if not self._digest_asked:
             self._digest_asked = True
-            self._tell({m.task for m in self._plan.servers}, DigestRequest(version=self._version))
+            if self._spec.update == "server":
+                self._tell({m.task for m in self._plan.servers}, DigestRequest(version=self._version))
             # in an open job others may still be in their loops
             for worker in workers:
                 if not worker.finished:

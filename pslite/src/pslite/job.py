@@ -73,6 +73,7 @@ class LoopJob(ABC):
         clip_norm: float,
         clip_value: float,
         wire: Literal["float32", "bfloat16", "float16"],
+        update: Literal["server", "worker"],
         checkpoint: str | os.PathLike[str] | None,
         checkpoint_every: int,
         resume: bool,
@@ -93,6 +94,7 @@ class LoopJob(ABC):
             clip_norm=clip_norm,
             clip_value=clip_value,
             wire=wire,
+            update=update,
             checkpoint="" if checkpoint is None else os.path.abspath(checkpoint),  # noqa: PTH100 - keeps links as they are
             checkpoint_every=every,
             resume=resume,

@@ -62,14 +62,15 @@ from pslite.messages import (
     Welcome,
 )
 from pslite.norms import Squares, Tensors
-from pslite.optimizers import Updater, square_norm
+from pslite.optimizers import Updater, slots, square_norm
 from pslite.plan import Plan, Reduction, reduction
 from pslite.region import WEIGHTS, Layout, Mapped
 from pslite.rows import Rows, checked_length, parse
-from pslite.spec import LAMB, JobSpec
+from pslite.spec import LAMB, JobSpec, Sum
 from pslite.transport import machine, open_listeners, reach, tune
 from pslite.wire import (
     FETCH,
+    FIRST_STATE,
     INIT,
     MOST_REGIONS,
     PARAM,
@@ -91,6 +92,8 @@ _BROKEN_SECONDS = 3.0
 _STATE_WINDOW = 2
 
 
+#: what gradients are multiplied by, and for LAMB how many elements' updates by what
+Scales = tuple[float, tuple[tuple[int, float], ...]]
 #: in place of the worker that pushes a tree node: any of the plan, for its own is gone
 _ANYBODY = ""
 
@@ -104,6 +107,8 @@ class _Stage:
     #: tree node -> the worker that pushes it
     expected: dict[int, str]
     gained: dict[int, Holding]
+    #: workers that the plan adds
+    newcomers: set[str]
     #: connections to the servers that get blocks from us
     peers: dict[str, Link] = field(default_factory=dict)
     moved_bytes: int = 0
@@ -170,6 +175,8 @@ class Server:
         self._layout: Layout
         self._tensors: Tensors
         self._exact = True
+        #: workers have weights and optimizer: we add up gradients, and keep nothing
+        self._sums_only = False
         #: by block, how gradients travel if in 16 bits, and their lengths
         self._encodings: list[Encoding | None] = []
         self._lengths: list[int] = []
@@ -364,6 +371,14 @@ class Server:
             return buffer.data.cast("B")
         if header.kind in (STATE_ACK, FETCH):
             return memoryview(b"")
+        if header.kind == FIRST_STATE:
+            stage = self._stages.get(header.plan)
+            if not self._sums_only or stage is None or stage.plan.worker_index(link.task) < 0:
+                raise ProtocolError(f"{link.task} sent a state of block {header.block}, for which nobody waits")
+            if header.length != (1 + slots(block.optimizer)) * block.nbytes:
+                raise ProtocolError(f"{header.length} bytes are no state of block {header.block}")
+            self._incoming[link] = np.empty(header.length, dtype=np.uint8)
+            return self._incoming[link].data
         if header.kind in (INIT, STATE, RESTORE):
             holding = self._awaited(link, header)
             return holding.weights if header.kind == INIT else holding.whole
@@ -373,6 +388,12 @@ class Server:
         """Take a frame whose payload is complete."""
         if header.kind == PUSH:
             self._pushed(link, header)
+        elif header.kind == FIRST_STATE:
+            state = self._incoming.pop(link).data
+            for task in self._stages[header.plan].newcomers - {link.task}:
+                other = self._links.get(task)
+                if other is not None:
+                    other.send(header, state)
         elif header.kind in (INIT, RESTORE):
             holding = self._awaited(link, header)
             self._enter_gained(holding, header)
@@ -512,7 +533,12 @@ class Server:
         block, version = holding.block, holding.version
         samples = self._spec.divisor(block.optimizer, version, self._stages[holding.plan].reduction.leaves)
         total = holding.total
-        scales = self._scales(holding, total.values if isinstance(total, Rows) else total, samples)
+        if self._sums_only:
+            scales: Scales | None = (1.0, ())
+            if block.number not in self._holdings:
+                self._settle(holding)
+        else:
+            scales = self._scales(holding, total.values if isinstance(total, Rows) else total, samples)
         if scales is None:
             return
         if isinstance(total, Rows):
@@ -530,10 +556,10 @@ class Server:
         if self._stamp is not None and holding.version == self._stamp[1]:
             self._cross(holding, *self._stamp)
         self._answer(holding)
+        if self._sums_only:
+            self._report_moved()
 
-    def _scales(
-        self, holding: Holding, total: Array, samples: float
-    ) -> tuple[float, tuple[tuple[int, float], ...]] | None:
+    def _scales(self, holding: Holding, total: Array, samples: float) -> Scales | None:
         """Return what the gradient, and for LAMB the update, is multiplied by; None as long as others are asked."""
         assert self._spec is not None
         block, version = holding.block, holding.version
@@ -574,7 +600,10 @@ class Server:
             PARAM, holding.plan, block.number, 0, block.nbytes, holding.version, holding.first, next_plan, next_first
         )  # fmt: skip
         rows = holding.recent()
-        for worker in self._stages[holding.plan].plan.workers:
+        stage = self._stages[holding.plan]
+        for worker in stage.plan.workers:
+            if self._sums_only and holding.version == holding.first and worker.task in stage.newcomers:
+                continue  # it has no weights yet that the sum could change
             link = self._links.get(worker.task)
             if link is None or link.incarnation != worker.incarnation:
                 continue
@@ -635,6 +664,9 @@ class Server:
         holding.enter(number, first, stage.reduction.leaves)
         if stage.plan.owner(holding.block.number).task != self._identity.task:
             del self._holdings[holding.block.number]
+            if self._sums_only:
+                self._report_moved()
+                return
             self._outgoing.append(holding)
             self._unacknowledged[holding.block.number] = holding
         self._report_moved()
@@ -766,7 +798,8 @@ class Server:
             self._encodings = [encoding if narrow(message.spec, b) else None for b in self._blocks]
             self._lengths = [wire_bytes(message.spec, block) for block in self._blocks]
             self._scratch = bytearray(max(block.nbytes for block in self._blocks))
-            if message.spec.checkpoint:
+            self._sums_only = message.spec.update == "worker"
+            if message.spec.checkpoint and not self._sums_only:
                 name = f"{self._identity.task}-{self._identity.incarnation[:8]}"
                 self._saver = Saver(message.spec, name, self._report_saved)
         elif message.spec != self._spec:
@@ -774,11 +807,19 @@ class Server:
             return
         held = set(self._holdings)
         thread = threading.Thread(
-            target=self._make_ready, args=(message.plan, self._spec, held), name="prepare", daemon=True
+            target=self._make_ready,
+            args=(message.plan, message.previous, self._spec, held),
+            name="prepare",
+            daemon=True,
         )
         thread.start()
 
-    def _make_ready(self, plan: Plan, spec: JobSpec, held: set[int]) -> None:
+    def _kept(self, number: int) -> Block:
+        """Return a block as it is kept here: without an optimizer, if the workers have that."""
+        block = self._blocks[number]
+        return replace(block, optimizer=Sum()) if self._sums_only else block
+
+    def _make_ready(self, plan: Plan, previous: Plan | None, spec: JobSpec, held: set[int]) -> None:
         """Second thread: allocate and touch what comes, connect to where the rest goes."""
         result: _Stage | Nack
         links: dict[str, Link] = {}
@@ -786,13 +827,18 @@ class Server:
             how = reduction(spec, len(plan.workers))
             expected = {node: plan.workers[i].task for i, nodes in enumerate(how.nodes) for node in nodes}
             mine = set(plan.blocks_of(self._identity.task))
-            gained = {b: Holding(self._blocks[b], plan.number, how.leaves) for b in sorted(mine - held)}
+            gained = {b: Holding(self._kept(b), plan.number, how.leaves) for b in sorted(mine - held)}
+            if self._sums_only:
+                for holding in gained.values():
+                    holding.here = True
+            # whom a worker has to send its state: in the first plan all others
+            old = {m.task for m in previous.workers} if previous is not None else {plan.workers[0].task}
             self._pool.reserve([self._blocks[b] for b in gained], len(plan.workers))
             targets = {plan.owner(b).task: plan.owner(b) for b in held - mine}
             for task, member in targets.items():
                 sock = reach(member, self._identity)
                 links[task] = Link(sock, task, member.incarnation, "ps")
-            result = _Stage(plan, how, expected, gained, links)
+            result = _Stage(plan, how, expected, gained, {m.task for m in plan.workers} - old, links)
         except (PsliteError, MemoryError, ValueError) as error:
             for link in links.values():
                 link.close()

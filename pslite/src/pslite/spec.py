@@ -191,6 +191,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     clip_value: float = 0.0
     #: how gradients of float32 weights travel; sums and weights keep their type
     wire: Literal["float32", "bfloat16", "float16"] = "float32"
+    #: who has the optimizer: servers, or every worker for itself, and servers only add up gradients
+    update: Literal["server", "worker"] = "server"
     #: folder of checkpoints, which every server, the first worker and the coordinator can reach; "" for none
     checkpoint: str = ""
     #: versions from one checkpoint to the next
@@ -226,9 +228,14 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         if self.architecture == "allreduce":
             refused = "an all-reduce job cannot have it"
             _check(not self.open, f"mode is 'open': {refused}")
+            _check(self.update == "server", f"update is 'worker': {refused}")
             _check(self.wire == "float32", f"wire is {self.wire!r}: {refused}")
             for segment in self.segments:
                 _check(not segment.sparse, f"{segment.parts[0].name} is sparse: {refused}")
+        if self.update == "worker":
+            _check(not self.open, 'update="worker" is for jobs that say at the beginning what they train')
+            table = next((segment.parts[0].name for segment in self.segments if segment.sparse), "")
+            _check(not table, f'{table} is sparse: update="worker" is for dense tensors')
         _check(bool(self.segments), "the model has no trainable parameters")
         for segment in self.segments:
             for part in segment.parts:

@@ -41,7 +41,11 @@ FETCH = 20
 #: server -> worker: here they are
 WHOLE = 21
 
-KINDS = frozenset((PUSH, PARAM, STATE, STATE_ACK, INIT, WRONG_OWNER, RESTORE, REGION, PARAM_ROWS, FETCH, WHOLE))
+#: worker -> server -> workers that have just come: weights and optimizer slots of one block, with a checksum
+FIRST_STATE = 22
+KINDS = frozenset(
+    (PUSH, PARAM, STATE, STATE_ACK, INIT, WRONG_OWNER, RESTORE, REGION, PARAM_ROWS, FETCH, WHOLE, FIRST_STATE)
+)
 
 #: regions of one peer, at most
 MOST_REGIONS = 256

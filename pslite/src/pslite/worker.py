@@ -13,6 +13,7 @@ import selectors
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ import numpy as np
 from pslite.auth import Identity
 from pslite.blocks import Block, cut
 from pslite.channel import cut_off
-from pslite.checkpoint import to_resume
+from pslite.checkpoint import Checkpoint, Saver, to_resume
 from pslite.encoding import Encoding, encoding_of, wire_bytes
 from pslite.errors import PeerLost, ProtocolError, PsliteError, Unreachable, UsageError
 from pslite.gradients import Array, Bundle, Contribution
@@ -32,6 +33,7 @@ from pslite.messages import (
     BarrierOpen,
     Begin,
     Describe,
+    Digests,
     Finished,
     FromCoordinator,
     Join,
@@ -52,12 +54,14 @@ from pslite.optimizers import slots
 from pslite.plan import Plan
 from pslite.process import Host
 from pslite.region import WEIGHTS
+from pslite.replica import Replica
 from pslite.rows import checked_length, parse
 from pslite.session import Given, Share, Stopwatch
 from pslite.spec import JobSpec
 from pslite.transport import reach
 from pslite.wire import (
     FETCH,
+    FIRST_STATE,
     INIT,
     MOST_REGIONS,
     PARAM,
@@ -117,7 +121,11 @@ class Worker(Membership):
         super().__init__(identity, coordinator, spec, say=say, join_timeout=join_timeout, process=process)
         self.blocks: tuple[Block, ...] = ()
         #: for weights of even and of odd versions: a step can be done over until all of the next one are here
+        #: for sums instead, where the workers update: they have the state of all blocks, which the first of them saves
         self._bundles: tuple[Bundle, Bundle]
+        self._replica: Replica | None = None
+        self._saver: Saver | None = None
+        self._sent_state = 0
         self.weights: Bundle
         self.share: Share
         self._encoding: Encoding | None = None
@@ -193,8 +201,16 @@ class Worker(Membership):
         """Say what is trained, and allocate memory for it."""
         self.spec = spec
         self.blocks = cut(spec)
-        self._bundles = Bundle(spec, self.blocks), Bundle(spec, self.blocks)
-        self.weights = self._bundles[0]
+        self.weights = Bundle(spec, self.blocks)
+        if spec.update == "server":
+            self._bundles = self.weights, Bundle(spec, self.blocks)
+        else:
+            sums = Bundle(spec, self.blocks)
+            self._bundles = sums, sums
+            self._replica = Replica(spec, self.blocks, self.weights)
+            if spec.checkpoint:
+                name = f"{self._identity.task}-{self._identity.incarnation[:8]}"
+                self._saver = Saver(spec, name, self._send)
         self.share = Share(spec, 1, 0)
         self._encoding = encoding_of(spec)
         self._described = True
@@ -227,7 +243,10 @@ class Worker(Membership):
         self._pump(self._first_weights_here)
         stage = self._stages[self._plan.number] if self._plan else None
         assert stage is not None
-        self.weights = self._bundles[self._awaited % 2]
+        if self._replica is None:
+            self.weights = self._bundles[self._awaited % 2]
+        else:
+            self._replica.show()
         self.late = stage.previous is not None
         self._enter(stage, self._awaited)
 
@@ -242,6 +261,9 @@ class Worker(Membership):
     def _send_first_weights(self, plan: Plan) -> None:
         """We are the chief: the job begins with our weights, or goes on from a checkpoint."""
         found = self._given or to_resume(self.spec)
+        if self._replica is not None:
+            self._begin_alone(plan, found)
+            return
         if found is None:
             for number, view in enumerate(self.weights.views):
                 link = self._links[plan.owner(number).task]
@@ -254,6 +276,46 @@ class Worker(Membership):
             link = self._links[plan.owner(block.number).task]
             whole = state.reshape(-1).data.cast("B")
             link.send(Header(RESTORE, plan.number, block.number, 0, whole.nbytes, version, version), whole)
+
+    def _begin_alone(self, plan: Plan, found: Checkpoint | Given | None) -> None:
+        """We have the first state: the other workers get it from us."""
+        assert self._replica is not None
+        self._plan = self._source = plan
+        self._awaited = 0
+        if found is None:
+            self._replica.begin()
+        else:
+            self._awaited = found.version
+            self._say(f"the job goes on from version {found.version}: {found.place}")
+            self._send(Restored(version=found.version))
+            self._replica.restore(found)
+        self._missing.clear()
+
+    def _send_first_state(self) -> None:
+        """Send our state to workers that the plan adds, if that falls to us; they get it at the plan's first version.
+
+        Nobody goes on to the next one without them: so another worker can still do it, should we die.
+        """
+        plan, replica = self._plan, self._replica
+        stage = self._stages.get(plan.number) if plan is not None else None
+        if replica is None or plan is None or stage is None or self._sent_state == plan.number:
+            return
+        if self.version != self._first or not self._entered:
+            return
+        old = {m.task for m in stage.previous.workers} if stage.previous else {plan.workers[0].task}
+        able = [m.task for m in plan.workers if m.task in old and m.task not in self._gone]
+        if all(m.task in old for m in plan.workers) or not able or able[0] != self._identity.task:
+            return
+        self._sent_state = plan.number
+        for block, state in zip(self.blocks, replica.states, strict=True):
+            whole = state.reshape(-1).data.cast("B")
+            link = self._links.get(plan.owner(block.number).task)
+            if link is not None:
+                version = self.version
+                header = Header(
+                    FIRST_STATE, plan.number, block.number, 0, whole.nbytes, version, version, crc=zlib.crc32(whole)
+                )  # fmt: skip
+                link.send(header, whole)
 
     def _close(self) -> None:
         staged: list[Link] = []
@@ -274,6 +336,10 @@ class Worker(Membership):
         """Say that the last version is reached; the control thread lives on until the script ends."""
         self._report_progress(force=True)
         self._finished = self.is_chief
+        if self._saver is not None:
+            self._saver.close()
+        if self._replica is not None and self._finished:
+            self._send(Digests(blocks=self._replica.digests()))
         self._send(Finished(version=self.version, suspension_ms=self._suspensions, chief=self._finished))
 
     def begin_with(self, given: Given) -> None:
@@ -293,6 +359,8 @@ class Worker(Membership):
         """
         plan = self._plan
         assert plan is not None
+        if self._replica is not None:
+            return [state.copy() for state in self._replica.states]
         states = [np.empty((1 + slots(b.optimizer), b.size), dtype=b.dtype) for b in self.blocks]
         self._fetching = dict(enumerate(states))
         for block in self.blocks:
@@ -360,8 +428,14 @@ class Worker(Membership):
         if self._missing:
             self._due = self._left_undone()
             return self._due
+        if self._replica is not None:
+            self._replica.apply(self._bundles[0], self.version)
         self.version += 1
-        self.weights = self._bundles[self.version % 2]
+        if self._replica is None:
+            self.weights = self._bundles[self.version % 2]
+        elif self._saver is not None and self.is_chief:
+            for block, state in zip(self.blocks, self._replica.states, strict=True):
+                self._saver.take(block.number, self.version, state)
         self._pushed.clear()
         self._report_progress()
         if self._stamp is not None and self._stamp[1] == self.version:
@@ -432,6 +506,7 @@ class Worker(Membership):
         self._first = self.version = version
         self._set_share(stage.plan)
         self._report_first_push = True
+        self._send_first_state()
         if stage.plan.stop and self._was_member:
             # The way of the DL2 paper, for comparison: stand still at the clock until everything has moved.
             self._watch_gate.start()
@@ -518,6 +593,7 @@ class Worker(Membership):
             if isinstance(item, TakeOver):
                 self._extra = item.nodes
                 self._gone |= set(item.gone)
+                self._send_first_state()
                 continue
             if isinstance(item, int):
                 # its connections stay: the plan that is tried next probably needs them
@@ -550,6 +626,8 @@ class Worker(Membership):
         if header.kind == WHOLE and header.block in self._fetching and header.version == self.version:
             whole: memoryview = self._fetching[header.block].reshape(-1).data.cast("B")
             return whole
+        if header.kind == FIRST_STATE and self._replica is not None and header.block < len(self.blocks):
+            return self._first_state_of(header)
         if header.kind not in (PARAM, PARAM_ROWS) or header.block >= len(self.blocks):
             raise ProtocolError(f"{link.task} sent a frame that does not belong here")
         if self._plan is None:
@@ -576,6 +654,17 @@ class Worker(Membership):
         self._rows[link] = bytearray(checked_length(block, header.length))
         return memoryview(self._rows[link])
 
+    def _first_state_of(self, header: Header) -> memoryview:
+        """Say where the state of a block goes that another worker sends; a second one is for nothing."""
+        assert self._replica is not None
+        whole: memoryview = self._replica.states[header.block].reshape(-1).data.cast("B")
+        if self._plan is None and header.plan in self._stages:
+            self._plan = self._source = self._stages[header.plan].plan
+            self._awaited = header.first
+        if not self._entered and header.version == self._awaited and header.block in self._missing:
+            return whole
+        return memoryview(bytearray(whole.nbytes))
+
     def shared(self, link: Link, header: Header) -> None:
         """Take weights that the server has put into our memory."""
         view = self.payload(link, header)
@@ -592,6 +681,13 @@ class Worker(Membership):
             )
         if header.kind == WHOLE:
             del self._fetching[header.block]
+            return
+        if header.kind == FIRST_STATE:
+            assert self._replica is not None
+            if not self._entered and header.block in self._missing:
+                if zlib.crc32(self._replica.states[header.block].reshape(-1).data.cast("B")) != header.crc:
+                    raise ProtocolError(f"the state of block {header.block} came damaged through {link.task}")
+                self._missing.discard(header.block)
             return
         if header.kind == PARAM_ROWS:
             block = self.blocks[header.block]

@@ -57,6 +57,8 @@ class ElasticJob(LoopJob):
         largest absolute value of an element of the gradient; 0 for any.
     wire
         type in which gradients of float32 parameters travel: "bfloat16" and "float16" halve what workers send.
+    update
+        "worker": every worker runs the optimizer; servers only add up gradients, and have nothing that would move.
     checkpoint
         folder in which the servers keep the last two checkpoints; all tasks must be able to reach it.
     checkpoint_every
@@ -88,6 +90,7 @@ class ElasticJob(LoopJob):
         clip_norm: float = 0.0,
         clip_value: float = 0.0,
         wire: Literal["float32", "bfloat16", "float16"] = "float32",
+        update: Literal["server", "worker"] = "server",
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 0,
         resume: bool = True,
@@ -106,6 +109,7 @@ class ElasticJob(LoopJob):
             clip_norm=clip_norm,
             clip_value=clip_value,
             wire=wire,
+            update=update,
             checkpoint=checkpoint,
             checkpoint_every=checkpoint_every,
             resume=resume,
