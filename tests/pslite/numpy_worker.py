@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from regression import Regression, segments
+from regression import Lookup, Regression, segments, table_segments
 
 from pslite.connect import session_for
 from pslite.environment import architecture_of
 from pslite.schedules import Cosine
 from pslite.session import SingleSession
-from pslite.spec import SGD, Adam, JobSpec
+from pslite.spec import LAMB, SGD, Adam, JobSpec
 from pslite.testing import pace
 
 
@@ -35,6 +35,7 @@ def main() -> int:
     parser.add_argument("--clip", type=float, default=0.0)
     parser.add_argument("--wire", default="float32")
     parser.add_argument("--update", default="server")
+    parser.add_argument("--table", action="store_true")
     parser.add_argument("--checkpoint", default="")
     parser.add_argument("--every", type=int, default=0)
     parser.add_argument("--begin-anew", action="store_true")
@@ -48,10 +49,14 @@ def main() -> int:
         "momentum": SGD(lr=0.0002, momentum=0.9),
         "nesterov": SGD(lr=0.0002, momentum=0.9, nesterov=True),
         "adam": Adam(lr=0.01),
+        "lamb": LAMB(lr=0.01, weight_decay=0.01),
+        "plain": SGD(lr=0.001),
         "scheduled": SGD(lr=0.0004, momentum=0.9, schedule=Cosine(over=90, floor=0.1, warmup=10)),
     }[options.optimizer]
     spec = JobSpec(
-        segments=segments(options.features, optimizer),
+        segments=(
+            table_segments(options.features, 3, optimizer) if options.table else segments(options.features, optimizer)
+        ),
         samples=options.samples,
         batch=options.batch,
         epochs=options.epochs,
@@ -81,7 +86,7 @@ def main() -> int:
             with path.open("a", encoding="utf-8") as file:
                 file.write(f"{epoch} {' '.join(str(int(i)) for i in samples)}".rstrip() + "\n")
 
-    Regression(spec).train(session, before_step=before_step, computed=computed)
+    (Lookup if options.table else Regression)(spec).train(session, before_step=before_step, computed=computed)
     if options.save and session.is_chief:
         np.save(options.save, session.weights.arrays[0])
     if isinstance(session, SingleSession):

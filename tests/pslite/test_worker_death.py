@@ -41,6 +41,30 @@ def test_the_others_do_the_part_of_a_killed_worker(task):
     assert set(result.exit_codes.values()) == {0}
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--optimizer", "lamb", "--clip", "0.5"),
+        pytest.param(("--wire", "bfloat16"), marks=pytest.mark.slow),
+        ("--table", "--optimizer", "adam"),
+        pytest.param(("--table", "--optimizer", "plain"), marks=pytest.mark.slow),
+        ("--update", "worker", "--optimizer", "adam"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("transport", ["", pytest.param("tcp", marks=pytest.mark.slow)])
+def test_whatever_is_trained_and_sent(options, transport):
+    """A process is killed, and both roles are resized afterwards."""
+    environ = {**os.environ, "DL2_TRANSPORT": transport}
+    result = run_local(
+        command(*SLOW, *options), workers=3, servers=2, environ=environ, on_status=KillAt("worker-1", 20),
+        schedule=[Resize(40, 3, 1, wait=False), Resize(70, 2, 3)],
+    )  # fmt: skip
+    assert result.state == "finished", result.log
+    assert result.digest == static_digest(*SLOW, *options)
+    assert len(result.plans) >= 3
+
+
 def test_the_first_worker_that_is_left_writes_the_files(tmp_path):
     saved = tmp_path / "weights.npy"
     result = run_local(command(*SLOW, "--save", str(saved)), workers=2, servers=1, on_status=KillAt("worker-0", 20))
