@@ -61,7 +61,8 @@ def job(options):
         pace(elastic.version, elastic.total_versions)
         with autograd.record():
             loss = loss_of(net(batch), targets)
-        elastic.backward(loss.mean() if options.mean else loss)
+            loss = loss.mean() if options.mean else loss
+        elastic.backward(loss)
     if elastic.is_chief:
         if elastic.digest:
             print(elastic.digest)

@@ -80,6 +80,7 @@ def test_without_a_job(python, check):
 # --- a loop of the script's own ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("--schedule",), ("--optimizer=adam",)], ids=["sgd", "adam"])
 def test_a_gluon_script_computes_what_it_does_with_mxnets_own_servers(script, tmp_path, options):
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
@@ -93,6 +94,7 @@ def test_a_gluon_script_computes_what_it_does_with_mxnets_own_servers(script, tm
     assert float(Path(f"{ours}.1.accuracy").read_text()) > 0.85
 
 
+@pytest.mark.slow
 def test_workers_that_update_their_weights_themselves_compute_what_servers_do(script, tmp_path):
     # not compared with MXNet's own: its workers overwrite gradients now and then in this setting
     here, there = tmp_path / "here", tmp_path / "there"
@@ -150,6 +152,7 @@ def test_a_script_that_ends_before_the_first_workers_leaves_the_job(script, tmp_
     assert any("worker-1" in line and "its script has ended" in line for line in result.log)
 
 
+@pytest.mark.slow
 def test_states_are_saved_and_loaded(script, tmp_path):
     whole, half, rest = tmp_path / "whole", tmp_path / "half", tmp_path / "rest"
     for options in ({"epochs": 4, "out": whole}, {"epochs": 2, "save": half}, {"epochs": 2, "load": half, "out": rest}):
@@ -174,6 +177,7 @@ def test_mxnets_launcher_starts_ours(script, tmp_path):
     assert launch([sys.executable, "-m", "pslite.run", "--", *plain], 1, 1) == [2] * 3
 
 
+@pytest.mark.slow
 def test_no_worker_can_come_where_the_workers_hold_the_weights(script):
     schedule = [Resize(5, workers=3, servers=1)]
     result = run(script("loop", "--local", epochs=3, sleep=0.1), workers=2, servers=1, schedule=schedule)
@@ -189,6 +193,7 @@ def static(command):
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_gluons_job_has_the_same_bits_at_any_size(script, optimizer):
     command = script("job", optimizer=optimizer)
@@ -203,7 +208,7 @@ def test_gluons_job_survives_a_worker(script):
     command = script("job", "--mean")
     result = run(command, workers=3, servers=1, on_status=KillAt("worker-0", 12))
     assert result.state == "finished", result.log
-    assert result.digest == static(script("job"))
+    assert result.digest == static(command)
 
 
 def test_gluons_job_in_fast_mode(script, tmp_path):

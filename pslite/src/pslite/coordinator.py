@@ -644,7 +644,11 @@ class Coordinator:
             return
         member.state = "left"
         self._urgent = True
-        alone = self._plan is None and not any(other.role == "worker" for other in self._waiting())
+        alone = (
+            self._state == "waiting"
+            and self._plan is None
+            and not any(other.role == "worker" for other in self._waiting())
+        )
         if alone and member.role == "worker" and not member.described and self._settings.start is not None:
             self._fail(f"{member.title}: its script ended without training anything")
 

@@ -117,6 +117,11 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
         """Completed updates of the job."""
         return self._session.version
 
+    @property
+    def started(self) -> bool:
+        """Whether the job's keys and optimizer are fixed."""
+        return self._started
+
     # --- keys -----------------------------------------------------------------------------------------------------
 
     def init(self, key: Any, value: Any) -> None:

@@ -46,10 +46,15 @@ def register() -> None:
 
     def check_and_rescale(self: Any, scale: float) -> None:
         kvstore = self._kvstore
-        if not (self._update_on_kvstore and isinstance(kvstore, ElasticKVStore) and kvstore.accepts(scale)):
+        if not (self._update_on_kvstore and isinstance(kvstore, ElasticKVStore)):
+            check(self, scale)
+        elif not kvstore.started:
+            self._optimizer.rescale_grad = scale
+        elif not kvstore.accepts(scale):
             check(self, scale)
 
-    # It refuses another batch size than the first; one that has changed with the number of workers is the same.
+    # It refuses another batch size than the first, even before the first step; and one that has changed with the number
+    # of workers is the same.
     trainer.Trainer._check_and_rescale_grad = check_and_rescale  # noqa: SLF001
     for place in (mx.model, trainer, module):
         place._create_kvstore = create  # noqa: SLF001
