@@ -41,7 +41,21 @@ class Bundle:
         self.rows: dict[int, Rows] = {}
         self._sparse = [(i, segment.row, segment.dtype) for i, segment in enumerate(spec.segments) if segment.sparse]
         self.clear()
+        self._blocks = blocks
+        self._own = list(self.arrays)
         self.views = [self.arrays[b.segment][b.offset : b.offset + b.size].data.cast("B") for b in blocks]
+
+    def point(self, segment: int, array: Array | None) -> None:
+        """Have a segment lie in somebody else's memory, shape (size,), or with None in our own again.
+
+        Only where nobody looks into our region; what is there is not copied.
+        """
+        array = self._own[segment] if array is None else array
+        if array is not self.arrays[segment]:
+            self.arrays[segment] = array
+            for block in self._blocks:
+                if block.segment == segment:
+                    self.views[block.number] = array[block.offset : block.offset + block.size].data.cast("B")
 
     def clear(self) -> None:
         """Set everything to zero, as a gradient."""

@@ -40,7 +40,8 @@ class Updater:
     """
 
     def __init__(self, clip_value: float = 0.0) -> None:
-        kinds = ("float32", "float64")
+        # by the type's character: its name takes numpy longer to say than a short piece to update
+        kinds = ("f", "d")
         self._scratch = {name: np.empty((2, _PIECE), dtype=name) for name in kinds}
         self._moments = {name: np.empty((3, _PIECE), dtype=name) for name in kinds}
         self._clip_value = clip_value
@@ -127,7 +128,7 @@ class Updater:
         update = np.empty_like(gradient)
         for low in range(0, gradient.size, _PIECE):
             grad, scratch = self._mean_gradient(rule, gradient[low : low + _PIECE], clip / samples)
-            part = self._moments[gradient.dtype.name][:, : grad.size]
+            part = self._moments[gradient.dtype.char][:, : grad.size]
             np.copyto(part, state[:, low : low + _PIECE])
             _lamb(rule, part, grad, scratch, version + 1)
             update[low : low + _PIECE] = scratch
@@ -140,7 +141,7 @@ class Updater:
 
     def _mean_gradient(self, optimizer: Optimizer, total: Array, scale: float) -> tuple[Array, Array]:
         """Return a piece of the mean gradient, and as much scratch memory."""
-        grad, scratch = self._scratch[total.dtype.name][:, : total.size]
+        grad, scratch = self._scratch[total.dtype.char][:, : total.size]
         np.multiply(total, scale, out=grad)
         if self._clip_value and not isinstance(optimizer, Mean):
             np.clip(grad, -self._clip_value, self._clip_value, out=grad)

@@ -98,6 +98,10 @@ class OpenSession(Session, Protocol):
     def late(self) -> bool:
         """Whether this worker has come to a job that was under way; valid after `start`."""
 
+    @property
+    def coming(self) -> Bundle | None:
+        """Where the next version's weights will arrive, and may be pointed elsewhere; None where others look at it."""
+
     def attach(self) -> None:
         """Come to the job before it is known what to train; `place` is valid afterwards."""
 
@@ -160,6 +164,11 @@ class SingleSession:
     def late(self) -> bool:
         """There was nobody before."""
         return False
+
+    @property
+    def coming(self) -> Bundle | None:
+        """The weights have a place, and stay there."""
+        return None
 
     def attach(self) -> None:
         """Nobody is to be waited for."""

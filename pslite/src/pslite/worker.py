@@ -195,6 +195,13 @@ class Worker(Membership):
         there = [member.task for member in self._plan.workers if member.task not in self._gone]
         return there.index(self._identity.task), len(there)
 
+    @property
+    def coming(self) -> Bundle | None:
+        """Where the next version's weights will arrive; None if a server puts them there itself."""
+        bundle = self._bundles[(self.version + 1) % 2]
+        shared = bundle.region.fd >= 0 and any(link.local for link in self._links.values())
+        return None if shared else bundle
+
     # --- joining and leaving --------------------------------------------------------------------------------------
 
     def describe(self, spec: JobSpec) -> None:

@@ -35,35 +35,50 @@ def trainable(name: str, array: Any) -> Literal["float32", "float64"]:
     raise SpecError(f"{name} is {kind}: float32 and float64 can be trained")
 
 
-def reading(array: Any) -> Array:
+def reading(array: Any, like: Array | None = None) -> Array:
     """Return the values of an array, shape (size,), once MXNet has computed them: no copy if it is in the CPU's memory.
 
-    What is returned may be looked at until MXNet writes to the array again.
+    What is returned may be looked at until MXNet writes to the array again.  `like` is an array of its size and type,
+    if there is one: MXNet takes long to say them.
     """
     array.wait_to_read()
-    return _view(array) if array.context.device_type.startswith("cpu") else array.asnumpy().reshape(-1)
+    return _view(array, like) if near(array) else array.asnumpy().reshape(-1)
+
+
+def near(array: Any) -> bool:
+    """Whether an array lies in the CPU's memory."""
+    return bool(array.context.device_type.startswith("cpu"))
+
+
+def writing(array: Any, like: Array | None = None) -> Array:
+    """Return the memory of an array that is near, shape (size,), once MXNet is done with it; it may be written to.
+
+    It is valid until MXNet writes to the array again, which must not be before.
+    """
+    check_call(_LIB.MXNDArrayWaitToWrite(array.handle))
+    return _view(array, like)
 
 
 def write(array: Any, values: Array) -> None:
     """Set an array to values of shape (size,) and of its type, once MXNet is done with it."""
-    if not array.context.device_type.startswith("cpu"):
+    if near(array):
+        np.copyto(writing(array, values), values)
+    else:
         array[:] = mx.nd.array(values.reshape(array.shape), dtype=values.dtype)
-        return
-    check_call(_LIB.MXNDArrayWaitToWrite(array.handle))
-    np.copyto(_view(array), values)
 
 
 def gather(arrays: Sequence[Any], out: Array) -> None:
     """Put the sum of arrays that several devices have made into `out`, shape (size,)."""
-    np.copyto(out, reading(arrays[0]))
+    np.copyto(out, reading(arrays[0], out))
     for array in arrays[1:]:
-        np.add(out, reading(array), out=out)
+        np.add(out, reading(array, out), out=out)
 
 
-def _view(array: Any) -> Array:
+def _view(array: Any, like: Array | None = None) -> Array:
     # asked for anew each time: MXNet may put an array into a layout of its own, and elsewhere, in between
     pointer = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    kind = np.dtype(array.dtype)
-    memory = (ctypes.c_char * (array.size * kind.itemsize)).from_address(pointer.value or 0)
+    kind: np.dtype[Any] = np.dtype(array.dtype) if like is None else like.dtype
+    size = array.size if like is None else like.size
+    memory = memoryview((ctypes.c_char * (size * kind.itemsize)).from_address(pointer.value or 0))
     return np.frombuffer(memory, dtype=kind)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 import os
 import warnings
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 from pslite.connect import open_session
 from pslite.errors import CheckpointError, UsageError
 from pslite.gradients import Bundle, Contribution, GradientSums
-from pslite.mxnet.arrays import gather, reading, trainable, write
+from pslite.mxnet.arrays import gather, near, reading, trainable, write, writing
 from pslite.mxnet.rules import rule_of
 from pslite.optimizers import slots
 from pslite.session import Given, OpenSession
@@ -32,6 +34,8 @@ Array = NDArray[Any]
 Key = int | str
 
 _STATES = "pslite optimizer states 1"
+#: elements from which on a key is not packed together with others, so that it need not be copied
+_LARGE = 1 << 16
 
 
 @dataclass(eq=False)
@@ -45,6 +49,12 @@ class _Tensor:
     marked: bool
     segment: int = -1
     offset: int = 0
+    #: it is a segment of its own
+    alone: bool = False
+    #: the script's array in which its weights arrive, if they do
+    home: Any = None
+    #: arrays that can be pushed
+    checked: list[Any] = field(default_factory=list)
 
     @property
     def size(self) -> int:
@@ -162,12 +172,7 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
         """Add a gradient to the step; several arrays are those of this worker's devices."""
         for one, values in _pairs(key, value):
             tensor = self._tensor(one)
-            for array in values:
-                if array.stype != "default" or array.shape != tensor.value.shape:
-                    raise UsageError(
-                        f"key {one!r} is a dense array of shape {tensor.value.shape}, but what is pushed is "
-                        f"{array.stype} of shape {array.shape}"
-                    )
+            self._check(tensor, values)
             if not self._trained:
                 self._choose_trained()
             if len(self._pushed) == len(self._trained):
@@ -181,6 +186,18 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
             if tensor.segment < 0 and not any(t is tensor for t in self._trained):
                 raise UsageError(f"key {one!r} is pushed, although it is frozen (grad_req='null')")
             self._pushed[one] = values
+
+    def _check(self, tensor: _Tensor, values: list[Any]) -> None:
+        """Check the arrays that are pushed; mostly they are those of the step before."""
+        if len(values) == len(tensor.checked) and all(map(operator.is_, values, tensor.checked)):
+            return
+        for array in values:
+            if array.stype != "default" or array.shape != tensor.value.shape:
+                raise UsageError(
+                    f"key {tensor.key!r} is a dense array of shape {tensor.value.shape}, but what is pushed is "
+                    f"{array.stype} of shape {array.shape}"
+                )
+        tensor.checked = values
 
     def pull(self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True) -> None:  # noqa: ARG002, FBT001, FBT002
         """Have the weights written to `out`: at the end of the step if the key is pushed in it, now otherwise."""
@@ -208,7 +225,7 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
             if len(self._pushed) == len(self._trained):
                 self._step()
         elif self._started:
-            self._write(self._outs)
+            self._write_now()
         elif self._expected and len(self._tensors) == self._expected:
             # Module reads the weights before its first step
             self._start()
@@ -227,8 +244,16 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
         share = session.share
         self._sums.begin(share.leaves, share.nodes[:1])
         bundle = self._sums.take(zero=False)
+        coming = session.coming
         for tensor in self._trained:
-            gather(self._pushed[tensor.key], tensor.of(bundle))
+            pushed = self._pushed[tensor.key]
+            if tensor.alone:
+                lent = coming is not None and len(pushed) == 1 and near(pushed[0])
+                bundle.point(tensor.segment, reading(pushed[0], tensor.of(bundle)) if lent else None)
+                if lent:
+                    continue
+            gather(pushed, tensor.of(bundle))
+        at_home = self._receive_at_home(coming)
         for tensor, arrays in self._running:
             change = tensor.of(bundle)
             gather(arrays, change)
@@ -244,21 +269,58 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
         self._pushed.clear()
         self._seen.add(self.num_workers)
         self._outs += self._running
-        self._write(self._outs)
+        self._write(self._outs, at_home)
 
     def accepts(self, rescale: float) -> bool:
         """Whether a script's new rescale_grad says the same as its first: it divides by the number of workers too."""
         ours = float(self._optimizer.rescale_grad)
         return any(math.isclose(rescale * seen, ours * self._workers, rel_tol=1e-9) for seen in self._seen)
 
-    def _write(self, outs: list[tuple[_Tensor, list[Any]]]) -> None:
-        """Write the weights where they were asked for."""
+    def _receive_at_home(self, coming: Bundle | None) -> set[int]:
+        """Have large weights arrive in the script's own arrays, where that is possible.
+
+        Returns the identities of these arrays, which are kept from here on.
+        """
+        if coming is None:
+            return set()
+        asked = {tensor.key: arrays for tensor, arrays in self._outs}
+        found = set()
+        for tensor in self._trained:
+            if not tensor.alone:
+                continue
+            tensor.home = next((array for array in asked.get(tensor.key, ()) if near(array)), None)
+            coming.point(tensor.segment, None if tensor.home is None else writing(tensor.home, tensor.of(coming)))
+            if tensor.home is not None:
+                found.add(id(tensor.home))
+        return found
+
+    def _write(self, outs: list[tuple[_Tensor, list[Any]]], there: Collection[int] = ()) -> None:
+        """Write the weights where they were asked for, unless they are `there` already."""
         for tensor, arrays in outs:
             if tensor.segment >= 0:
                 values = tensor.of(self._session.weights)
                 for array in arrays:
-                    write(array, values)
+                    if id(array) not in there:
+                        write(array, values)
         outs.clear()
+
+    def _write_now(self) -> None:
+        """Write weights that are asked for between steps; those in the script's own arrays come from the servers."""
+        if any(tensor.home is not None for tensor, _ in self._outs):
+            whole = self._whole()
+            for tensor, arrays in self._outs:
+                for array in arrays if tensor.segment >= 0 else ():
+                    write(array, whole[tensor.segment][0, tensor.offset : tensor.offset + tensor.size])
+            self._outs.clear()
+        self._write(self._outs)
+
+    def _whole(self) -> list[Array]:
+        """Return what the servers have of each segment, shape (1 + slots, size)."""
+        segments = self._session.spec.segments
+        whole = [np.empty((1 + slots(segment.optimizer), segment.size), dtype=segment.dtype) for segment in segments]
+        for block, state in zip(self._session.blocks, self._session.fetch(), strict=True):
+            whole[block.segment][:, block.offset : block.offset + block.size] = state
+        return whole
 
     def _warn_of_rate(self) -> None:
         if self._rate is not None and self._optimizer.lr != self._rate:
@@ -310,14 +372,15 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
             tensor.value = SimpleNamespace(shape=tensor.value.shape, size=tensor.value.size)
 
     def _describe(self) -> JobSpec:
-        kinds: dict[tuple[str, Optimizer], list[_Tensor]] = {}
+        kinds: dict[tuple[str, Optimizer, Key | None], list[_Tensor]] = {}
         for tensor in self._trained:
             rule: Optimizer = Sum() if self._optimizer is None else rule_of(self._optimizer, tensor.key)
-            kinds.setdefault((tensor.dtype, rule), []).append(tensor)
+            tensor.alone = tensor.size >= _LARGE
+            kinds.setdefault((tensor.dtype, rule, tensor.key if tensor.alone else None), []).append(tensor)
         for tensor, _ in self._running:
-            kinds.setdefault((tensor.dtype, Mean()), []).append(tensor)
+            kinds.setdefault((tensor.dtype, Mean(), None), []).append(tensor)
         segments = []
-        for number, ((_, rule), members) in enumerate(kinds.items()):
+        for number, ((_, rule, _), members) in enumerate(kinds.items()):
             offset = 0
             for tensor in members:
                 tensor.segment, tensor.offset = number, offset
@@ -379,13 +442,7 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
             )
         if not self._started:
             raise UsageError("there are no optimizer states yet: they can be saved after the first step")
-        states = self._session.fetch()
-        whole = [
-            np.empty((1 + slots(segment.optimizer), segment.size), dtype=segment.dtype)
-            for segment in self._session.spec.segments
-        ]
-        for block, state in zip(self._session.blocks, states, strict=True):
-            whole[block.segment][:, block.offset : block.offset + block.size] = state
+        whole = self._whole()
         arrays: dict[str, Any] = {}
         for tensor in self._trained:
             part = whole[tensor.segment][:, tensor.offset : tensor.offset + tensor.size]

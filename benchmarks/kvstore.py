@@ -1,0 +1,213 @@
+"""How long, and how much CPU time, does a step of MXNet's KVStore take: our servers against MXNet 1.9.1's own?
+
+One script (`work`), the same for both: every key is pushed and pulled, then all is waited for; momentum SGD on the
+servers.  Stock is `dist_sync` over TCP on the loopback interface; ours is the same name under dl2-run, over TCP, Unix
+sockets and shared memory.  In every cell (tensors, workers, servers) all are run by turns, `--repeats` times; of each
+the median is taken, and its ratio to stock's.  CPU time is that of all processes of a job, user and system, over the
+measured rounds, without the making of gradients.
+
+Needs a Python that has MXNet (`--python`); the tests make one in build/mxnet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import secrets
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+#: in the environment of all processes of one run, so that their CPU time can be found
+MARK = "KVSTORE_BENCHMARK"
+WAYS = {
+    "stock": {},
+    "tcp": {"DL2_TRANSPORT": "tcp"},
+    "unix": {"DL2_TRANSPORT": "unix"},
+    "shm": {},
+}
+
+
+def resnet50_shapes() -> list[tuple[int, ...]]:
+    """Return the shapes of ResNet-50's 161 trainable tensors (He et al. 2016): 25,557,032 numbers."""
+    shapes: list[tuple[int, ...]] = [(64, 3, 7, 7), (64,), (64,)]
+    before = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            shapes += [(width, before, 1, 1), (width,), (width,)]
+            shapes += [(width, width, 3, 3), (width,), (width,)]
+            shapes += [(4 * width, width, 1, 1), (4 * width,), (4 * width,)]
+            if block == 0:
+                shapes += [(4 * width, before, 1, 1), (4 * width,), (4 * width,)]
+            before = 4 * width
+    return [*shapes, (1000, 2048), (1000,)]
+
+
+SETS = {"resnet50": resnet50_shapes, "one": lambda: [(25_000_000,)]}
+
+
+def cpu_seconds(mark: str) -> float:
+    """Return user and system time of all processes that have this mark in their environment."""
+    ticks = 0
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+        except OSError:
+            continue  # it has ended, or is another user's
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def work(options: argparse.Namespace) -> None:
+    """Be a worker, of either kind."""
+    import mxnet as mx  # noqa: PLC0415  (the benchmark itself runs without)
+
+    kv = mx.kv.create("dist_sync")
+    rank = kv.rank
+    shapes = SETS[options.tensors]()
+    weights = [mx.nd.ones(shape) for shape in shapes]
+    gradients = [mx.nd.ones(shape) * 0.01 for shape in shapes]
+    for key, weight in enumerate(weights):
+        kv.init(key, weight)
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.1, momentum=0.9, rescale_grad=1 / kv.num_workers))
+    mx.nd.waitall()
+    rounds: list[float] = []
+    cpu = refresh = 0.0
+    for number in range(options.warm + options.rounds):
+        if number == options.warm:
+            kv._barrier()  # noqa: SLF001  (both have it by this name)
+            cpu = cpu_seconds(os.environ[MARK]) if rank == 0 else 0.0
+        began_refresh = time.process_time()
+        for gradient in gradients:  # as a backward pass would: stock's pull leaves the weights in them
+            gradient[:] = 0.01
+        mx.nd.waitall()
+        refresh += (time.process_time() - began_refresh) * (number >= options.warm)
+        began = time.perf_counter()
+        for key, (gradient, weight) in enumerate(zip(gradients, weights, strict=True)):
+            kv.pushpull(key, gradient, out=weight, priority=-key)
+        mx.nd.waitall()
+        if number >= options.warm:
+            rounds.append(time.perf_counter() - began)
+    kv._barrier()  # noqa: SLF001
+    cpu = cpu_seconds(os.environ[MARK]) - cpu if rank == 0 else 0.0
+    last = float(weights[-1].reshape(-1)[0].asscalar())
+    ms = statistics.median(rounds) * 1e3 if rank == 0 else 0.0
+    print(json.dumps({"ms": ms, "cpu_ms": (cpu - refresh) / options.rounds * 1e3, "weight": last}), flush=True)
+
+
+def run(options: argparse.Namespace, way: str, tensors: str, workers: int, servers: int) -> dict[str, float]:
+    """Run a job; return what its first worker has measured."""
+    work_command = [
+        options.python, __file__, "--role-worker", f"--rounds={options.rounds}", f"--warm={options.warm}",
+        f"--tensors={tensors}",
+    ]  # fmt: skip
+    environ = {
+        **os.environ,
+        **WAYS[way],
+        MARK: secrets.token_hex(8),
+        "PYTHONPATH": str(ROOT / "pslite" / "src"),
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    if way == "stock":
+        text = stock(work_command, environ, workers, servers)
+    else:
+        command = [sys.executable, "-m", "pslite.run", "--quiet", f"--workers={workers}", f"--servers={servers}", "--"]
+        text = subprocess.run(
+            [*command, *work_command], env=environ, stdout=subprocess.PIPE, check=True, timeout=600
+        ).stdout.decode()
+    workers_said = [json.loads(line) for line in text.splitlines()]
+    if len({round(said["weight"], 5) for said in workers_said}) != 1:
+        raise SystemExit(f"{way}: the workers have different weights: {text}")
+    return {
+        "ms": max(said["ms"] for said in workers_said),
+        "cpu_ms": sum(said["cpu_ms"] for said in workers_said),
+        "weight": workers_said[0]["weight"],
+    }
+
+
+def stock(command: list[str], environ: dict[str, str], workers: int, servers: int) -> str:
+    """Run a command as MXNet's own launcher does; return what it has printed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environ = {
+        **environ,
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_NODE_HOST": "127.0.0.1",
+        "DMLC_NUM_WORKER": str(workers),
+        "DMLC_NUM_SERVER": str(servers),
+    }
+    roles = ["scheduler", *["server"] * servers, *["worker"] * workers]
+    processes = [
+        subprocess.Popen(command, env={**environ, "DMLC_ROLE": role}, stdout=subprocess.PIPE) for role in roles
+    ]
+    text = "".join(process.communicate(timeout=600)[0].decode() for process in processes)
+    if any(process.returncode for process in processes):
+        raise SystemExit(f"stock MXNet ended with {[process.returncode for process in processes]}")
+    return text
+
+
+def main() -> None:
+    """Run everything and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", default=str(ROOT / "build" / "mxnet" / "bin" / "python"), help="one that has MXNet")
+    parser.add_argument("--tensors", choices=[*SETS, "both"], default="both")
+    parser.add_argument("--cells", nargs="*", default=["1,1", "2,1", "2,2"], help="workers,servers")
+    parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--warm", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--role-worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.role_worker:
+        work(options)
+        return
+    if not Path(options.python).exists():
+        raise SystemExit(f"{options.python} is not there: run tests/pslite/test_mxnet.py, or give --python")
+    cells = [
+        (tensors, *map(int, cell.split(",")))
+        for tensors in (SETS if options.tensors == "both" else [options.tensors])
+        for cell in options.cells
+    ]
+    results: dict[str, Any] = {"machine": f"{os.cpu_count()} CPUs, {platform.machine()}", "cells": []}
+    if not options.json:
+        print(f"{'tensors':10}{'w,s':>5}  {'way':6}{'ms':>9}{'CPU ms':>9}{'faster':>9}{'less CPU':>10}")
+    for tensors, workers, servers in cells:
+        runs: dict[str, list[dict[str, float]]] = {way: [] for way in options.ways}
+        for _ in range(options.repeats):
+            for way in options.ways:
+                runs[way].append(run(options, way, tensors, workers, servers))
+        if len({round(one["weight"], 4) for many in runs.values() for one in many}) != 1:
+            raise SystemExit(f"they do not compute the same: {runs}")
+        row: dict[str, Any] = {"tensors": tensors, "workers": workers, "servers": servers}
+        for way, many in runs.items():
+            found = {name: statistics.median(one[name] for one in many) for name in ("ms", "cpu_ms")}
+            base = row.get("stock", found)
+            found |= {"faster": base["ms"] / found["ms"], "less_cpu": base["cpu_ms"] / found["cpu_ms"]}
+            row[way] = {name: round(value, 2) for name, value in found.items()}
+            if not options.json:
+                print(
+                    f"{tensors:10}{f'{workers},{servers}':>5}  {way:6}{found['ms']:9.0f}{found['cpu_ms']:9.0f}"
+                    f"{found['faster']:8.2f}x{found['less_cpu']:9.2f}x",
+                    flush=True,
+                )
+        results["cells"].append(row)
+    if options.json:
+        print(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
