@@ -51,6 +51,7 @@ from dl2d.policies.jumps import (
 from dl2d.policies.labels import Labels, Shown
 from dl2d.policies.layout import Layouts, largest, least_seconds
 from dl2d.policies.remaining import samples_left
+from dl2d.policies.resizing import in_next_slot, stays
 
 _NAME: Final = "dl2"
 #: Folder of the checkpoint that comes with dl2d.
@@ -208,11 +209,7 @@ class Dl2:
         rates = belief.grid(request, self._optimism if known else self._explored, shown.own)
         if deciding.layouts is not None:
             rates = deciding.layouts.together(request, rates)
-        stays = held != NOTHING and held.workers <= request.max_workers and held.ps <= request.max_ps
-        if stays:
-            slowed = rates * max(1.0 - self._resize_seconds / self._slot_seconds, 0.01)
-            slowed[held.ps, held.workers] = rates[held.ps, held.workers]
-            rates = slowed
+        rates = in_next_slot(rates, held, self._resize_seconds / self._slot_seconds)
         return surface(
             rates,
             worker=amounts_of(request.worker, deciding.names),
@@ -220,7 +217,7 @@ class Dl2:
             capacity=deciding.capacity.tolist(),
             may=sizes_of(request),
             start=floor,
-            keep=held if stays else None,
+            keep=held if stays(rates, held) else None,
         )
 
     def _fill(self, deciding: _Deciding, surfaces: Surfaces, of_job: Ints) -> dict[JobKey, tuple[Alternative, ...]]:

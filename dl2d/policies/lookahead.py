@@ -20,6 +20,7 @@ from dl2d.policies.drift import up_to_date
 from dl2d.policies.growing import Alike, Growing
 from dl2d.policies.labels import Labels
 from dl2d.policies.remaining import samples_left
+from dl2d.policies.resizing import in_next_slot
 
 #: A jump that saves less than this part of the remaining time is not made.
 _WORTHWHILE = 0.01
@@ -28,17 +29,24 @@ _CUT = 8
 
 
 class _Hoped:
-    """What a belief hopes for, as speeds that are known."""
+    """What a belief hopes for in the next slot, as speeds that are known."""
 
-    def __init__(self, snapshot: Snapshot, optimism: float, before: Belief | None) -> None:
+    def __init__(self, snapshot: Snapshot, optimism: float, lost: float, before: Belief | None) -> None:
         self.belief = Belief(up_to_date(snapshot.speeds), before=before)
         self._labels = Labels(snapshot, self.belief)
+        self._held = snapshot.held()
         self._optimism = optimism
+        self._lost = lost
+        #: Jobs that are alike and of one size have one grid. Beliefs keep theirs, so an id is no other's.
+        self._grids: dict[tuple[int, Allocation], NDArray[np.float64]] = {}
 
     def grid(self, job: Job) -> NDArray[np.float64]:
         """See ``KnownSpeeds.grid``."""
         shown = self._labels.of(job)
-        return self.belief.grid(shown.request, self._optimism, shown.own)
+        rates, held = self.belief.grid(shown.request, self._optimism, shown.own), self._held[job.key]
+        if (id(rates), held) not in self._grids:
+            self._grids[id(rates), held] = in_next_slot(rates, held, self._lost)
+        return self._grids[id(rates), held]
 
 
 class _Jump(NamedTuple):
@@ -128,7 +136,10 @@ class Lookahead:
     known
         The true speeds, instead of believed ones: ``lookahead-true``.
     optimism
-        Deviations that are added to the mean of what is believed.
+        Deviations that are added to the mean of what is believed; below 0 it goes by the lower bound.
+    resize_seconds, slot_seconds
+        What a resize costs, so that a job's size is changed only where it pays, of believed speeds; the length of an
+        interval.
     fitted
         Fitted speeds in place of believed ones: ``lookahead-fit``.
     sample_sizes
@@ -140,14 +151,21 @@ class Lookahead:
         *,
         known: KnownSpeeds | None = None,
         optimism: float = OPTIMISM,
+        resize_seconds: float = 0.0,
+        slot_seconds: float = 1200.0,
         fitted: bool = False,
         sample_sizes: int = 0,
     ) -> None:
-        if not 0 <= optimism < math.inf:
-            msg = f"optimism: must be 0 or more, not {optimism!r}"
+        if not math.isfinite(optimism):
+            msg = f"optimism: must be a number, not {optimism!r}"
+            raise ValueError(msg)
+        if not (0 <= resize_seconds < math.inf and 0 < slot_seconds < math.inf):
+            msg = f"resize_seconds must be 0 or more, slot_seconds over 0, not {resize_seconds!r} and {slot_seconds!r}"
             raise ValueError(msg)
         self._known = known
         self._optimism = optimism
+        self._resize_seconds = resize_seconds
+        self._slot_seconds = slot_seconds
         self._fitted = fitted
         self._sample_sizes = sample_sizes
         #: The last one, kept for speed alone.
@@ -163,9 +181,11 @@ class Lookahead:
         """Of the code, and the settings where they are not the usual."""
         believes = self._known is None and not self._fitted
         optimism = f" optimism={self._optimism:g}" if believes and self._optimism != OPTIMISM else ""
+        costs = f" resize_seconds={self._resize_seconds:g} slot_seconds={self._slot_seconds:g}"
         return (
             ("3" if believes else "1")
             + optimism
+            + (costs if believes and self._resize_seconds else "")
             + (f" sample_sizes={self._sample_sizes}" if self._sample_sizes else "")
         )
 
@@ -181,7 +201,8 @@ class Lookahead:
         del rng
         known = self._known
         if known is None and not self._fitted:
-            known = hoped = _Hoped(snapshot, self._optimism, self._belief)
+            lost = self._resize_seconds / self._slot_seconds
+            known = hoped = _Hoped(snapshot, self._optimism, lost, self._belief)
             self._belief = hoped.belief
         growing = Growing(snapshot, packing, known=known, sample_sizes=self._sample_sizes)
         left = [samples_left(job) for job in snapshot.jobs]

@@ -9,6 +9,7 @@ from policies.speeds import Told, Truth, measured
 
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import NOTHING, Allocation, Architecture
+from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.policy import Evidence
 from dl2d.core.resources import Resources
 from dl2d.policies.lookahead import Lookahead
@@ -179,3 +180,32 @@ def _plain(jobs, speeds, room) -> list[Allocation]:
             limits[place][0] = has[place].workers + kept
         else:
             limits[place][1] = has[place].ps + kept
+
+
+def test_a_resize_has_to_pay_within_a_slot() -> None:
+    """Three workers are 20 % faster than two, as was measured; a tenth, or a third, of the slot is lost."""
+    job = a_job(1, model="m", **CPU | {"max_ps": 1})
+    snapshot = a_snapshot([job], cluster(1, cpu=20), {0: Allocation(2, 1)})
+    points = [SpeedPoint(Allocation(w, 1), speed, 16, 3) for w, speed in ((1, 1.0), (2, 2.0), (3, 2.4))]
+    snapshot = replace(snapshot, speeds=(MeasuredSpeeds(TrainingKind.of(job.request), tuple(points)),))
+    settings = {"optimism": 0.0, "slot_seconds": 300.0}
+    assert given(Lookahead(resize_seconds=30, **settings), snapshot) == [(3, 1)]
+    stays = Lookahead(resize_seconds=100, **settings)
+    assert given(stays, snapshot) == [(2, 1)]
+    assert stays.version == "3 optimism=0 resize_seconds=100 slot_seconds=300"
+
+
+def test_pessimism_keeps_to_what_was_measured() -> None:
+    job = a_job(1, model="m", **CPU | {"max_workers": 16, "max_ps": 16})
+    snapshot = a_snapshot([job], cluster(1, cpu=200))
+    points = tuple(SpeedPoint(Allocation(n, n), 2.0 + n / 100, 16, 3) for n in (1, 4))
+    snapshot = replace(snapshot, speeds=(MeasuredSpeeds(TrainingKind.of(job.request), points),))
+    assert given(Lookahead(optimism=-3), snapshot) == [(4, 4)]
+    [hopes] = given(Lookahead(optimism=3), snapshot)
+    assert hopes not in {(1, 1), (4, 4)}
+
+
+@pytest.mark.parametrize("settings", [{"optimism": float("nan")}, {"resize_seconds": -1.0}, {"slot_seconds": 0.0}])
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        Lookahead(**settings)
