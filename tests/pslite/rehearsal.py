@@ -10,6 +10,7 @@ import random
 import secrets
 import threading
 import time
+import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from pslite.worker import Worker
 
 QUICK = Settings(grace=5.0, start=10.0, settle=0.01, verdict=0.05, look=0.01, heartbeat=0.05, lease=20.0)
 #: seconds within which any rehearsal must end, however busy the machine is
-_PATIENCE = 60.0
+_PATIENCE = 30.0
 
 
 def job(**changes: object) -> JobSpec:
@@ -118,6 +119,8 @@ class Rehearsal:
         self._members: dict[str, Worker | AllReduceWorker | Server] = {}
         self._threads: list[threading.Thread] = []
         self._killed: list[str] = []
+        #: the plan under which a server has died: until the next one is done, its blocks have one copy
+        self._plan_at_death = 0
         #: workers that have weights
         self._stepping: set[str] = set()
         self._surprises: list[str] = []
@@ -186,7 +189,7 @@ class Rehearsal:
         except PsliteError as error:
             self._ended(task, error)
         except BaseException as error:  # noqa: BLE001  (a thread's end must not go unseen)
-            self._surprises.append(f"{task}: {error!r}")
+            self._surprises.append(f"{task}: {''.join(traceback.format_exception(error))}")
 
     def _work(self, task: str) -> None:
         process = _Thread()
@@ -201,7 +204,7 @@ class Rehearsal:
         except SystemExit:
             pass
         except BaseException as error:  # noqa: BLE001
-            self._surprises.append(f"{task}: {error!r}")
+            self._surprises.append(f"{task}: {''.join(traceback.format_exception(error))}")
             process.raised(error)
         process.leave()
 
@@ -245,6 +248,8 @@ class Rehearsal:
         if able:
             task = able[event.choice % len(able)]
             self._killed.append(task)
+            if role == "ps":
+                self._plan_at_death = status.plan
             self._members[task].sever()
             # as the scheduler would, another one is started in its place
             if task in self._targets[role]:
@@ -252,17 +257,23 @@ class Rehearsal:
                 self._counts[role] = max(1, self._counts[role] - 1)
 
     def _staying(self, status: Status, role: str) -> set[str]:
+        """Members that go on if another dies now: workers with weights, servers whose blocks have replicas."""
         active = {m.task for m in status.members if m.role == role and m.state == "active"}
-        ready = self._stepping if role == "worker" else active
-        return active & ready & set(self._targets[role]) - set(self._killed)
+        if role == "worker":
+            active &= self._stepping
+        elif status.plan == self._plan_at_death or status.plans[-1].servers < 2:
+            return set()
+        return active & set(self._targets[role]) - set(self._killed)
 
 
-def random_events(rng: random.Random, *, last: int, kills: Sequence[Literal["worker", "ps"]]) -> list[Event]:
+def random_events(
+    rng: random.Random, *, last: int, kills: Sequence[Literal["worker", "ps"]], least_servers: int = 1
+) -> list[Event]:
     """Some resizes and deaths, half of the deaths close to a resize."""
     events = [
         Event(
-            rng.randint(1, last), workers=rng.randint(1, 4), servers=rng.randint(1, 4), oldest=rng.random() < 0.3,
-            delay=rng.choice((0.0, 0.002, 0.01)),
+            rng.randint(1, last), workers=rng.randint(1, 4), servers=rng.randint(least_servers, 4),
+            oldest=rng.random() < 0.3, delay=rng.choice((0.0, 0.002, 0.01)),
         )
         for _ in range(rng.randint(0, 3))
     ]  # fmt: skip

@@ -5,34 +5,65 @@ from __future__ import annotations
 import os
 import random
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from regression import segments
 from rehearsal import Rehearsal, job, random_events, static_digest
 
+from pslite.spec import LAMB, Adam
+
 #: of each kind; 10,000 in all are gone through by setting it so
-SCHEDULES = int(os.environ.get("PSLITE_SCHEDULES", "20"))
+SCHEDULES = int(os.environ.get("PSLITE_SCHEDULES", "12"))
+FIRST = int(os.environ.get("PSLITE_FIRST_SCHEDULE", "0"))
+
+JOBS = {
+    "plain": {},
+    "fewer shards than workers": {"shards": 3},
+    "clipped": {"clip_norm": 0.5, "segments": segments(40, Adam(lr=0.01))},
+    "lamb": {"segments": segments(40, LAMB(lr=0.01))},
+    "halves": {"wire": "bfloat16"},
+}
 
 
-@pytest.fixture(scope="module")
-def expected():
-    return static_digest(job())
+@cache
+def expected(kind):
+    return static_digest(job(**JOBS[kind]))
 
 
-def go_through(seed, spec, expected, kills):
+def go_through(seed, kind, kills, **changes):
     rng = random.Random(seed)
-    events = random_events(rng, last=45, kills=kills)
-    workers, servers = rng.randint(1, 4), rng.randint(1, 4)
+    least = 3 if "ps" in kills else 1  # one may die, and two are left
+    events = random_events(rng, last=45, kills=kills, least_servers=least)
+    workers, servers = rng.randint(1, 4), rng.randint(least, 4)
+    spec = job(**JOBS[kind], **changes)
     outcome = Rehearsal(spec, workers=workers, servers=servers, events=events).run()
-    story = "\n".join([f"seed {seed}: {workers} workers, {servers} servers", *map(str, events), *outcome.log])
+    sizes = f"seed {seed}, {kind}: {workers} workers, {servers} servers"
+    story = "\n".join([sizes, *map(str, events), *outcome.log, *outcome.surprises])
     assert outcome.status.state == "finished", story
-    assert outcome.status.result.digest == expected, story
-    assert not outcome.surprises, f"{outcome.surprises}\n{story}"
-    return outcome
+    assert outcome.status.result.digest == expected(kind), story
+    assert not outcome.surprises, story
 
 
-@pytest.mark.parametrize("seed", range(SCHEDULES))
-def test_resizes_and_deaths_of_workers(seed, expected):
-    go_through(seed, job(), expected, kills=["worker"] * random.Random(seed).randint(0, 2))
+def kind_of(seed):
+    return list(JOBS)[seed % len(JOBS)]
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + SCHEDULES))
+def test_resizes_and_deaths_of_workers(seed):
+    go_through(seed, kind_of(seed), ["worker"] * random.Random(seed).randint(0, 2))
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + SCHEDULES))
+def test_resizes_of_durable_jobs(seed):
+    go_through(seed, kind_of(seed), [], durability="durable")
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + 2 * SCHEDULES))
+def test_deaths_of_servers_that_have_replicas(seed):
+    rng = random.Random(seed)
+    kills = [*["ps"] * rng.randint(1, 2), *["worker"] * rng.randint(0, 1)]
+    go_through(seed, kind_of(seed), kills, durability="durable")

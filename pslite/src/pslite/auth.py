@@ -183,7 +183,7 @@ def connect(
         if incarnation and challenge.incarnation != incarnation:
             msg = f"{challenge.task} at {address} is incarnation {challenge.incarnation}, expected {incarnation}"
             raise AuthenticationError(msg)
-    except (PeerLost, ProtocolError) as error:
+    except (PeerLost, ProtocolError, OSError) as error:
         sock.close()
         msg = f"{address} ended the handshake ({error}): is this the right address of a pslite process?"
         raise AuthenticationError(msg) from error

@@ -35,9 +35,11 @@ from pslite.messages import (
     Beat,
     Begin,
     Broken,
+    Census,
     Clip,
     Commit,
     Complete,
+    Copies,
     Describe,
     DigestRequest,
     Digests,
@@ -58,6 +60,8 @@ from pslite.messages import (
     NotSaved,
     PlanDone,
     Prepare,
+    Promote,
+    Promoted,
     Publish,
     Published,
     Pushed,
@@ -209,6 +213,20 @@ class _Pending:
 
 
 @dataclass(eq=False)
+class _Succession:
+    """Servers are gone: first those that are left say what they have of their blocks, then some of them own these."""
+
+    number: int
+    blocks: tuple[int, ...]
+    #: servers that have not answered yet
+    waits_for: set[str]
+    #: block -> (version, place in line, server) of the newest copy
+    copies: dict[int, tuple[int, int, str]] = field(default_factory=dict)
+    #: whether the owners are chosen
+    chosen: bool = False
+
+
+@dataclass(eq=False)
 class _TakingOver:
     """Nodes of workers that are gone, on their way to others: servers have to know before workers do."""
 
@@ -293,11 +311,18 @@ class Coordinator:
         self._target_changed = 0.0
         self._once_wanted: frozenset[str] = frozenset()
         self._held_back: set[str] = set()
+        #: members that could not reach another one, once
+        self._doubted: set[str] = set()
         #: workers that died in the middle of the job, in order, and at which version
         self._dead: dict[str, int] = {}
         #: by plan, which worker does the part of a dead one: tree node -> task
         self._substitutes: dict[int, dict[int, str]] = {}
         self._taking_over: _TakingOver | None = None
+        self._succession: _Succession | None = None
+        self._successions = 0
+        #: servers that are gone, and the owners of their blocks that workers have not been told of yet
+        self._lost_servers: set[str] = set()
+        self._heirs: dict[int, Member] = {}
         #: by version, the files of a checkpoint that is being written
         self._saves: dict[int, dict[str, SavedFile]] = {}
         #: by version and of what, the sums of squares of the blocks that have their sums
@@ -491,7 +516,11 @@ class Coordinator:
         elif isinstance(message, Failed):
             self._member_failed(member, message.reason, fatal=True)
         elif isinstance(message, TakenOver):
-            self._taken_over(member, message)
+            self._taken_over(member, message.number)
+        elif isinstance(message, Copies):
+            self._take_copies(member, message)
+        elif isinstance(message, Promoted):
+            self._promoted(member, message)
         elif isinstance(message, Leave):
             self._left(member)
         elif isinstance(message, Finished):
@@ -532,6 +561,10 @@ class Coordinator:
             self._say(f"{member.title} cannot take part in plan {number}: {message.reason}")
         elif isinstance(message, Nack):
             fault = {message.about} & pending.newcomers() or {member.task}
+            if message.about in pending.members() - fault and member.task not in self._doubted:
+                # perhaps the other one has just died, of which nobody has heard yet
+                self._doubted.add(member.task)
+                fault = set()
             self._give_up_plan(f"{member.title} cannot take part: {message.reason}", fault)
         elif isinstance(message, Stamped):
             if message.first < 0:
@@ -732,8 +765,11 @@ class Coordinator:
         certain = pending is not None and (pending.phase == "committed" or pending.recover)
         committed = pending is not None and certain and member.task in pending.members()
         if in_plan or committed:
-            go_on = self._regroup_without if self._all_reduce else self._go_on_without
-            if fatal or member.role == "ps" or not go_on(member, text):
+            if self._all_reduce:
+                go_on = self._regroup_without
+            else:
+                go_on = self._go_on_without_server if member.role == "ps" else self._go_on_without
+            if fatal or not go_on(member, text):
                 self._fail(text)
             return
         member.state = "left"
@@ -934,9 +970,9 @@ class Coordinator:
                 load[given[node]] += 1
         return given
 
-    def _taken_over(self, member: _Member, message: TakenOver) -> None:
+    def _taken_over(self, member: _Member, number: int) -> None:
         taking = self._taking_over
-        if taking is None or message.number != taking.number:
+        if taking is None or number != taking.number:
             return  # another worker has died since
         taking.waits_for.discard(member.task)
         if taking.waits_for:
@@ -947,7 +983,99 @@ class Coordinator:
                 number: tuple(node for node, other in given.items() if other == task)
                 for number, given in self._substitutes.items()
             }
-            self._tell({task}, TakeOver(number=message.number, gone=tuple(self._dead), nodes=nodes))
+            self._tell({task}, TakeOver(number=number, gone=tuple(self._dead), nodes=nodes))
+
+    # --- servers that are gone ------------------------------------------------------------------------------------
+
+    def _go_on_without_server(self, member: _Member, text: str) -> bool:
+        """Have others own the blocks of a server that died; returns whether that is possible.
+
+        Every copy is at the version that workers have been answered with last, or one behind: the newest one of each
+        block goes on, and workers push to it again what they have pushed in the present step.
+        """
+        assert self._spec is not None
+        pending = self._pending
+        if self._spec.durability == "none" or (pending is not None and pending.previous is None):
+            return False
+        if pending is not None and pending.phase == "preparing":
+            self._abort(pending, text)
+        member.state = "left"
+        self._lost_servers.add(member.task)
+        member.channel.send(JobEnded(reason=f"{member.task} was given up: {text}"))
+        self._say(f"{text}; others take its place")
+        if self._taking_over is not None:
+            self._taken_over(member, self._taking_over.number)
+        self._successions += 1
+        plans = self._plans_in_force()
+        blocks = {block for plan in plans for task in self._lost_servers for block in plan.blocks_of(task)}
+        servers = {m.task for plan in plans for m in plan.servers} & self._there()
+        if not servers:
+            return False
+        self._succession = _Succession(self._successions, tuple(sorted(blocks)), servers)
+        self._tell(
+            servers, Census(number=self._successions, gone=tuple(self._lost_servers), blocks=self._succession.blocks)
+        )
+        self._urgent = True
+        return True
+
+    def _take_copies(self, member: _Member, message: Copies) -> None:
+        succession = self._succession
+        if succession is None or message.number != succession.number or succession.chosen:
+            return  # another server has died since
+        succession.waits_for.discard(member.task)
+        pending = self._pending
+        newest = pending.plan if pending is not None else self._plan
+        assert newest is not None
+        for block, version in message.versions.items():
+            # of equal copies the one that stays where it is: with its owner to be, or with a server that stays
+            rank = 2 * (newest.owner(block).task == member.task) + (member.task in newest.tasks())
+            offer = version, rank, member.task
+            succession.copies[block] = max(succession.copies.get(block, offer), offer)
+        if not succession.waits_for:
+            self._choose_heirs(succession)
+
+    def _choose_heirs(self, succession: _Succession) -> None:
+        lost = sorted(set(succession.blocks) - succession.copies.keys())
+        if lost:
+            names = " and ".join(sorted(self._lost_servers))
+            blocks = f"{len(lost)} blocks" if len(lost) > 1 else f"block {lost[0]}"
+            self._fail(f"{blocks} of the model had no copy outside {names}, and there is no process of that any more")
+            return
+        owners = {block: self._members[task].record() for block, (_, _, task) in succession.copies.items()}
+        self._heirs.update(owners)
+        gone = tuple(self._lost_servers)
+        self._plan = self._plan and self._plan.without(gone, owners)
+        pending = self._pending
+        if pending is not None:
+            pending.previous = self._plan
+            pending.plan = pending.plan.without(gone, owners)
+        for plan in self._plans_in_force():
+            for server in plan.servers:
+                # one that was to leave may be needed for longer
+                self._members[server.task].state = "active"
+        succession.chosen = True
+        succession.waits_for = {m.task for plan in self._plans_in_force() for m in plan.servers}
+        self._tell(succession.waits_for.copy(), Promote(number=succession.number, gone=gone, owners=owners))
+
+    def _promoted(self, member: _Member, message: Promoted) -> None:
+        succession, pending = self._succession, self._pending
+        if pending is not None:
+            pending.moved.pop(member.task, None)  # said before it had other blocks
+        if succession is None or message.number != succession.number:
+            return
+        succession.waits_for.discard(member.task)
+        if succession.waits_for:
+            return
+        self._succession = None
+        plans = self._plans_in_force()
+        workers = {m.task for plan in plans for m in plan.workers} & self._there()
+        self._tell(workers, Promote(number=succession.number, gone=tuple(self._lost_servers), owners=self._heirs))
+        if 0 in self._heirs and pending is not None and pending.previous is not None:
+            self._tell({pending.previous.owner(0).task}, Commit(plan=pending.plan.number))
+        self._heirs = {}
+        if self._digest_asked:
+            self._ask_for_digests()
+        self._urgent = True
 
     def _plans_in_force(self) -> list[Plan]:
         """The plan in force, and the one that is taking its place."""
@@ -1073,6 +1201,8 @@ class Coordinator:
         self._urgent = True
 
     def _advance(self, now: float) -> None:
+        if self._succession is not None:
+            return
         if self._pending is None:
             self._consider(now)
         elif self._pending.phase == "preparing":
@@ -1131,6 +1261,7 @@ class Coordinator:
             [self._members[task].record() for task in workers],
             [self._members[task].record() for task in servers],
             present,
+            replicas=self._spec.durability == "durable",
             stop=self._settings.handoff == "stop",
         )
         self._pending = _Pending(plan, present, now)
@@ -1245,6 +1376,8 @@ class Coordinator:
 
     def _check_end(self) -> None:
         assert self._plan is not None
+        if self._succession is not None:
+            return
         workers = [self._members[m.task] for m in self._plan.workers if m.task not in self._dead]
         assert self._spec is not None
         if self._spec.open:
@@ -1272,7 +1405,7 @@ class Coordinator:
         if not self._digest_asked:
             self._digest_asked = True
             if self._spec.update == "server":
-                self._tell({m.task for m in self._plan.servers}, DigestRequest(version=self._version))
+                self._ask_for_digests()
             # in an open job others may still be in their loops
             for worker in workers:
                 if not worker.finished:
@@ -1317,6 +1450,10 @@ class Coordinator:
                     and not self._go_on_without(worker, text)
                 ):
                     self._fail(text)
+
+    def _ask_for_digests(self) -> None:
+        assert self._plan is not None
+        self._tell({m.task for m in self._plan.servers}, DigestRequest(version=self._version))
 
     def status(self) -> Status:
         """Return the state of the job, for the director."""

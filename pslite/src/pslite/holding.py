@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,9 @@ from pslite.blocks import Block
 from pslite.optimizers import slots
 from pslite.rows import Numbers, Rows
 from pslite.tree import ROOT, TreeSum
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 Array = NDArray[Any]
 
@@ -47,10 +50,10 @@ class BufferPool:
                 buffer.fill(0)
                 self.give(buffer)
 
-    def trim(self, blocks: list[Block], copies: int) -> None:
-        """Drop buffers beyond what `blocks` can use with `copies` buffers each."""
+    def trim(self, wanted: Iterable[tuple[Block, int]]) -> None:
+        """Drop buffers beyond what blocks can use, each with so many buffers."""
         need: dict[tuple[str, int], int] = {}
-        for block in blocks:
+        for block, copies in wanted:
             key = (block.dtype, block.size)
             need[key] = need.get(key, 0) + copies
         for key, free in list(self._free.items()):
@@ -60,11 +63,15 @@ class BufferPool:
 class Holding:
     """One block on one server.
 
-    ABSENT (`here` False: pushes of the coming step are staged) -> OWNED -> SENDING (after the clock, read only) ->
-    freed on the new owner's acknowledgement.
+    Its owner's: ABSENT (`here` False: pushes of the coming step are staged) -> OWNED -> SENDING (after the clock, read
+    only) -> freed on the new owner's acknowledgement, or kept as its replica.  A replica: ABSENT -> here; its `total`
+    is a sum that the owner has sent and that cannot be applied yet.
     """
 
-    __slots__ = ("block", "first", "here", "plan", "received", "rows", "state", "sums", "total", "version")
+    __slots__ = (
+        "block", "coming", "first", "guard", "here", "plan", "received", "rows", "stamp", "state", "sums", "total",
+        "version", "waits",
+    )  # fmt: skip
 
     def __init__(self, block: Block, plan: int, leaves: int) -> None:
         self.block = block
@@ -83,6 +90,13 @@ class Holding:
         self.total: Array | Rows | None = None
         #: of a sparse block, which rows the last two steps have changed
         self.rows: tuple[Numbers, Numbers] | None = None
+        #: the server whose replica is told of each step, and another one that will take its place
+        self.guard = ""
+        self.coming = ""
+        #: whether workers wait for an answer until a replica has the step
+        self.waits = False
+        #: of a replica: the stamp that its owner knew
+        self.stamp = 0, 0
 
     @property
     def weights(self) -> memoryview:
@@ -111,4 +125,15 @@ class Holding:
         """Let `plan` rule this block from the present version on."""
         self.plan = plan
         self.first = first
+        self.begin(leaves)
+
+    def begin(self, leaves: int) -> None:
+        """Take contributions of the coming step from its beginning."""
+        self.received.clear()
+        self.total = None
         self.sums = TreeSum(leaves, frozenset((ROOT,)))
+
+    @property
+    def guards(self) -> list[str]:
+        """The servers that are told of each step."""
+        return [task for task in (self.guard, self.coming) if task]

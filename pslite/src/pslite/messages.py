@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from pslite.plan import Plan
+from pslite.plan import Member, Plan
 from pslite.spec import JobSpec
 
 PROTOCOL = 1
@@ -139,6 +139,19 @@ class Moved(Message, frozen=True):
 
 class TakenOver(Message, frozen=True):
     """Server: from now on I take the nodes of that `TakeOver` from anybody."""
+
+    number: int
+
+
+class Copies(Message, frozen=True):
+    """Server: which versions I have of the blocks of that `Census`, as their owner or not."""
+
+    number: int
+    versions: dict[int, int]
+
+
+class Promoted(Message, frozen=True):
+    """Server: from now on blocks are owned as that `Promote` says."""
 
     number: int
 
@@ -305,6 +318,22 @@ class TakeOver(Message, frozen=True):
     nodes: dict[int, tuple[int, ...]]
 
 
+class Census(Message, frozen=True):
+    """Server: those servers are gone; take nothing more from them, and say what you have of their blocks."""
+
+    number: int
+    gone: tuple[str, ...]
+    blocks: tuple[int, ...]
+
+
+class Promote(Message, frozen=True):
+    """Servers are gone, and under every plan in force others own their blocks."""
+
+    number: int
+    gone: tuple[str, ...]
+    owners: dict[int, Member]
+
+
 class Clip(Message, frozen=True):
     """Server: what gradients are multiplied by in the step from that version."""
 
@@ -367,6 +396,8 @@ FromMember = (
     | Drained
     | Moved
     | TakenOver
+    | Copies
+    | Promoted
     | Restored
     | Saved
     | NotSaved
@@ -391,6 +422,8 @@ FromCoordinator = (
     | Resume
     | PlanDone
     | TakeOver
+    | Census
+    | Promote
     | Clip
     | Trust
     | DigestRequest

@@ -11,7 +11,7 @@ from pslite.shards import ranges
 from pslite.tree import cover
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from pslite.blocks import Block
     from pslite.spec import JobSpec
@@ -39,12 +39,44 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     servers: tuple[Member, ...]
     #: for each block the index of its owner in `servers`
     owners: tuple[int, ...]
+    #: for each block the index of the server that keeps its replica, -1 for none; empty where no block has one
+    backups: tuple[int, ...] = ()
     #: comparison setting: workers stop at the clock until everything has moved, as the DL2 paper does it
     stop: bool = False
 
     def owner(self, block: int) -> Member:
         """Return the server that owns `block`."""
         return self.servers[self.owners[block]]
+
+    def backup(self, block: int) -> Member | None:
+        """Return the server that keeps the replica of `block`, if there is one."""
+        place = self.backups[block] if self.backups else -1
+        return self.servers[place] if place >= 0 else None
+
+    def without(self, gone: Collection[str], owners: Mapping[int, Member]) -> Plan:
+        """Return the plan as it goes on when servers are gone: others own some blocks, of which there is no replica.
+
+        Parameters
+        ----------
+        gone
+            tasks of the servers; one that owns further blocks (in a plan that is not in force) stays.
+        owners
+            block -> its owner from now on.
+
+        """
+        heirs = [owners.get(b) or self.owner(b) for b in range(len(self.owners))]
+        needed = {member.task for member in heirs}
+        present = [m for m in self.servers if m.task in needed or m.task not in gone]
+        known = {m.task for m in present}
+        servers = (*present, *{m.task: m for m in heirs if m.task not in known}.values())
+        place = {member.task: i for i, member in enumerate(servers)}
+        kept = [None if b in owners else self.backup(b) for b in range(len(heirs))]
+        return msgspec.structs.replace(
+            self,
+            servers=servers,
+            owners=tuple(place[member.task] for member in heirs),
+            backups=tuple(-1 if m is None else place.get(m.task, -1) for m in kept) if self.backups else (),
+        )
 
     def worker_index(self, task: str) -> int:
         """Return the place of a worker in the plan, or -1."""
@@ -53,6 +85,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def blocks_of(self, task: str) -> list[int]:
         """Return the blocks that server `task` owns."""
         return [b for b, owner in enumerate(self.owners) if self.servers[owner].task == task]
+
+    def replicas_of(self, task: str) -> list[int]:
+        """Return the blocks of which server `task` keeps the replica."""
+        return [b for b, backup in enumerate(self.backups) if backup >= 0 and self.servers[backup].task == task]
 
     def tasks(self) -> set[str]:
         """Return the ids of all members."""
@@ -111,9 +147,51 @@ def make_plan(
     servers: Sequence[Member],
     previous: Plan | None,
     *,
+    replicas: bool = False,
     stop: bool = False,
 ) -> Plan:
     """Make plan `number` for the given members; blocks move only as far as balance needs it."""
     before = {b: previous.owner(b).task for b in range(len(blocks))} if previous else {}
     owners = assign([block.nbytes for block in blocks], before, [member.task for member in servers]) if servers else ()
-    return Plan(number=number, workers=tuple(workers), servers=tuple(servers), owners=owners, stop=stop)
+    return Plan(
+        number=number,
+        workers=tuple(workers),
+        servers=tuple(servers),
+        owners=owners,
+        backups=choose_backups(blocks, servers, owners, previous) if replicas else (),
+        stop=stop,
+    )
+
+
+def choose_backups(
+    blocks: Sequence[Block], servers: Sequence[Member], owners: Sequence[int], previous: Plan | None
+) -> tuple[int, ...]:
+    """Return for each block the index of the server that keeps its replica; -1 where its owner is the only server.
+
+    On another host than the owner if there is one; then on a server that has the block already, as its owner or its
+    backup under the previous plan; then on the one with the least to keep.
+    """
+    loads = [0] * len(servers)
+    chosen = []
+    for block, owner in zip(blocks, owners, strict=True):
+        places = [i for i in range(len(servers)) if i != owner]
+        if not places:
+            return (-1,) * len(blocks)
+        holders = holders_of(previous, block.number)
+
+        def rank(place: int, owner: int = owner, holders: Collection[str] = holders) -> tuple[bool, bool, int, int]:
+            member = servers[place]
+            return member.host == servers[owner].host, member.task not in holders, loads[place], place
+
+        best = min(places, key=rank)
+        loads[best] += block.nbytes
+        chosen.append(best)
+    return tuple(chosen)
+
+
+def holders_of(plan: Plan | None, block: int) -> frozenset[str]:
+    """Return the servers that have a whole copy of a block once a plan is done: its owner and its backup."""
+    if plan is None:
+        return frozenset()
+    backup = plan.backup(block)
+    return frozenset((plan.owner(block).task,)) | (frozenset() if backup is None else frozenset((backup.task,)))

@@ -35,8 +35,10 @@ from pslite.messages import (
     Abort,
     Alive,
     Beat,
+    Census,
     Clip,
     Commit,
+    Copies,
     DigestRequest,
     Digests,
     Exit,
@@ -52,6 +54,8 @@ from pslite.messages import (
     NotSaved,
     PlanDone,
     Prepare,
+    Promote,
+    Promoted,
     Ready,
     Refused,
     Saved,
@@ -63,8 +67,9 @@ from pslite.messages import (
 )
 from pslite.norms import Squares, Tensors
 from pslite.optimizers import Updater, slots, square_norm
-from pslite.plan import Plan, Reduction, reduction
+from pslite.plan import Plan, Reduction, holders_of, reduction
 from pslite.region import WEIGHTS, Layout, Mapped
+from pslite.replicas import Guards, Replicas, Step
 from pslite.rows import Rows, checked_length, parse
 from pslite.spec import LAMB, JobSpec, Sum
 from pslite.transport import machine, open_listeners, reach, tune
@@ -77,7 +82,11 @@ from pslite.wire import (
     PARAM_ROWS,
     PUSH,
     REGION,
+    REPLICATE,
+    REPLICATED,
     RESTORE,
+    SEED,
+    SEEDED,
     STATE,
     STATE_ACK,
     WHOLE,
@@ -103,14 +112,17 @@ class _Stage:
     """A plan that this server has made ready for."""
 
     plan: Plan
+    previous: Plan | None
     reduction: Reduction
     #: tree node -> the worker that pushes it
     expected: dict[int, str]
     gained: dict[int, Holding]
     #: workers that the plan adds
     newcomers: set[str]
-    #: connections to the servers that get blocks from us
-    peers: dict[str, Link] = field(default_factory=dict)
+    #: memory for replicas that we have not kept so far
+    replicas: dict[int, Holding]
+    #: new connections to the servers that get blocks from us or keep our replicas
+    links: dict[str, Link] = field(default_factory=dict)
     moved_bytes: int = 0
     reported: bool = False
     began: float = 0.0
@@ -185,6 +197,8 @@ class Server:
         self._stamp: tuple[int, int] | None = None
         self._commit = 0
         self._current = 0
+        #: the last plan that everybody has moved to
+        self._settled = 0
         self._version = 0
         self._updater = Updater()
         self._pool = BufferPool()
@@ -192,6 +206,10 @@ class Server:
         self._incoming: dict[Link, Array] = {}
         #: workers that want whole blocks
         self._asked: list[tuple[Link, Header]] = []
+        #: connections that we opened to other servers
+        self._peers: dict[str, Link] = {}
+        self._guards = Guards(self._peers, self._pool)
+        self._replicas = Replicas(self._apply)
         self._outgoing: deque[Holding] = deque()
         self._unacknowledged: dict[int, Holding] = {}
         self._refused = 0
@@ -204,6 +222,7 @@ class Server:
         self._trust: tuple[int, dict[int, float]] = -1, {}
         self._wake_out, self._wake_in = socket.socketpair()
         self._status: int | None = None
+        self._closed = False
 
     # --- loop -----------------------------------------------------------------------------------------------------
 
@@ -222,7 +241,7 @@ class Server:
         register(self._wake_out, selectors.EVENT_READ, self._take_prepared)
         try:
             while self._status is None:
-                busy = bool(self._outgoing) and self._may_move()
+                busy = self._may_plant() or (bool(self._outgoing) and self._may_move())
                 for key, mask in self._selector.select(0 if busy else min(0.2, self._heartbeat)):
                     if isinstance(key.data, Link):
                         self._serve(key.data, mask)
@@ -245,11 +264,10 @@ class Server:
             self._saver.close()
             self._take_prepared()
         self._control.flush()
+        self._closed = True
+        self._close_prepared()
         for link in list(self._all_links):
             link.close()
-        for stage in self._stages.values():
-            for link in stage.peers.values():
-                link.close()
         for doorway in self._doorways:
             doorway.close()
         for closable in (self._control, self._wake_in, self._wake_out, self._selector):
@@ -309,8 +327,9 @@ class Server:
             buffer = self._incoming.pop(link, None)
             if buffer is not None:
                 self._pool.give(buffer)
-            if self._links.get(link.task) is link:
-                del self._links[link.task]
+            for links in (self._links, self._peers):
+                if links.get(link.task) is link:
+                    del links[link.task]
 
     def _serve(self, link: Link, mask: int) -> None:
         if not link.open:
@@ -327,10 +346,11 @@ class Server:
             self._broken(link, f"{link.task} broke the protocol: {error}")
 
     def _broken(self, link: Link, reason: str) -> None:
-        self._drop(link)
         moving = self._unacknowledged or any(stage.gained for stage in self._stages.values())
-        if link.role == "ps" and not moving:
-            return  # servers are connected only while something moves between them
+        guarding = self._peers.get(link.task) is link
+        self._drop(link)
+        if link.role == "ps" and not moving and not guarding:
+            return  # nothing comes or goes over it
         stage = self._stages.get(self._current)
         if stage is not None and link.task in stage.plan.tasks() - self._gone:
             # Its death is the coordinator's to judge, with better words; speak only if nothing comes of that.
@@ -369,7 +389,7 @@ class Server:
             buffer = self._pool.take(block, encoding.dtype if encoding is not None else "")
             self._incoming[link] = buffer
             return buffer.data.cast("B")
-        if header.kind in (STATE_ACK, FETCH):
+        if header.kind in (STATE_ACK, FETCH, REPLICATED, SEEDED):
             return memoryview(b"")
         if header.kind == FIRST_STATE:
             stage = self._stages.get(header.plan)
@@ -379,6 +399,21 @@ class Server:
                 raise ProtocolError(f"{header.length} bytes are no state of block {header.block}")
             self._incoming[link] = np.empty(header.length, dtype=np.uint8)
             return self._incoming[link].data
+        if header.kind in (REPLICATE, SEED):
+            if link.role != "ps":
+                raise ProtocolError(f"{link.task} is a worker, it has no replicas")
+            if header.block in self._unacknowledged:
+                self._handed_over(header.block)  # the new owner's word comes before its acknowledgement
+            holding = self._replicas.find(link, header)
+            if header.kind == REPLICATE:
+                pieces = len(self._tensors.pieces[header.block])
+                buffer = self._replicas.buffer(block, header, pieces)
+                if holding is not None:
+                    self._incoming[link] = buffer
+                return buffer.data
+            if holding is None:
+                return memoryview(bytearray(block.nbytes * (1 + slots(block.optimizer))))
+            return holding.whole
         if header.kind in (INIT, STATE, RESTORE):
             holding = self._awaited(link, header)
             return holding.weights if header.kind == INIT else holding.whole
@@ -398,6 +433,7 @@ class Server:
             holding = self._awaited(link, header)
             self._enter_gained(holding, header)
             self._settle(holding)
+            self._guard(holding, given=False)
             self._answer(holding)
             self._report_moved()
         elif header.kind == STATE:
@@ -411,15 +447,36 @@ class Server:
             self._enter_gained(holding, header)
             link.send(Header(STATE_ACK, header.plan, header.block, 0, 0, header.version, header.first))
             self._settle(holding)
+            self._guard(holding, given=True)
             self._complete(holding)
             self._report_moved()
         elif header.kind == FETCH:
             self._asked.append((link, header))
             self._answer_fetches()
         elif header.kind == STATE_ACK:
-            if self._unacknowledged.pop(header.block, None) is None:
+            if header.block in self._unacknowledged:
+                self._handed_over(header.block)
+            elif not self._durable:
                 raise ProtocolError(f"an acknowledgement of block {header.block}, which was not sent")
             self._report_moved()
+        elif header.kind == REPLICATE:
+            buffer = self._incoming.pop(link, None)
+            if buffer is not None:
+                self._replicas.replicated(link, header, buffer)
+        elif header.kind == SEED:
+            if self._replicas.find(link, header) is not None:
+                self._replicas.seeded(link, header)
+        elif header.kind == REPLICATED:
+            free = self._guards.told(link, header)
+            if free is not None:
+                self._answer(free)
+        elif header.kind == SEEDED:
+            self._guards.planted(link, header, self._holdings.get(header.block))
+            self._report_moved()
+
+    @property
+    def _durable(self) -> bool:
+        return self._spec is not None and self._spec.durability == "durable"
 
     def shared(self, link: Link, header: Header) -> None:
         """Take a gradient that lies in the worker's own memory, or that memory."""
@@ -531,22 +588,22 @@ class Server:
             return
         assert self._spec is not None
         block, version = holding.block, holding.version
-        samples = self._spec.divisor(block.optimizer, version, self._stages[holding.plan].reduction.leaves)
+        divisor = self._spec.divisor(block.optimizer, version, self._stages[holding.plan].reduction.leaves)
         total = holding.total
         if self._sums_only:
             scales: Scales | None = (1.0, ())
             if block.number not in self._holdings:
                 self._settle(holding)
         else:
-            scales = self._scales(holding, total.values if isinstance(total, Rows) else total, samples)
+            scales = self._scales(holding, total.values if isinstance(total, Rows) else total, divisor)
         if scales is None:
             return
-        if isinstance(total, Rows):
-            self._updater.apply_rows(block.optimizer, holding.state, total, samples, version, scales[0])
-            holding.note(total)
-        else:
-            self._updater.apply(block.optimizer, holding.state, total, samples, version, *scales)
-            self._pool.give(total)
+        clip, factors = scales
+        step = Step(total, divisor, clip, tuple(factor for _, factor in factors))
+        self._apply(holding, step)
+        if block.number == 0:
+            self._make_stamp(holding)
+        self._guards.tell(holding, step, self._stamp_after(holding))
         holding.total = None
         holding.received.clear()
         holding.version += 1
@@ -555,9 +612,45 @@ class Server:
             self._saver.take(block.number, holding.version, holding.state)
         if self._stamp is not None and holding.version == self._stamp[1]:
             self._cross(holding, *self._stamp)
-        self._answer(holding)
+        if not holding.waits:
+            self._answer(holding)
         if self._sums_only:
             self._report_moved()
+
+    def _apply(self, holding: Holding, step: Step) -> None:
+        rule, version, total = holding.block.optimizer, holding.version, step.total
+        if isinstance(total, Rows):
+            self._updater.apply_rows(rule, holding.state, total, step.divisor, version, step.clip)
+            holding.note(total)
+        else:
+            sizes = [piece.size for piece in self._tensors.pieces[holding.block.number]]
+            factors = tuple(zip(sizes, step.factors, strict=True)) if step.factors else ()
+            self._updater.apply(rule, holding.state, total, step.divisor, version, step.clip, factors)
+
+    def _make_stamp(self, holding: Holding) -> None:
+        """Announce a plan that waits for it with the version that block 0 is about to reach: it rules from the next on.
+
+        Replicas hear of it before any worker does.
+        """
+        assert self._spec is not None
+        if not self._commit or holding.plan >= self._commit:
+            return
+        plan, self._commit = self._commit, 0
+        first = holding.version + 2
+        if first >= self._spec.total_versions:
+            self._control.send(Stamped(plan=plan, first=-1))
+        else:
+            self._stamp = plan, first
+            self._control.send(Stamped(plan=plan, first=first))
+
+    def _stamp_after(self, holding: Holding) -> tuple[int, int]:
+        """Return the stamp that a replica has to know with the step under way, or (0, 0).
+
+        Of block 0 from the step on whose answer carries it; of others when workers have heard of it for certain. Else a
+        stamp could outlive its maker that no worker knows.
+        """
+        ahead = 2 if holding.block.number == 0 else 1
+        return self._stamp if self._stamp is not None and self._stamp[1] <= holding.version + ahead else (0, 0)
 
     def _scales(self, holding: Holding, total: Array, samples: float) -> Scales | None:
         """Return what the gradient, and for LAMB the update, is multiplied by; None as long as others are asked."""
@@ -584,18 +677,9 @@ class Server:
 
     def _answer(self, holding: Holding) -> None:
         """Send the weights to every worker of the plan now in force for the block, old owner or not."""
-        assert self._spec is not None
-        next_plan = next_first = 0
-        if holding.block.number == 0 and self._commit and holding.plan < self._commit:
-            next_plan, self._commit = self._commit, 0
-            next_first = holding.version + 1
-            if next_first >= self._spec.total_versions:
-                self._control.send(Stamped(plan=next_plan, first=-1))
-                next_plan = next_first = 0
-            else:
-                self._stamp = (next_plan, next_first)
-                self._control.send(Stamped(plan=next_plan, first=next_first))
         block = holding.block
+        coming = self._stamp is not None and block.number == 0 and self._stamp[1] == holding.version + 1
+        next_plan, next_first = self._stamp if self._stamp is not None and coming else (0, 0)
         header = Header(
             PARAM, holding.plan, block.number, 0, block.nbytes, holding.version, holding.first, next_plan, next_first
         )  # fmt: skip
@@ -669,7 +753,30 @@ class Server:
                 return
             self._outgoing.append(holding)
             self._unacknowledged[holding.block.number] = holding
+        else:
+            self._guard(holding, given=False)
         self._report_moved()
+
+    def _guard(self, holding: Holding, *, given: bool) -> None:
+        """See to it that a block which is ours, just `given` to us or not, has the backup that its plan says."""
+        stage, block = self._stages[holding.plan], holding.block.number
+        backup = stage.plan.backup(block)
+        if backup is None:
+            holding.guard = holding.coming = ""
+        elif given and backup.task in holders_of(stage.previous, block):
+            holding.guard = backup.task
+        elif given:
+            # nobody else has what we have just been given: the workers' next answer waits until the backup has it
+            self._guards.plant(holding, backup.task)
+        elif backup.task != holding.guard:
+            self._guards.want(holding, backup.task)
+
+    def _handed_over(self, block: int) -> None:
+        """A block is where it should be; what we have of it may serve as its replica."""
+        holding = self._unacknowledged.pop(block)
+        if self._durable:
+            self._guards.release(holding)
+            self._replicas.keep(holding)
 
     def _may_move(self) -> bool:
         """Whether state may leave: every block has crossed, and every answer to workers is on its way."""
@@ -678,7 +785,12 @@ class Server:
             return False
         return not any(link.unsent for link in self._links.values())
 
+    def _may_plant(self) -> bool:
+        return self._guards.may_plant and not any(link.unsent for link in self._links.values())
+
     def _move(self) -> None:
+        while self._may_plant():
+            self._guards.plant_next()
         if not self._outgoing or not self._may_move():
             return
         assert self._stamp is not None
@@ -688,10 +800,13 @@ class Server:
                 return
             holding = self._outgoing[0]
             owner = stage.plan.owner(holding.block.number).task
-            link = stage.peers.get(owner)
+            if holding.waits:
+                return
+            link = self._peers.get(owner)
             if link is None or not link.open:
-                self._outgoing.clear()
-                self._lost[owner] = (time.monotonic(), f"{self._identity.task}: no connection to {owner}")
+                if owner not in self._gone:
+                    self._lost.setdefault(owner, (time.monotonic(), f"{self._identity.task}: no connection to {owner}"))
+                self._outgoing.rotate(-1)
                 return
             if link.unsent:
                 return
@@ -735,7 +850,7 @@ class Server:
         if not number:
             return
         stage = self._stages[number]
-        if stage.reported or stage.gained or self._unacknowledged:
+        if stage.reported or stage.gained or self._unacknowledged or not self._guards.settled:
             return
         if any(holding.plan != number for holding in self._holdings.values()):
             return
@@ -764,11 +879,19 @@ class Server:
         elif isinstance(message, Abort):
             self._forget(message.plan)
         elif isinstance(message, Commit):
-            self._commit = message.plan
+            if self._stamp is not None and self._stamp[0] == message.plan:
+                # its first addressee is gone, and may not have said so
+                self._control.send(Stamped(plan=message.plan, first=self._stamp[1]))
+            else:
+                self._commit = message.plan
         elif isinstance(message, PlanDone):
             self._plan_done(message.plan)
         elif isinstance(message, TakeOver):
             self._take_over(message)
+        elif isinstance(message, Census):
+            self._count_copies(message)
+        elif isinstance(message, Promote):
+            self._promote(message)
         elif isinstance(message, Clip | Trust):
             self._take_scale(message)
         elif isinstance(message, DigestRequest):
@@ -807,10 +930,7 @@ class Server:
             return
         held = set(self._holdings)
         thread = threading.Thread(
-            target=self._make_ready,
-            args=(message.plan, message.previous, self._spec, held),
-            name="prepare",
-            daemon=True,
+            target=self._make_ready, args=(message, held, set(self._replicas.kept)), name="prepare", daemon=True
         )
         thread.start()
 
@@ -819,8 +939,9 @@ class Server:
         block = self._blocks[number]
         return replace(block, optimizer=Sum()) if self._sums_only else block
 
-    def _make_ready(self, plan: Plan, previous: Plan | None, spec: JobSpec, held: set[int]) -> None:
+    def _make_ready(self, message: Prepare, held: set[int], kept: set[int]) -> None:
         """Second thread: allocate and touch what comes, connect to where the rest goes."""
+        plan, spec = message.plan, message.spec
         result: _Stage | Nack
         links: dict[str, Link] = {}
         try:
@@ -832,13 +953,20 @@ class Server:
                 for holding in gained.values():
                     holding.here = True
             # whom a worker has to send its state: in the first plan all others
-            old = {m.task for m in previous.workers} if previous is not None else {plan.workers[0].task}
+            old = {m.task for m in message.previous.workers} if message.previous is not None else {plan.workers[0].task}
             self._pool.reserve([self._blocks[b] for b in gained], len(plan.workers))
-            targets = {plan.owner(b).task: plan.owner(b) for b in held - mine}
-            for task, member in targets.items():
-                sock = reach(member, self._identity)
-                links[task] = Link(sock, task, member.incarnation, "ps")
-            result = _Stage(plan, how, expected, gained, {m.task for m in plan.workers} - old, links)
+            # what was ours or another's replica comes in place of that
+            others = [b for b in plan.replicas_of(self._identity.task) if b not in kept | held]
+            replicas = {b: Holding(self._blocks[b], plan.number, how.leaves) for b in others}
+            self._pool.reserve([self._blocks[b] for b in others], 1)
+            targets = [plan.owner(b) for b in held - mine] + [m for b in mine if (m := plan.backup(b)) is not None]
+            for member in {member.task: member for member in targets}.values():
+                present = self._peers.get(member.task)
+                if present is None or present.incarnation != member.incarnation:
+                    sock = reach(member, self._identity)
+                    links[member.task] = Link(sock, member.task, member.incarnation, "ps")
+            newcomers = {m.task for m in plan.workers} - old
+            result = _Stage(plan, message.previous, how, expected, gained, newcomers, replicas, links)
         except (PsliteError, MemoryError, ValueError) as error:
             for link in links.values():
                 link.close()
@@ -847,6 +975,16 @@ class Server:
         self._done.put((plan.number, result))
         with contextlib.suppress(OSError):
             self._wake_in.send(b"x")
+        if self._closed:
+            self._close_prepared()
+
+    def _close_prepared(self) -> None:
+        """Close what was made ready for a plan and not taken into use; from any thread."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                _, result = self._done.get_nowait()
+                for link in result.links.values() if isinstance(result, _Stage) else ():
+                    link.close()
 
     def _report_saved(self, message: Saved | NotSaved) -> None:
         """Saver's thread: what it has written."""
@@ -863,16 +1001,19 @@ class Server:
                 self._control.send(result)
                 continue
             self._stages[number] = result
-            for link in result.peers.values():
+            self._replicas.expect(result.replicas)
+            for link in result.links.values():
+                old = self._peers.get(link.task)
+                if old is not None:
+                    self._drop(old)
+                self._peers[link.task] = link
                 self._adopt(link, incoming=False)
             self._current = self._current or number
             self._control.send(Ready(plan=number))
 
     def _forget(self, number: int) -> None:
-        stage = self._stages.pop(number, None)
-        if stage is not None:
-            for link in stage.peers.values():
-                self._drop(link)
+        # its connections stay: the plan that is tried next probably needs them
+        self._stages.pop(number, None)
         if self._commit == number:
             self._commit = 0
         if self._current == number:
@@ -891,20 +1032,89 @@ class Server:
         self._gone.update(message.gone)
         self._control.send(TakenOver(number=message.number))
 
+    # --- servers that are gone ------------------------------------------------------------------------------------
+
+    def _count_copies(self, message: Census) -> None:
+        """Servers are gone: nothing that they have sent counts from now on, and nobody waits for them."""
+        for task in message.gone:
+            self._lost.pop(task, None)
+            for links in (self._links, self._peers):
+                if task in links:
+                    self._drop(links[task])
+        self._gone.update(message.gone)
+        ours = [*self._holdings.values(), *self._unacknowledged.values()]
+        for holding in self._guards.without(message.gone, ours):
+            self._answer(holding)
+        found = {block: self._newest(block) for block in message.blocks}
+        versions = {block: holding.version for block, holding in found.items() if holding is not None}
+        self._control.send(Copies(number=message.number, versions=versions))
+        self._report_moved()
+
+    def _newest(self, block: int) -> Holding | None:
+        """What we have of a block, as its owner, on its way to another one, or as a replica."""
+        places = (self._holdings, self._unacknowledged, self._replicas.kept)
+        found = [place[block] for place in places if block in place]
+        return max(found, key=lambda holding: holding.version, default=None)
+
+    def _promote(self, message: Promote) -> None:
+        """Blocks have another owner under every plan in force: us, or one that has a newer copy."""
+        for stage in self._stages.values():
+            stage.plan = stage.plan.without(message.gone, message.owners)
+            stage.previous = stage.previous and stage.previous.without(message.gone, message.owners)
+            # the plan in force is done with; one that takes its place may have to move something else
+            stage.reported = stage.plan.number <= self._settled
+        # what is reported as moved from here on takes account of it
+        self._control.send(Promoted(number=message.number))
+        ours = []
+        for block, owner in message.owners.items():
+            newest = self._newest(block)
+            for holding in (self._holdings.pop(block, None), self._unacknowledged.pop(block, None)):
+                if holding is not None:
+                    self._guards.release(holding)
+            self._replicas.take(block)
+            self._outgoing = deque(holding for holding in self._outgoing if holding.block.number != block)
+            for stage in self._stages.values():
+                stage.gained.pop(block, None)
+            if owner.task == self._identity.task:
+                assert newest is not None
+                ours.append(newest)
+        for holding in ours:
+            self._take_on(holding)
+        self._answer_fetches()
+        self._report_moved()
+
+    def _take_on(self, holding: Holding) -> None:
+        """Own a block, from the version on at which we have it; workers push the step again that was under way."""
+        if self._stamp is None and holding.stamp[0] > self._settled and holding.stamp[0] in self._stages:
+            self._stamp = holding.stamp
+        self._holdings[holding.block.number] = holding
+        holding.rows = None  # workers have to be sent everything
+        holding.begin(self._stages[holding.plan].reduction.leaves)
+        if self._stamp is not None and holding.version == self._stamp[1] and holding.plan != self._stamp[0]:
+            self._cross(holding, *self._stamp)
+        self._answer(holding)
+
     def _plan_done(self, number: int) -> None:
         for old in [n for n in self._stages if n < number]:
             self._forget(old)
-        self._current = number
+        self._current = self._settled = number
         stage = self._stages[number]
-        for link in stage.peers.values():
-            self._drop(link)
-        stage.peers.clear()
+        self._replicas.retain(stage.plan.replicas_of(self._identity.task), number)
+        for holding in self._holdings.values():
+            backup = stage.plan.backup(holding.block.number)
+            # one that left with the plan before, where the one that should follow it is gone
+            if holding.guard and (backup is None or holding.guard != backup.task) and self._guards.dismiss(holding):
+                self._answer(holding)
+        backups = {task for holding in self._holdings.values() for task in holding.guards}
+        for task in [task for task in self._peers if task not in backups]:
+            self._drop(self._peers[task])
         members = stage.plan.tasks()
         for task in [task for task in self._links if task not in members]:
             self._drop(self._links[task])
         self._lost.clear()
         copies = max(len(stage.plan.workers), len(stage.expected))
-        self._pool.trim([h.block for h in self._holdings.values()], copies)
+        wanted = [(holding.block, copies) for holding in self._holdings.values()]
+        self._pool.trim(wanted + [(holding.block, 1) for holding in self._replicas.kept.values()])
 
 
 def _data_only(hello: Hello) -> str:

@@ -40,12 +40,23 @@ PARAM_ROWS = 9
 FETCH = 20
 #: server -> worker: here they are
 WHOLE = 21
+#: owner -> backup: step `version` of one block: `node` numbers of 64 bits, then the gradient sum
+REPLICATE = 10
+#: backup -> owner: that sum is here
+REPLICATED = 11
+#: owner -> backup: weights and optimizer slots of one block at `version`, with a checksum, to begin a replica with
+SEED = 12
+#: backup -> owner: the replica is here and whole
+SEEDED = 13
 
 #: worker -> server -> workers that have just come: weights and optimizer slots of one block, with a checksum
 FIRST_STATE = 22
 KINDS = frozenset(
-    (PUSH, PARAM, STATE, STATE_ACK, INIT, WRONG_OWNER, RESTORE, REGION, PARAM_ROWS, FETCH, WHOLE, FIRST_STATE)
-)
+    (
+        PUSH, PARAM, STATE, STATE_ACK, INIT, WRONG_OWNER, RESTORE, REGION, PARAM_ROWS, FETCH, WHOLE, REPLICATE,
+        REPLICATED, SEED, SEEDED, FIRST_STATE,
+    )
+)  # fmt: skip
 
 #: regions of one peer, at most
 MOST_REGIONS = 256

@@ -14,8 +14,8 @@ import socket
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,6 +40,7 @@ from pslite.messages import (
     Nack,
     PlanDone,
     Prepare,
+    Promote,
     Pushed,
     Ready,
     Restored,
@@ -155,6 +156,11 @@ class Worker(Membership):
         self._gone: frozenset[str] = frozenset()
         #: nodes of this step that are pushed, and those that the next call of `exchange` has to bring
         self._pushed: set[int] = set()
+        #: what was pushed in this step, for servers that take the place of others
+        self._sent: list[Contribution] = []
+        #: servers whose connections have ended, and those that refused a push, until the coordinator says why
+        self._unheard: dict[str, tuple[float, str]] = {}
+        self._spare = bytearray()
         self._due: tuple[int, ...] = ()
         self._watch_gate = Stopwatch()
         self._suspensions: list[float] = []
@@ -163,7 +169,8 @@ class Worker(Membership):
         self._leaving = False
         self._finished: bool | None = None
         # shared with the control thread
-        self._staged: queue.SimpleQueue[_Stage | TakeOver | int] = queue.SimpleQueue()
+        self._staged: queue.SimpleQueue[_Stage | TakeOver | Promote | int] = queue.SimpleQueue()
+        self._closed = False
         self._begin = 0
         self._resumed = 0
         self._done_plan = 0
@@ -325,14 +332,20 @@ class Worker(Membership):
                 link.send(header, whole)
 
     def _close(self) -> None:
-        staged: list[Link] = []
-        while not self._staged.empty():
-            item = self._staged.get()
-            staged += item.links.values() if isinstance(item, _Stage) else ()
-        for link in (*self._links.values(), *staged):
+        self._closed = True
+        self._close_staged()
+        for link in list(self._links.values()):
             link.close()
         for closable in (self._selector, self._wake_in, self._wake_out):
             closable.close()
+
+    def _close_staged(self) -> None:
+        """Close what was made ready for a plan and not taken into use; from any thread."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                item = self._staged.get_nowait()
+                for link in item.links.values() if isinstance(item, _Stage) else ():
+                    link.close()
 
     def sever(self) -> None:
         """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
@@ -370,11 +383,15 @@ class Worker(Membership):
             return [state.copy() for state in self._replica.states]
         states = [np.empty((1 + slots(b.optimizer), b.size), dtype=b.dtype) for b in self.blocks]
         self._fetching = dict(enumerate(states))
-        for block in self.blocks:
-            link = self._links[plan.owner(block.number).task]
-            link.send(Header(FETCH, plan.number, block.number, 0, 0, self.version, self._first))
+        self._ask_for(plan, self._fetching)
         self._pump(lambda: not self._fetching)
         return states
+
+    def _ask_for(self, plan: Plan, blocks: Iterable[int]) -> None:
+        for number in blocks:
+            link = self._links.get(plan.owner(number).task)
+            if link is not None:
+                link.send(Header(FETCH, plan.number, number, 0, 0, self.version, self._first))
 
     # --- a step ---------------------------------------------------------------------------------------------------
 
@@ -409,6 +426,8 @@ class Worker(Membership):
             raise UsageError(f"step {self.version} needs the tree nodes {self._due}")
         self._watch_gate.start()
         self._take_staged()
+        plan = self._plan  # servers may have taken the place of others
+        assert plan is not None
         self._watch_gate.stop()
         if self._report_first_push:
             self._report_first_push = False
@@ -417,7 +436,8 @@ class Worker(Membership):
                 self._suspensions.append(waited)
             self._send(Pushed(plan=plan.number, suspension_ms=waited))
         self._watch_gate.total_ms = 0.0
-        self._push(plan, contributions)
+        self._sent += contributions
+        self._push(plan, contributions, self.blocks)
         self._note_progress(loss, samples)
         self._take_staged()
         if not self._pushed:
@@ -444,6 +464,7 @@ class Worker(Membership):
             for block, state in zip(self.blocks, self._replica.states, strict=True):
                 self._saver.take(block.number, self.version, state)
         self._pushed.clear()
+        self._sent.clear()
         self._report_progress()
         if self._stamp is not None and self._stamp[1] == self.version:
             stage = self._stages[self._stamp[0]]
@@ -464,11 +485,13 @@ class Worker(Membership):
         self.share.nodes += self._extra.get(plan.number, ())
         self._due = self.share.nodes
 
-    def _push(self, plan: Plan, contributions: Sequence[Contribution]) -> None:
+    def _push(self, plan: Plan, contributions: Sequence[Contribution], blocks: Iterable[Block]) -> None:
         next_plan, next_first = self._stamp or (0, 0)
         places = [self._place(contribution.bundle) for contribution in contributions]
-        for block in self.blocks:
-            link = self._links[plan.owner(block.number).task]
+        for block in blocks:
+            link = self._links.get(plan.owner(block.number).task)
+            if link is None:
+                continue  # its server is gone; who takes its place is sent everything
             length = wire_bytes(self.spec, block)
             for contribution, place in zip(contributions, places, strict=True):
                 bundle = contribution.bundle
@@ -505,6 +528,16 @@ class Worker(Membership):
             link.hand(region_header(place), bundle.region.fd)
         return True
 
+    def _show_weights(self, link: Link) -> None:
+        """Have a server that has just been reached know the memory that it may put weights into."""
+        for place, bundle in zip(WEIGHTS, self._bundles, strict=True):
+            if link.local and bundle.region.fd >= 0:
+                link.hand(region_header(place), bundle.region.fd)
+        try:
+            link.flush()
+        except PeerLost as error:
+            raise Unreachable(link.task, str(error)) from error
+
     def _enter(self, stage: _Stage, version: int) -> None:
         """Take a plan into use: it rules from `version` on."""
         self._entered = True
@@ -537,7 +570,7 @@ class Worker(Membership):
                 self._flush(link)
             if done():
                 return
-            for key, mask in self._selector.select(1.0):
+            for key, mask in self._selector.select(0.2 if self._unheard else 1.0):
                 if key.data is None:
                     with contextlib.suppress(BlockingIOError):
                         self._wake_out.recv(256)
@@ -569,15 +602,8 @@ class Worker(Membership):
     def _lost(self, link: Link, reason: str) -> None:
         """A server's connection ended: fine if it has left, otherwise the coordinator knows (or will soon) why."""
         self._unlink(link)
-        if self._leaving or self._plan is None or link.task not in self._plan.tasks():
-            return
-        deadline = time.monotonic() + _VERDICT_SECONDS
-        while time.monotonic() < deadline:
-            self._check()
-            self._selector.select(0.1)
-            with contextlib.suppress(BlockingIOError):
-                self._wake_out.recv(256)
-        raise PeerLost(f"{reason}, and the coordinator does not say why")
+        if not self._leaving and self._plan is not None and link.task in self._plan.tasks() - self._gone:
+            self._unheard[link.task] = time.monotonic() + _VERDICT_SECONDS, reason
 
     def _unlink(self, link: Link) -> None:
         if self._links.get(link.task) is link:
@@ -593,6 +619,9 @@ class Worker(Membership):
         """Look at what the control thread has heard."""
         super()._check()
         self._take_staged()
+        for deadline, reason in self._unheard.values():
+            if time.monotonic() > deadline:
+                raise PeerLost(f"{reason}, and the coordinator does not say why")
 
     def _take_staged(self) -> None:
         while not self._staged.empty():
@@ -601,6 +630,9 @@ class Worker(Membership):
                 self._extra = item.nodes
                 self._gone |= set(item.gone)
                 self._send_first_state()
+                continue
+            if isinstance(item, Promote):
+                self._follow(item)
                 continue
             if isinstance(item, int):
                 # its connections stay: the plan that is tried next probably needs them
@@ -619,6 +651,28 @@ class Worker(Membership):
             for number in [n for n in self._stages if n < done]:
                 del self._stages[number]
             self._close_unused()
+
+    def _follow(self, message: Promote) -> None:
+        """Some blocks have other owners: what was pushed to the one before in this step is pushed again."""
+        gone, owners = message.gone, message.owners
+        for number, stage in self._stages.items():
+            self._stages[number] = replace(
+                stage,
+                plan=stage.plan.without(gone, owners),
+                previous=stage.previous and stage.previous.without(gone, owners),
+            )
+        self._gone |= set(gone)
+        self._unheard.clear()
+        for task in gone:
+            if task in self._links:
+                self._unlink(self._links[task])
+        plan, source = self._plan, self._source
+        if plan is not None and source is not None:
+            stage = self._stages[plan.number]
+            self._plan = stage.plan
+            self._source = stage.plan if source.number == plan.number else stage.previous
+            self._push(self._plan, self._sent, [self.blocks[number] for number in owners])
+            self._ask_for(self._plan, owners.keys() & self._fetching.keys())
 
     def _close_unused(self) -> None:
         """Close connections to servers that are in no plan any more."""
@@ -645,11 +699,14 @@ class Worker(Membership):
             self._source = stage.previous or stage.plan
             self._awaited = header.first
         assert self._source is not None
-        if (
-            header.version != self._awaited
-            or header.block not in self._missing
-            or self._source.owner(header.block).task != link.task
-        ):
+        if self._durable and header.version <= self._awaited and not self._wants(header):
+            # from a server that has taken another one's place; the same bytes as before
+            block = self.blocks[header.block]
+            length = checked_length(block, header.length) if header.kind == PARAM_ROWS else block.nbytes
+            if len(self._spare) < length:
+                self._spare = bytearray(length)
+            return memoryview(self._spare)[:length]
+        if not self._wants(header) or (not self._durable and self._source.owner(header.block).task != link.task):
             raise ProtocolError(
                 f"{link.task} sent block {header.block} at version {header.version}, awaited is {self._awaited}"
             )
@@ -672,6 +729,13 @@ class Worker(Membership):
             return whole
         return memoryview(bytearray(whole.nbytes))
 
+    @property
+    def _durable(self) -> bool:
+        return self.spec.durability == "durable"
+
+    def _wants(self, header: Header) -> bool:
+        return header.version == self._awaited and header.block in self._missing
+
     def shared(self, link: Link, header: Header) -> None:
         """Take weights that the server has put into our memory."""
         view = self.payload(link, header)
@@ -682,12 +746,16 @@ class Worker(Membership):
     def arrived(self, link: Link, header: Header) -> None:
         """Take a frame whose payload is complete."""
         if header.kind == WRONG_OWNER:
-            raise ProtocolError(
+            text = (
                 f"{link.task} refused block {header.block} of step {header.version} under plan {header.plan}: "
                 "it does not own it"
             )
+            if not self._durable:
+                raise ProtocolError(text)
+            self._unheard[link.task] = time.monotonic() + _VERDICT_SECONDS, text
+            return
         if header.kind == WHOLE:
-            del self._fetching[header.block]
+            self._fetching.pop(header.block, None)
             return
         if header.kind == FIRST_STATE:
             assert self._replica is not None
@@ -695,6 +763,8 @@ class Worker(Membership):
                 if zlib.crc32(self._replica.states[header.block].reshape(-1).data.cast("B")) != header.crc:
                     raise ProtocolError(f"the state of block {header.block} came damaged through {link.task}")
                 self._missing.discard(header.block)
+            return
+        if not self._wants(header):
             return
         if header.kind == PARAM_ROWS:
             block = self.blocks[header.block]
@@ -716,7 +786,7 @@ class Worker(Membership):
             threading.Thread(target=self._make_ready, args=(message,), name="pslite-prepare", daemon=True).start()
         elif isinstance(message, Abort):
             self._staged.put(message.plan)
-        elif isinstance(message, TakeOver):
+        elif isinstance(message, TakeOver | Promote):
             self._staged.put(message)
         elif isinstance(message, Seat):
             self._seat = message.rank, message.workers
@@ -747,10 +817,7 @@ class Worker(Membership):
                     continue
                 sock = reach(member, self._identity)
                 links[task] = link = Link(sock, task, member.incarnation, "ps")
-                for place, bundle in zip(WEIGHTS, self._bundles, strict=True):
-                    if link.local and bundle.region.fd >= 0:
-                        link.hand(region_header(place), bundle.region.fd)
-                link.flush()
+                self._show_weights(link)
         except (PsliteError, ValueError) as error:
             for link in links.values():
                 link.close()
@@ -759,4 +826,6 @@ class Worker(Membership):
             return
         self._staged.put(_Stage(plan, previous, links))
         self._wake()
+        if self._closed:
+            self._close_staged()
         self._send(Ready(plan=plan.number))
