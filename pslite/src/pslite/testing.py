@@ -137,4 +137,4 @@ def pace(version: int, total: int) -> None:
     """
     path = os.environ.get(_PACE)
     if path and Path(path).exists():
-        time.sleep(min(1.0, 0.01 * total / max(1, total - version)))
+        time.sleep(min(2.0, 0.01 * (total / max(1, total - version)) ** 2))
