@@ -56,8 +56,9 @@ def _fresh(jobs: Iterable[Job], tasks: Iterable[Task], at: float) -> frozenset[J
 
 
 def _shown(job: Job, at: float, *, fresh: bool) -> Job:
-    progress = Progress(at=at) if fresh and job.unreported else job.progress_at(at)
-    return replace(job, launch=_NO_LAUNCH, progress=progress)
+    if not job.unreported:
+        return replace(job, launch=_NO_LAUNCH)
+    return replace(job, launch=_NO_LAUNCH, progress=Progress(at=at) if fresh else job.progress_at(at))
 
 
 def with_evidence(snapshot: Snapshot, needs: Collection[Evidence], store: Store) -> Snapshot:

@@ -302,9 +302,12 @@ def _mend(
     store.change_tasks(found.tasks, seen.at)
     jobs, tasks = live_jobs, live_tasks
     if found.jobs:
-        jobs = tuple(job for job in store.jobs(live=True) if not job.static)
+        jobs = store.jobs(live=True)
     if found.tasks:
-        tasks = tuple(task for task in store.tasks(live=True) if task.job not in static)
+        tasks = store.tasks(live=True)
+    if static:
+        jobs = tuple(job for job in jobs if job.key not in static)
+        tasks = tuple(task for task in tasks if task.job not in static)
     counted = _count_failures(live_tasks, found.tasks, failures)
     present = {job.key for job in jobs}
     failures = {key: count for key, count in counted.items() if key in present}
