@@ -30,6 +30,7 @@ class Daemon:
         self.status = 200
         self.refuse_register = ""
         self.unavailable = 0
+        self.static = False
         self.token = secrets.token_hex(32)
         self.credential = secrets.token_hex(32)
         self.changed = threading.Condition()
@@ -69,6 +70,7 @@ class Daemon:
                     "credential": self.credential,
                     "token": self.token,
                     "heartbeat_seconds": 0.2,
+                    "static": self.static,
                 }
             assert path == "/v1/jobs/job-7/heartbeat"
             if authorization != f"Bearer {self.credential}":
@@ -260,6 +262,22 @@ def test_an_anchor_registers_itself(daemon, munge, tmp_path):
     assert process.wait(40) == 128 + 15
     assert "not available" in process.stderr.read()
     assert daemon.beats[-1]["state"] == "cancelled"
+
+
+@pytest.mark.parametrize(("servers", "members"), [(1, {"worker-0", "worker-1", "ps-0"}), (0, {"worker-0", "worker-1"})])
+def test_under_a_daemon_that_looks_on_a_job_starts_its_own_tasks(daemon, munge, servers, members):
+    daemon.static, daemon.stop = True, True  # whatever it says changes nothing
+    arguments = ["--workers", "2", "--servers", str(servers), *command("--epochs", "4")]
+    process = daemon.launch(
+        "coordinator", arguments, DL2_DAEMON=daemon.url, DL2_HOST="127.0.0.1", SLURM_JOB_ID="4711", PATH=munge
+    )
+    last = daemon.wait(lambda beat: beat["state"] in ("finished", "failed"), 60)
+    assert (process.wait(40), last["state"]) == (0, "finished"), last
+    active = [{member["task"] for member in beat["members"] if member["state"] == "active"} for beat in daemon.beats]
+    assert members in active
+    assert "only looks on: 2 workers" in process.stderr.read()
+    if servers:
+        assert last["result"]["digest"] == static_digest("--epochs", "4")
 
 
 def test_a_refused_registration_ends_with_status_2(daemon, munge):
