@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("--wire", default="float32")
     parser.add_argument("--update", default="server")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--durability", default="none")
     parser.add_argument("--checkpoint", default="")
     parser.add_argument("--every", type=int, default=0)
     parser.add_argument("--begin-anew", action="store_true")
@@ -67,6 +68,7 @@ def main() -> int:
         clip_norm=options.clip,
         wire=options.wire,
         update=options.update,
+        durability=options.durability,
         checkpoint=options.checkpoint,
         checkpoint_every=options.every,
         resume=not options.begin_anew,

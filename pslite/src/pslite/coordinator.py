@@ -1250,7 +1250,9 @@ class Coordinator:
             workers = (stays, *workers)[: self._spec.shards] if stays is not None else workers
         wanted = {*workers, *servers}
         self._note_held_back(target, wanted)
-        if wanted == before:
+        # of blocks whose server has died there is one copy, until a plan gives them another
+        exposed = present is not None and len(servers) > 1 and -1 in present.backups
+        if wanted == before and not exposed:
             return
         if now < self._retry_at or self._should_wait(now, target, before):
             return

@@ -74,6 +74,7 @@ class LoopJob(ABC):
         clip_value: float,
         wire: Literal["float32", "bfloat16", "float16"],
         update: Literal["server", "worker"],
+        durability: Literal["none", "durable"],
         checkpoint: str | os.PathLike[str] | None,
         checkpoint_every: int,
         resume: bool,
@@ -95,6 +96,7 @@ class LoopJob(ABC):
             clip_value=clip_value,
             wire=wire,
             update=update,
+            durability=durability,
             checkpoint="" if checkpoint is None else os.path.abspath(checkpoint),  # noqa: PTH100 - keeps links as they are
             checkpoint_every=every,
             resume=resume,

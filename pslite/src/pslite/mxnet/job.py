@@ -59,6 +59,9 @@ class ElasticJob(LoopJob):
         type in which gradients of float32 parameters travel: "bfloat16" and "float16" halve what workers send.
     update
         "worker": every worker runs the optimizer; servers only add up gradients, and have nothing that would move.
+    durability
+        "durable": every server's part is kept by another one too, so that the job survives the death of one server,
+        and loses nothing. Two servers at least; they answer when both have a step.
     checkpoint
         folder in which the servers keep the last two checkpoints; all tasks must be able to reach it.
     checkpoint_every
@@ -91,6 +94,7 @@ class ElasticJob(LoopJob):
         clip_value: float = 0.0,
         wire: Literal["float32", "bfloat16", "float16"] = "float32",
         update: Literal["server", "worker"] = "server",
+        durability: Literal["none", "durable"] = "none",
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 0,
         resume: bool = True,
@@ -110,6 +114,7 @@ class ElasticJob(LoopJob):
             clip_value=clip_value,
             wire=wire,
             update=update,
+            durability=durability,
             checkpoint=checkpoint,
             checkpoint_every=checkpoint_every,
             resume=resume,

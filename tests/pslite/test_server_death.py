@@ -1,0 +1,118 @@
+"""A server dies whose blocks have replicas: another one goes on in its place, and no bit differs."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from pslite_jobs import KillAt, command, static_digest
+from rehearsal import job
+
+from pslite.coordinator import Settings
+from pslite.errors import SpecError
+from pslite.testing import Resize, run_local
+
+SLOW = ("--step-seconds", "0.02", "--epochs", "20")
+DURABLE = ("--durability", "durable")
+LEASE = Settings(grace=60.0, start=60.0, heartbeat=0.2, lease=1.5)
+
+
+@pytest.mark.parametrize("task", ["ps-0", *(pytest.param(task, marks=pytest.mark.slow) for task in ("ps-1", "ps-2"))])
+def test_another_server_goes_on_in_the_place_of_a_killed_one(task):
+    kill = KillAt(task, 20)
+    result = run_local(command(*SLOW, *DURABLE), workers=2, servers=3, on_status=kill)
+    assert result.state == "finished", result.log
+    assert result.digest == static_digest(*SLOW)
+    died = f"{task} on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9; others take its place"
+    assert died in result.log
+    assert [(p.workers, p.servers) for p in result.plans] == [(2, 3), (2, 2)]
+    assert result.exit_codes.pop(task) == 128 + 9
+    assert set(result.exit_codes.values()) == {0}
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_is_given_up_after_its_lease():
+    kill = KillAt("ps-1", 20, signal.SIGSTOP)
+    result = run_local(command(*SLOW, *DURABLE), workers=2, servers=2, on_status=kill, settings=LEASE)
+    assert result.state == "finished", result.log
+    assert result.digest == static_digest(*SLOW)
+    assert any("died or hangs: silent for 1.5 s; others take its place" in line for line in result.log)
+
+
+def test_a_newcomer_takes_over_replicas_and_survives_the_next_death():
+    class KillTwo:
+        """One server, and when a new one has replicas the other of the first two."""
+
+        def __init__(self):
+            self.first, self.second = KillAt("ps-0", 20), KillAt("ps-1", 0)
+
+        def __call__(self, status, director):
+            self.first(status, director)
+            if status.plans and status.plans[-1].servers == 2 and "ps-2" in status.plans[-1].added:
+                self.second(status, director)
+
+    # one is gone already when the size of 3 is asked for: the third is the second's replica
+    schedule = [Resize(60, 2, 3, wait=False)]
+    result = run_local(command(*SLOW, *DURABLE), workers=2, servers=2, schedule=schedule, on_status=KillTwo())
+    assert result.state == "finished", result.log
+    assert result.digest == static_digest(*SLOW)
+    assert result.log[-1].startswith("finished")
+
+
+def test_the_death_of_the_only_server_fails_the_job_by_name():
+    kill = KillAt("ps-0", 20)
+    result = run_local(command(*SLOW, *DURABLE), workers=2, servers=1, on_status=kill)
+    assert result.state == "failed"
+    assert f"ps-0 on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9" in "\n".join(result.log)
+
+
+def test_servers_without_a_state_have_nothing_to_replicate():
+    with pytest.raises(SpecError, match="durability"):
+        job(durability="durable", update="worker")
+
+
+class Kills:
+    """Kills servers and workers at given versions, where others can go on."""
+
+    def __init__(self, plan):
+        self.plan = sorted(plan)
+        self.hit = set()
+        self.at_plan = -1
+
+    def __call__(self, status, director):
+        while self.plan and status.version >= self.plan[0][0]:
+            _, choice, role = self.plan[0]
+            if role == "ps" and (self.at_plan == status.plan or not status.plans or status.plans[-1].servers < 2):
+                return  # blocks have one copy only until the next plan is done
+            self.plan.pop(0)
+            there = [m for m in status.members if m.role == role and m.state == "active" and m.pid not in self.hit]
+            stay = {m.pid for m in there if m.task in director.targets}
+            victim = random.Random(choice).choice(there)
+            if stay - {victim.pid}:
+                self.hit.add(victim.pid)
+                self.at_plan = status.plan if role == "ps" else self.at_plan
+                os.kill(victim.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_deaths_in_the_middle_of_resizes(seed):
+    rng = random.Random(seed)
+    schedule, version = [], 0
+    for _ in range(rng.randint(1, 3)):
+        version += rng.randint(5, 40)
+        schedule.append(Resize(version, rng.randint(2, 4), rng.randint(3, 4), wait=False, oldest=rng.random() < 0.3))
+    kills = [(max(1, rng.choice(schedule).at_version + rng.randint(-1, 3)), rng.random(), "ps") for _ in range(2)]
+    kills.append((rng.randint(1, version), rng.random(), "worker"))
+    result = run_local(
+        command("--epochs", "20", *DURABLE), workers=2, servers=4, schedule=schedule, on_status=Kills(kills)
+    )
+    assert result.state == "finished", result.log
+    assert result.digest == static_digest("--epochs", "20")
