@@ -379,7 +379,9 @@ class Dl2Original:
                 scores[:] = logits
             else:
                 np.add(logits, draws.next(), out=scores)
-            np.copyto(scores, never, where=batch.closed())
+            # Stays what it is while actions are tried: the distribution is that from which the last one was taken.
+            closed = batch.closed()
+            np.copyto(scores, never, where=closed)
             while True:
                 action = int(scores.argmax())
                 # What is no number counts as the largest.
@@ -390,7 +392,7 @@ class Dl2Original:
                 if action == void:
                     if draws is not None:
                         draws.end()
-                    mask = ~batch.closed()
+                    mask = ~closed
                     shifted = np.exp(np.where(mask, logits - logits[mask].max(), -np.inf))
                     return np.asarray(shifted / shifted.sum(), dtype=np.float32)
                 if batch.act(action):

@@ -286,6 +286,17 @@ def test_actions_are_drawn_with_the_noise_of_the_generator_one_step_after_the_ot
     assert rng.random() == again.random(), "nothing more was drawn than what was used"
 
 
+def test_probabilities_are_those_before_it_was_found_out_that_there_is_no_room() -> None:
+    """By hand: a worker has no room, a PS has; then neither a PS nor both have, which shows as they are tried."""
+    policy = Dl2Original(a_checkpoint(resources=["cpu", "gpu"], first_bundles=False))
+    policy.network = Indifferent(13)
+    decision = ask(policy, a_snapshot([a_job(0)], cluster(1, cpu=1, gpu=0)))
+    rest = 2 + np.exp(-4.0)
+    assert [option.score for option in decision.jobs[0].alternatives] == pytest.approx(
+        [np.exp(-4.0) / rest, 0.0, 1 / rest, 1 / rest]
+    )
+
+
 def test_it_is_read_from_a_folder(tmp_path: Path) -> None:
     checkpoint = a_checkpoint(resources=["cpu", "gpu"])
     write_checkpoint(checkpoint, tmp_path / "c")
