@@ -258,7 +258,7 @@ def test_lookahead_goes_to_what_is_known_to_be_fast_and_tries_what_may_be_faster
     assert Lookahead(fitted=True).name == "lookahead-fit"
 
 
-@pytest.mark.parametrize("optimism", [-0.1, float("inf"), float("nan")])
+@pytest.mark.parametrize("optimism", [float("-inf"), float("inf"), float("nan")])
 def test_an_optimism_that_is_none_is_refused(optimism: float) -> None:
     with pytest.raises(ValueError, match="optimism"):
         Lookahead(optimism=optimism)
