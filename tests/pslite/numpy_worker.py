@@ -35,6 +35,7 @@ def main() -> int:
     parser.add_argument("--clip", type=float, default=0.0)
     parser.add_argument("--wire", default="float32")
     parser.add_argument("--update", default="server")
+    parser.add_argument("--staleness", type=int, default=0)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--durability", default="none")
     parser.add_argument("--checkpoint", default="")
@@ -69,6 +70,7 @@ def main() -> int:
         wire=options.wire,
         update=options.update,
         durability=options.durability,
+        staleness=options.staleness,
         checkpoint=options.checkpoint,
         checkpoint_every=options.every,
         resume=not options.begin_anew,
@@ -88,7 +90,9 @@ def main() -> int:
             with path.open("a", encoding="utf-8") as file:
                 file.write(f"{epoch} {' '.join(str(int(i)) for i in samples)}".rstrip() + "\n")
 
-    (Lookup if options.table else Regression)(spec).train(session, before_step=before_step, computed=computed)
+    model = (Lookup if options.table else Regression)(spec)
+    model.exact = options.mode != "async"
+    model.train(session, before_step=before_step, computed=computed)
     if options.save and session.is_chief:
         np.save(options.save, session.weights.arrays[0])
     if isinstance(session, SingleSession):

@@ -26,6 +26,9 @@ def segments(features: int, optimizer: Optimizer) -> tuple[Segment, ...]:
 class Regression:
     """The data, and the loop over a session."""
 
+    #: whether what is seen at the end is what all have done
+    exact = True
+
     def __init__(self, spec: JobSpec) -> None:
         self.spec = spec
         features = spec.segments[0].size - 1
@@ -80,7 +83,7 @@ class Regression:
                 nodes, again = session.exchange(sums.contributions, loss, mine), True
         session.finish()
         seen = session.weights.arrays[1]
-        assert np.array_equal(seen, np.full(3, float(spec.total_versions))), seen
+        assert not self.exact or np.array_equal(seen, np.full(3, float(spec.total_versions))), seen
 
 
 def table_segments(rows: int, width: int, optimizer: Optimizer) -> tuple[Segment, ...]:

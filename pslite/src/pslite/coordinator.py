@@ -909,7 +909,10 @@ class Coordinator:
             self._substitutes[plan.number] = given
         member.state = "left"
         others = sorted({task for given in self._substitutes.values() for task in given.values()})
-        self._say(f"{text}; {' and '.join(others)} {'do' if len(others) > 1 else 'does'} its part, nothing is lost")
+        if self._spec is not None and self._spec.mode == "async":
+            self._say(f"{text}; its samples are left out until the next plan")
+        else:
+            self._say(f"{text}; {' and '.join(others)} {'do' if len(others) > 1 else 'does'} its part, nothing is lost")
         if not early:
             member.channel.send(JobEnded(reason=f"{member.task} was given up: {text}"))
         self._take_overs += 1

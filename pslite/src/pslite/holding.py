@@ -15,6 +15,8 @@ from pslite.tree import ROOT, TreeSum
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from pslite.wire import Link
+
 Array = NDArray[Any]
 
 
@@ -60,6 +62,22 @@ class BufferPool:
             del free[need.get(key, 0) :]
 
 
+class Arrivals:
+    """What a block of an async job knows of its workers."""
+
+    __slots__ = ("highest", "received", "staged", "waiting")
+
+    def __init__(self) -> None:
+        #: by version, the nodes whose contributions are applied; of versions that are not complete
+        self.received: dict[int, set[int]] = {}
+        #: contributions that came before the block did
+        self.staged: list[tuple[Link, int, Array]] = []
+        #: workers that wait for an answer, and of which version
+        self.waiting: list[tuple[Link, int]] = []
+        #: the highest version that a worker has been sent
+        self.highest = 0
+
+
 class Holding:
     """One block on one server.
 
@@ -69,8 +87,8 @@ class Holding:
     """
 
     __slots__ = (
-        "block", "coming", "first", "guard", "here", "plan", "received", "rows", "stamp", "state", "sums", "total",
-        "version", "waits",
+        "arrivals", "block", "coming", "first", "guard", "here", "plan", "received", "rows", "stamp", "state", "sums",
+        "total", "version", "waits",
     )  # fmt: skip
 
     def __init__(self, block: Block, plan: int, leaves: int) -> None:
@@ -88,6 +106,7 @@ class Holding:
         self.received: set[int] = set()
         self.sums: TreeSum[Array | Rows] = TreeSum(leaves, frozenset((ROOT,)))
         self.total: Array | Rows | None = None
+        self.arrivals = Arrivals()
         #: of a sparse block, which rows the last two steps have changed
         self.rows: tuple[Numbers, Numbers] | None = None
         #: the server whose replica is told of each step, and another one that will take its place

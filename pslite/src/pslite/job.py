@@ -68,7 +68,8 @@ class LoopJob(ABC):
         batch_size: int,
         epochs: int,
         seed: int,
-        mode: Literal["exact", "fast"],
+        mode: Literal["exact", "fast", "async"],
+        staleness: int,
         shards: int | None,
         clip_norm: float,
         clip_value: float,
@@ -89,6 +90,7 @@ class LoopJob(ABC):
             epochs=epochs,
             seed=seed,
             mode=mode,
+            staleness=staleness,
             shards=max(1, min(DEFAULT_SHARDS, batch_size)) if shards is None else shards,
             block_bytes=block_bytes_for(sum(segment.nbytes for segment in layout.segments)),
             fixed=layout.fixed,
@@ -120,8 +122,8 @@ class LoopJob(ABC):
         for name, value in whole.items():
             if isinstance(value, bool) or not isinstance(value, int):
                 raise SpecError(f"{name} is {value!r}: it must be a whole number")
-        if mode not in ("exact", "fast"):
-            raise SpecError(f"mode is {mode!r}: it must be 'exact' or 'fast'")
+        if mode not in ("exact", "fast", "async"):
+            raise SpecError(f"mode is {mode!r}: it must be 'exact', 'fast' or 'async'")
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise SpecError(f"the data set ({type(dataset).__name__}) must have a length and take an index")
 

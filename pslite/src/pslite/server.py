@@ -123,6 +123,8 @@ class _Stage:
     replicas: dict[int, Holding]
     #: new connections to the servers that get blocks from us or keep our replicas
     links: dict[str, Link] = field(default_factory=dict)
+    #: tree nodes of workers that are gone, which nobody pushes in async mode
+    left_out: set[int] = field(default_factory=set)
     moved_bytes: int = 0
     reported: bool = False
     began: float = 0.0
@@ -187,6 +189,7 @@ class Server:
         self._layout: Layout
         self._tensors: Tensors
         self._exact = True
+        self._async = False
         #: workers have weights and optimizer: we add up gradients, and keep nothing
         self._sums_only = False
         #: by block, how gradients travel if in 16 bits, and their lengths
@@ -448,7 +451,10 @@ class Server:
             link.send(Header(STATE_ACK, header.plan, header.block, 0, 0, header.version, header.first))
             self._settle(holding)
             self._guard(holding, given=True)
-            self._complete(holding)
+            if self._async:
+                self._apply_staged(holding)
+            else:
+                self._complete(holding)
             self._report_moved()
         elif header.kind == FETCH:
             self._asked.append((link, header))
@@ -521,6 +527,8 @@ class Server:
             return None
         if holding.version < 0:
             holding.version = holding.first = header.first
+        if self._async:
+            return self._judge_async(link, header, holding)
         if header.version != holding.version or header.plan != holding.plan or header.node in holding.received:
             return None
         if self._stages[holding.plan].expected.get(header.node) not in (link.task, _ANYBODY):
@@ -548,18 +556,115 @@ class Server:
         gradient: Array | Rows = buffer
         if holding.block.row:
             gradient = parse(holding.block, buffer.data)
-        holding.received.add(header.node)
+        if not self._async:
+            holding.received.add(header.node)
         encoding = self._encodings[header.block]
         if encoding is not None and buffer.dtype == encoding.dtype:
             gradient = self._pool.take(holding.block)
             encoding.unpack(buffer, gradient)
             self._pool.give(buffer)
+        if self._async:
+            assert not isinstance(gradient, Rows)
+            holding.arrivals.received.setdefault(header.version, set()).add(header.node)
+            holding.arrivals.staged.append((link, header.version, gradient))
+            self._apply_staged(holding)
+            return
         # In fast mode the nodes differ with the size anyway, so that no more need be lost than is pushed.
         rounding = encoding if self._exact else None
         done = holding.sums.add(header.node, gradient, lambda left, right: self._combine(left, right, rounding))
         if done is not None:
             holding.total = done[1]
             self._complete(holding)
+
+    # --- async mode: no common step, a push is applied when it comes ----------------------------------------------
+
+    def _judge_async(self, link: Link, header: Header, holding: Holding) -> Holding | None:
+        """Return the block that a push is for; it may be ahead of others', and beyond the clock of the coming plan."""
+        assert self._spec is not None
+        stamp = self._stamp
+        beyond = stamp is not None and header.version >= stamp[1]
+        plan = stamp[0] if stamp is not None and beyond else holding.plan
+        doubled = header.node in holding.arrivals.received.get(header.version, ())
+        if header.version < holding.version or header.plan != plan or doubled:
+            return None
+        if self._stages[plan].expected.get(header.node) != link.task:
+            raise ProtocolError(f"tree node {header.node} is not {link.task}'s to push under plan {plan}")
+        if header.version - holding.version > self._spec.staleness:
+            raise ProtocolError(f"{link.task} is at version {header.version}, {holding.version} is not complete")
+        return holding
+
+    def _apply_staged(self, holding: Holding) -> None:
+        """Apply what has come, if the block is here."""
+        assert self._spec is not None
+        if not holding.here:
+            return
+        arrivals = holding.arrivals
+        for link, version, gradient in arrivals.staged:
+            samples = self._spec.position(version)[2]
+            self._updater.apply(holding.block.optimizer, holding.state, gradient, samples, version)
+            self._pool.give(gradient)
+            arrivals.waiting.append((link, version + 1))
+        arrivals.staged.clear()
+        self._advance(holding)
+
+    def _advance(self, holding: Holding) -> None:
+        """See which versions all workers have contributed to, and let those go on that waited for them."""
+        arrivals = holding.arrivals
+        while True:
+            stage = self._stages[holding.plan]
+            awaited = stage.expected.keys() - stage.left_out
+            if not awaited or not arrivals.received.get(holding.version, set()) >= awaited:
+                break
+            del arrivals.received[holding.version]
+            holding.version += 1
+            self._version = max(self._version, holding.version)
+            if self._saver is not None:
+                self._saver.take(holding.block.number, holding.version, holding.state)
+            if self._stamp is not None and holding.version == self._stamp[1]:
+                self._cross(holding, *self._stamp)
+                newcomers = self._stages[holding.plan].newcomers
+                links = [link for link in self._links.values() if link.task in newcomers]
+                arrivals.waiting += [(link, holding.version) for link in links]
+        self._answer_waiting(holding)
+
+    def _answer_waiting(self, holding: Holding) -> None:
+        assert self._spec is not None
+        arrivals = holding.arrivals
+        waiting, arrivals.waiting = arrivals.waiting, []
+        for link, version in waiting:
+            if version - holding.version > self._spec.staleness:
+                arrivals.waiting.append((link, version))
+            elif link.open:
+                self._answer_one(holding, link, version)
+
+    def _answer_one(self, holding: Holding, link: Link, version: int) -> None:
+        """Send one worker the weights as they are now, as its next version."""
+        assert self._spec is not None
+        block, arrivals = holding.block, holding.arrivals
+        next_plan = next_first = 0
+        if block.number == 0:
+            if self._commit and holding.plan < self._commit:
+                # Who is farthest computes the step from `highest`, and has to hear of the plan before its next push.
+                plan, self._commit, first = self._commit, 0, arrivals.highest + 2
+                if first >= self._spec.total_versions:
+                    self._control.send(Stamped(plan=plan, first=-1))
+                else:
+                    self._stamp = plan, first
+                    self._control.send(Stamped(plan=plan, first=first))
+            # Who has come so far is past it, although others are not.
+            if self._stamp is not None and holding.plan != self._stamp[0] and version <= self._stamp[1]:
+                next_plan, next_first = self._stamp
+            arrivals.highest = max(arrivals.highest, version)
+        header = Header(
+            PARAM, holding.plan, block.number, 0, block.nbytes, version, holding.first, next_plan, next_first
+        )  # fmt: skip
+        place = WEIGHTS[version % 2]
+        region = link.regions.get(place)
+        if region is None or region.nbytes != self._layout.nbytes:
+            link.send(header, holding.weights)
+        else:
+            np.copyto(region.array(block, self._layout.blocks[block.number]), holding.state[0])
+            link.send(replace(header, place=place))
 
     def _had(self, header: Header) -> bool:
         """Whether the block was ours under the plan of a frame: then its step is complete, and the block on its way."""
@@ -833,6 +938,7 @@ class Server:
         holding.version = header.version
         holding.first = header.first
         holding.here = True
+        holding.arrivals.highest = header.version
         self._version = max(self._version, holding.version)
 
     def _settle(self, holding: Holding) -> None:
@@ -917,6 +1023,7 @@ class Server:
             self._tensors = Tensors(message.spec, self._blocks)
             self._updater = Updater(message.spec.clip_value)
             self._exact = message.spec.mode == "exact"
+            self._async = message.spec.mode == "async"
             encoding = encoding_of(message.spec)
             self._encodings = [encoding if narrow(message.spec, b) else None for b in self._blocks]
             self._lengths = [wire_bytes(message.spec, block) for block in self._blocks]
@@ -1024,12 +1131,18 @@ class Server:
         for number, nodes in message.nodes.items():
             stage = self._stages.get(number)
             if stage is not None:
-                stage.expected.update(dict.fromkeys(nodes, _ANYBODY))
+                if self._async:
+                    stage.left_out.update(nodes)
+                else:
+                    stage.expected.update(dict.fromkeys(nodes, _ANYBODY))
         for task in message.gone:
             self._lost.pop(task, None)
             if task in self._links:
                 self._drop(self._links[task])
         self._gone.update(message.gone)
+        if self._async:
+            for holding in list(self._holdings.values()):
+                self._advance(holding)
         self._control.send(TakenOver(number=message.number))
 
     # --- servers that are gone ------------------------------------------------------------------------------------

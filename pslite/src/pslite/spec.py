@@ -19,6 +19,7 @@ MAX_SAMPLES = 2**40
 MAX_VERSIONS = 2**62
 MAX_BYTES = 2**40
 MAX_SHARDS = 4096
+MAX_STALENESS = 1024
 MAX_PATH = 4096
 MAX_BLOCK_BYTES = 1 << 20
 MIN_BLOCK_BYTES = 1 << 10
@@ -177,8 +178,9 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     #: 0 for an open job
     epochs: int
     seed: int
-    #: "open": each worker has a loop and samples of its own, and the job ends when the first worker's loop does
-    mode: Literal["exact", "fast", "open"]
+    #: "open": each worker has a loop and samples of its own, and the job ends when the first worker's loop does;
+    #: "async": a push is applied when it comes
+    mode: Literal["exact", "fast", "open", "async"]
     #: logical shards of the batch
     shards: int
     #: largest block, in bytes
@@ -203,6 +205,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     resume: bool = True
     #: of an open job: what the mean over the workers of their gradients is multiplied by
     scale: float = 1.0
+    #: in async mode: by how many versions a worker may be ahead of the slowest
+    staleness: int = 0
     #: parameters live on servers, or every worker has all of them and gradients are added up among workers
     architecture: Literal["ps", "allreduce"] = "ps"
 
@@ -227,9 +231,20 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             not self.checkpoint or (self.checkpoint.startswith("/") and len(self.checkpoint) <= MAX_PATH),
             f"checkpoint is {self.checkpoint!r}: it must be the absolute path of a folder",
         )
+        _number("staleness", self.staleness, 0, MAX_STALENESS)
+        _check(not self.staleness or self.mode == "async", 'staleness is for mode="async"')
+        if self.mode == "async":
+            refused = "in async mode there is no common step, so it cannot be had"
+            _check(not self.clip_norm, f"clip_norm is {self.clip_norm}: {refused}")
+            _check(self.update == "server", f"update is 'worker': {refused}")
+            _check(self.durability == "none", f"durability is {self.durability!r}: {refused}")
+            for segment in self.segments:
+                name = segment.parts[0].name if segment.parts else "?"
+                _check(not isinstance(segment.optimizer, LAMB), f"the optimizer of {name} is LAMB: {refused}")
+                _check(not segment.sparse, f"{name} is sparse: {refused}")
         if self.architecture == "allreduce":
             refused = "an all-reduce job cannot have it"
-            _check(not self.open, f"mode is 'open': {refused}")
+            _check(self.mode in ("exact", "fast"), f"mode is {self.mode!r}: {refused}")
             _check(self.update == "server", f"update is 'worker': {refused}")
             _check(self.wire == "float32", f"wire is {self.wire!r}: {refused}")
             for segment in self.segments:

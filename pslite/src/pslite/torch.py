@@ -78,6 +78,9 @@ class ElasticJob(LoopJob):
         of the order of samples and of every random number drawn in the loop.
     mode
         "exact" gives the same weights, bit for bit, at any size; "fast" does one forward and backward pass per worker.
+        "async" applies a push when it comes: no worker waits for others, and nothing is exact.
+    staleness
+        in async mode: by how many versions a worker may be ahead of the slowest.
     shards
         logical parts of a batch, the most workers that can be used; 16 unless given.
     groups
@@ -124,7 +127,8 @@ class ElasticJob(LoopJob):
         batch_size: int,
         epochs: int,
         seed: int = 0,
-        mode: Literal["exact", "fast"] = "exact",
+        mode: Literal["exact", "fast", "async"] = "exact",
+        staleness: int = 0,
         shards: int | None = None,
         groups: Iterable[Group] = (),
         collate: Callable[[list[Any]], Any] = default_collate,
@@ -139,7 +143,15 @@ class ElasticJob(LoopJob):
         resume: bool = True,
         architecture: Literal["ps", "allreduce"] | None = None,
     ) -> None:
-        self.check(dataset, mode, batch_size=batch_size, epochs=epochs, seed=seed, checkpoint_every=checkpoint_every)
+        self.check(
+            dataset,
+            mode,
+            batch_size=batch_size,
+            epochs=epochs,
+            seed=seed,
+            checkpoint_every=checkpoint_every,
+            staleness=staleness,
+        )
         self._collate = collate
         self._layout = _Layout(model, optimizer, tuple(groups))
         super().__init__(
@@ -149,6 +161,7 @@ class ElasticJob(LoopJob):
             epochs=epochs,
             seed=seed,
             mode=mode,
+            staleness=staleness,
             shards=shards,
             clip_norm=clip_norm,
             clip_value=clip_value,

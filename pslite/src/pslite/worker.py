@@ -627,7 +627,8 @@ class Worker(Membership):
         while not self._staged.empty():
             item = self._staged.get()
             if isinstance(item, TakeOver):
-                self._extra = item.nodes
+                # in async mode a dead worker's samples are left out until a plan gives them to others
+                self._extra = {} if self.spec.mode == "async" else item.nodes
                 self._gone |= set(item.gone)
                 self._send_first_state()
                 continue

@@ -1,0 +1,152 @@
+"""Async mode: a push is applied when it comes, within bounds; resizes and deaths are gone through, and it learns."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from pslite_jobs import KillAt, command
+from regression import Regression, table_segments
+from rehearsal import Event, Rehearsal, job, random_events
+
+from pslite.checkpoint import Checkpoint, latest
+from pslite.errors import SpecError
+from pslite.session import SingleSession
+from pslite.spec import LAMB, SGD, Segment
+from pslite.testing import Resize, run_local
+
+
+class Loose(Regression):
+    """What each worker sees at the end may lack what others have pushed last."""
+
+    exact = False
+
+
+def expected_weights(spec):
+    session = SingleSession(spec)
+    Regression(spec).train(session)
+    return session.weights.arrays[0]
+
+
+def at_the_end(folder):
+    return Checkpoint(latest(folder)).tensors()
+
+
+def counted(tmp_path, **changes):
+    """A job that keeps a checkpoint of its last version, where every contribution must be in."""
+    return job(mode="async", checkpoint=str(tmp_path), checkpoint_every=60, resume=False, **changes)
+
+
+@pytest.mark.parametrize("transport", ["", "tcp"])
+@pytest.mark.parametrize("staleness", [0, 1, 5])
+@pytest.mark.parametrize("seed", range(6))
+def test_every_contribution_is_applied_once_whatever_the_resizes(seed, staleness, transport, monkeypatch, tmp_path):
+    monkeypatch.setenv("DL2_TRANSPORT", transport)
+    spec = counted(tmp_path, staleness=staleness)
+    rng = random.Random(seed)
+    events = random_events(rng, last=45, kills=[])
+    outcome = Rehearsal(
+        spec, workers=rng.randint(1, 4), servers=rng.randint(1, 4), events=events, model=Loose
+    ).run()  # fmt: skip
+    assert outcome.status.state == "finished", outcome.log
+    assert not outcome.surprises, (outcome.surprises, outcome.log)
+    tensors = at_the_end(tmp_path)
+    # the counter moves by its samples' part of the batch with each contribution
+    np.testing.assert_allclose(tensors["seen"], 60.0, rtol=1e-12)
+    weights = np.concatenate([tensors["weight"], tensors["bias"]])
+    reference = expected_weights(job(mode="fast"))
+    assert np.linalg.norm(weights - reference) < 0.1 * np.linalg.norm(reference)
+
+
+@pytest.mark.parametrize("transport", ["", "tcp"])
+@pytest.mark.parametrize("seed", range(8))
+def test_deaths_leave_samples_out_but_nothing_hangs(seed, transport, monkeypatch, tmp_path):
+    monkeypatch.setenv("DL2_TRANSPORT", transport)
+    spec = counted(tmp_path, staleness=2)
+    rng = random.Random(seed)
+    events = random_events(rng, last=45, kills=["worker"] * rng.randint(1, 2))
+    outcome = Rehearsal(
+        spec, workers=rng.randint(2, 4), servers=rng.randint(1, 3), events=events, model=Loose
+    ).run()  # fmt: skip
+    assert outcome.status.state == "finished", outcome.log
+    assert not outcome.surprises, (outcome.surprises, outcome.log)
+    seen = at_the_end(tmp_path)["seen"]
+    assert np.all(seen <= 60.0 + 1e-9)
+    # at most the parts of the dead, until the plans after them
+    assert np.all(seen >= 60.0 - 20.0 * len(outcome.killed))
+
+
+def test_with_staleness_nobody_waits_for_the_slowest_within_its_bound():
+    """A worker that stands still holds the other one up after `staleness` versions, and not before."""
+    reached, stands, goes_on = [], threading.Event(), threading.Event()
+    lock, slow = threading.Lock(), []
+
+    class Uneven(Loose):
+        def train(self, session, *, before_step, computed=lambda epoch, samples: None):
+            def wait(version):
+                before_step(version)
+                with lock:
+                    if version == 10 and not slow:
+                        slow.append(session)
+                if slow and slow[0] is session:
+                    if version == 10:
+                        stands.set()
+                        assert goes_on.wait(20)
+                elif stands.is_set() and not goes_on.is_set():
+                    reached.append(version)
+                    if version == 13:
+                        threading.Timer(0.3, goes_on.set).start()
+
+            super().train(session, before_step=wait, computed=computed)
+
+    outcome = Rehearsal(job(mode="async", staleness=3), workers=2, servers=2, model=Uneven).run()
+    assert outcome.status.state == "finished", outcome.log
+    assert not outcome.surprises, outcome.surprises
+    # version 10 is not complete: the other one computes steps up to 13 and gets no version 14
+    assert max(reached) == 13
+
+
+def test_a_plan_takes_effect_while_workers_are_at_different_versions(tmp_path):
+    events = [Event(10, workers=3, servers=3), Event(20, workers=1, servers=1, oldest=True), Event(30, workers=4)]
+    spec = counted(tmp_path, staleness=8)
+    outcome = Rehearsal(spec, workers=2, servers=1, events=events, model=Loose).run()
+    assert outcome.status.state == "finished", outcome.log
+    assert not outcome.surprises, (outcome.surprises, outcome.log)
+    assert len(outcome.status.plans) >= 3
+    np.testing.assert_allclose(at_the_end(tmp_path)["seen"], 60.0, rtol=1e-12)
+
+
+@pytest.mark.parametrize("transport", ["", "tcp"])
+def test_processes_are_killed_and_resized(transport):
+    environ = {**os.environ, "DL2_TRANSPORT": transport}
+    result = run_local(
+        command("--mode", "async", "--staleness", "3", "--step-seconds", "0.01", "--epochs", "15"),
+        workers=3, servers=2, environ=environ, on_status=KillAt("worker-1", 20),
+        schedule=[Resize(50, 3, 1, wait=False)],
+    )  # fmt: skip
+    assert result.state == "finished", result.log
+    assert any("its samples are left out until the next plan" in line for line in result.log)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clip_norm": 1.0}, "clip_norm is 1.0: in async mode there is no common step"),
+        ({"durability": "durable"}, "durability is 'durable': in async mode"),
+        ({"update": "worker"}, "update is 'worker': in async mode"),
+        ({"segments": table_segments(9, 2, SGD(lr=0.1))}, "table is sparse: in async mode"),
+        ({"segments": (Segment("float32", LAMB(), job().segments[0].parts),)}, "LAMB: in async mode"),
+        ({"staleness": -1}, "staleness is -1"),
+        ({"mode": "fast", "staleness": 1}, "staleness is for mode"),
+    ],
+)
+def test_what_needs_a_common_step_is_refused(changes, message):
+    with pytest.raises(SpecError, match=message):
+        job(**{"mode": "async", **changes})
