@@ -36,6 +36,7 @@ def cluster() -> Iterator[SlurmCluster]:
 def alice(cluster: SlurmCluster) -> User:
     user = cluster.add_user("alice")
     cluster.add_python(user)
+    (user.home / "regression.py").write_text(WORKER.with_name("regression.py").read_text())
     return user
 
 
