@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,10 @@ class Bundle:
         self.rows: dict[int, Rows] = {}
         self._sparse = [(i, segment.row, segment.dtype) for i, segment in enumerate(spec.segments) if segment.sparse]
         self.clear()
+        #: called with a segment's number before it is pushed: puts there what is to be
+        self.fill: Callable[[int], None] | None = None
+        #: called with each block of the weights as it has arrived
+        self.take: Callable[[Block], None] | None = None
         self._blocks = blocks
         self._own = list(self.arrays)
         self.views = [self.arrays[b.segment][b.offset : b.offset + b.size].data.cast("B") for b in blocks]

@@ -100,7 +100,11 @@ class OpenSession(Session, Protocol):
 
     @property
     def coming(self) -> Bundle | None:
-        """Where the next version's weights will arrive, and may be pointed elsewhere; None where others look at it."""
+        """Where the next version's weights will arrive; None if they only change where they are."""
+
+    @property
+    def lent(self) -> bool:
+        """Whether servers look into bundles, so that they must not be pointed elsewhere."""
 
     def attach(self) -> None:
         """Come to the job before it is known what to train; `place` is valid afterwards."""
@@ -170,6 +174,11 @@ class SingleSession:
         """The weights have a place, and stay there."""
         return None
 
+    @property
+    def lent(self) -> bool:
+        """There is nobody else."""
+        return True
+
     def attach(self) -> None:
         """Nobody is to be waited for."""
 
@@ -206,6 +215,9 @@ class SingleSession:
     ) -> tuple[int, ...]:
         """Apply one step."""
         (contribution,) = contributions
+        if contribution.bundle.fill is not None:
+            for segment in range(len(self.spec.segments)):
+                contribution.bundle.fill(segment)
         self._replica.apply(contribution.bundle, self.version)
         self.version += 1
         if self.spec.checkpoint and self.spec.checkpoint_every and self.version % self.spec.checkpoint_every == 0:

@@ -203,11 +203,14 @@ class Worker(Membership):
         return there.index(self._identity.task), len(there)
 
     @property
-    def coming(self) -> Bundle | None:
-        """Where the next version's weights will arrive; None if a server puts them there itself."""
-        bundle = self._bundles[(self.version + 1) % 2]
-        shared = bundle.region.fd >= 0 and any(link.local for link in self._links.values())
-        return None if shared else bundle
+    def coming(self) -> Bundle:
+        """Where the next version's weights will arrive."""
+        return self._bundles[(self.version + 1) % 2]
+
+    @property
+    def lent(self) -> bool:
+        """Whether servers look into bundles, so that they must not be pointed elsewhere."""
+        return self.weights.region.fd >= 0 and any(link.local for link in self._links.values())
 
     # --- joining and leaving --------------------------------------------------------------------------------------
 
@@ -488,11 +491,17 @@ class Worker(Membership):
     def _push(self, plan: Plan, contributions: Sequence[Contribution], blocks: Iterable[Block]) -> None:
         next_plan, next_first = self._stamp or (0, 0)
         places = [self._place(contribution.bundle) for contribution in contributions]
+        fillers = {fill for fill in (contribution.bundle.fill for contribution in contributions) if fill is not None}
+        segment = -1
         for block in blocks:
             link = self._links.get(plan.owner(block.number).task)
             if link is None:
                 continue  # its server is gone; who takes its place is sent everything
             length = wire_bytes(self.spec, block)
+            if fillers and block.segment != segment:
+                segment = block.segment
+                for fill in fillers:
+                    fill(segment)
             for contribution, place in zip(contributions, places, strict=True):
                 bundle = contribution.bundle
                 shown = link.local and place and not block.row and self._show(link, place, bundle)
@@ -512,6 +521,8 @@ class Worker(Membership):
                 else:
                     link.send(header, bundle.packed(block, self._encoding))
                     self._flush(link)  # it travels while the next ones are packed
+            if fillers:
+                self._flush(link)
 
     def _place(self, bundle: Bundle) -> int:
         """Return the number of a bundle's shared memory, 0 if it has none."""
@@ -773,6 +784,9 @@ class Worker(Membership):
             array = self._bundles[header.version % 2].arrays[block.segment][block.offset : block.offset + block.size]
             array.reshape(-1, block.row)[rows.numbers] = rows.values
         self._missing.discard(header.block)
+        take = self._bundles[header.version % 2].take
+        if take is not None:
+            take(self.blocks[header.block])
         if header.next_plan:
             self._stamp = (header.next_plan, header.next_first)
 

@@ -38,11 +38,10 @@ def trainable(name: str, array: Any) -> Literal["float32", "float64"]:
 def reading(array: Any, like: Array | None = None) -> Array:
     """Return the values of an array, shape (size,), once MXNet has computed them: no copy if it is in the CPU's memory.
 
-    What is returned may be looked at until MXNet writes to the array again.  `like` is an array of its size and type,
-    if there is one: MXNet takes long to say them.
+    What is returned may be looked at until MXNet writes to the array again; `like` as for `memory`.
     """
     array.wait_to_read()
-    return _view(array, like) if near(array) else array.asnumpy().reshape(-1)
+    return memory(array, like) if near(array) else array.asnumpy().reshape(-1)
 
 
 def near(array: Any) -> bool:
@@ -50,19 +49,10 @@ def near(array: Any) -> bool:
     return bool(array.context.device_type.startswith("cpu"))
 
 
-def writing(array: Any, like: Array | None = None) -> Array:
-    """Return the memory of an array that is near, shape (size,), once MXNet is done with it; it may be written to.
-
-    It is valid until MXNet writes to the array again, which must not be before.
-    """
-    check_call(_LIB.MXNDArrayWaitToWrite(array.handle))
-    return _view(array, like)
-
-
 def write(array: Any, values: Array) -> None:
-    """Set an array to values of shape (size,) and of its type, once MXNet is done with it."""
+    """Set an array to values of shape (size,) and of its type.  Call mx.nd.waitall() before."""
     if near(array):
-        np.copyto(writing(array, values), values)
+        np.copyto(memory(array, values), values)
     else:
         array[:] = mx.nd.array(values.reshape(array.shape), dtype=values.dtype)
 
@@ -74,11 +64,15 @@ def gather(arrays: Sequence[Any], out: Array) -> None:
         np.add(out, reading(array, out), out=out)
 
 
-def _view(array: Any, like: Array | None = None) -> Array:
+def memory(array: Any, like: Array | None = None) -> Array:
+    """Return the memory of an array that is near, shape (size,), while MXNet does nothing with it.
+
+    `like` is an array of its size and type, if there is one: MXNet takes long to say them.
+    """
     # asked for anew each time: MXNet may put an array into a layout of its own, and elsewhere, in between
     pointer = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     kind: np.dtype[Any] = np.dtype(array.dtype) if like is None else like.dtype
     size = array.size if like is None else like.size
-    memory = memoryview((ctypes.c_char * (size * kind.itemsize)).from_address(pointer.value or 0))
-    return np.frombuffer(memory, dtype=kind)
+    there = memoryview((ctypes.c_char * (size * kind.itemsize)).from_address(pointer.value or 0))
+    return np.frombuffer(there, dtype=kind)

@@ -213,12 +213,14 @@ class _Layout:
 
     def load(self, weights: Bundle) -> None:
         """Bring new weights and buffers into the net."""
+        mx.nd.waitall()
         for parameter, flat in self._trained(weights):
             write(parameter.list_data()[0], flat)
         self.load_buffers(weights)
 
     def load_buffers(self, weights: Bundle) -> None:
         """Set the net's buffers to the version's values."""
+        mx.nd.waitall()
         for parameter, flat in self._buffered(weights):
             write(parameter.list_data()[0], flat.astype(parameter.dtype))
 
