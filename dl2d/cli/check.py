@@ -190,7 +190,7 @@ def _watched(settings: Settings, parsed: SlurmSettings) -> Iterator[Finding]:
     if unknown:
         yield Finding(item, False, f"jobs.models does not have {', '.join(unknown)}")
     elif STAGES[settings.mode].watch:
-        text = f"{len(parsed.watch)} rules" if parsed.watch else "no rules: only jobs that register are recorded"
+        text = f"rules: {len(parsed.watch)}" if parsed.watch else "no rules: only jobs that register are recorded"
         yield Finding(item, True, text)
 
 

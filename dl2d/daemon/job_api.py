@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from dl2d import __version__
+from dl2d.core.cluster import TaskState
 from dl2d.core.errors import (
     Denied,
     Dl2dError,
@@ -34,7 +35,7 @@ from dl2d.core.errors import (
 from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner
 from dl2d.core.mode import STAGES, Mode
 from dl2d.core.resource_manager import ResourceManager
-from dl2d.core.store import JobChange, Store
+from dl2d.core.store import JobChange, Store, TaskChange
 from dl2d.daemon.admission import Admission
 from dl2d.daemon.credentials import Credentials
 from dl2d.daemon.heartbeat import Heartbeat, receive, targets
@@ -227,11 +228,15 @@ def create_api(services: Services) -> FastAPI:
             changed = services.store.change_job(job.key, reception.job, at)
             if changed.state is not job.state:
                 log.info("job", job=job.key.id, state=str(changed.state), reason=changed.end_reason)
+            if job.static and changed.state.ended:
+                # Its coordinator has ended them; nobody looks on at a job that has ended.
+                own = services.store.tasks(live=True, job=job.key)
+                services.store.change_tasks([TaskChange(job.key, task.id, TaskState.RELEASED) for task in own], at)
         if moved or reception.job is not None:
             services.wake()
-        own = [member.task for member in beat.members]
+        members = [member.task for member in beat.members]
         return {
-            "members": own if job.static else targets(services.store.tasks(live=True, job=job.key)),
+            "members": members if job.static else targets(services.store.tasks(live=True, job=job.key)),
             "stop": False,
             "heartbeat_seconds": services.heartbeat_seconds,
         }

@@ -176,3 +176,21 @@ def test_job_files_are_checked_even_where_the_configuration_is_bad(dl2d: Dl2d, t
     file = job_file(tmp_path, epochs=0)
     found = wrong(dl2d, tmp_path / "none.yaml", file)
     assert set(found) == {"configuration", str(file)}
+
+
+def test_the_mode_and_what_is_looked_on_at(dl2d: Dl2d, tmp_path: Path):
+    def said(*rules: dict[str, str]) -> dict[str, tuple[bool, str]]:
+        manager = {"name": "slurm", "slurm": {"watch": list(rules)}}
+        config = write_config(tmp_path, mode="observe", resource_manager=manager)
+        found = dl2d("check", "--json", "-c", config).json["findings"]
+        return {each["item"]: (each["good"], each["text"]) for each in found}
+
+    item = "resource_manager.slurm.watch"
+    assert said()["mode"][1].startswith("observe: dl2d records what the scheduler in charge does")
+    assert said()[item] == (True, "no rules: only jobs that register are recorded")
+    assert said({"partition": "gpu", "model": "bert"})[item] == (True, "rules: 1")
+    assert said({"partition": "gpu", "model": "brt"})[item] == (False, "jobs.models does not have brt")
+    assert said({"partition": "gpu"})["resource_manager.slurm"] == (
+        False,
+        "resource_manager.slurm.watch[0].model: missing",
+    )

@@ -313,7 +313,12 @@ class TestLookingOn:
         assert report.snapshot.jobs[0].progress.epoch == 0.5
         (speeds,) = world.store.job_speeds([key])
         assert [(point.allocation, point.samples_per_second) for point in speeds.points] == [((3, 1), 12.0)]
-        assert world.manager.submitted == []
+        world.heartbeat(key, state="finished", members=[], epoch=3.0, result={"digest": "ab" * 32, "versions": 9})
+        assert world.store.job(key).state is JobState.FINISHED
+        assert world.store.tasks(live=True) == ()
+        assert {task.state for task in world.store.tasks(live=False)} == {TaskState.RELEASED}
+        assert world.tick().decision.jobs == ()
+        assert world.manager.submitted == world.manager.stopped == []
 
     def test_nothing_is_submitted_and_nothing_of_others_cancelled(self, world):
         refused = world.send_job()
