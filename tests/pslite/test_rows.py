@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parent))
 from regression import Lookup, table_segments
-from rehearsal import Rehearsal, job, random_events, static_digest
+from rehearsal import Event, Rehearsal, job, random_events, static_digest
 
 from pslite.blocks import Block, cut
 from pslite.errors import ProtocolError, SpecError
@@ -124,6 +124,20 @@ def test_exact_mode_has_the_bits_of_the_static_run(seed, rule, changes, transpor
     outcome = Rehearsal(
         spec, workers=rng.randint(1, 4), servers=rng.randint(1, 4), events=events, model=Lookup
     ).run()  # fmt: skip
+    assert outcome.status.state == "finished", outcome.log
+    assert outcome.status.result.digest == static_digest(spec, Lookup), outcome.log
+    assert not outcome.surprises, outcome.surprises
+
+
+@pytest.mark.parametrize("transport", ["", "tcp"])
+@pytest.mark.parametrize("version", [5, 22, 40])
+def test_a_new_owner_that_does_not_know_what_has_changed_sends_everything(version, transport, monkeypatch):
+    monkeypatch.setenv("DL2_TRANSPORT", transport)
+    spec = job(segments=table_segments(100, 3, Adam(lr=0.02)), block_bytes=120, durability="durable")
+    outcome = Rehearsal(
+        spec, workers=3, servers=4, events=[Event(version, kill="ps", choice=version)], model=Lookup
+    ).run()  # fmt: skip
+    assert outcome.killed
     assert outcome.status.state == "finished", outcome.log
     assert outcome.status.result.digest == static_digest(spec, Lookup), outcome.log
     assert not outcome.surprises, outcome.surprises

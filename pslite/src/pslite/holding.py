@@ -107,8 +107,8 @@ class Holding:
         self.sums: TreeSum[Array | Rows] = TreeSum(leaves, frozenset((ROOT,)))
         self.total: Array | Rows | None = None
         self.arrivals = Arrivals()
-        #: of a sparse block, which rows the last two steps have changed
-        self.rows: tuple[Numbers, Numbers] | None = None
+        #: of a sparse block, which rows the step before the last and the last have changed, as far as it is known
+        self.rows: tuple[Numbers | None, Numbers] | None = None
         #: the server whose replica is told of each step, and another one that will take its place
         self.guard = ""
         self.coming = ""
@@ -130,14 +130,15 @@ class Holding:
 
     def note(self, total: Rows) -> None:
         """Note which rows a step changes."""
-        self.rows = self.rows[1] if self.rows is not None else total.numbers, total.numbers
+        self.rows = self.rows[1] if self.rows is not None else None, total.numbers
 
     def recent(self) -> Rows | None:
         """Return what a worker lacks that has the version before the last; None if that is everything."""
         # Who has come with the plan has no such version, nor do we know of the steps before we got the block.
-        if self.rows is None or self.version < self.first + 2:
+        before, last = self.rows if self.rows is not None else (None, None)
+        if before is None or last is None or self.version < self.first + 2:
             return None
-        numbers = np.union1d(*self.rows)
+        numbers = np.union1d(before, last)
         return Rows(numbers, self.state[0].reshape(-1, self.block.row)[numbers])
 
     def enter(self, plan: int, first: int, leaves: int) -> None:
