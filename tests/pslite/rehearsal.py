@@ -7,6 +7,7 @@ gone through. A death is the end of all of a member's connections at once.
 from __future__ import annotations
 
 import random
+import re
 import secrets
 import threading
 import time
@@ -119,8 +120,9 @@ class Rehearsal:
         self._members: dict[str, Worker | AllReduceWorker | Server] = {}
         self._threads: list[threading.Thread] = []
         self._killed: list[str] = []
-        #: the plan under which a server has died: until the next one is done, its blocks have one copy
-        self._plan_at_death = 0
+        #: the newest plan when a server died: until a later one is done, its blocks have one copy
+        self._plan_at_death = self._newest_plan = 0
+        self._log: list[str] = []
         #: workers that have weights
         self._stepping: set[str] = set()
         self._surprises: list[str] = []
@@ -132,9 +134,8 @@ class Rehearsal:
 
     def run(self) -> Outcome:
         """Go through it."""
-        log: list[str] = []
         coordinator = Coordinator(
-            job="rehearsal", token=secrets.token_bytes(TOKEN_BYTES), director=self, say=log.append,
+            job="rehearsal", token=secrets.token_bytes(TOKEN_BYTES), director=self, say=self._log.append,
             settings=self._settings, host="127.0.0.1",
         )  # fmt: skip
         status = coordinator.run()
@@ -143,7 +144,7 @@ class Rehearsal:
             thread.join(_PATIENCE)
             if thread.is_alive():
                 self._surprises.append(f"{thread.name} does not end")
-        return Outcome(status, log, self._killed, self._surprises)
+        return Outcome(status, self._log, self._killed, self._surprises)
 
     # --- the director's part --------------------------------------------------------------------------------------
 
@@ -249,7 +250,7 @@ class Rehearsal:
             task = able[event.choice % len(able)]
             self._killed.append(task)
             if role == "ps":
-                self._plan_at_death = status.plan
+                self._plan_at_death = self._newest_plan
             self._members[task].sever()
             # as the scheduler would, another one is started in its place
             if task in self._targets[role]:
@@ -261,9 +262,17 @@ class Rehearsal:
         active = {m.task for m in status.members if m.role == role and m.state == "active"}
         if role == "worker":
             active &= self._stepping
-        elif status.plan == self._plan_at_death or status.plans[-1].servers < 2:
+        elif not self._protected():
             return set()
         return active & set(self._targets[role]) - set(self._killed)
+
+    def _protected(self) -> bool:
+        """Whether every block has a replica, and no server has died since."""
+        numbers = [int(line.split()[1].rstrip(":")) for line in self._log if line.startswith("plan ")]
+        done = [line for line in self._log if line.startswith("plan ") and " done " in line]
+        whole = bool(done) and bool(re.search(r"replicas of (\d+) of \1 blocks", done[-1]))
+        self._newest_plan = max(numbers, default=0)
+        return whole and int(done[-1].split()[1]) > self._plan_at_death
 
 
 def random_events(

@@ -1313,7 +1313,7 @@ class Coordinator:
             self._state = "running"
             self._urgent = True
             return
-        for task in previous.tasks() - plan.tasks() - self._dead.keys():
+        for task in (previous.tasks() - plan.tasks()) & self._there():
             self._members[task].state = "draining"
         self._activate(plan)
         self._urgent = True
@@ -1322,7 +1322,8 @@ class Coordinator:
             self._tell({pacer.task}, Commit(plan=plan.number))
 
     def _activate(self, plan: Plan) -> None:
-        for task in plan.tasks() - self._dead.keys():
+        # a worker that had finished may have left meanwhile
+        for task in plan.tasks() & self._there():
             self._members[task].state = "active"
 
     def _follow(self, pending: _Pending) -> None:
@@ -1371,10 +1372,12 @@ class Coordinator:
             ),
         )
         self._reports.append(report)
+        kept = sum(place >= 0 for place in plan.backups)
+        replicas = f", replicas of {kept} of {len(plan.backups)} blocks" if plan.backups else ""
         self._say(
             f"plan {report.number} done at version {report.first_version}: {report.workers} workers, "
             f"{report.servers} servers, moved {report.moved_bytes / 1e6:.1f} MB in {report.move_ms:.0f} ms, "
-            f"suspension {report.suspension_ms.p50:.2f} ms (max {report.suspension_ms.max:.2f})"
+            f"suspension {report.suspension_ms.p50:.2f} ms (max {report.suspension_ms.max:.2f}){replicas}"
         )
 
     # --- the end --------------------------------------------------------------------------------------------------

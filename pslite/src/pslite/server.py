@@ -1191,6 +1191,8 @@ class Server:
             if owner.task == self._identity.task:
                 assert newest is not None
                 ours.append(newest)
+        # all of them first: nothing is reported as moved as long as one is not
+        self._holdings.update({holding.block.number: holding for holding in ours})
         for holding in ours:
             self._take_on(holding)
         self._answer_fetches()
@@ -1200,7 +1202,6 @@ class Server:
         """Own a block, from the version on at which we have it; workers push the step again that was under way."""
         if self._stamp is None and holding.stamp[0] > self._settled and holding.stamp[0] in self._stages:
             self._stamp = holding.stamp
-        self._holdings[holding.block.number] = holding
         holding.rows = None  # workers have to be sent everything
         holding.begin(self._stages[holding.plan].reduction.leaves)
         if self._stamp is not None and holding.version == self._stamp[1] and holding.plan != self._stamp[0]:
@@ -1211,6 +1212,8 @@ class Server:
         for old in [n for n in self._stages if n < number]:
             self._forget(old)
         self._current = self._settled = number
+        if self._stamp is not None and self._stamp[0] <= number:
+            self._stamp = None
         stage = self._stages[number]
         self._replicas.retain(stage.plan.replicas_of(self._identity.task), number)
         for holding in self._holdings.values():
