@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dl2d.core.errors import RequestError
-from dl2d.core.jobs import Architecture, Consistency, Job, JobKey, JobRequest, Launch, Owner, Role
+from dl2d.core.jobs import Consistency, Job, JobKey, JobRequest, Launch, Owner, Role
 from dl2d.core.request import RequestRules, parse_request, read_directives
 from dl2d.core.resource_manager import Anchor, RmSnapshot
 
@@ -59,8 +59,6 @@ class Admission:
 
     def _check(self, job: Job, seen: RmSnapshot) -> None:
         request = job.request
-        if request.architecture is not Architecture.PS:
-            raise RequestError("architecture", "this version trains with architecture=ps only")
         if request.consistency is not Consistency.SYNC:
             raise RequestError("consistency", "this version trains with consistency=sync only")
         check_feasible(request, seen)

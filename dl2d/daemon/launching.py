@@ -32,6 +32,7 @@ class Launcher:
             ("DL2_COORDINATOR", job.address),
             ("DL2_TOKEN", self.credentials.token(job.key)),
             ("DL2_JOB", job.key.slug),
+            ("DL2_ARCHITECTURE", job.request.architecture.value),
         )
         return JobLauncher(job, with_runner(job.launch), _kept(job.launch), shared, task_tag(job.key, ""))
 

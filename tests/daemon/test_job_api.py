@@ -111,7 +111,7 @@ class TestRegistration:
             (SCRIPT.replace("cpu:2", "cpu:9"), ["worker: no node is large enough", "cpu: wanted 9, had 8"]),
             (SCRIPT.replace("cpu:2", "cpu:2,tpu:1"), ["worker: no node", "tpu: wanted 1, had 0"]),
             (SCRIPT + "#DL2 ps=gpu:3", ["ps: no node is large enough", "gpu: wanted 3, had 2"]),
-            (SCRIPT + "#DL2 architecture=allreduce", ["architecture: this version trains with architecture=ps only"]),
+            (SCRIPT + "#DL2 architecture=ring", ["architecture", "ring"]),
             (SCRIPT + "#DL2 consistency=async", ["consistency: this version trains with consistency=sync only"]),
         ],
     )  # fmt: skip

@@ -16,7 +16,7 @@ from local_cluster import LocalCluster
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.decision import Constraint
-from dl2d.core.jobs import JobState
+from dl2d.core.jobs import JobState, Role
 from dl2d.daemon.credentials import load_credentials
 
 FAST = ("--optimizer", "momentum", "--step-seconds", "0.01")
@@ -146,6 +146,19 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost(cluster: LocalC
     cluster.wait_until(lambda: cluster.task(job, "worker-1").state is TaskState.FAILED, "its death is noticed")
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "another takes its place")
     assert cluster.task(job, "worker-2").state is TaskState.CONFIRMED
+    ended = cluster.ended(job)
+    assert (ended.state, ended.digest) == (JobState.FINISHED, cluster.static_digest("--optimizer", "momentum"))
+
+
+def test_a_job_without_servers_grows_loses_a_worker_and_ends_with_the_weights_of_a_static_run(
+    cluster: LocalCluster,
+) -> None:
+    job = cluster.train("mine", *SLOW, max_workers=2, architecture="allreduce")
+    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 0), "the job trains")
+    assert {task.role for task in cluster.store.tasks(live=True, job=job)} == {Role.WORKER}
+    cluster.process_of(cluster.task(job, "worker-0"), "numpy_worker.py").kill()
+    cluster.wait_until(lambda: cluster.task(job, "worker-0").state is TaskState.FAILED, "its death is noticed")
+    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 0), "another takes its place")
     ended = cluster.ended(job)
     assert (ended.state, ended.digest) == (JobState.FINISHED, cluster.static_digest("--optimizer", "momentum"))
 
