@@ -307,11 +307,8 @@ class AllReduceWorker(Membership):
             self._await(self._summing.add_up(group, self._division))
         except PeerLost as error:
             self._broke(str(error))
-        self._watch.start()
-        self._wait(lambda: all(giving.done for giving in self._giving))
-        self._watch.stop()
+        self._replica.apply(self._summing.total(group, contributions), self.version, self._before_change)
         self._giving.clear()
-        self._replica.apply(self._summing.total(group, contributions), self.version)
         self.version += 1
         self._save(group)
         self._settle(group, plan)
@@ -322,6 +319,19 @@ class AllReduceWorker(Membership):
             if stage.group is None:
                 self._leave(stamp)
             self._enter(stage)
+
+    def _before_change(self, block: int) -> None:
+        """Wait until nobody is getting a block from us any more: a change that has begun must be made whole."""
+        if all(giving.spares(block) for giving in self._giving):
+            return
+        self._watch.start()
+        while not all(giving.spares(block) for giving in self._giving):
+            self._check()
+            if self._plan is not None and self._recovery > self._plan.number:
+                self._stop_giving()
+            self._bell.wait(_LOOK_SECONDS)
+            self._bell.clear()
+        self._watch.stop()
 
     @staticmethod
     def _compare(plan: Plan, version: int, said: NDArray[np.int64]) -> None:
@@ -467,11 +477,14 @@ class AllReduceWorker(Membership):
 
     def _abandon(self) -> None:
         """Give up what is under way."""
-        for giving in self._giving:
-            giving.stop()
+        self._stop_giving()
         self._giving.clear()
         if self._group is not None:
             self._group.close()
+
+    def _stop_giving(self) -> None:
+        for giving in self._giving:
+            giving.stop()
 
     def _broke(self, reason: str) -> NoReturn:
         """The exchange failed: the coordinator knows why, or is told now."""

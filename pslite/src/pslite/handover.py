@@ -41,7 +41,7 @@ class Giving:
     version
         of the state.
     states
-        by block; stay as they are until `done`.
+        by block; each stays as it is until it is sent.
     wake
         called when it is done.
 
@@ -57,16 +57,26 @@ class Giving:
         wake: Callable[[], None],
     ) -> None:
         self.done = False
+        #: blocks that are sent, from the first on: they may change again
+        self.sent = 0
         #: why it did not arrive; the receiver's own matter, or its end
         self.failure = ""
         self._to, self._identity, self._plan, self._version, self._states = to, identity, plan, version, states
         self._wake = wake
-        self._stopped = False
+        self._stopped = threading.Event()
+        #: held while a block is looked at
+        self._looking = threading.Lock()
         threading.Thread(target=self._run, name="pslite-giving", daemon=True).start()
 
     def stop(self) -> None:
-        """Nobody needs it any more."""
-        self._stopped = True
+        """Nobody needs it any more; no state is looked at after this returns."""
+        self._stopped.set()
+        with self._looking:
+            pass
+
+    def spares(self, block: int) -> bool:
+        """Whether that block may change now."""
+        return self.done or self._stopped.is_set() or self.sent > block
 
     def _run(self) -> None:
         try:
@@ -84,15 +94,19 @@ class Giving:
         with selectors.DefaultSelector() as selector:
             selector.register(link.sock, selectors.EVENT_WRITE)
             for number, state in enumerate(self._states):
-                whole = state.reshape(-1).data.cast("B")
-                crc = zlib.crc32(whole)
-                link.send(
-                    Header(STATE, self._plan, number, 0, whole.nbytes, self._version, self._version, crc=crc), whole
-                )
-                while not link.flush():
-                    if self._stopped:
+                with self._looking:
+                    if self._stopped.is_set():
                         return
-                    selector.select(_POLL_SECONDS)
+                    whole = state.reshape(-1).data.cast("B")
+                    version = self._version
+                    crc = zlib.crc32(whole)
+                    link.send(Header(STATE, self._plan, number, 0, whole.nbytes, version, version, crc=crc), whole)
+                    while not link.flush():
+                        if self._stopped.is_set():
+                            return
+                        selector.select(_POLL_SECONDS)
+                self.sent = number + 1
+                self._wake()
 
 
 class Taking:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -65,8 +65,11 @@ class Replica:
         for block, state in zip(self._blocks, self.states, strict=True):
             part_of(self._weights, block)[:] = state[0]
 
-    def apply(self, gradient: Bundle, version: int) -> None:
-        """Turn version `version` into the next; `gradient` is the sum over its samples."""
+    def apply(self, gradient: Bundle, version: int, before: Callable[[int], None] = lambda _: None) -> None:
+        """Turn version `version` into the next; `gradient` is the sum over its samples.
+
+        `before` is called with the number of each block, in their order, before it changes.
+        """
         spec, blocks = self._spec, self._blocks
         counts = [spec.divisor(block.optimizer, version, 1) for block in blocks]
         rows = [gradient.rows[b.segment].within(b) if b.row else None for b in blocks]
@@ -89,6 +92,7 @@ class Replica:
         }  # fmt: skip
         trust = self._tensors.trust(lengths)
         for block, state, part, some, count in zip(blocks, self.states, parts, rows, counts, strict=True):
+            before(block.number)
             factors = self._tensors.factors(block.number, trust) if block.number in lengths else ()
             if some is None:
                 self._updater.apply(block.optimizer, state, part, count, version, clip, factors)

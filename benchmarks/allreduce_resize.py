@@ -1,0 +1,266 @@
+"""How long does an all-reduce job stand still when a worker joins or leaves? pslite and torchrun, side by side.
+
+The model has the sizes of ResNet-50's tensors (102 MB) with momentum SGD, which every worker applies to its own copy;
+gradients are added up over gloo on this machine.  Forward and backward passes are a sleep (`--compute`), since what is
+measured is everything else.
+
+pslite: workers 1 -> 2 -> 3 -> 2.  The gap of a resize is how much longer the workers that stay had between the last
+step before it and the first after it, or between that one and the second (a joiner gets its state then), than the
+median of the steps that follow.  What is printed as suspension is the part of it that pslite itself knows of.
+torchrun: nodes 1 -> 2 -> 1 with an agent of its own each, `--nnodes=1:2`, a checkpoint every 10 steps, which the script
+writes and loads.  The gap is the time without a finished step; steps done over are those since the checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hot_scaling import describe
+from msgspec.structs import replace
+
+from pslite.connect import session_for
+from pslite.coordinator import Settings
+from pslite.gradients import GradientSums
+from pslite.testing import Resize, pace, run_local
+
+SCHEDULE = (Resize(8, 2, 0), Resize(22, 3, 0), Resize(36, 2, 0))
+STEPS = 60
+#: parts of a batch: in exact mode a worker has a forward and backward pass for each of its own
+SHARDS = 4
+#: steps that a join takes from when all are ready: the first after it, and the one in which the state moves
+_AFFECTED = 2
+
+
+def note(folder: Path, name: str, **values: Any) -> None:
+    """Write a line with the time."""
+    with (folder / name).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"at": time.monotonic(), **values}) + "\n")
+
+
+def read(folder: Path, pattern: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the lines of files, by their names."""
+    return {
+        place.name: [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
+        for place in sorted(folder.glob(pattern))
+    }
+
+
+# --- pslite ---------------------------------------------------------------------------------------------------------
+
+
+def work(options: argparse.Namespace) -> None:
+    """Be a worker."""
+    folder = Path(options.folder)
+    task = os.environ["DL2_TASK"]
+    note(folder, f"{task}.started")
+    spec = replace(describe(options.scale, STEPS), architecture="allreduce", mode=options.mode, shards=SHARDS)
+    session = session_for(spec)
+    session.weights.arrays[0][:] = np.linspace(-1, 1, session.weights.arrays[0].size, dtype=np.float32)
+    session.start()
+    sums = GradientSums(spec, session.blocks)
+    while session.version < spec.total_versions:
+        pace(session.version, spec.total_versions)
+        time.sleep(options.compute)
+        nodes, again = session.share.nodes, False
+        while nodes:
+            sums.begin(session.share.leaves, nodes, again=again)
+            for leaf, _, _ in session.share.parts(nodes):
+                bundle = sums.take(zero=False)
+                np.multiply(session.weights.arrays[0], 0.1, out=bundle.arrays[0])
+                sums.add(leaf, bundle)
+            nodes, again = session.exchange(sums.contributions, 0.0, 1), True
+        note(folder, f"{task}.steps", version=session.version)
+    session.finish()
+
+
+def with_pslite(options: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
+    """Run the schedule; return what it cost."""
+    result = run_local(
+        [
+            sys.executable, __file__, "--role-worker", f"--folder={folder}", f"--scale={options.scale}",
+            f"--compute={options.compute}", f"--mode={mode}",
+        ],
+        workers=1,
+        servers=0,
+        schedule=SCHEDULE,
+        settings=Settings(grace=120.0, start=120.0, settle=120.0, lease=60.0),
+        timeout=400,
+    )  # fmt: skip
+    if result.state != "finished":
+        raise SystemExit("\n".join(result.log))
+    ends = {
+        name.removesuffix(".steps"): {line["version"]: line["at"] for line in lines}
+        for name, lines in read(folder, "*.steps").items()
+    }
+    started = {name.removesuffix(".started"): lines[0]["at"] for name, lines in read(folder, "*.started").items()}
+    first = ends["worker-0"]
+    took = {version: first[version] - first[version - 1] for version in first if version - 1 in first}
+    rows = []
+    for before, plan in zip(result.plans, result.plans[1:], strict=False):
+        clock = plan.first_version
+        after = [took[v] for v in range(clock + _AFFECTED + 1, min(clock + 11, STEPS))]
+        usual = statistics.median(after)
+        row: dict[str, Any] = {
+            "workers": f"{before.workers} -> {plan.workers}",
+            "gap_ms": round(1e3 * max(0.0, sum(took[clock + i] - usual for i in range(1, _AFFECTED + 1)))),
+            "suspension_max_ms": plan.suspension_ms.max,
+            "prepare_ms": round(plan.prepare_ms),
+            "step_ms": round(1e3 * usual),
+        }
+        if plan.added:
+            coming = started[plan.added[0]]
+            joining = [took[v] for v in took if v <= clock and first[v - 1] > coming]
+            earlier = [took[v] for v in took if before.first_version + _AFFECTED < v and first[v] < coming]
+            row["steps_while_joining"] = len(joining)
+            row["step_ms_before"] = round(1e3 * statistics.median(earlier))
+            row["step_ms_while_joining"] = round(1e3 * statistics.median(joining)) if joining else None
+        rows.append(row)
+    return {"resizes": rows, "digest": result.digest}
+
+
+# --- torchrun -------------------------------------------------------------------------------------------------------
+
+
+def train(options: argparse.Namespace) -> None:
+    """Be a worker under torchrun: the same work, and what its users write to survive a resize."""
+    import torch  # noqa: PLC0415  (the other roles do not need it)
+    import torch.distributed as dist  # noqa: PLC0415
+
+    folder = Path(options.folder)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    size = sum(segment.size for segment in describe(options.scale, STEPS).segments)
+    weights, velocity, step = torch.linspace(-1, 1, size), torch.zeros(size), 0
+    checkpoint = folder / "checkpoint.pt"
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        weights, velocity, step = saved["weights"], saved["velocity"], saved["step"]
+    gradient = torch.empty_like(weights)
+    while True:
+        time.sleep(options.compute)
+        torch.mul(weights, 0.1 / world, out=gradient)
+        dist.all_reduce(gradient)
+        velocity.mul_(0.9).add_(gradient)
+        weights.sub_(velocity, alpha=0.01)
+        step += 1
+        if rank == 0:
+            note(folder, "torchrun.steps", step=step, world=world)
+            if step % 10 == 0:
+                torch.save({"weights": weights, "velocity": velocity, "step": step}, folder / "new.pt")
+                (folder / "new.pt").rename(checkpoint)
+
+
+def with_torchrun(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run nodes 1 -> 2 -> 1; return what it cost."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=resize", "--max-restarts=3", __file__, "--role-torchrun",
+        f"--folder={folder}", f"--scale={options.scale}", f"--compute={options.compute}",
+    ]  # fmt: skip
+    # Otherwise the newcomer fails after 60 s (torch 2.13).
+    environ = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+    def agent(name: str) -> subprocess.Popen[bytes]:
+        with (folder / f"{name}.log").open("wb") as log:
+            return subprocess.Popen(command, env=environ, stdout=log, stderr=log)
+
+    def steps() -> list[dict[str, Any]]:
+        return read(folder, "torchrun.steps").get("torchrun.steps", [])
+
+    def until(done: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + 150.0
+        while not done():
+            if time.monotonic() > deadline:
+                raise SystemExit(f"torchrun: {what} did not happen within 150 s; logs are in {folder}")
+            time.sleep(0.1)
+
+    rows = []
+    agents = [agent("first")]
+    try:
+        until(lambda: len(steps()) >= 15, "training with one node")
+        for change in ("1 -> 2", "2 -> 1"):
+            world = int(change[-1])
+            asked, seen = time.monotonic(), len(steps())
+            if world == 2:
+                agents.append(agent("second"))
+            else:
+                agents[1].send_signal(signal.SIGTERM)
+            until(lambda s=seen, w=world: sum(x["world"] == w for x in steps()[s:]) >= 15, change)
+            lines = steps()
+            at = next(i for i in range(seen, len(lines)) if lines[i]["world"] == world)
+            rows.append(
+                {
+                    "nodes": change,
+                    "asked_to_first_step_s": round(lines[at]["at"] - asked, 1),
+                    "gap_ms": round(1e3 * (lines[at]["at"] - lines[at - 1]["at"])),
+                    "steps_done_over": lines[at - 1]["step"] + 1 - lines[at]["step"],
+                }
+            )
+    finally:
+        for process in agents:
+            process.terminate()
+        for process in agents:
+            process.wait(60)
+    return {"resizes": rows}
+
+
+def main() -> None:
+    """Run everything and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compute", type=float, default=0.3, help="seconds of a forward and backward pass")
+    parser.add_argument("--scale", type=float, default=1.0, help="size of the model, 1 = 102 MB")
+    parser.add_argument("--without-torchrun", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--mode", default="exact", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", default=".", help=argparse.SUPPRESS)
+    parser.add_argument("--role-worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--role-torchrun", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.role_worker:
+        work(options)
+        return
+    if options.role_torchrun:
+        train(options)
+        return
+    results: dict[str, Any] = {"machine": f"{os.cpu_count()} CPUs, {platform.machine()}"}
+    with tempfile.TemporaryDirectory() as place:
+        for mode in ("exact", "fast"):
+            folder = Path(place, mode)
+            folder.mkdir()
+            results[f"pslite, {mode}"] = with_pslite(options, mode, folder)
+        if not options.without_torchrun:
+            folder = Path(place, "torchrun")
+            folder.mkdir()
+            results["torchrun"] = with_torchrun(options, folder)
+    if options.json:
+        print(json.dumps(results, indent=1))
+        return
+    for title, found in results.items():
+        if title == "machine":
+            print(found)
+            continue
+        print(title)
+        for row in found["resizes"]:
+            print("  " + ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in row.items()))
+
+
+if __name__ == "__main__":
+    main()
