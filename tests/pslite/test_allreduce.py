@@ -222,6 +222,16 @@ def test_a_network_of_torch_has_one_digest_alone_with_servers_and_without(tmp_pa
     assert {alone.stdout.strip()} == {without.digest, servers.digest}
 
 
+@pytest.mark.slow
+def test_a_loop_in_the_style_of_ddp_has_one_digest_at_any_size():
+    command_ = [sys.executable, TORCH, "--own-backward"]
+    alone = subprocess.run(command_, env=environ(), capture_output=True, text=True, timeout=120, check=True)
+    schedule = [Resize(5, 3, 0), Resize(15, 2, 0, oldest=True)]
+    result = run_local(command_, workers=1, servers=0, schedule=schedule, timeout=200)
+    assert result.state == "finished", result.log
+    assert result.digest == alone.stdout.strip()
+
+
 class Kills:
     """Kills workers at given versions, and leaves one that is to stay."""
 

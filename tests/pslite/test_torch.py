@@ -162,6 +162,22 @@ def test_batchnorm_counts_versions_and_an_infinite_mask_stays():
     assert not torch.equal(model[1].running_mean, torch.zeros(4))
 
 
+def test_a_loop_that_calls_backward_itself_computes_what_torch_computes():
+    mine, theirs = network(), network()
+    job = ElasticJob(mine, optimizer=Adam(lr=0.01), dataset=data(), batch_size=16, epochs=3, seed=4)
+    for inputs, targets in job:
+        loss = functional.mse_loss(mine(inputs), targets)
+        loss.backward()
+        job.step(loss)
+    train(theirs, torch.optim.Adam(theirs.parameters(), lr=0.01))
+    for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-6)
+    job = ElasticJob(network(), optimizer=Adam(lr=0.01), dataset=data(), batch_size=16, epochs=1)
+    next(iter(job))
+    with pytest.raises(UsageError, match=r"call loss\.backward"):
+        job.step(torch.tensor(1.0))
+
+
 def test_groups_have_their_own_optimizer():
     model = network()
     before = model[0].bias.detach().clone()

@@ -50,6 +50,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--out", default="")
     parser.add_argument("--checkpoint", default=None)
+    parser.add_argument("--own-backward", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(1)
     model = Net()
@@ -73,7 +74,12 @@ def main():
     for inputs, targets in job:
         pace(job.version, job.total_versions)
         time.sleep(0.001)
-        job.backward(functional.cross_entropy(model(inputs), targets))
+        loss = functional.cross_entropy(model(inputs), targets)
+        if options.own_backward:
+            loss.backward()
+            job.step(loss)
+        else:
+            job.backward(loss)
     if job.is_chief:
         if options.out:
             torch.save(model.state_dict(), options.out)

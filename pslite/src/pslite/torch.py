@@ -186,13 +186,35 @@ class ElasticJob(LoopJob):
             called twice for a batch, or outside the loop, or `loss` is not one number.
 
         """
-        bundle = self._awaited_bundle()
-        if loss.numel() != 1:
-            raise UsageError(f"the loss has shape {tuple(loss.shape)}: it must be one number, the mean over the batch")
+        bundle = self._checked(loss)
         self._layout.point_gradients(bundle)
         (loss * self._samples).backward()  # type: ignore[no-untyped-call]
         self._layout.collect_gradients(bundle)
         self._record(float(loss.detach()))
+
+    def step(self, loss: torch.Tensor) -> None:
+        """Take the gradients that the loop has computed itself: in place of `optimizer.step()`.
+
+        For loops in the style of DistributedDataParallel, which call ``loss.backward()``.  What the optimizer does is
+        done when all parts of the batch are there; gradients are cleared.  The bits are those of other runs with
+        `step`, whatever their size, but not those of `backward`, where the mean is made last.
+
+        Raises
+        ------
+        UsageError
+            called twice for a batch, or outside the loop, or `loss` is not one number, or has no gradients.
+
+        """
+        bundle = self._checked(loss)
+        if not self._layout.take_gradients(bundle, self._samples):
+            raise UsageError("job.step(loss) found no gradients: call loss.backward() before it")
+        self._record(float(loss.detach()))
+
+    def _checked(self, loss: torch.Tensor) -> Bundle:
+        bundle = self._awaited_bundle()
+        if loss.numel() != 1:
+            raise UsageError(f"the loss has shape {tuple(loss.shape)}: it must be one number, the mean over the batch")
+        return bundle
 
     def _seed(self, value: int) -> None:
         torch.manual_seed(value)
@@ -356,6 +378,24 @@ class _Layout:
         for index, (parameters, grads) in enumerate(zip(self._parameters, views, strict=True)):
             for parameter, grad in zip(parameters, grads, strict=True):
                 parameter.grad = None if self.segments[index].sparse else grad
+
+    def take_gradients(self, bundle: Bundle, samples: int) -> bool:
+        """Bring mean gradients that the parameters have into the bundle, as sums; returns whether there are any."""
+        found = [[parameter.grad for parameter in parameters] for parameters in self._parameters]
+        self.point_gradients(bundle)
+        for parameters, gradients in zip(self._parameters, found, strict=True):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if gradient is None:
+                    continue
+                if parameter.grad is None:
+                    parameter.grad = gradient * samples
+                else:
+                    parameter.grad.copy_(gradient).mul_(samples)
+        self.collect_gradients(bundle)
+        for parameters in self._parameters:
+            for parameter in parameters:
+                parameter.grad = None
+        return any(gradient is not None for gradients in found for gradient in gradients)
 
     def collect_gradients(self, bundle: Bundle) -> None:
         """Take rows of tables, and copy gradients from another device, if that is where they are."""
