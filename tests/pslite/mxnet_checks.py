@@ -163,7 +163,9 @@ def alone():
 
 def refused():
     """Wrong use is an error that says what to do."""
-    raises(UsageError, "asynchronous", mx.kv.create, "dist_async")
+    kv = mx.kv.create("dist_async")
+    kv.init("a", mx.nd.ones(2))
+    raises(UsageError, "set_optimizer must come first", kv.pushpull, "a", mx.nd.ones(2))
     kv = mx.kv.create("dl2")
     kv.init("a", mx.nd.ones(2))
     kv.init("b", mx.nd.ones(2))

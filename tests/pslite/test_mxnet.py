@@ -137,6 +137,19 @@ def test_a_script_is_resized_in_the_middle(script, tmp_path):
     assert float(Path(f"{out}.0.accuracy").read_text()) > 0.85
 
 
+@pytest.mark.slow
+def test_asynchronous_training_learns_and_is_resized(script, tmp_path):
+    out, states = tmp_path / "out", tmp_path / "states"
+    command = script("loop", epochs=6, sleep=0.03, kvstore="dist_async", out=out, save=states)
+    result = run(command, workers=2, servers=1, schedule=[Resize(10, workers=3, servers=2)])
+    assert result.state == "finished", result.log
+    assert [(plan.workers, plan.servers) for plan in result.plans] == [(2, 1), (3, 2)]
+    assert set(result.exit_codes.values()) == {0}
+    rank = next(place for place in (0, 1, 2) if Path(f"{out}.{place}.accuracy").exists())
+    assert float(Path(f"{out}.{rank}.accuracy").read_text()) > 0.8
+    assert Path(f"{states}.states").exists()
+
+
 def test_a_worker_dies_and_a_script_goes_on(script, tmp_path):
     out = tmp_path / "out"
     result = run(script("loop", epochs=2, die_at=5, out=out), workers=3)

@@ -145,6 +145,7 @@ class _Member:
     finished: bool = False
     #: when it was
     finished_at: float = 0.0
+    finished_version: int = 0
     #: it has finished as the one that writes files
     chief: bool = False
 
@@ -525,6 +526,7 @@ class Coordinator:
             self._left(member)
         elif isinstance(message, Finished):
             member.finished, member.chief, member.finished_at = True, message.chief, member.heard
+            member.finished_version = message.version
             self._version = max(self._version, message.version)
         elif isinstance(message, Digests):
             self._take_digests(member, message)
@@ -909,7 +911,7 @@ class Coordinator:
             self._substitutes[plan.number] = given
         member.state = "left"
         others = sorted({task for given in self._substitutes.values() for task in given.values()})
-        if self._spec is not None and self._spec.mode == "async":
+        if self._spec is not None and self._spec.asynchronous:
             self._say(f"{text}; its samples are left out until the next plan")
         else:
             self._say(f"{text}; {' and '.join(others)} {'do' if len(others) > 1 else 'does'} its part, nothing is lost")
@@ -1392,7 +1394,7 @@ class Coordinator:
             if not any(w.chief for w in workers):
                 self._release_early(workers)
                 return
-            if not self._settled_at_end():
+            if not self._settled_at_end(max(w.finished_version for w in workers if w.chief)):
                 return
             workers = [self._members[m.task] for m in self._plan.workers if m.task not in self._dead]
         pending = self._pending
@@ -1434,12 +1436,12 @@ class Coordinator:
             self._state = "finished"
             self._final = True
 
-    def _settled_at_end(self) -> bool:
-        """Whether all parameters of an open job that has ended are where a plan says; no plan begins any more."""
+    def _settled_at_end(self, version: int) -> bool:
+        """Whether all parameters are where a plan says; an open job has ended at `version`, no plan begins any more."""
         pending = self._pending
         if pending is None or pending.phase != "committed" or pending.previous is None:
             return True
-        if 0 <= pending.first <= self._version:
+        if 0 <= pending.first <= version:
             if pending.moved.keys() >= pending.movers():
                 self._plan, self._pending = pending.plan, None
             return self._pending is None

@@ -600,7 +600,8 @@ class Server:
             return
         arrivals = holding.arrivals
         for link, version, gradient in arrivals.staged:
-            samples = self._spec.position(version)[2]
+            leaves = self._stages[holding.plan].reduction.leaves
+            samples = self._spec.divisor(holding.block.optimizer, version, leaves)
             self._updater.apply(holding.block.optimizer, holding.state, gradient, samples, version)
             self._pool.give(gradient)
             arrivals.waiting.append((link, version + 1))
@@ -817,10 +818,11 @@ class Server:
         waiting = []
         for link, header in self._asked:
             holding = self._holdings.get(header.block)
-            if holding is not None and holding.here and holding.version == header.version:
+            # in async mode it is as it is
+            if holding is not None and holding.here and (self._async or holding.version == header.version):
                 whole = holding.whole
                 link.send(
-                    Header(WHOLE, header.plan, header.block, 0, whole.nbytes, holding.version, holding.first), whole
+                    Header(WHOLE, header.plan, header.block, 0, whole.nbytes, header.version, holding.first), whole
                 )
             elif link.open:
                 waiting.append((link, header))
@@ -1023,7 +1025,7 @@ class Server:
             self._tensors = Tensors(message.spec, self._blocks)
             self._updater = Updater(message.spec.clip_value)
             self._exact = message.spec.mode == "exact"
-            self._async = message.spec.mode == "async"
+            self._async = message.spec.asynchronous
             encoding = encoding_of(message.spec)
             self._encodings = [encoding if narrow(message.spec, b) else None for b in self._blocks]
             self._lengths = [wire_bytes(message.spec, block) for block in self._blocks]

@@ -232,8 +232,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             f"checkpoint is {self.checkpoint!r}: it must be the absolute path of a folder",
         )
         _number("staleness", self.staleness, 0, MAX_STALENESS)
-        _check(not self.staleness or self.mode == "async", 'staleness is for mode="async"')
-        if self.mode == "async":
+        _check(not self.staleness or self.asynchronous, 'staleness is for mode="async"')
+        if self.asynchronous:
             refused = "in async mode there is no common step, so it cannot be had"
             _check(not self.clip_norm, f"clip_norm is {self.clip_norm}: {refused}")
             _check(self.update == "server", f"update is 'worker': {refused}")
@@ -287,6 +287,11 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def open(self) -> bool:
         """Whether the workers, not the job, say which samples there are and how many updates."""
         return self.mode == "open"
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether a push is applied when it comes; in an open job that is so if workers may be ahead of others."""
+        return self.mode == "async" or (self.open and self.staleness > 0)
 
     @property
     def total_versions(self) -> int:

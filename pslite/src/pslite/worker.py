@@ -639,7 +639,7 @@ class Worker(Membership):
             item = self._staged.get()
             if isinstance(item, TakeOver):
                 # in async mode a dead worker's samples are left out until a plan gives them to others
-                self._extra = {} if self.spec.mode == "async" else item.nodes
+                self._extra = {} if self.spec.asynchronous else item.nodes
                 self._gone |= set(item.gone)
                 self._send_first_state()
                 continue

@@ -171,6 +171,8 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
     """
 
     _type = "dist_sync_dl2"
+    #: steps that a worker may be ahead of the slowest; 0: none
+    _staleness = 0
 
     def __init__(self) -> None:
         self._session: OpenSession = open_session()
@@ -441,6 +443,8 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
             tensor.value = SimpleNamespace(shape=tensor.value.shape, size=tensor.value.size)
 
     def _describe(self) -> JobSpec:
+        if self._staleness and self._optimizer is None:
+            raise UsageError("in asynchronous training the servers update the weights: set_optimizer must come first")
         kinds: dict[tuple[str, Optimizer, Key | None], list[_Tensor]] = {}
         for tensor in self._trained:
             rule: Optimizer = Sum() if self._optimizer is None else rule_of(self._optimizer, tensor.key)
@@ -468,6 +472,7 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
             epochs=0,
             seed=0,
             mode="open",
+            staleness=self._staleness,
             shards=MAX_SHARDS,
             block_bytes=block_bytes_for(sum(segment.nbytes for segment in segments)),
             fixed=fixed.hexdigest() if frozen else "",

@@ -9,20 +9,13 @@ from mxnet.gluon import trainer
 from mxnet.kvstore import KVStoreBase
 from mxnet.module import module
 
-from pslite.errors import UsageError
 from pslite.mxnet.kvstore import ElasticKVStore
+from pslite.spec import MAX_STALENESS
 
 NAME = "dl2"
 #: what scripts ask for that were written for MXNet's own servers
 SYNC = ("dist", "dist_sync", "dist_device_sync", "dist_sync_device")
 ASYNC = ("dist_async", "dist_device_async", "dist_async_device")
-
-
-class Asynchronous:
-    """In place of a KVStore that is not there."""
-
-    def __init__(self) -> None:
-        raise UsageError("asynchronous training is not supported: use kvstore='dl2' or 'dist_sync'")
 
 
 def register() -> None:
@@ -33,7 +26,8 @@ def register() -> None:
             name, (ElasticKVStore,), {"_type": name, "__doc__": ElasticKVStore.__doc__}
         )
     for name in ASYNC:
-        KVStoreBase.kv_registry[name] = Asynchronous
+        kind = type(name, (ElasticKVStore,), {"_type": name, "_staleness": MAX_STALENESS})
+        KVStoreBase.kv_registry[name] = kind
     # These make no KVStore at all for a name without "dist" in it, where there is one device.
     make = mx.model._create_kvstore  # noqa: SLF001
 
