@@ -26,7 +26,7 @@ def segments(features: int, optimizer: Optimizer) -> tuple[Segment, ...]:
 class Regression:
     """The data, and the loop over a session."""
 
-    #: whether what is seen at the end is what all have done
+    #: whether nothing may be missing at the end; or as much as deaths leave out in async mode
     exact = True
 
     def __init__(self, spec: JobSpec) -> None:

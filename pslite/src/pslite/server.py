@@ -633,7 +633,9 @@ class Server:
         arrivals = holding.arrivals
         waiting, arrivals.waiting = arrivals.waiting, []
         for link, version in waiting:
-            if version - holding.version > self._spec.staleness:
+            # the last weights are everybody's
+            ahead = self._spec.staleness if version < self._spec.total_versions else 0
+            if version - holding.version > ahead:
                 arrivals.waiting.append((link, version))
             elif link.open:
                 self._answer_one(holding, link, version)
