@@ -146,6 +146,26 @@ class Rehearsal:
                 self._surprises.append(f"{thread.name} does not end")
         return Outcome(status, self._log, self._killed, self._surprises)
 
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended."""
+        return self._over
+
+    @property
+    def token(self) -> bytes:
+        """The job's."""
+        return self._token
+
+    @property
+    def version(self) -> int:
+        """The last that the coordinator has heard of."""
+        return self._status.version if self._status is not None else 0
+
+    def server_addresses(self) -> list[str]:
+        """Where the servers that there are take data."""
+        with self._lock:
+            return [member.address for member in self._members.values() if isinstance(member, Server)]
+
     # --- the director's part --------------------------------------------------------------------------------------
 
     def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:

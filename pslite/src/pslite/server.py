@@ -166,9 +166,10 @@ class Server:
         self._control: Channel[FromCoordinator] = Channel(sock, Inbox(FromCoordinator, MAX_CONTROL_BYTES))
         # the interface that reaches the coordinator reaches the rest of the job, unless the user says otherwise
         listeners, local = open_listeners()
-        address = f"{host or sock.getsockname()[0]}:{listeners[0].getsockname()[1]}"
+        #: host:port on which data is taken
+        self.address = f"{host or sock.getsockname()[0]}:{listeners[0].getsockname()[1]}"
         self._control.send(
-            Join(host=socket.gethostname(), pid=os.getpid(), address=address, local=local, machine=machine())
+            Join(host=socket.gethostname(), pid=os.getpid(), address=self.address, local=local, machine=machine())
         )
         self._heartbeat = 1.0
         self._lease = 10.0
@@ -403,8 +404,7 @@ class Server:
             self._incoming[link] = np.empty(header.length, dtype=np.uint8)
             return self._incoming[link].data
         if header.kind in (REPLICATE, SEED):
-            if link.role != "ps":
-                raise ProtocolError(f"{link.task} is a worker, it has no replicas")
+            self._check_owner(link, header)
             if header.block in self._unacknowledged:
                 self._handed_over(header.block)  # the new owner's word comes before its acknowledgement
             holding = self._replicas.find(link, header)
@@ -509,9 +509,15 @@ class Server:
             raise ProtocolError(f"block {header.block} of plan {header.plan} is not awaited here")
         if header.kind in (INIT, RESTORE) and (header.plan != 1 or stage.plan.workers[0].task != link.task):
             raise ProtocolError(f"{link.task} may not set initial weights")
-        if header.kind == STATE and link.role != "ps":
-            raise ProtocolError(f"{link.task} is a worker, it has no state to hand over")
+        if header.kind == STATE:
+            self._check_owner(link, header)
         return holding
+
+    def _check_owner(self, link: Link, header: Header) -> None:
+        """Refuse the state of a block from who has never owned it."""
+        plans = [plan for stage in self._stages.values() for plan in (stage.plan, stage.previous) if plan is not None]
+        if link.role != "ps" or all(plan.owner(header.block).task != link.task for plan in plans):
+            raise ProtocolError(f"block {header.block} is not {link.task}'s, it has no state of it")
 
     def _find(self, header: Header) -> Holding | None:
         holding = self._holdings.get(header.block)
