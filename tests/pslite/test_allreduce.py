@@ -243,9 +243,11 @@ class Kills:
         while self.versions and status.version >= self.versions[0]:
             self.versions.pop(0)
             there = [m for m in status.members if m.state != "left" and m.pid not in self.hit]
-            stay = {m.pid for m in there if m.state == "active" and m.task in director.targets}
+            have = set()  # those that have weights for certain
+            for plan in status.plans:
+                have = (have | set(plan.added)) - set(plan.removed)
             victim = self.rng.choice(there)
-            if stay - {victim.pid} and status.plans and set(status.plans[-1].added) - {victim.task} != stay:
+            if {m.task for m in there} & have & director.targets - {victim.task}:
                 self.hit.add(victim.pid)
                 os.kill(victim.pid, signal.SIGKILL)
 
