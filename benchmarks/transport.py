@@ -33,14 +33,14 @@ WARM = 4
 TRANSPORTS = {"TCP": "tcp", "Unix": "unix", "shared memory": ""}
 
 
-def describe(model: str, steps: int, mode: str, wire: str) -> JobSpec:
+def describe(model: str, steps: int, mode: str, wire: str, durability: str) -> JobSpec:
     """Return the job."""
     shapes: list[tuple[int, ...]] = resnet50_shapes() if model == "resnet50" else [(25_000_000,)]
     parts = tuple(Part(f"t{i}", shape) for i, shape in enumerate(shapes))
     segments = (Segment(dtype="float32", optimizer=SGD(lr=0.01, momentum=0.9), parts=parts),)
     return JobSpec(
         segments=segments, samples=64 * steps, batch=64, epochs=1, seed=1, mode=mode, shards=16,  # type: ignore[arg-type]
-        block_bytes=block_bytes_for(segments[0].nbytes), wire=wire,  # type: ignore[arg-type]
+        block_bytes=block_bytes_for(segments[0].nbytes), wire=wire, durability=durability,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def cpu_seconds(root: int) -> float:
 
 def work(options: argparse.Namespace) -> None:
     """Be a worker."""
-    spec = describe(options.model, options.steps + WARM, options.mode, options.wire)
+    spec = describe(options.model, options.steps + WARM, options.mode, options.wire, options.durability)
     session = session_for(spec)
     session.weights.arrays[0][:] = 1.0
     session.start()
@@ -90,7 +90,8 @@ def measure(options: argparse.Namespace, model: str, transport: str, workers: in
         result = run_local(
             [
                 sys.executable, __file__, "--work", "--model", model, "--steps", str(options.steps),
-                "--mode", options.mode, "--wire", options.wire, "--root", str(os.getpid()), "--out", str(out),
+                "--mode", options.mode, "--wire", options.wire, "--durability", options.durability,
+                "--root", str(os.getpid()), "--out", str(out),
             ],
             workers=workers, servers=servers, timeout=300, settings=Settings(grace=60.0, start=60.0, lease=60.0),
             environ={**os.environ, "DL2_QUIET": "1", "DL2_TRANSPORT": TRANSPORTS[transport]},
@@ -111,6 +112,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2, help="the best of so many")
     parser.add_argument("--mode", default="fast", choices=["fast", "exact"])
     parser.add_argument("--wire", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--durability", default="none", choices=["none", "durable"])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--model", default="resnet50", help=argparse.SUPPRESS)
