@@ -329,8 +329,9 @@ class Coordinator:
         #: by version and of what, the sums of squares of the blocks that have their sums
         self._squares: dict[tuple[int, str], dict[int, Squares]] = {}
         self._take_overs = 0
-        #: all-reduce: since when a group is broken although nobody is known to be dead, and why; at which versions
-        self._broken: tuple[float, str] | None = None
+        #: all-reduce: since when the group of which plan is broken although nobody is known to be dead, and why; at
+        #: which versions that was
+        self._broken: tuple[float, int, str] | None = None
         self._breaks: list[int] = []
         #: all workers have the last version, and know who writes files
         self._complete = False
@@ -850,18 +851,24 @@ class Coordinator:
 
     def _group_broke(self, member: _Member, message: Broken) -> None:
         """An exchange failed; if a worker is dead, that will be known within the time for verdicts."""
-        newest = self._pending.plan.number if self._pending is not None else self._plan.number if self._plan else 0
-        if message.plan == newest or (self._plan is not None and message.plan == self._plan.number):
-            self._broken = self._broken or (time.monotonic(), f"{member.title} says: {message.reason}")
+        if self._broken is None:
+            self._broken = time.monotonic(), message.plan, f"{member.title} says: {message.reason}"
 
     def _judge_breaks(self, now: float) -> None:
         """Nobody is dead, and still a group is broken or cannot be made: try again."""
         pending, verdict = self._pending, self._settings.verdict
-        if pending is not None and pending.recover and self._broken is None and pending.refused:
-            self._broken = pending.refused, f"plan {pending.plan.number} could not be made ready"
-        if self._broken is None or now - self._broken[0] < 1.5 * verdict or any(m.lost for m in self._present()):
+        recovering = pending is not None and pending.recover
+        if pending is not None and recovering and self._broken is None and pending.refused:
+            self._broken = pending.refused, pending.plan.number, f"plan {pending.plan.number} could not be made ready"
+        if self._broken is None:
             return
-        why = self._broken[1]
+        since, number, why = self._broken
+        in_use = pending.plan if pending is not None and recovering else self._plan
+        if in_use is None or number < in_use.number or self._complete:
+            self._broken = None  # another group has taken its place
+            return
+        if now - since < 1.5 * verdict or any(member.lost for member in self._present()):
+            return
         self._breaks.append(self._version)
         if self._breaks.count(self._version) >= _MOST_BREAKS:
             self._fail(f"workers cannot reach each other: {why}")
