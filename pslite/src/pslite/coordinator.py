@@ -1152,14 +1152,16 @@ class Coordinator:
                 member.channel.send(Seat(rank=places.index(member.task), workers=len(places)))
 
     def _open_barrier(self) -> None:
-        """Let the workers go on that wait for all others, once all do."""
-        members = [m for m in self._members.values() if m.role == "worker" and m.state in ("joined", "active")]
-        members = [m for m in members if not m.lost and not m.finished and (m.seated or m.state == "active")]
-        if not members or not all(m.at_barrier for m in members):
-            return
-        for member in members:
-            member.at_barrier = False
-            member.channel.send(BarrierOpen())
+        """Let the workers go on that wait for all others, once all do; a newcomer passes barriers of the beginning."""
+        there = [m for m in self._members.values() if m.role == "worker" and m.state != "left" and not m.lost]
+        waiting = [m for m in there if m.state == "joined" and m.seated]
+        members = [m for m in there if m.state != "joined" and not m.finished]
+        groups = [[m] for m in waiting] + [members] if self._plan is not None else [waiting]
+        for group in groups:
+            if group and all(m.at_barrier for m in group):
+                for member in group:
+                    member.at_barrier = False
+                    member.channel.send(BarrierOpen())
 
     def _check_deadlines(self, now: float) -> None:
         pending = self._pending
@@ -1404,6 +1406,8 @@ class Coordinator:
             if not self._settled_at_end(max(w.finished_version for w in workers if w.chief)):
                 return
             workers = [self._members[m.task] for m in self._plan.workers if m.task not in self._dead]
+            if not self._have_ended(workers):
+                return
         pending = self._pending
         committed = pending is not None and pending.phase == "committed" and pending.stamped()
         if pending is not None and (pending.recover or (committed and not self._spec.open)):
@@ -1423,11 +1427,6 @@ class Coordinator:
             self._digest_asked = True
             if self._spec.update == "server":
                 self._ask_for_digests()
-            # in an open job others may still be in their loops
-            for worker in workers:
-                if not worker.finished:
-                    worker.finished = True
-                    worker.channel.send(Exit(reason="the first worker's script has ended, and so has the job"))
             # no more members are needed: whoever waits may go
             for member in self._members.values():
                 if member.state == "joined":
@@ -1453,6 +1452,17 @@ class Coordinator:
                 self._plan, self._pending = pending.plan, None
             return self._pending is None
         return True
+
+    @staticmethod
+    def _have_ended(workers: list[_Member]) -> bool:
+        """Whether all workers of an open job have ended: who is in a loop leaves it, others go on to their end."""
+        version = max(worker.finished_version for worker in workers if worker.chief)
+        for worker in workers:
+            if worker.state == "active" and not worker.finished:
+                worker.state = "draining"
+                reason = "the first worker's script has ended, and so has the job"
+                worker.channel.send(Exit(reason=reason, version=version))
+        return all(worker.finished or worker.state == "left" for worker in workers)
 
     def _release_early(self, workers: list[_Member]) -> None:
         """Go on without workers of an open job whose loops ended before the first one's."""

@@ -81,6 +81,8 @@ class Membership(ABC):
         #: set by the control thread: why the job has failed, and whether we are to leave
         self._failure = ""
         self._exit = False
+        #: the version after which we are to leave; -1: any
+        self._last = -1
         self._over = False
         #: whether weights are here, so that a script that ends leaves the job in its middle
         self._entered = False
@@ -163,10 +165,14 @@ class Membership(ABC):
         if self._failure:
             self._over = True
             raise JobFailed(self._failure)
-        if self._exit:
+        if self._exit and self._may_leave():
             self._send(Leave())
             self._over = True
             raise Drained
+
+    def _may_leave(self) -> bool:
+        """Whether nothing is to be finished before."""
+        return True
 
     # --- the control thread ---------------------------------------------------------------------------------------
 
@@ -226,7 +232,9 @@ class Membership(ABC):
 
     def _obey(self, message: FromCoordinator) -> None:
         if isinstance(message, Exit):
-            self._say(message.reason)
+            if message.version < 0:
+                self._say(message.reason)
+            self._last = message.version
             self._exit = True
         elif isinstance(message, JobEnded):
             self._job_failed(message.reason)

@@ -369,9 +369,13 @@ class Complete(Message, frozen=True):
 
 
 class Exit(Message, frozen=True):
-    """You are no longer needed: end with status 0."""
+    """You are no longer needed: end with status 0.
+
+    With a version, only once you have it and would begin another step; -1: at once.
+    """
 
     reason: str
+    version: int = -1
 
 
 class JobEnded(Message, frozen=True):

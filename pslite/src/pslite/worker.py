@@ -180,6 +180,8 @@ class Worker(Membership):
         self._given: Given | None = None
         #: blocks whose optimizer state is on its way to us
         self._fetching: dict[int, Array] = {}
+        #: whether the user's thread does something that can be done when the last version is there
+        self._patient = False
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
@@ -373,7 +375,18 @@ class Worker(Membership):
         """Wait until every worker of the job does."""
         self._barriers += 1
         self._send(AtBarrier())
-        self._pump(lambda: self._barriers_open >= self._barriers)
+        self._await(lambda: self._barriers_open >= self._barriers)
+
+    def _may_leave(self) -> bool:
+        return self._last < 0 or (self._awaited > self._last and not self._patient)
+
+    def _await(self, done: Callable[[], bool]) -> None:
+        """Wait for what others of an open job may want too when its first worker has ended."""
+        self._patient = True
+        try:
+            self._pump(done)
+        finally:
+            self._patient = False
 
     def fetch(self) -> list[Array]:
         """Return weights and optimizer state of every block at the present version, as the servers have them.
@@ -387,7 +400,7 @@ class Worker(Membership):
         states = [np.empty((1 + slots(b.optimizer), b.size), dtype=b.dtype) for b in self.blocks]
         self._fetching = dict(enumerate(states))
         self._ask_for(plan, self._fetching)
-        self._pump(lambda: not self._fetching)
+        self._await(lambda: not self._fetching)
         return states
 
     def _ask_for(self, plan: Plan, blocks: Iterable[int]) -> None:

@@ -1,0 +1,94 @@
+"""A worker of an open job without MXNet: it learns its place, then says what it trains, and has a loop of its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from pslite.connect import open_session
+from pslite.gradients import Contribution, GradientSums
+from pslite.session import Given
+from pslite.spec import MAX_SHARDS, SGD, JobSpec, Mean, Part, Segment
+from pslite.testing import pace
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--leave", type=int, default=0)
+    parser.add_argument("--staleness", type=int, default=0)
+    parser.add_argument("--sleep", type=float, default=0.0)
+    parser.add_argument("--from-version", type=int, default=-1)
+    parser.add_argument("--out", required=True)
+    options = parser.parse_args()
+    session = open_session()
+    session.attach()
+    places = [session.place]
+    session.barrier()
+    # the rate depends on who it is: the first worker's counts
+    rule = SGD(lr=0.1 if session.place[0] == 0 else 0.7, momentum=0.5)
+    spec = JobSpec(
+        segments=(
+            Segment(dtype="float32", optimizer=rule, parts=(Part("w", (3000,)),)),
+            Segment(dtype="float32", optimizer=Mean(), parts=(Part("seen", (2,)),)),
+        ),
+        samples=1,
+        batch=1,
+        epochs=0,
+        seed=0,
+        mode="open",
+        staleness=options.staleness,
+        shards=MAX_SHARDS,
+        block_bytes=1024,
+        scale=2.0,
+    )
+    session.describe(spec)
+    session.weights.arrays[0][:] = 1.0 + session.place[0]
+    if options.from_version >= 0:
+        arrays = [
+            np.full((2 if block.segment == 0 else 1, block.size), 4.0 if block.segment == 0 else 0.0, np.float32)
+            for block in session.blocks
+        ]
+        session.begin_with(Given("the test", options.from_version, tuple(arrays), session.blocks))
+    session.start()
+    began = session.version
+    sums = GradientSums(session.spec, session.blocks)
+    steps = options.leave if options.leave and session.place[0] else options.steps
+    while session.version < began + steps:
+        pace(session.version, options.steps)
+        time.sleep(options.sleep)
+        share = session.share
+        sums.begin(share.leaves, share.nodes[:1])
+        bundle = sums.take(zero=False)
+        np.multiply(session.weights.arrays[0], 0.5, out=bundle.arrays[0])
+        bundle.arrays[1].fill(1.0)
+        sums.add(share.index, bundle)
+        left = session.exchange(
+            [*sums.contributions, *(Contribution(node, bundle) for node in share.nodes[1:])], 0.0, 0
+        )
+        while left:
+            left = session.exchange([Contribution(node, bundle) for node in left], 0.0, 0)
+        if session.place != places[-1]:
+            places.append(session.place)
+    states = session.fetch()
+    weights = session.weights.arrays
+    found = {
+        "places": places,
+        "late": session.late,
+        "version": session.version,
+        "weight": float(weights[0][0]),
+        "alike": bool((weights[0] == weights[0][0]).all()),
+        "seen": float(weights[1][0]),
+        "fetched": float(states[0][0, 0]),
+        "momentum": float(states[0][1, 0]),
+    }
+    Path(f"{options.out}.{os.environ.get('DL2_TASK', 'single')}").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Open jobs: workers with loops of their own, whose number of steps nobody knows at the beginning."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from pslite_jobs import KillAt
+
+from pslite.coordinator import Settings
+from pslite.errors import SpecError
+from pslite.spec import SGD, JobSpec, Part, Segment
+from pslite.testing import Resize, run_local
+
+SCRIPT = str(Path(__file__).with_name("open_worker.py"))
+PATIENT = Settings(grace=60.0, start=60.0, settle=60.0)
+
+
+def command(out, *options):
+    return [sys.executable, SCRIPT, f"--out={out}", *options]
+
+
+def read(out, task):
+    return json.loads(Path(f"{out}.{task}").read_text())
+
+
+def expected(steps, start=1.0, velocity=0.0):
+    """Weight and momentum after so many steps: lr 0.1, momentum 0.5, gradient half the weight, times 2."""
+    weight = start
+    for _ in range(steps):
+        velocity = 0.5 * velocity + weight
+        weight -= 0.1 * velocity
+    return weight, velocity
+
+
+def run(out, *options, workers=2, servers=2, **more):
+    result = run_local(command(out, *options), workers=workers, servers=servers, settings=PATIENT, timeout=100, **more)
+    assert result.state == "finished", result.log
+    return result
+
+
+def test_workers_know_their_place_first_and_the_first_ones_rule_counts(tmp_path):
+    out = tmp_path / "out"
+    result = run(out)
+    assert result.versions == 20
+    assert set(result.exit_codes.values()) == {0}
+    found = [read(out, task) for task in ("worker-0", "worker-1")]
+    assert sorted(one["places"] for one in found) == [[[0, 2]], [[1, 2]]]
+    weight, velocity = expected(20)
+    for one in found:
+        assert one["alike"]
+        assert not one["late"]
+        assert one["weight"] == pytest.approx(weight, rel=1e-5)
+        assert one["fetched"] == one["weight"]
+        assert one["momentum"] == pytest.approx(velocity, rel=1e-5)
+        assert one["seen"] == 20.0
+
+
+def test_the_same_in_one_process(tmp_path):
+    out = tmp_path / "out"
+    subprocess.run(command(out), check=True, timeout=60)
+    found = read(out, "single")
+    assert (found["places"], found["version"]) == ([[0, 1]], 20)
+    assert found["weight"] == pytest.approx(expected(20)[0], rel=1e-5)
+    assert found["momentum"] == pytest.approx(expected(20)[1], rel=1e-5)
+
+
+def test_a_step_is_as_long_at_any_size(tmp_path):
+    out = tmp_path / "out"
+    schedule = [Resize(5, workers=3, servers=1), Resize(15, workers=1, servers=3)]
+    result = run(out, "--steps=60", "--sleep=0.03", schedule=schedule)
+    assert [(plan.workers, plan.servers) for plan in result.plans] == [(2, 2), (3, 1), (1, 3)]
+    found = read(out, "worker-0")
+    assert found["version"] == 60
+    assert found["weight"] == pytest.approx(expected(60)[0], rel=1e-3, abs=1e-6)
+    assert found["seen"] == pytest.approx(60.0, rel=1e-5)
+    assert [place[1] for place in found["places"]] == [2, 3, 1]
+    assert set(result.exit_codes.values()) == {0}
+
+
+def test_a_worker_dies_and_anothers_gradient_counts_for_its_own(tmp_path):
+    out = tmp_path / "out"
+    result = run(out, "--steps=40", "--sleep=0.02", workers=3, on_status=KillAt("worker-2", 10))
+    assert any("nothing is lost" in line for line in result.log)
+    found = [read(out, task) for task in ("worker-0", "worker-1")]
+    assert all(one["weight"] == pytest.approx(expected(40)[0], rel=1e-3, abs=1e-6) for one in found)
+
+
+def test_a_worker_whose_loop_ends_early_leaves_and_the_first_ones_end_ends_the_job(tmp_path):
+    out = tmp_path / "out"
+    result = run(out, "--steps=40", "--leave=10")
+    assert result.versions == 40
+    assert any("its script has ended" in line for line in result.log)
+    assert set(result.exit_codes.values()) == {0}
+
+
+def test_a_job_begins_with_what_it_is_given(tmp_path):
+    out = tmp_path / "out"
+    result = run(out, "--from-version=7", "--steps=5", servers=3)
+    assert result.versions == 12
+    found = read(out, "worker-1")
+    assert (found["weight"], found["momentum"]) == pytest.approx(expected(5, 4.0, 4.0), rel=1e-5)
+
+
+def test_an_open_job_may_be_asynchronous(tmp_path):
+    out = tmp_path / "out"
+    result = run(out, "--steps=30", "--staleness=3")
+    assert set(result.exit_codes.values()) == {0}
+    # each push of one of two workers goes half as far as a step
+    found = [json.loads(path.read_text()) for path in tmp_path.glob("out.*")]
+    assert found
+    assert all(abs(one["weight"]) < 0.5 for one in found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"epochs": 1}, "epochs is 1"), ({"scale": -1.0}, "scale is -1.0"), ({"update": "worker"}, "update=")],
+)
+def test_an_unusable_open_job_is_refused(changes, message):
+    values = {
+        "segments": (Segment(dtype="float32", optimizer=SGD(lr=0.1), parts=(Part("w", (3,)),)),),
+        "samples": 1,
+        "batch": 1,
+        "epochs": 0,
+        "seed": 0,
+        "mode": "open",
+        "shards": 64,
+        "block_bytes": 64,
+    }
+    with pytest.raises(SpecError, match=message):
+        JobSpec(**{**values, **changes})
