@@ -139,6 +139,8 @@ class _Member:
     lost_how: str = ""
     #: it is a server, or has said what it trains
     described: bool = True
+    #: what it trains, if it has said so after it had joined
+    spec: JobSpec | None = None
     #: it has been told its place
     seated: bool = False
     at_barrier: bool = False
@@ -627,7 +629,7 @@ class Coordinator:
             member.channel.send(Refused(reason=reason))
             return
         self._adopt(spec)
-        member.described = True
+        member.described, member.spec = True, spec
         self._urgent = True
 
     def _dismiss(self, member: _Member, reason: str) -> None:
@@ -1270,6 +1272,10 @@ class Coordinator:
             return
         if now < self._retry_at or self._should_wait(now, target, before):
             return
+        first = self._members[workers[0]].spec
+        if present is None and first is not None:
+            # open jobs: the others' may say another optimizer, made of their rank, say
+            self._spec, self._blocks = first, cut(first)
         self._plan_number += 1
         plan = make_plan(
             self._plan_number,
