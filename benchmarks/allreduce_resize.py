@@ -126,7 +126,7 @@ def with_pslite(options: argparse.Namespace, mode: str, folder: Path) -> dict[st
             joining = [took[v] for v in took if v <= clock and first[v - 1] > coming]
             earlier = [took[v] for v in took if before.first_version + _AFFECTED < v and first[v] < coming]
             row["steps_while_joining"] = len(joining)
-            row["step_ms_before"] = round(1e3 * statistics.median(earlier))
+            row["step_ms_before"] = round(1e3 * statistics.median(earlier)) if earlier else None
             row["step_ms_while_joining"] = round(1e3 * statistics.median(joining)) if joining else None
         rows.append(row)
     return {"resizes": rows, "digest": result.digest}

@@ -215,7 +215,11 @@ class Rehearsal:
     def _work(self, task: str) -> None:
         process = _Thread()
         kind = AllReduceWorker if self._all_reduce else Worker
-        worker = kind(self._identity("worker", task), self._address, self._spec, say=lambda _: None, process=process)
+        # who comes when the job is over tries for less than our patience
+        worker = kind(
+            self._identity("worker", task), self._address, self._spec, say=lambda _: None, process=process,
+            join_timeout=_PATIENCE / 3,
+        )  # fmt: skip
         with self._lock:
             self._members[task] = worker
         try:
