@@ -28,7 +28,13 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        importlib.import_module("pslite.mxnet")
+        try:
+            importlib.import_module("pslite.mxnet")
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith(("pslite", "msgspec", "safetensors")):
+                raise
+            message = f"dl2-run started this script, but {sys.executable} has no {error.name}: install pslite there"
+            raise ImportError(message) from error
 
 
 class _Finder(importlib.abc.MetaPathFinder):
