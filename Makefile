@@ -6,6 +6,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# a file's tests stay in one process, one process per CPU
+SPREAD ?= --numprocesses auto --dist loadfile
 STAMP := $(VENV)/.installed
 
 .PHONY: run test test-all lint format clean
@@ -20,10 +22,10 @@ run: $(STAMP)
 	$(BIN)/dl2d demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" $(SPREAD)
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SPREAD)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

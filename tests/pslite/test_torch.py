@@ -81,7 +81,7 @@ def _threads():
             lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
         ),
     ],
-    ids=str,
+    ids=lambda value: "" if callable(value) else str(value),
 )
 def test_optimizers_compute_what_torch_computes(rule, make, mode):
     mine, theirs = network(), network()
@@ -100,7 +100,7 @@ SCHEDULES = [
 ]
 
 
-@pytest.mark.parametrize(("schedule", "make"), SCHEDULES, ids=str)
+@pytest.mark.parametrize(("schedule", "make"), SCHEDULES, ids=lambda value: "" if callable(value) else str(value))
 def test_schedules_are_torchs_stepped_once_a_version(schedule, make):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     theirs = make(optimizer)
