@@ -128,7 +128,7 @@ def test_submission_as_json_with_overrides(dl2d: Dl2d, site: Site):
         ({"gpus": 4}, "gpus: unknown key"),
         ({"worker": {"gpu": 3}}, "worker: no node is large enough for one (gpu: wanted 3, had 2 on n1)"),
         ({"min_workers": 9}, "min_workers: 9 is more than the site's limit of 8"),
-        ({"architecture": "allreduce"}, "architecture: this version trains with architecture=ps only"),
+        ({"architecture": "ring"}, "architecture: must be one of ps, allreduce, got 'ring'"),
         ({"cwd": "/no/such/folder"}, "cwd: /no/such/folder is not a folder"),
     ],
 )
