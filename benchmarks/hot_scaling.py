@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from resnet50 import resnet50_shapes
 
 from pslite.connect import session_for
 from pslite.coordinator import Settings
@@ -35,21 +36,6 @@ from pslite.spec import SGD, JobSpec, Part, Segment, block_bytes_for
 from pslite.testing import LocalResult, Resize, pace, run_local
 
 WORKERS = 2
-
-
-def resnet50_shapes() -> list[tuple[int, ...]]:
-    """Return the shapes of ResNet-50's 161 trainable tensors (He et al. 2016): 25,557,032 numbers."""
-    shapes: list[tuple[int, ...]] = [(64, 3, 7, 7), (64,), (64,)]
-    before = 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for block in range(blocks):
-            shapes += [(width, before, 1, 1), (width,), (width,)]
-            shapes += [(width, width, 3, 3), (width,), (width,)]
-            shapes += [(4 * width, width, 1, 1), (4 * width,), (4 * width,)]
-            if block == 0:
-                shapes += [(4 * width, before, 1, 1), (4 * width,), (4 * width,)]
-            before = 4 * width
-    return [*shapes, (1000, 2048), (1000,)]
 
 
 def describe(scale: float, steps: int) -> JobSpec:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-from hot_scaling import resnet50_shapes
+from resnet50 import resnet50_shapes
 
 from pslite.connect import session_for
 from pslite.coordinator import Settings
