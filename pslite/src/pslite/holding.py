@@ -82,8 +82,7 @@ class Holding:
     """One block on one server.
 
     Its owner's: ABSENT (`here` False: pushes of the coming step are staged) -> OWNED -> SENDING (after the clock, read
-    only) -> freed on the new owner's acknowledgement, or kept as its replica.  A replica: ABSENT -> here; its `total`
-    is a sum that the owner has sent and that cannot be applied yet.
+    only) -> freed on the new owner's acknowledgement, or kept as its replica.  A replica: ABSENT -> here.
     """
 
     __slots__ = (

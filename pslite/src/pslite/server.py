@@ -648,18 +648,12 @@ class Server:
 
     def _answer_one(self, holding: Holding, link: Link, version: int) -> None:
         """Send one worker the weights as they are now, as its next version."""
-        assert self._spec is not None
         block, arrivals = holding.block, holding.arrivals
         next_plan = next_first = 0
         if block.number == 0:
             if self._commit and holding.plan < self._commit:
                 # Who is farthest computes the step from `highest`, and has to hear of the plan before its next push.
-                plan, self._commit, first = self._commit, 0, arrivals.highest + 2
-                if first >= self._spec.total_versions:
-                    self._control.send(Stamped(plan=plan, first=-1))
-                else:
-                    self._stamp = plan, first
-                    self._control.send(Stamped(plan=plan, first=first))
+                self._stamp_from(arrivals.highest + 2)
             # Who has come so far is past it, although others are not.
             if self._stamp is not None and holding.plan != self._stamp[0] and version <= self._stamp[1]:
                 next_plan, next_first = self._stamp
@@ -667,13 +661,7 @@ class Server:
         header = Header(
             PARAM, holding.plan, block.number, 0, block.nbytes, version, holding.first, next_plan, next_first
         )  # fmt: skip
-        place = WEIGHTS[version % 2]
-        region = link.regions.get(place)
-        if region is None or region.nbytes != self._layout.nbytes:
-            link.send(header, holding.weights)
-        else:
-            np.copyto(region.array(block, self._layout.blocks[block.number]), holding.state[0])
-            link.send(replace(header, place=place))
+        self._send_weights(link, header, holding, None)
 
     def _had(self, header: Header) -> bool:
         """Whether the block was ours under the plan of a frame: then its step is complete, and the block on its way."""
@@ -737,8 +725,8 @@ class Server:
             self._updater.apply_rows(rule, holding.state, total, step.divisor, version, step.clip)
             holding.note(total)
         else:
-            sizes = [piece.size for piece in self._tensors.pieces[holding.block.number]]
-            factors = tuple(zip(sizes, step.factors, strict=True)) if step.factors else ()
+            pieces = self._tensors.pieces[holding.block.number] if step.factors else ()
+            factors = tuple((piece.size, factor) for piece, factor in zip(pieces, step.factors, strict=True))
             self._updater.apply(rule, holding.state, total, step.divisor, version, step.clip, factors)
 
     def _make_stamp(self, holding: Holding) -> None:
@@ -746,11 +734,13 @@ class Server:
 
         Replicas hear of it before any worker does.
         """
+        if self._commit and holding.plan < self._commit:
+            self._stamp_from(holding.version + 2)
+
+    def _stamp_from(self, first: int) -> None:
+        """Have the plan that waits for it rule from a version on, or tell that the job ends before."""
         assert self._spec is not None
-        if not self._commit or holding.plan >= self._commit:
-            return
         plan, self._commit = self._commit, 0
-        first = holding.version + 2
         if first >= self._spec.total_versions:
             self._control.send(Stamped(plan=plan, first=-1))
         else:
@@ -805,21 +795,26 @@ class Server:
             link = self._links.get(worker.task)
             if link is None or link.incarnation != worker.incarnation:
                 continue
-            place = WEIGHTS[holding.version % 2]
-            region = link.regions.get(place)
-            if region is None or region.nbytes != self._layout.nbytes:
-                if rows is None:
-                    link.send(header, holding.weights)
-                else:
-                    link.send(replace(header, kind=PARAM_ROWS, length=rows.nbytes), *rows.views())
-                continue
-            # Nobody reads there: every worker has the version before, or the step would not be complete.
-            there = region.array(block, self._layout.blocks[block.number])
+            self._send_weights(link, header, holding, rows)
+
+    def _send_weights(self, link: Link, header: Header, holding: Holding, rows: Rows | None) -> None:
+        """Send all weights of a block, or some rows: into the memory that the worker shares, or as a payload."""
+        block = holding.block
+        place = WEIGHTS[header.version % 2]
+        region = link.regions.get(place)
+        if region is None or region.nbytes != self._layout.nbytes:
             if rows is None:
-                np.copyto(there, holding.state[0])
+                link.send(header, holding.weights)
             else:
-                there.reshape(-1, block.row)[rows.numbers] = rows.values
-            link.send(replace(header, place=place))
+                link.send(replace(header, kind=PARAM_ROWS, length=rows.nbytes), *rows.views())
+            return
+        # Nobody reads there: the worker has the version before, or it would not have pushed.
+        there = region.array(block, self._layout.blocks[block.number])
+        if rows is None:
+            np.copyto(there, holding.state[0])
+        else:
+            there.reshape(-1, block.row)[rows.numbers] = rows.values
+        link.send(replace(header, place=place))
 
     def _answer_fetches(self) -> None:
         """Send whole blocks to workers that asked for them; a block that is on its way to us is awaited."""
