@@ -203,7 +203,7 @@ class Rehearsal:
 
     def _serve(self, task: str) -> None:
         try:
-            server = Server(self._identity("ps", task), self._address, host="127.0.0.1", say=lambda _: None)
+            server = Server(self._identity("ps", task), self._address, host="127.0.0.1", say=self._log.append)
             with self._lock:
                 self._members[task] = server
             server.run()
@@ -217,7 +217,7 @@ class Rehearsal:
         kind = AllReduceWorker if self._all_reduce else Worker
         # who comes when the job is over tries for less than our patience
         worker = kind(
-            self._identity("worker", task), self._address, self._spec, say=lambda _: None, process=process,
+            self._identity("worker", task), self._address, self._spec, say=self._log.append, process=process,
             join_timeout=_PATIENCE / 3,
         )  # fmt: skip
         with self._lock:

@@ -214,6 +214,8 @@ class Server:
         self._peers: dict[str, Link] = {}
         self._guards = Guards(self._peers, self._pool)
         self._replicas = Replicas(self._apply)
+        #: block -> its owners before others died; what they sent until they heard of it comes late
+        self._former: dict[int, set[str]] = {}
         self._outgoing: deque[Holding] = deque()
         self._unacknowledged: dict[int, Holding] = {}
         self._refused = 0
@@ -404,10 +406,10 @@ class Server:
             self._incoming[link] = np.empty(header.length, dtype=np.uint8)
             return self._incoming[link].data
         if header.kind in (REPLICATE, SEED):
-            self._check_owner(link, header)
-            if header.block in self._unacknowledged:
+            owns = self._owns(link, header)
+            if owns and header.block in self._unacknowledged:
                 self._handed_over(header.block)  # the new owner's word comes before its acknowledgement
-            holding = self._replicas.find(link, header)
+            holding = self._replicas.find(link, header) if owns else None
             if header.kind == REPLICATE:
                 pieces = len(self._tensors.pieces[header.block])
                 buffer = self._replicas.buffer(block, header, pieces)
@@ -467,10 +469,11 @@ class Server:
             self._report_moved()
         elif header.kind == REPLICATE:
             buffer = self._incoming.pop(link, None)
-            if buffer is not None:
+            # the block may have got another owner while its bytes came
+            if buffer is not None and self._owns(link, header) and self._replicas.find(link, header) is not None:
                 self._replicas.replicated(link, header, buffer)
         elif header.kind == SEED:
-            if self._replicas.find(link, header) is not None:
+            if self._owns(link, header) and self._replicas.find(link, header) is not None:
                 self._replicas.seeded(link, header)
         elif header.kind == REPLICATED:
             free = self._guards.told(link, header)
@@ -510,14 +513,25 @@ class Server:
         if header.kind in (INIT, RESTORE) and (header.plan != 1 or stage.plan.workers[0].task != link.task):
             raise ProtocolError(f"{link.task} may not set initial weights")
         if header.kind == STATE:
-            self._check_owner(link, header)
+            self._owns(link, header)
         return holding
 
-    def _check_owner(self, link: Link, header: Header) -> None:
-        """Refuse the state of a block from who has never owned it."""
-        plans = [plan for stage in self._stages.values() for plan in (stage.plan, stage.previous) if plan is not None]
-        if link.role != "ps" or all(plan.owner(header.block).task != link.task for plan in plans):
+    def _owns(self, link: Link, header: Header) -> bool:
+        """Whether the sender owns a block; False if it did until servers died, which it had yet to hear.
+
+        Raises
+        ------
+        ProtocolError
+            it has never owned it.
+
+        """
+        owner = link.role == "ps" and any(plan.owner(header.block).task == link.task for plan in self._plans())
+        if not owner and link.task not in self._former.get(header.block, ()):
             raise ProtocolError(f"block {header.block} is not {link.task}'s, it has no state of it")
+        return owner
+
+    def _plans(self) -> list[Plan]:
+        return [plan for stage in self._stages.values() for plan in (stage.plan, stage.previous) if plan is not None]
 
     def _find(self, header: Header) -> Holding | None:
         holding = self._holdings.get(header.block)
@@ -1176,6 +1190,8 @@ class Server:
 
     def _promote(self, message: Promote) -> None:
         """Blocks have another owner under every plan in force: us, or one that has a newer copy."""
+        for block in message.owners:
+            self._former.setdefault(block, set()).update(plan.owner(block).task for plan in self._plans())
         for stage in self._stages.values():
             stage.plan = stage.plan.without(message.gone, message.owners)
             stage.previous = stage.previous and stage.previous.without(message.gone, message.owners)
