@@ -6,7 +6,6 @@ for as long as that lasts. It leaves its candidate as files, and the daemon ente
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,7 @@ from dl2d.core.codec import decode, encode
 from dl2d.core.errors import CheckpointError
 from dl2d.core.registry import Registry, Trial, Version, VersionState
 from dl2d.daemon.incumbent import read_version
+from dl2d.whole_file import write_whole
 
 #: Beside the checkpoint.
 _FILE: Final = "candidate.json"
@@ -36,9 +36,7 @@ def write_candidate(candidate: Candidate) -> Path:
     """Write what was found into the version's folder, which is given back. Raises ``CheckpointError``."""
     folder = Path(candidate.version.folder)
     try:
-        partial = folder / f".{_FILE}.{os.getpid()}.partial"
-        partial.write_bytes(encode(candidate))
-        partial.replace(folder / _FILE)
+        write_whole(folder / _FILE, encode(candidate))
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be written: {error.strerror or error}") from error
     return folder

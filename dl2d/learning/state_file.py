@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.errors import CheckpointError
+from dl2d.whole_file import write_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,17 +33,13 @@ def save_state(state: State, file: Path) -> None:
     CheckpointError
         It cannot be written.
     """
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     words = np.frombuffer(json.dumps(dict(state.words)).encode(), dtype=np.uint8)
+    packed = io.BytesIO()
+    np.savez(packed, allow_pickle=False, words=words, **state.arrays)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as opened:
-            np.savez(opened, allow_pickle=False, words=words, **state.arrays)
-            opened.flush()
-            os.fsync(opened.fileno())
-        partial.replace(file)
+        write_whole(file, packed.getvalue())
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise CheckpointError(f"{file}: cannot be written: {error.strerror or error}") from error
 
 

@@ -18,6 +18,7 @@ from dl2d.core.wording import did_you_mean, printable, shown
 from dl2d.simulation.fields import NAME, Fields
 from dl2d.simulation.profiles import SPEED_KINDS, load_profile
 from dl2d.simulation.speeds import MOST_INTERPOLATED, MOST_TASKS, PsAsync, SpeedModel, Table, parse_speed
+from dl2d.whole_file import write_whole
 
 MOST_BYTES: Final = 64 * 1024**2
 MOST_JOBS: Final = 200_000
@@ -182,13 +183,10 @@ def write_workload(workload: Workload, path: str | os.PathLike[str]) -> None:
     WorkloadError
         The file cannot be written.
     """
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    text = json.dumps(describe_workload(workload), indent=1, allow_nan=False) + "\n"
     try:
-        partial.write_text(json.dumps(describe_workload(workload), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        partial.replace(target)
+        write_whole(Path(path), text)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise WorkloadError("", f"cannot be written: {error.strerror or error}", where=os.fspath(path)) from None
 
 

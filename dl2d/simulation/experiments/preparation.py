@@ -47,6 +47,7 @@ from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
 from dl2d.simulation.sources import load_source, named_file
 from dl2d.simulation.workload import Workload
+from dl2d.whole_file import write_whole
 
 CHECKPOINT: Final = "checkpoint"
 _RECORD: Final = "prepared.json"
@@ -146,9 +147,7 @@ class Preparation:
         folder.mkdir(parents=True, exist_ok=True)
         made = _tune(self) if self.entrant.training is None else _train(self, self.entrant.training, folder)
         kept = _Kept(key=self.key, prepared=made, seconds=time.perf_counter() - begin)
-        partial = folder / f".{_RECORD}.partial"
-        partial.write_bytes(encode(kept) + b"\n")
-        partial.replace(folder / _RECORD)  # last: with it, it is made
+        write_whole(folder / _RECORD, encode(kept) + b"\n")  # last: with it, it is made
         return made
 
     def ready(self, within: Path) -> tuple[Entrant, Path | None]:

@@ -52,6 +52,7 @@ from dl2d.simulation.experiments.environment import code_digest, environment
 from dl2d.simulation.experiments.executors import Executor
 from dl2d.simulation.experiments.preparation import Preparation, Prepared
 from dl2d.simulation.sources import named_file
+from dl2d.whole_file import write_whole
 
 DEFINITION, RESULTS, TIMINGS, ENVIRONMENT = "definition.yaml", "results.json", "timings.json", "environment.json"
 _CELLS, _SERIES, _INPUTS, _PREPARED = "cells", "series", "inputs", "prepared"
@@ -167,7 +168,7 @@ def begin_run(experiment: Experiment, folder: Path, *, resume: bool = False) -> 
             (folder / name).mkdir(parents=True, exist_ok=True)
         _write_json(folder / ENVIRONMENT, environment())
         bundled = _bundle(experiment, folder)
-        _write(folder / DEFINITION, write_experiment(bundled))  # last: with it the folder is a run
+        write_whole(folder / DEFINITION, write_experiment(bundled))  # last: with it the folder is a run
     except OSError as error:
         raise ExperimentError(f"{error.filename or folder}: {error.strerror or error}") from None
     return read_run(folder)
@@ -249,14 +250,16 @@ def run_cells(
         for done in itertools.chain(wrong, results):
             cell = numbers[done.case, done.policy, done.seed]
             if done.series is not None:
-                _write(_cell_path(run.folder, cell, _SERIES), encode(done.series).decode() + "\n")
+                write_whole(_cell_path(run.folder, cell, _SERIES), encode(done.series).decode() + "\n")
             kept = _Kept(digest=run.digest, code=code, finished=_portable(replace(done, series=None), run.folder))
-            _write(_cell_path(run.folder, cell), encode(kept).decode() + "\n")  # last: with it the cell is finished
+            write_whole(
+                _cell_path(run.folder, cell), encode(kept).decode() + "\n"
+            )  # last: with it the cell is finished
             finished[cell.number] = kept.finished
             if progress is not None:
                 progress(kept.finished)
         done_run = replace(read_run(run.folder), finished=finished)
-        _write(run.folder / RESULTS, _results(done_run))
+        write_whole(run.folder / RESULTS, _results(done_run))
         _write_json(run.folder / TIMINGS, _timings(done_run, clock() - begin, len(run.missing)))
     except OSError as error:
         raise ExperimentError(f"{error.filename or run.folder}: {error.strerror or error}") from None
@@ -352,11 +355,4 @@ def _bundle(experiment: Experiment, folder: Path) -> Experiment:
 
 
 def _write_json(path: Path, value: object) -> None:
-    _write(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a file as a whole. Raises OSError."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
