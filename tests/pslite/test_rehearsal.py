@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from regression import segments
 from rehearsal import Rehearsal, job, random_events, static_digest
+from weather import rough_weather
 
 from pslite.spec import LAMB, Adam
 
@@ -66,4 +67,11 @@ def test_resizes_of_durable_jobs(seed):
 def test_deaths_of_servers_that_have_replicas(seed):
     rng = random.Random(seed)
     kills = [*["ps"] * rng.randint(1, 2), *["worker"] * rng.randint(0, 1)]
+    go_through(seed, kind_of(seed), kills, durability="durable")
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + SCHEDULES))
+def test_frames_in_pieces_late_and_twice(seed, monkeypatch):
+    rough_weather(monkeypatch, seed)
+    kills = [["ps", "worker"], ["worker"], []][seed % 3]
     go_through(seed, kind_of(seed), kills, durability="durable")

@@ -1,0 +1,54 @@
+"""A bad network: sockets that take and give a few bytes at a time, late, and gradients that come twice."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Sequence
+
+from pslite.wire import PUSH, Link
+
+_PIECES = (1, 3, 17, 200, 5000)
+
+
+class _Rough:
+    """A socket that does less than it could."""
+
+    def __init__(self, sock: socket.socket, rng: random.Random) -> None:
+        self._sock = sock
+        self._rng = rng
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._sock, name)
+
+    def _some(self, view: memoryview) -> memoryview:
+        if self._rng.random() < 0.3:
+            raise BlockingIOError
+        return view[: self._rng.choice(_PIECES)]
+
+    def sendmsg(self, views: Sequence[memoryview], *rest: object) -> int:
+        return self._sock.sendmsg([self._some(views[0])], *rest)
+
+    def recv_into(self, view: memoryview) -> int:
+        return self._sock.recv_into(self._some(view))
+
+    def recvmsg_into(self, views: Sequence[memoryview], *rest: object) -> object:
+        return self._sock.recvmsg_into([self._some(views[0])], *rest)
+
+
+def rough_weather(monkeypatch, seed: int, *, twice: float = 0.1) -> None:
+    """Make every data connection a bad one; pushes come twice with probability `twice`."""
+    rng = random.Random(seed)
+    begin, send = Link.__init__, Link.send
+
+    def rough_begin(link: Link, sock: socket.socket, *rest: str) -> None:
+        begin(link, sock, *rest)
+        link.sock = _Rough(sock, rng)  # type: ignore[assignment]
+
+    def send_twice(link: Link, header, *payload) -> None:
+        send(link, header, *payload)
+        if header.kind == PUSH and rng.random() < twice:
+            send(link, header, *payload)
+
+    monkeypatch.setattr(Link, "__init__", rough_begin)
+    monkeypatch.setattr(Link, "send", send_twice)
