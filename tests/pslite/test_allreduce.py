@@ -169,7 +169,10 @@ def test_the_others_go_on_without_a_killed_worker():
     result = run_local(command(*SLOW), workers=3, servers=0, on_status=kill)
     assert result.state == "finished", result.log
     assert result.digest == static_digest(*SLOW)
-    assert any(f"(pid {kill.pid}) died: killed by signal 9; the others go on without it" in line for line in result.log)
+    assert any(
+        f"(pid {kill.pid}) died: killed by signal 9 (SIGKILL); the others go on without it" in line
+        for line in result.log
+    )
     assert [p.workers for p in result.plans] == [3, 2]
     assert result.exit_codes == {"worker-0": 128 + 9, "worker-1": 0, "worker-2": 0}
 
@@ -186,7 +189,7 @@ def test_the_death_of_the_last_worker_ends_the_job():
     kill = KillAt("worker-0", 20)
     result = run_local(command(*SLOW), workers=1, servers=0, on_status=kill)
     assert result.state == "failed"
-    assert f"(pid {kill.pid}) died: killed by signal 9" in result.reason
+    assert f"(pid {kill.pid}) died: killed by signal 9 (SIGKILL)" in result.reason
 
 
 def test_a_job_goes_on_from_a_checkpoint_of_the_other_architecture(tmp_path):

@@ -33,7 +33,7 @@ def test_a_killed_server_fails_the_job_by_name(task):
     kill = KillAt(task, 5)
     result = run_local(command(*SLOW), workers=2, servers=2, on_status=kill)
     assert result.state == "failed"
-    assert result.reason == f"{task} on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9"
+    assert result.reason == f"{task} on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9 (SIGKILL)"
     assert result.exit_codes.pop(task) == 128 + 9
     assert set(result.exit_codes.values()) == {1}
 
@@ -76,7 +76,7 @@ def test_the_only_server_killed_before_the_job_begins():
     slow = [sys.executable, "-c", "import time; time.sleep(30)"]
     result = run_local(slow, workers=1, servers=1, on_status=kill)
     assert result.state == "failed"
-    assert result.reason == f"ps-0 on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9"
+    assert result.reason == f"ps-0 on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9 (SIGKILL)"
 
 
 def test_a_joiner_killed_before_it_is_ready_leaves_the_job_untouched():

@@ -154,7 +154,7 @@ def test_a_worker_dies_and_a_script_goes_on(script, tmp_path):
     out = tmp_path / "out"
     result = run(script("loop", epochs=2, die_at=5, out=out), workers=3)
     assert result.state == "finished", result.log
-    assert any("killed by signal 9" in line and "nothing is lost" in line for line in result.log)
+    assert any("killed by signal 9 (SIGKILL)" in line and "nothing is lost" in line for line in result.log)
     assert float(Path(f"{out}.0.accuracy").read_text()) > 0.7
 
 

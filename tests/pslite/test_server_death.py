@@ -30,7 +30,9 @@ def test_another_server_goes_on_in_the_place_of_a_killed_one(task):
     result = run_local(command(*SLOW, *DURABLE), workers=2, servers=3, on_status=kill)
     assert result.state == "finished", result.log
     assert result.digest == static_digest(*SLOW)
-    died = f"{task} on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9; others take its place"
+    died = (
+        f"{task} on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9 (SIGKILL); others take its place"
+    )
     assert died in result.log
     assert [(p.workers, p.servers) for p in result.plans] == [(2, 3), (2, 2)]
     assert result.exit_codes.pop(task) == 128 + 9
@@ -70,7 +72,9 @@ def test_the_death_of_the_only_server_fails_the_job_by_name():
     kill = KillAt("ps-0", 20)
     result = run_local(command(*SLOW, *DURABLE), workers=2, servers=1, on_status=kill)
     assert result.state == "failed"
-    assert f"ps-0 on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9" in "\n".join(result.log)
+    assert f"ps-0 on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9 (SIGKILL)" in "\n".join(
+        result.log
+    )
 
 
 def test_servers_without_a_state_have_nothing_to_replicate():

@@ -283,7 +283,7 @@ def test_a_convolutional_network_whose_first_worker_is_killed_has_the_bits_of_a_
         workers=2, servers=1, schedule=[Resize(10, 2, 2)], on_status=kill, settings=PATIENT, timeout=200,
     )  # fmt: skip
     assert result.state == "finished", result.log
-    assert any(f"(pid {kill.pid}) died: killed by signal 9" in line for line in result.log)
+    assert any(f"(pid {kill.pid}) died: killed by signal 9 (SIGKILL)" in line for line in result.log)
     assert result.digest == static.stdout.strip()
     # what the worker after it has saved is what the digest says
     saved, expected = torch.load(out, weights_only=True), torch.load(alone, weights_only=True)

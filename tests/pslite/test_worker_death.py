@@ -32,7 +32,7 @@ def test_the_others_do_the_part_of_a_killed_worker(task):
     result = run_local(command(*SLOW), workers=3, servers=2, on_status=kill)
     assert result.state == "finished", result.log
     assert result.digest == static_digest(*SLOW)
-    died = f"{task} on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9; "
+    died = f"{task} on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9 (SIGKILL); "
     assert any(line.startswith(died) and "nothing is lost" in line for line in result.log)
     # the next plan is made without it
     assert [(p.workers, p.servers) for p in result.plans] == [(3, 2), (2, 2)]
@@ -111,7 +111,7 @@ def test_the_death_of_the_last_worker_ends_the_job_by_its_name():
     kill = KillBoth()
     result = run_local(command(*SLOW), workers=2, servers=1, on_status=kill)
     assert result.state == "failed"
-    assert any(f"(pid {pid}) died: killed by signal 9" in result.reason for pid in kill.pids)
+    assert any(f"(pid {pid}) died: killed by signal 9 (SIGKILL)" in result.reason for pid in kill.pids)
 
 
 def test_a_script_that_kills_one_worker_after_the_other_ends_the_job():

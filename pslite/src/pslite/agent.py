@@ -1,19 +1,28 @@
-"""dl2-run around one task: the parent of its process, which reports to the coordinator how that process ended."""
+"""dl2-run around one task: the parent of its process, which watches it and reports to the coordinator how it ended."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
+
+import psutil
 
 from pslite.auth import Identity, connect
 from pslite.channel import Channel, Inbox
+from pslite.ending import Cause, Ending, OomKills, judge, oom_kills, signal_in_words
 from pslite.errors import PsliteError
-from pslite.messages import MAX_CONTROL_BYTES, AgentExit, FromCoordinator, Noted
+from pslite.gpus import open_gpus
+from pslite.messages import MAX_CONTROL_BYTES, AgentExit, AgentUsage, FromCoordinator, Message, Noted
+from pslite.prefetch import Prefetch, prefetch
+from pslite.signals import ENDING, OWN, from_terminal, handled
+from pslite.usage import Usage, in_words
+from pslite.watch import Watch, family
 
 _REPORT_SECONDS = 2.0
 
@@ -33,6 +42,12 @@ class Agent:
         its environment.
     say
         takes lines for the user.
+    watch_seconds
+        the least time between two looks at what the task uses; 0 for none.
+    warm
+        what to bring near before the process begins.
+    count_kills
+        counts processes that were killed for lack of memory.
 
     """
 
@@ -44,38 +59,124 @@ class Agent:
         environ: Mapping[str, str],
         *,
         say: Callable[[str], None],
+        watch_seconds: float = 5.0,
+        warm: Prefetch | None = None,
+        count_kills: Callable[[], OomKills] = oom_kills,
     ) -> None:
         self._identity = identity
         self._coordinator = coordinator
         self._command = list(command)
         self._environ = dict(environ)
         self._say = say
+        self._watch_seconds = watch_seconds
+        self._warm = warm
+        self._count_kills = count_kills
         self._channel: Channel[FromCoordinator] | None = None
+        self._sending = threading.Lock()
         self._connected = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
+        #: the process has begun, or will not
+        self._began = threading.Event()
+        self._over = threading.Event()
+        self._peak = 0
+        #: signals that came before there was a process
+        self._early: list[int] = []
+        self._interrupts = 0
 
     def run(self) -> int:
         """Run the command to its end; return the exit status for dl2-run (128 + n for a signal n)."""
-        previous = {number: signal.signal(number, self._forward) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
+        with handled(self._forward):
+            threading.Thread(target=self._attend, name="pslite-agent", daemon=True).start()
             try:
-                self._process = subprocess.Popen(self._command, env=self._environ)
-            except OSError as error:
-                self._say(f"cannot start {self._command[0]!r}: {error.strerror}")
-                self._connect()
-                self._report(0, 127, 0, f"cannot start {self._command[0]!r}: {error.strerror}")
-                return 127
-            threading.Thread(target=self._connect, name="pslite-agent", daemon=True).start()
-            code = self._process.wait()
-            self._report(self._process.pid, max(0, code), max(0, -code), "")
-            return code if code >= 0 else 128 - code
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+                return self._run()
+            finally:
+                self._over.set()
+                self._began.set()
 
-    def _forward(self, number: int, _frame: FrameType | None) -> None:
-        if self._process is not None and self._process.poll() is None:
-            os.kill(self._process.pid, number)
+    def _run(self) -> int:
+        if self._warm:
+            prefetch(self._warm, say=self._say, stop=lambda: bool(self._early), environ=self._environ)
+        if self._early:
+            number = self._early[0]
+            self._say(f"ended by {signal_in_words(number)} before the task began")
+            self._report(0, -number, Ending(Cause.KILLED, "before it began"))
+            return 128 + number
+        before, kills, since = resource.getrusage(resource.RUSAGE_CHILDREN), self._count_kills(), time.monotonic()
+        try:
+            self._process = process = subprocess.Popen(self._command, env=self._environ)
+        except OSError as error:
+            text = f"cannot start {self._command[0]!r}: {error.strerror}"
+            self._say(text)
+            self._report(0, 127, Ending(Cause.NOT_STARTED, text))
+            return 127
+        self._began.set()
+        for number in self._early:
+            process.send_signal(number)  # came as the process was being made
+        code = process.wait()
+        self._over.set()
+        usage = self._whole_life(before, time.monotonic() - since)
+        self._say(f"{self._identity.task} has used {in_words(usage)}")
+        self._report(process.pid, code, judge(code, kills, self._count_kills), usage)
+        return code if code >= 0 else 128 - code
+
+    # --- signals --------------------------------------------------------------------------------------------------
+
+    def _forward(self, number: int) -> None:
+        """Pass a signal on; the second interrupt is the end of a task that does not heed the first."""
+        process = self._process
+        if process is None:
+            if number in ENDING:
+                self._early.append(number)
+            return
+        if process.returncode is not None or (number in OWN and self._identity.role == "ps"):
+            return  # servers have no use for signals that mean something to scripts
+        if number == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                for member in reversed(family(process.pid)):
+                    with contextlib.suppress(psutil.Error):
+                        member.kill()
+                return
+            if from_terminal():
+                return  # the task has it already
+        os.kill(process.pid, number)
+
+    # --- watching -------------------------------------------------------------------------------------------------
+
+    def _attend(self) -> None:
+        """Keep the connection to the coordinator, and look at the task from time to time."""
+        self._connect()
+        self._began.wait()
+        process = self._process
+        if process is None or self._over.is_set() or not self._watch_seconds:
+            return
+        gpus = open_gpus(self._environ) if self._identity.role == "worker" else None
+        watch = Watch(process.pid, interval=self._watch_seconds, gpus=gpus)
+        while not self._over.wait(watch.pause):
+            usage = watch.look()
+            self._peak = watch.peak
+            if usage is not None:
+                self._send(AgentUsage(usage=usage))
+        if gpus is not None:
+            gpus.close()
+
+    def _whole_life(self, before: resource.struct_rusage, seconds: float) -> Usage:
+        """Return what the task has used, by the kernel's account of processes that were waited for."""
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        # the largest of all processes that we ever had: the task's if it is larger than those before it. A process
+        # counts as at least as large as we were when it was made (the kernel's exec_mmap), some 30 MB
+        largest = after.ru_maxrss * 1024 if after.ru_maxrss > before.ru_maxrss else 0
+        return Usage(
+            seconds=seconds,
+            cpu_seconds=cpu,
+            cpu_percent=100 * cpu / max(seconds, 1e-6),
+            memory_bytes=0,
+            memory_peak=max(self._peak, largest),
+            processes=0,
+        )
+
+    # --- the coordinator ------------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
         try:
@@ -86,13 +187,28 @@ class Agent:
         self._channel = Channel(sock, Inbox(FromCoordinator, MAX_CONTROL_BYTES))
         self._connected.set()
 
-    def _report(self, pid: int, status: int, number: int, text: str) -> None:
+    def _send(self, message: Message) -> None:
+        with self._sending:
+            # what the coordinator does not take does not pile up here
+            if self._channel is not None and not self._channel.unsent:
+                self._channel.send(message)
+
+    def _report(self, pid: int, code: int, ending: Ending, usage: Usage | None = None) -> None:
         # a process that ends at once may be faster than our own connection
-        if not self._connected.wait(_REPORT_SECONDS if status or number else 0.2):
+        if not self._connected.wait(_REPORT_SECONDS if code else 0.2):
             return
         channel = self._channel
         assert channel is not None
-        channel.send(AgentExit(pid=pid, status=status, signal=number, text=text))
+        report = AgentExit(
+            pid=pid,
+            status=max(0, code),
+            signal=max(0, -code),
+            cause=ending.cause,
+            text=ending.text,
+            usage=usage,
+        )
+        with self._sending:
+            channel.send(report)
         deadline = time.monotonic() + _REPORT_SECONDS
         try:
             while time.monotonic() < deadline:

@@ -271,6 +271,7 @@ class AllReduceWorker(Membership):
         if self.version == before:
             return self.share.nodes
         self._note_progress(loss, samples)
+        self._note_step()
         self._report_progress()
         return ()
 

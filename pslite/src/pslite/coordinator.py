@@ -24,11 +24,13 @@ from pslite.channel import Channel, Inbox, listen
 from pslite.checkpoint import SavedFile, complete, drop_unfinished
 from pslite.director import Director, MemberReport, PlanReport, Reply, Result, Status, Suspension
 from pslite.doorway import Doorway
+from pslite.ending import Cause, signal_in_words
 from pslite.errors import Cancelled, CheckpointError, ProtocolError
 from pslite.messages import (
     MAX_CONTROL_BYTES,
     Abort,
     AgentExit,
+    AgentUsage,
     Alive,
     AtBarrier,
     BarrierOpen,
@@ -82,6 +84,7 @@ from pslite.optimizers import clip_factor
 from pslite.plan import Member, Plan, make_plan, next_members, reduction
 from pslite.session import digest_of
 from pslite.spec import JobSpec, Sum, differences
+from pslite.usage import StepTimes, Usage
 
 #: how long members may take to read that the job is over
 _GOODBYE_SECONDS = 3.0
@@ -150,6 +153,10 @@ class _Member:
     finished_version: int = 0
     #: it has finished as the one that writes files
     chief: bool = False
+    #: the job has gone on without it
+    drained: bool = False
+    #: what it said last of its steps
+    steps: StepTimes | None = None
 
     def record(self) -> Member:
         """Return what a plan says about it."""
@@ -286,6 +293,8 @@ class Coordinator:
         self._members: dict[str, _Member] = {}
         self._agents: dict[str, _Connection] = {}
         self._exits: dict[str, AgentExit] = {}
+        #: what tasks used last
+        self._usage: dict[str, Usage] = {}
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
@@ -503,8 +512,13 @@ class Coordinator:
         assert channel is not None
         if isinstance(message, AgentExit):
             self._exits[hello.task] = message
+            if message.usage is not None:
+                self._usage[hello.task] = message.usage
             channel.send(Noted())
             self._agent_reported(hello.task, message)
+            return
+        if isinstance(message, AgentUsage):
+            self._usage[hello.task] = message.usage
             return
         if isinstance(message, Join):
             if connection.member is not None or hello.channel != "control":
@@ -661,6 +675,7 @@ class Coordinator:
 
     def _beat(self, member: _Member, message: Beat) -> None:
         member.channel.send(Alive())
+        member.steps = message.steps or member.steps
         if message.samples:
             self._loss = message.loss / message.samples
         if message.version > self._version:
@@ -1104,7 +1119,7 @@ class Coordinator:
         if task in self._members:
             return  # judged when its connection ends, which it does at the same time
         if message.status or message.signal:
-            text = f"{task} (pid {message.pid}) {_how(message)} before it joined"
+            text = f"{task} (pid {message.pid}) {_how(message)}{',' if message.text else ''} before it joined"
         else:
             text = f"{task} (pid {message.pid}): its script ended without joining the job (does it use ElasticJob?)"
         self._say(text)
@@ -1366,7 +1381,7 @@ class Coordinator:
         gone = previous.tasks() - plan.tasks() if previous else set()
         self._tell(gone, Exit(reason="drained: the job goes on without this task"))
         for task in gone:
-            self._members[task].finished = True
+            self._members[task].finished = self._members[task].drained = True
         self._urgent = True
 
     def _report(self, pending: _Pending) -> None:
@@ -1508,18 +1523,36 @@ class Coordinator:
             samples_per_second=(
                 rate * spec.samples / spec.steps_per_epoch if rate is not None and spec and not spec.open else None
             ),
-            members=[
-                MemberReport(task=m.task, role=m.role, state=m.state, host=m.host, pid=m.pid)
-                for m in self._members.values()
-            ],
+            members=[self._report_of(member) for member in self._members.values()],
             plan=self._plan.number if self._plan else 0,
             plans=list(self._reports),
             result=self._result if self._state == "finished" else None,
         )
 
+    def _report_of(self, member: _Member) -> MemberReport:
+        told = self._exits.get(member.task)
+        return MemberReport(
+            task=member.task,
+            role=member.role,
+            state=member.state,
+            host=member.host,
+            pid=member.pid,
+            usage=self._usage.get(member.task),
+            steps=member.steps,
+            cause=None if told is None else self._cause(member, told),
+            how="" if told is None or told.cause is Cause.DONE else _how(told),
+        )
+
+    @staticmethod
+    def _cause(member: _Member, told: AgentExit) -> Cause:
+        """Why a process ended: whether it was asked to go is known here, not to its dl2-run."""
+        return Cause.DRAINED if told.cause is Cause.DONE and member.drained else told.cause
+
 
 def _how(told: AgentExit) -> str:
-    if told.signal:
-        return f"died: killed by signal {told.signal}"
     tail = f": {told.text}" if told.text else ""
+    if told.cause is Cause.NOT_STARTED:
+        return f"died: {told.text}"
+    if told.signal:
+        return f"died: killed by {signal_in_words(told.signal)}{tail}"
     return f"died: its process ended with status {told.status}{tail}"

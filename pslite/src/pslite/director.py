@@ -12,7 +12,9 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from pslite.ending import Cause
 from pslite.errors import UsageError
+from pslite.usage import StepTimes, Usage
 
 STOP_LIMIT_SECONDS = 30.0
 _MAX_REPLY = 1 << 20
@@ -48,6 +50,13 @@ class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["joined", "active", "draining", "left"]
     host: str
     pid: int
+    #: what its processes used last, as its dl2-run saw it
+    usage: Usage | None = None
+    #: how long its last steps took, if it is a worker
+    steps: StepTimes | None = None
+    #: why its process ended, if it has, and how in words if that was not as it should
+    cause: Cause | None = None
+    how: str = ""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +156,8 @@ class HttpDirector:
         self._urgent = False
         self._closing = False
         self._acknowledged_plans = 0
-        self._acknowledged_left: set[str] = set()
+        #: with the causes, which may be known later
+        self._acknowledged_left: set[tuple[str, str | None]] = set()
         self._reply: Reply | None = None
         self._wake: Callable[[], None] = lambda: None
         self._final_done = threading.Event()
@@ -204,7 +214,7 @@ class HttpDirector:
     def _post(self, status: Status) -> Reply | None:
         body = msgspec.to_builtins(status)
         body["plans"] = body["plans"][self._acknowledged_plans :]
-        body["members"] = [m for m in body["members"] if m["task"] not in self._acknowledged_left]
+        body["members"] = [m for m in body["members"] if (m["task"], m["cause"]) not in self._acknowledged_left]
         request = urllib.request.Request(  # noqa: S310  (the scheme was checked)
             self._url, data=json.dumps(body).encode(), headers=self._headers, method="POST"
         )
@@ -223,7 +233,7 @@ class HttpDirector:
         reply = Reply(members=frozenset(answer.members), stop=answer.stop, heartbeat_seconds=answer.heartbeat_seconds)
         with self._condition:
             self._acknowledged_plans += len(body["plans"])
-            self._acknowledged_left |= {m["task"] for m in body["members"] if m["state"] == "left"}
+            self._acknowledged_left |= {(m["task"], m["cause"]) for m in body["members"] if m["state"] == "left"}
             self._reply = reply
         self._wake()
         return reply

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import uuid
 from collections.abc import Mapping
@@ -57,6 +58,25 @@ def architecture_of(environ: Mapping[str, str]) -> Literal["ps", "allreduce"]:
     if text not in ("ps", "allreduce"):
         raise UsageError(f"DL2_ARCHITECTURE is {text!r}: it must be ps or allreduce")
     return "ps" if text == "ps" else "allreduce"
+
+
+def watch_seconds(environ: Mapping[str, str]) -> float:
+    """Return the least time between two looks at what a task uses, DL2_WATCH_SECONDS; 0 for none.
+
+    Raises
+    ------
+    UsageError
+        it is no such number.
+
+    """
+    text = environ.get("DL2_WATCH_SECONDS") or "5"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise UsageError(f"DL2_WATCH_SECONDS is {text!r}: it must be a number of seconds, 0 or more")
+    return seconds
 
 
 def need(environ: Mapping[str, str], name: str) -> str:

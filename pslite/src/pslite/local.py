@@ -51,6 +51,8 @@ class LocalDirector:
         called with every status, for displays.
     on_schedule_done
         called once when the last change is complete.
+    options
+        of dl2-run in each task.
 
     """
 
@@ -64,8 +66,9 @@ class LocalDirector:
         environ: Mapping[str, str] | None = None,
         on_status: Callable[[Status], None] = lambda _: None,
         on_schedule_done: Callable[[], None] = lambda: None,
+        options: Sequence[str] = (),
     ) -> None:
-        self._command = list(command)
+        self._command = [*options, "--", *command]
         self._schedule = list(schedule)
         self._environ = dict(os.environ if environ is None else environ)
         self._on_status = on_status
@@ -110,7 +113,7 @@ class LocalDirector:
             "DL2_TOKEN": self._token.hex(),
         }
         self.processes[task] = subprocess.Popen(
-            [sys.executable, "-m", "pslite.run", "--", *self._command], env=environ, start_new_session=True
+            [sys.executable, "-m", "pslite.run", *self._command], env=environ, start_new_session=True
         )
         return task
 
@@ -157,6 +160,12 @@ class LocalDirector:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+    def pass_on(self, number: int) -> None:
+        """Send a signal to every task's dl2-run."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.send_signal(number)
 
     def exit_codes(self) -> dict[str, int | None]:
         """Return how dl2-run ended, for each task; negative for a signal."""

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 
 from pslite.auth import Identity, connect
@@ -30,6 +31,7 @@ from pslite.messages import (
 from pslite.process import Host, ScriptProcess
 from pslite.session import Drained
 from pslite.spec import JobSpec
+from pslite.usage import MOST_STEPS, StepTimes
 
 #: the least time between two progress reports of a fast loop
 _PROGRESS_SECONDS = 0.1
@@ -90,6 +92,9 @@ class Membership(ABC):
         self._loss = 0.0
         self._loss_samples = 0
         self._said_progress = 0.0
+        #: when the last step ended, and how long those took that no heartbeat has told of
+        self._stepped = 0.0
+        self._step_seconds = deque[float](maxlen=MOST_STEPS)
         self._channel: Channel[FromCoordinator] | None = None
         self._thread: threading.Thread | None = None
 
@@ -190,9 +195,21 @@ class Membership(ABC):
         now = time.monotonic()
         if force or now - self._said_progress >= _PROGRESS_SECONDS:
             self._said_progress = now
+            took: list[float] = []
             with self._lock:
                 loss, samples, self._loss, self._loss_samples = self._loss, self._loss_samples, 0.0, 0
-            self._send(Beat(version=self.version, loss=loss, samples=samples))
+                if force:
+                    took.extend(self._step_seconds)
+                    self._step_seconds.clear()
+            self._send(Beat(version=self.version, loss=loss, samples=samples, steps=StepTimes.of(took)))
+
+    def _note_step(self) -> None:
+        """A step has ended."""
+        now = time.monotonic()
+        with self._lock:
+            if self._stepped:
+                self._step_seconds.append(now - self._stepped)
+            self._stepped = now
 
     def _control_loop(self) -> None:
         channel = self._channel

@@ -6,8 +6,10 @@ from typing import Literal
 
 import msgspec
 
+from pslite.ending import Cause
 from pslite.plan import Member, Plan
 from pslite.spec import JobSpec
+from pslite.usage import StepTimes, Usage
 
 PROTOCOL = 1
 MAX_HANDSHAKE_BYTES = 4096
@@ -93,6 +95,8 @@ class Beat(Message, frozen=True):
     version: int = 0
     loss: float = 0.0
     samples: int = 0
+    #: of steps since the beat before that had any
+    steps: StepTimes | None = None
 
 
 class Ready(Message, frozen=True):
@@ -234,7 +238,17 @@ class AgentExit(Message, frozen=True):
     pid: int
     status: int
     signal: int
+    cause: Cause
+    #: what is known beyond that
     text: str
+    #: of its whole life; None if there was none
+    usage: Usage | None = None
+
+
+class AgentUsage(Message, frozen=True):
+    """dl2-run: what the processes of my task use."""
+
+    usage: Usage
 
 
 # --- coordinator -> member ----------------------------------------------------------------------------------------
@@ -413,6 +427,7 @@ FromMember = (
     | Failed
     | Leave
     | AgentExit
+    | AgentUsage
 )
 FromCoordinator = (
     Welcome

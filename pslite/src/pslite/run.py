@@ -14,9 +14,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Literal
 
 import msgspec
@@ -27,9 +26,11 @@ from pslite.channel import listen
 from pslite.coordinator import Coordinator, Settings
 from pslite.director import HttpDirector, Watched
 from pslite.dmlc import is_launched, make_coordinator, task_variables
-from pslite.environment import need, role_of, task_environment
+from pslite.environment import need, role_of, task_environment, watch_seconds
 from pslite.errors import Cancelled, PsliteError, UsageError
 from pslite.local import LocalDirector
+from pslite.prefetch import DEFAULT_SECONDS, Prefetch, command_of
+from pslite.signals import OWN, handled
 
 _REGISTER_SECONDS = 300.0
 #: how long the tasks of a job that are started here may take to come: all of them, and the first of each role
@@ -43,6 +44,7 @@ environment (set by the scheduler; without it a whole job runs on this machine):
   DL2_COORDINATOR  host:port of the coordinator
   DL2_TOKEN        the job's token, 64 hexadecimal digits
   DL2_ARCHITECTURE ps or allreduce, for scripts that do not say it (workers)
+  DL2_WATCH_SECONDS  between two looks at what a task uses (default 5; 0: none)
   DL2_DAEMON, DL2_JOB, DL2_CREDENTIAL   the scheduler's job API (coordinator)
 
 exit status: 0 done or drained, 1 the job failed, 2 used wrongly or refused by the scheduler,
@@ -62,8 +64,31 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=1, help="workers, where no scheduler starts them (default 1)")
     parser.add_argument("--servers", type=int, default=1, help="parameter servers, likewise (default 1)")
     parser.add_argument("--quiet", action="store_true", help="no progress lines on stderr")
+    near = parser.add_argument_group("before a worker joins")
+    near.add_argument(
+        "--prefetch", action="append", default=[], metavar="PATH",
+        help="read these files into memory: a file, a folder, or a pattern such as 'data/**/*.bin'; may be repeated",
+    )  # fmt: skip
+    near.add_argument(
+        "--prefetch-command", default="", metavar="COMMAND",
+        help="run this, without a shell: words as a shell would split them, or a JSON list of words",
+    )  # fmt: skip
+    near.add_argument(
+        "--prefetch-limit", type=_size, default=0, metavar="BYTES",
+        help="read no more than that, such as 20G (default: half of the memory that is free)",
+    )  # fmt: skip
+    near.add_argument(
+        "--prefetch-seconds", type=float, default=DEFAULT_SECONDS, metavar="SECONDS",
+        help="begin after so long at the latest (default 600)",
+    )  # fmt: skip
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the training command")
     return parser
+
+
+def _size(text: str) -> int:
+    """Return a number of bytes, which may end in k, M, G or T (powers of 1024)."""
+    power = "kMGT".find(text[-1:]) + 1 if text[-1:] in tuple("kMGT") else 0
+    return int(float(text[:-1] if power else text) * 1024**power)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,6 +106,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stderr.flush()
 
     try:
+        warm = Prefetch(
+            paths=tuple(options.prefetch),
+            command=command_of(options.prefetch_command) if options.prefetch_command else (),
+            limit=options.prefetch_limit,
+            seconds=options.prefetch_seconds,
+        )
         if is_launched(environ):
             if environ["DMLC_ROLE"] == "scheduler":
                 return _run_coordinator(make_coordinator(environ, say))
@@ -91,12 +122,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not command:
             raise UsageError("no command given: dl2-run [options] python train.py ...")
         if role == "worker":
-            return _task(role, command, with_hooks(environ), say)
+            return _task(role, command, with_hooks(environ), say, warm)
         if options.workers < 1 or options.servers < 0:
             raise UsageError("--workers must be at least 1, --servers at least 0")
+        tasks = _Tasks(command, options.workers, options.servers, warm)
         if role == "coordinator":
-            return _coordinate(command, environ, say, options.workers, options.servers)
-        return _standalone(command, environ, say, options.workers, options.servers)
+            return _coordinate(tasks, environ, say)
+        return _standalone(tasks, environ, say)
     except UsageError as error:
         sys.stderr.write(f"dl2-run: {error}\n")
         return 2
@@ -116,34 +148,64 @@ def with_hooks(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _task(
-    role: Literal["worker", "ps"], command: Sequence[str], environ: dict[str, str], say: Callable[[str], None]
+    role: Literal["worker", "ps"],
+    command: Sequence[str],
+    environ: dict[str, str],
+    say: Callable[[str], None],
+    warm: Prefetch | None = None,
 ) -> int:
     place = task_environment(environ, role)
-    return Agent(place.identity, place.coordinator, command, environ, say=say).run()
+    seconds = watch_seconds(environ)
+    return Agent(place.identity, place.coordinator, command, environ, say=say, watch_seconds=seconds, warm=warm).run()
 
 
-def _terminate(number: int, _frame: FrameType | None) -> None:
-    raise Cancelled(signal.Signals(number).name)
+@dataclass(frozen=True)
+class _Tasks:
+    """What the tasks of a job run."""
+
+    command: Sequence[str]
+    #: how many, where no scheduler starts them
+    workers: int
+    servers: int
+    warm: Prefetch
+
+    def here(self, environ: Mapping[str, str]) -> LocalDirector:
+        """Return what starts them on this machine."""
+        options = self.warm.options()
+        return LocalDirector(self.command, workers=self.workers, servers=self.servers, environ=environ, options=options)
+
+    def argv(self) -> list[str]:
+        """Return the command as a scheduler has to start it; dl2-run need not be said where it is without options."""
+        return ["dl2-run", *self.warm.options(), "--", *self.command] if self.warm else list(self.command)
 
 
-def _run_coordinator(coordinator: Coordinator) -> int:
-    previous = signal.signal(signal.SIGTERM, _terminate)
+def _run_coordinator(coordinator: Coordinator, own: LocalDirector | None = None) -> int:
+    """Run it; a signal that asks for an end ends the job, a second one at once."""
+    asked: list[int] = []
+
+    def handle(number: int) -> None:
+        if number in OWN:
+            if own is not None:
+                own.pass_on(number)
+            return
+        asked.append(number)
+        if len(asked) > 1 and own is not None:
+            own.stop(0.0)
+        raise Cancelled(signal.Signals(number).name)
+
     try:
-        status = coordinator.run()
+        with handled(handle):
+            status = coordinator.run()
     except Cancelled:
-        return 128 + signal.SIGTERM
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+        return 128 + asked[0]
     if status.state != "finished":
         sys.stderr.write(f"dl2-run: job {status.state}: {status.reason}\n")
         return 1
     return 0
 
 
-def _standalone(
-    command: Sequence[str], environ: Mapping[str, str], say: Callable[[str], None], workers: int, servers: int
-) -> int:
-    director = LocalDirector(command, workers=workers, servers=servers, environ=environ)
+def _standalone(tasks: _Tasks, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
+    director = tasks.here(environ)
     coordinator = Coordinator(
         job="standalone",
         token=secrets.token_bytes(TOKEN_BYTES),
@@ -153,7 +215,7 @@ def _standalone(
         host="127.0.0.1",
     )
     try:
-        return _run_coordinator(coordinator)
+        return _run_coordinator(coordinator, director)
     finally:
         director.stop(2.0)
 
@@ -170,9 +232,7 @@ class _Registration(msgspec.Struct):
     static: bool = False
 
 
-def _coordinate(
-    command: Sequence[str], environ: Mapping[str, str], say: Callable[[str], None], workers: int, servers: int
-) -> int:
+def _coordinate(tasks: _Tasks, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
     daemon = need(environ, "DL2_DAEMON")
     host = environ.get("DL2_HOST") or _own_name()
     with listen() as listener:
@@ -182,15 +242,18 @@ def _coordinate(
                 job=need(environ, "DL2_JOB"), credential=environ["DL2_CREDENTIAL"], token=need(environ, "DL2_TOKEN")
             )
         else:
-            registration = _register(daemon, command, address, environ, say)
+            registration = _register(daemon, tasks.argv(), address, environ, say)
         if not _JOB.fullmatch(registration.job):
             raise UsageError(f"the job name {registration.job!r} is malformed")
         heartbeats = HttpDirector(daemon, registration.job, registration.credential, say=say)
         settings = Settings(heartbeat=registration.heartbeat_seconds)
         own: LocalDirector | None = None
         if registration.static:
-            say(f"the scheduler only looks on: {workers} workers and {servers} servers on this node, to the end")
-            own = LocalDirector(command, workers=workers, servers=servers, environ=environ)
+            say(
+                f"the scheduler only looks on: {tasks.workers} workers and {tasks.servers} servers on this node, "
+                "to the end"
+            )
+            own = tasks.here(environ)
             settings = replace(settings, grace=_GRACE_SECONDS, start=_START_SECONDS)
         coordinator = Coordinator(
             job=registration.job,
@@ -202,7 +265,7 @@ def _coordinate(
             listener=listener,
         )
         try:
-            return _run_coordinator(coordinator)
+            return _run_coordinator(coordinator, own)
         finally:
             if own is not None:
                 own.stop(2.0)

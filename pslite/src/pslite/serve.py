@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from pslite.environment import task_environment
 from pslite.errors import PsliteError
 from pslite.server import Server
+from pslite.signals import OWN
 
 
 def main() -> int:
     """Serve until the job ends; return the exit status."""
+    for number in OWN:
+        # Slurm sends them to every process of a job, and they mean something to scripts only
+        signal.signal(number, signal.SIG_IGN)
     quiet = os.environ.get("DL2_QUIET") == "1"
     try:
         place = task_environment(os.environ, "ps")

@@ -481,6 +481,7 @@ class Worker(Membership):
                 self._saver.take(block.number, self.version, state)
         self._pushed.clear()
         self._sent.clear()
+        self._note_step()
         self._report_progress()
         if self._stamp is not None and self._stamp[1] == self.version:
             stage = self._stages[self._stamp[0]]

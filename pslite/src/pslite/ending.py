@@ -1,0 +1,120 @@
+"""How the process of a task ended, and why: told apart as far as that can be seen from outside."""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class Cause(enum.StrEnum):
+    """Why a task's process is not there any more."""
+
+    #: status 0, to the end of the job
+    DONE = "done"
+    #: status 0, because the job went on without it
+    DRAINED = "drained"
+    #: another status
+    FAILED = "failed"
+    #: somebody, or its own defect, sent it a signal
+    KILLED = "killed"
+    #: the kernel ended it, or a process of its, for lack of memory
+    OUT_OF_MEMORY = "out-of-memory"
+    #: there never was a process
+    NOT_STARTED = "not-started"
+
+
+@dataclass(frozen=True)
+class OomKills:
+    """So many processes the kernel has ended for lack of memory; None where that cannot be read."""
+
+    cgroup: int | None
+    machine: int | None
+
+
+def oom_kills(root: Path = Path("/")) -> OomKills:
+    """Count them in this process's control group, which its children share, and on the whole machine.
+
+    Control groups: memory.events of version 2, memory.oom_control of version 1 (the kernel's
+    Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).
+    """
+    found = None
+    for path in _counters(root):
+        found = _count(path)
+        if found is not None:
+            break
+    return OomKills(found, _count(root / "proc/vmstat"))
+
+
+def _counters(root: Path) -> list[Path]:
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    base = root / "sys/fs/cgroup"
+    places = []
+    for line in lines:
+        _, kinds, path = line.split(":", 2)
+        path = path.lstrip("/")
+        if "memory" in kinds.split(","):
+            places += [base / "memory" / path / "memory.oom_control"]
+        elif not kinds:
+            places += [base / path / "memory.events", base / "unified" / path / "memory.events"]
+    return places
+
+
+def _count(path: Path) -> int | None:
+    try:
+        for line in path.read_text(encoding="ascii").splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a process ended."""
+
+    cause: Cause
+    #: what is known beyond status or signal; empty for nothing
+    text: str = ""
+
+
+def judge(code: int, before: OomKills, after: Callable[[], OomKills]) -> Ending:
+    """Say why a process ended.
+
+    Parameters
+    ----------
+    code
+        its exit status, -n for signal n.
+    before
+        what was counted when it began.
+    after
+        counts again.
+
+    """
+    if code == 0:
+        return Ending(Cause.DONE)
+    now = after()
+    killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    if before.cgroup is not None and now.cgroup is not None:
+        if now.cgroup > before.cgroup and killed:
+            return Ending(Cause.OUT_OF_MEMORY, "out of memory in its control group")
+        if now.cgroup > before.cgroup and code > 0:
+            return Ending(Cause.OUT_OF_MEMORY, "a process of its control group was killed for lack of memory")
+    elif killed and (now.machine or 0) > (before.machine or 0):
+        return Ending(Cause.OUT_OF_MEMORY, "out of memory, probably: the kernel killed a process of this machine")
+    return Ending(Cause.KILLED if code < 0 else Cause.FAILED)
+
+
+def signal_in_words(number: int) -> str:
+    """Return "signal 9 (SIGKILL)"."""
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,263 @@
+"""dl2-run around real processes: signals, endings, what it sees of them, and what it does before they begin."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from pslite_jobs import command, static_digest
+
+from pslite.agent import Agent
+from pslite.auth import Identity
+from pslite.coordinator import Coordinator, Settings
+from pslite.director import Reply
+from pslite.ending import Cause, OomKills
+from pslite.testing import Resize, run_local
+from pslite.usage import Usage
+
+TOKEN = secrets.token_hex(32)
+#: says which signals it gets, and ends with status 5 when its input does
+LISTENER = """
+import signal, sys
+def heard(number, frame): print(signal.Signals(number).name, flush=True)
+for name in sys.argv[1:]: signal.signal(getattr(signal, name), heard)
+print("ready", flush=True)
+sys.stdin.read()
+sys.exit(5)
+"""
+ALL = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
+
+
+def start(*arguments, role="worker", options=(), **environ):
+    """Start dl2-run around a command; nobody listens where its coordinator should be."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}
+    place = {"DL2_ROLE": role, "DL2_TASK": "worker-0", "DL2_COORDINATOR": "127.0.0.1:9", "DL2_TOKEN": TOKEN}
+    return subprocess.Popen(
+        [sys.executable, "-m", "pslite.run", *options, "--", *arguments],
+        env={**clean, **place, **environ}, start_new_session=True, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def listener():
+    with start(sys.executable, "-c", LISTENER, *ALL) as process:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+def test_signals_are_passed_on(listener):
+    for name in ALL:
+        listener.send_signal(getattr(signal, name))
+        assert listener.stdout.readline() == f"{name}\n"
+    listener.stdin.close()
+    assert listener.wait(20) == 5
+
+
+def test_a_second_interrupt_is_the_end(listener):
+    listener.send_signal(signal.SIGINT)
+    assert listener.stdout.readline() == "SIGINT\n"
+    assert listener.poll() is None
+    listener.send_signal(signal.SIGINT)
+    assert listener.wait(20) == 128 + signal.SIGKILL
+
+
+def test_a_second_interrupt_ends_children_too():
+    script = (
+        "import signal, subprocess, sys; signal.signal(signal.SIGINT, lambda *_: print('heard', flush=True))\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {LISTENER!r}, 'SIGINT'], stdin=subprocess.PIPE)\n"
+        "child.wait(); child.wait()"
+    )
+    with start(sys.executable, "-c", script) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "heard\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read() == ""  # ends when nobody has it open any more
+        assert process.wait(20) == 128 + signal.SIGKILL
+
+
+def test_signals_that_are_ignored_stay_so():
+    nohup = "trap '' HUP; exec \"$@\""
+    ask = "import signal; print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, flush=True)"
+    runner = [sys.executable, "-m", "pslite.run", "--", sys.executable, "-c", ask]
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}
+    place = {"DL2_ROLE": "worker", "DL2_TASK": "w-0", "DL2_COORDINATOR": "127.0.0.1:9", "DL2_TOKEN": TOKEN}
+    done = subprocess.run(
+        ["sh", "-c", nohup, "sh", *runner],
+        env={**clean, **place},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert done.stdout == "True\n"
+
+
+def test_a_signal_before_the_task_begins_ends_it_there(tmp_path):
+    began = tmp_path / "began"
+    waits = [sys.executable, "-c", f"open({str(began)!r}, 'w'); import time; time.sleep(600)"]
+    with start("touch", str(tmp_path / "task"), options=["--prefetch-command", json.dumps(waits)]) as process:
+        wait_for(began.exists)
+        process.send_signal(signal.SIGUSR1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 128 + signal.SIGTERM
+        assert "before the task began" in process.stderr.read()
+    assert not (tmp_path / "task").exists()
+
+
+def wait_for(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# --- what the coordinator hears ---------------------------------------------------------------------------------------
+
+
+class Listening:
+    """A coordinator's director that wants one worker, and keeps what it is told."""
+
+    def __init__(self):
+        self.status = None
+        self.address = ""
+        self.started = threading.Event()
+
+    def start(self, address, token, wake):
+        self.address = address
+        self.started.set()
+
+    def exchange(self, status, *, urgent):
+        self.status = status
+        return Reply()
+
+    def close(self, status):
+        self.status = status
+
+
+def reason_of(*task, **options):
+    """Return why a job failed whose only worker was that command, the exit status of dl2-run, and what it said."""
+    token, director, lines, said = bytes.fromhex(TOKEN), Listening(), [], []
+    coordinator = Coordinator(
+        job="j", token=token, director=director, say=lines.append, settings=Settings(start=30.0), host="127.0.0.1"
+    )
+    thread = threading.Thread(target=coordinator.run)
+    thread.start()
+    director.started.wait(20)
+    identity = Identity("worker", "worker-0", "i", token)
+    agent = Agent(identity, director.address, task, os.environ, say=said.append, **options)
+    status = agent.run()
+    thread.join(30)
+    return director.status.reason, status, said
+
+
+@pytest.mark.parametrize(
+    ("script", "how", "status"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", "died: killed by signal 11 (SIGSEGV) before it joined", 139),
+        ("import os; os.abort()", "died: killed by signal 6 (SIGABRT) before it joined", 134),
+        ("raise SystemExit(3)", "died: its process ended with status 3 before it joined", 3),
+        ("pass", "its script ended without joining the job (does it use ElasticJob?)", 0),
+    ],
+)
+def test_the_coordinator_hears_how_a_process_ended(script, how, status):
+    reason, code, said = reason_of(sys.executable, "-c", script)
+    assert reason.startswith("worker-0 (pid ")
+    assert reason.endswith(how)
+    assert code == status
+    assert any(line.startswith("worker-0 has used ") for line in said)
+
+
+def test_the_coordinator_hears_of_a_program_that_cannot_be_started():
+    reason, code, _ = reason_of("/no/such/program")
+    assert reason == (
+        "worker-0 (pid 0) died: cannot start '/no/such/program': No such file or directory, before it joined"
+    )
+    assert code == 127
+
+
+def test_the_coordinator_hears_of_a_lack_of_memory():
+    counts = iter([OomKills(0, 0), OomKills(1, 1)])
+    killed = "import os; os.kill(os.getpid(), 9)"
+    reason, code, _ = reason_of(sys.executable, "-c", killed, count_kills=lambda: next(counts))
+    assert reason.endswith("died: killed by signal 9 (SIGKILL): out of memory in its control group, before it joined")
+    assert code == 137
+
+
+def test_what_tasks_use_and_how_they_end_is_in_the_jobs_status():
+    seen = {}
+
+    def look(status, director):
+        for member in status.members:
+            if member.usage is not None and member.usage.memory_bytes:
+                seen.setdefault(member.task, []).append(member)
+            if member.cause is not None:
+                ends[member.task] = member
+            if member.steps is not None:
+                steps[member.task] = member.steps
+
+    ends, steps = {}, {}
+    options = ("--epochs", "40", "--step-seconds", "0.005")
+    environ = {**os.environ, "DL2_WATCH_SECONDS": "0.1"}
+    result = run_local(
+        command(*options), workers=2, servers=1, schedule=[Resize(60, 1, 1)], environ=environ, on_status=look,
+        settings=Settings(grace=60.0, start=60.0, heartbeat=0.2),
+    )  # fmt: skip
+    assert result.state == "finished", result.log
+    assert result.digest == static_digest(*options)
+    assert seen.keys() == {"worker-0", "worker-1", "ps-0"}
+    usage = seen["worker-0"][-1].usage
+    assert isinstance(usage, Usage)
+    assert usage.memory_bytes > 10 << 20  # an interpreter with numpy
+    assert usage.memory_peak >= usage.memory_bytes
+    assert usage.cpu_seconds > 0
+    assert steps.keys() == {"worker-0", "worker-1"}
+    assert steps["worker-0"].p95_ms >= 5.0  # it sleeps for so long in each step
+    assert ends["worker-1"].cause is Cause.DRAINED
+    assert ends["worker-1"].how == ""
+
+
+def test_data_is_there_before_a_worker_joins(tmp_path):
+    (tmp_path / "data").write_bytes(b"x" * 5000)
+    done = subprocess.run(
+        [sys.executable, "-m", "pslite.run", "--prefetch", str(tmp_path / "data"), "--", *command("--epochs", "2")],
+        env={k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    words = done.stderr.splitlines()
+    read = next(i for i, line in enumerate(words) if "prefetch: 5 kB of 1 files" in line)
+    joined = next(i for i, line in enumerate(words) if "worker-0 on" in line and "has joined" in line)
+    assert read < joined
+    assert sum("prefetch" in line for line in words) == 1  # servers need no data
+
+
+# --- a whole job on this machine --------------------------------------------------------------------------------------
+
+
+def test_signals_to_a_job_on_this_machine(tmp_path):
+    script = tmp_path / "wait.py"
+    script.write_text(LISTENER.replace("sys.stdin.read()", "import time; time.sleep(600)"))
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}
+    with subprocess.Popen(
+        [sys.executable, "-m", "pslite.run", "--servers", "1", "--", sys.executable, str(script), "SIGUSR1", "SIGINT"],
+        env=clean, start_new_session=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.readline() == "SIGUSR1\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 128 + signal.SIGTERM
+        assert process.stdout.read() == ""  # ends when no task is left
+        assert "job cancelled: its coordinator got SIGTERM" in process.stderr.read()
