@@ -12,6 +12,12 @@ from pathlib import Path
 WORKER = str(Path(__file__).with_name("numpy_worker.py"))
 
 
+def schedules(count: int) -> range:
+    """Return the seeds of random schedules: so many, or as the environment says (hundreds, by hand)."""
+    first = int(os.environ.get("PSLITE_FIRST_SCHEDULE", "0"))
+    return range(first, first + int(os.environ.get("PSLITE_PROCESS_SCHEDULES", count)))
+
+
 def command(*options: str) -> list[str]:
     """Return the command of a job without torch."""
     return [sys.executable, WORKER, *options]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pslite_jobs import KillAt, command, static_digest
+from pslite_jobs import KillAt, command, schedules, static_digest
 from rehearsal import job
 
 from pslite.coordinator import Settings
@@ -106,7 +106,7 @@ class Kills:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", schedules(12))
 def test_deaths_in_the_middle_of_resizes(seed):
     rng = random.Random(seed)
     schedule, version = [], 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pslite_jobs import KillAt, command, static_digest
+from pslite_jobs import KillAt, command, schedules, static_digest
 
 from pslite.coordinator import Settings
 from pslite.session import Share
@@ -165,7 +165,9 @@ class Kills:
                 os.kill(victim.pid, number)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.slow] if seed else []) for seed in schedules(20)]
+)
 def test_deaths_in_the_middle_of_resizes(seed):
     rng = random.Random(seed)
     schedule, version = [], 0
