@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import msgspec
 
 from pslite.channel import Inbox, frame, receive_one, split_address
+from pslite.congestion import open_connection
 from pslite.errors import AuthenticationError, ConnectError, PeerLost, ProtocolError
 from pslite.messages import (
     MAX_HANDSHAKE_BYTES,
@@ -201,7 +202,7 @@ def _open(address: str, deadline: float) -> socket.socket:
     pause = 0.05
     while True:
         try:
-            sock = socket.create_connection((host, port), timeout=max(0.1, deadline - time.monotonic()))
+            sock = open_connection(host, port, timeout=max(0.1, deadline - time.monotonic()))
         except OSError as error:
             if time.monotonic() + pause >= deadline:
                 msg = f"cannot connect to {address}: {error}"

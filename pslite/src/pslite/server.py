@@ -817,7 +817,10 @@ class Server:
         place = WEIGHTS[header.version % 2]
         region = link.regions.get(place)
         if region is None or region.nbytes != self._layout.nbytes:
-            if rows is None:
+            # Ours do not change before all workers have pushed again; what another has from now on is freed.
+            if rows is None and not self._async and holding.block.number in self._holdings:
+                link.lend(header, holding.weights)
+            elif rows is None:
                 link.send(header, holding.weights)
             else:
                 link.send(replace(header, kind=PARAM_ROWS, length=rows.nbytes), *rows.views())
