@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-_PIECE = 32768
+_PIECE = 65536
 
 
 def slots(optimizer: Optimizer) -> int:
@@ -85,13 +85,13 @@ class Updater:
         rate = 0.0 if isinstance(optimizer, Mean) else optimizer.lr * optimizer.schedule.factor(version)
         for low in range(0, gradient.size, _PIECE):
             part = state[:, low : low + _PIECE]
-            grad, scratch = self._mean_gradient(optimizer, gradient[low : low + _PIECE], scale)
+            grad, own, scratch = self._mean_gradient(optimizer, gradient[low : low + _PIECE], scale)
             if isinstance(optimizer, SGD):
-                _sgd(optimizer, part, grad, scratch, rate)
+                _sgd(optimizer, part, grad, own, scratch, rate)
             elif isinstance(optimizer, Adam):
-                _adam(optimizer, part, grad, scratch, version + 1, rate)
+                _adam(optimizer, part, grad, own, scratch, version + 1, rate)
             elif isinstance(optimizer, LAMB):
-                _lamb(optimizer, part, grad, scratch, version + 1)
+                _lamb(optimizer, part, grad, own, scratch, version + 1)
                 _spread(factors, low, scratch, rate)
                 np.subtract(part[0], scratch, out=part[0])
             else:
@@ -127,10 +127,10 @@ class Updater:
         """
         update = np.empty_like(gradient)
         for low in range(0, gradient.size, _PIECE):
-            grad, scratch = self._mean_gradient(rule, gradient[low : low + _PIECE], clip / samples)
+            grad, own, scratch = self._mean_gradient(rule, gradient[low : low + _PIECE], clip / samples)
             part = self._moments[gradient.dtype.char][:, : grad.size]
             np.copyto(part, state[:, low : low + _PIECE])
-            _lamb(rule, part, grad, scratch, version + 1)
+            _lamb(rule, part, grad, own, scratch, version + 1)
             update[low : low + _PIECE] = scratch
         found: list[float] = []
         place = 0
@@ -139,13 +139,19 @@ class Updater:
             place += size
         return tuple(found)
 
-    def _mean_gradient(self, optimizer: Optimizer, total: Array, scale: float) -> tuple[Array, Array]:
-        """Return a piece of the mean gradient, and as much scratch memory."""
-        grad, scratch = self._scratch[total.dtype.char][:, : total.size]
-        np.multiply(total, scale, out=grad)
-        if self._clip_value and not isinstance(optimizer, Mean):
-            np.clip(grad, -self._clip_value, self._clip_value, out=grad)
-        return grad, scratch
+    def _mean_gradient(self, optimizer: Optimizer, total: Array, scale: float) -> tuple[Array, Array, Array]:
+        """Return a piece of the mean gradient, which is not to be changed, and as much scratch memory twice.
+
+        The first of those may be the gradient: who writes there has done with it.
+        """
+        own, scratch = self._scratch[total.dtype.char][:, : total.size]
+        clips = self._clip_value and not isinstance(optimizer, Mean)
+        if scale == 1.0 and not clips:
+            return total, own, scratch  # one pass over memory less
+        np.multiply(total, scale, out=own)
+        if clips:
+            np.clip(own, -self._clip_value, self._clip_value, out=own)
+        return own, own, scratch
 
 
 def square_norm(optimizer: Optimizer, gradient: Array, samples: float) -> float:
@@ -173,15 +179,15 @@ def clip_factor(limit: float, squares: Iterable[float]) -> float:
     return min(1.0, factor)
 
 
-def _sgd(rule: SGD, part: Array, grad: Array, scratch: Array, rate: float) -> None:
+def _sgd(rule: SGD, part: Array, grad: Array, own: Array, scratch: Array, rate: float) -> None:
     weights = part[0]
     if rule.weight_decay:
         np.multiply(weights, rule.weight_decay, out=scratch)
-        np.add(grad, scratch, out=grad)
+        grad = np.add(grad, scratch, out=own)
     if rule.momentum and rule.rate_in_momentum:
         velocity = part[1]
         np.multiply(velocity, rule.momentum, out=velocity)
-        np.multiply(grad, rate, out=grad)
+        grad = np.multiply(grad, rate, out=own)
         np.subtract(velocity, grad, out=velocity)
         if rule.nesterov:
             np.multiply(velocity, rule.momentum, out=scratch)
@@ -196,14 +202,14 @@ def _sgd(rule: SGD, part: Array, grad: Array, scratch: Array, rate: float) -> No
         np.add(velocity, grad, out=velocity)
         if rule.nesterov:
             np.multiply(velocity, rule.momentum, out=scratch)
-            np.add(grad, scratch, out=grad)
+            grad = np.add(grad, scratch, out=own)
         else:
             grad = velocity
     np.multiply(grad, rate, out=scratch)
     np.subtract(weights, scratch, out=weights)
 
 
-def _adam(rule: Adam, part: Array, grad: Array, scratch: Array, step: int, rate: float) -> None:
+def _adam(rule: Adam, part: Array, grad: Array, own: Array, scratch: Array, step: int, rate: float) -> None:
     weights, mean, square = part[0], part[1], part[2]
     beta1, beta2 = rule.betas
     if rule.weight_decay:
@@ -211,14 +217,14 @@ def _adam(rule: Adam, part: Array, grad: Array, scratch: Array, step: int, rate:
             np.multiply(weights, 1.0 - rate * rule.weight_decay, out=weights)
         else:
             np.multiply(weights, rule.weight_decay, out=scratch)
-            np.add(grad, scratch, out=grad)
+            grad = np.add(grad, scratch, out=own)
     np.multiply(mean, beta1, out=mean)
     np.multiply(grad, 1.0 - beta1, out=scratch)
     np.add(mean, scratch, out=mean)
     np.multiply(square, beta2, out=square)
-    np.multiply(grad, grad, out=grad)
-    np.multiply(grad, 1.0 - beta2, out=grad)
-    np.add(square, grad, out=square)
+    np.multiply(grad, grad, out=own)
+    np.multiply(own, 1.0 - beta2, out=own)
+    np.add(square, own, out=square)
     np.sqrt(square, out=scratch)
     rate /= 1.0 - beta1**step
     if rule.eps_first:
@@ -231,7 +237,7 @@ def _adam(rule: Adam, part: Array, grad: Array, scratch: Array, step: int, rate:
     np.subtract(weights, scratch, out=weights)
 
 
-def _lamb(rule: LAMB, part: Array, grad: Array, scratch: Array, step: int) -> None:
+def _lamb(rule: LAMB, part: Array, grad: Array, own: Array, scratch: Array, step: int) -> None:
     """Leave the update, still to be multiplied by the factor and the rate, in `scratch`."""
     weights, mean, square = part
     beta1, beta2 = rule.betas
@@ -239,17 +245,17 @@ def _lamb(rule: LAMB, part: Array, grad: Array, scratch: Array, step: int) -> No
     np.multiply(grad, 1.0 - beta1, out=scratch)
     np.add(mean, scratch, out=mean)
     np.multiply(square, beta2, out=square)
-    np.multiply(grad, grad, out=grad)
-    np.multiply(grad, 1.0 - beta2, out=grad)
-    np.add(square, grad, out=square)
+    np.multiply(grad, grad, out=own)
+    np.multiply(own, 1.0 - beta2, out=own)
+    np.add(square, own, out=square)
     np.divide(square, 1.0 - beta2**step, out=scratch)
     np.sqrt(scratch, out=scratch)
     np.add(scratch, rule.eps, out=scratch)
     np.divide(mean, scratch, out=scratch)
     np.divide(scratch, 1.0 - beta1**step, out=scratch)
     if rule.weight_decay:
-        np.multiply(weights, rule.weight_decay, out=grad)
-        np.add(scratch, grad, out=scratch)
+        np.multiply(weights, rule.weight_decay, out=own)
+        np.add(scratch, own, out=scratch)
 
 
 def _spread(factors: Sequence[tuple[int, float]], low: int, update: Array, rate: float) -> None:

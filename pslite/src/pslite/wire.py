@@ -192,11 +192,10 @@ class Link:
 
         So it can be sent by reference: the peer's kernel or ours may look at it when it has long been sent.
         """
-        self._out.append(memoryview(header.pack()))
         if self._refers and payload.nbytes >= _REFERRED:
             payload = payload[:]
             self._lasting.add(id(payload))
-        self._out += [payload] if payload.nbytes else []
+        self.send(header, payload)
 
     def hand(self, header: Header, descriptor: int) -> None:
         """Queue a header with an open file, which must stay open until it is sent."""
