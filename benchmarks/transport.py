@@ -1,4 +1,4 @@
-"""What one exchange of gradients and weights costs, by transport: TCP, Unix sockets, shared memory.
+"""What one exchange of gradients and weights costs, by transport: TCP, TCP with TLS, Unix sockets, shared memory.
 
 Real jobs of real processes on this machine, momentum SGD on the servers, float32.  Workers compute nothing: they push
 the same gradients in every step, so that all time is the exchange's.  ms is the first worker's median; CPU time is that
@@ -30,7 +30,13 @@ from pslite.testing import run_local
 
 SIZES = ((1, 1), (2, 1), (2, 2))
 WARM = 4
-TRANSPORTS = {"TCP": "tcp", "Unix": "unix", "shared memory": ""}
+#: by name, DL2_TRANSPORT and DL2_ENCRYPT
+TRANSPORTS = {
+    "TCP": ("tcp", "control"),
+    "TLS": ("tcp", "all"),
+    "Unix": ("unix", "control"),
+    "shared memory": ("", "control"),
+}
 
 
 def describe(model: str, steps: int, mode: str, wire: str, durability: str) -> JobSpec:
@@ -85,6 +91,7 @@ def work(options: argparse.Namespace) -> None:
 
 def measure(options: argparse.Namespace, model: str, transport: str, workers: int, servers: int) -> dict[str, float]:
     """Run one job; return its figures."""
+    way, encrypt = TRANSPORTS[transport]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "figures")
         result = run_local(
@@ -94,7 +101,7 @@ def measure(options: argparse.Namespace, model: str, transport: str, workers: in
                 "--root", str(os.getpid()), "--out", str(out),
             ],
             workers=workers, servers=servers, timeout=300, settings=Settings(grace=60.0, start=60.0, lease=60.0),
-            environ={**os.environ, "DL2_QUIET": "1", "DL2_TRANSPORT": TRANSPORTS[transport]},
+            environ={**os.environ, "DL2_QUIET": "1", "DL2_TRANSPORT": way, "DL2_ENCRYPT": encrypt},
         )  # fmt: skip
         if result.state != "finished":
             raise SystemExit(f"{model}, {transport}: {result.reason}")

@@ -28,6 +28,7 @@ from pslite.errors import PsliteError
 from pslite.server import Server
 from pslite.session import SingleSession
 from pslite.spec import SGD, JobSpec
+from pslite.tls import Encryption
 from pslite.worker import Worker
 
 QUICK = Settings(grace=5.0, start=10.0, settle=0.01, verdict=0.05, look=0.01, heartbeat=0.05, lease=20.0)
@@ -106,8 +107,10 @@ class Rehearsal:
         step_seconds: float = 0.001,
         settings: Settings = QUICK,
         model: type[Regression] = Regression,
+        encrypt: Encryption = "control",
     ) -> None:
         self._spec = spec
+        self._encrypt = encrypt
         self._regression = model(spec)
         self._events = sorted(events, key=lambda event: event.version)
         self._step_seconds = step_seconds
@@ -136,7 +139,7 @@ class Rehearsal:
         """Go through it."""
         coordinator = Coordinator(
             job="rehearsal", token=secrets.token_bytes(TOKEN_BYTES), director=self, say=self._log.append,
-            settings=self._settings, host="127.0.0.1",
+            settings=self._settings, host="127.0.0.1", encrypt=self._encrypt,
         )  # fmt: skip
         status = coordinator.run()
         self._over = True
@@ -160,6 +163,11 @@ class Rehearsal:
     def version(self) -> int:
         """The last that the coordinator has heard of."""
         return self._status.version if self._status is not None else 0
+
+    @property
+    def address(self) -> str:
+        """Where the coordinator is."""
+        return self._address
 
     def server_addresses(self) -> list[str]:
         """Where the servers that there are take data."""
@@ -199,7 +207,9 @@ class Rehearsal:
     # --- members --------------------------------------------------------------------------------------------------
 
     def _identity(self, role: Literal["worker", "ps"], task: str) -> Identity:
-        return Identity(role=role, task=task, incarnation=uuid.uuid4().hex, token=self._token)
+        # members learn from the coordinator what is encrypted, but for one thing
+        encrypt = "none" if self._encrypt == "none" else ""
+        return Identity(role=role, task=task, incarnation=uuid.uuid4().hex, token=self._token, encrypt=encrypt)
 
     def _serve(self, task: str) -> None:
         try:

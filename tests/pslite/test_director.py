@@ -237,12 +237,17 @@ def munge(tmp_path):
     return f"{tmp_path}:{os.environ['PATH']}"
 
 
-def test_an_anchor_registers_itself(daemon, munge, tmp_path):
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [([], []), (["--encrypt", "all"], ["dl2-run", "--encrypt", "all", "--"])],
+    ids=["", "encrypted"],
+)
+def test_an_anchor_registers_itself(daemon, munge, tmp_path, options, kept):
     daemon.unavailable = 1
     arguments = ["python", "train.py", "--lr", "0.1"]
     process = daemon.launch(
         "coordinator",
-        arguments,
+        [*options, *arguments],
         DL2_DAEMON=daemon.url,
         DL2_HOST="127.0.0.1",
         SLURM_JOB_ID="4711",
@@ -255,7 +260,7 @@ def test_an_anchor_registers_itself(daemon, munge, tmp_path):
     assert len(daemon.registrations) == 2
     assert body["rm_id"] == "4711"
     assert body["proof"] == "MUNGE:-s dl2d:4711 -S /run/m.sock:"
-    assert body["argv"] == arguments
+    assert body["argv"] == [*kept, *arguments]
     assert body["env"]["MINE"] == "yes"
     assert not any(name.startswith(("SLURM_", "DL2_")) for name in body["env"])
     assert body["address"].startswith("127.0.0.1:")

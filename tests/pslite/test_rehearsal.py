@@ -27,7 +27,14 @@ JOBS = {
     "clipped": {"clip_norm": 0.5, "segments": segments(40, Adam(lr=0.01))},
     "lamb": {"segments": segments(40, LAMB(lr=0.01))},
     "halves": {"wire": "bfloat16"},
+    "encrypted": {},  # over TCP, and all of it
 }
+
+
+@pytest.fixture(autouse=True)
+def _tcp_if_encrypted(request, monkeypatch):
+    if kind_of(request.getfixturevalue("seed")) == "encrypted":
+        monkeypatch.setenv("DL2_TRANSPORT", "tcp")
 
 
 @cache
@@ -41,7 +48,8 @@ def go_through(seed, kind, kills, **changes):
     events = random_events(rng, last=45, kills=kills, least_servers=least)
     workers, servers = rng.randint(1, 4), rng.randint(least, 4)
     spec = job(**JOBS[kind], **changes)
-    outcome = Rehearsal(spec, workers=workers, servers=servers, events=events).run()
+    encrypt = "all" if kind == "encrypted" else "control"
+    outcome = Rehearsal(spec, workers=workers, servers=servers, events=events, encrypt=encrypt).run()
     sizes = f"seed {seed}, {kind}: {workers} workers, {servers} servers"
     story = "\n".join([sizes, *map(str, events), *outcome.log, *outcome.surprises])
     assert outcome.status.state == "finished", story

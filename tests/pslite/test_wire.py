@@ -19,7 +19,7 @@ from pslite.auth import Acceptor, Identity, connect, parse_token
 from pslite.channel import Inbox, frame, listen, split_address
 from pslite.congestion import open_connection, restore, unpace
 from pslite.errors import AuthenticationError, ConnectError, PeerLost, ProtocolError
-from pslite.messages import MAX_HANDSHAKE_BYTES, Accepted, Beat, FromMember, Hello, Proof
+from pslite.messages import MAX_HANDSHAKE_BYTES, PROTOCOL, Accepted, Beat, FromMember, Hello, Proof
 from pslite.wire import HEADER_BYTES, PARAM, PUSH, Header, Link, unpack
 
 TOKEN = b"t" * 32
@@ -75,7 +75,7 @@ def test_random_headers_are_protocol_errors(data):
 def test_a_proof_without_a_hello_and_a_second_hello():
     with pytest.raises(ProtocolError, match="unexpected Proof"):
         acceptor().feed(frame(Proof(mac=b"")))
-    hello = Hello(protocol=1, channel="data", role="ps", task="t", incarnation="x", nonce=b"n" * 32)
+    hello = Hello(protocol=PROTOCOL, channel="data", role="ps", task="t", incarnation="x", nonce=b"n" * 32)
     side = acceptor()
     side.feed(frame(hello))
     with pytest.raises(ProtocolError, match="unexpected Hello"):

@@ -1,8 +1,8 @@
 """Mutual challenge-response on every connection.
 
 Both sides prove that they know the job's token, without sending it: HMAC-SHA256 over everything either side claims
-(protocol, channel, job, role, task, incarnations, both nonces) and over which side is speaking.  Encryption is not
-part of it: run jobs on a network you trust, as with any parameter server.
+(protocol, channel, job, role, task, incarnations, both nonces), over the TLS connection that it goes over, if any, and
+over which side is speaking.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import hashlib
 import hmac
 import secrets
 import socket
+import ssl
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import msgspec
 
@@ -30,6 +31,7 @@ from pslite.messages import (
     Proof,
     Refused,
 )
+from pslite.tls import VARIABLE, Encryption, Sealed, contexts, is_sealed, why
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +51,8 @@ class Identity:
     task: str
     incarnation: str
     token: bytes
+    #: what the job encrypts; "": not known yet, which the coordinator says then, over TLS
+    encrypt: Literal["", "none", "control", "all"] = ""
 
     def __repr__(self) -> str:
         """Leave out the token, so that no log can hold it."""
@@ -74,8 +78,8 @@ def parse_token(text: str) -> bytes:
     return token
 
 
-def _mac(token: bytes, side: bytes, hello: Hello, challenge: Challenge) -> bytes:
-    text = b"pslite " + side + b"\0" + msgspec.msgpack.encode((hello, challenge))
+def _mac(token: bytes, side: bytes, hello: Hello, challenge: Challenge, binding: bytes) -> bytes:
+    text = b"pslite " + side + b"\0" + msgspec.msgpack.encode((hello, challenge, binding))
     return hmac.new(token, text, hashlib.sha256).digest()
 
 
@@ -83,13 +87,28 @@ class Acceptor:
     """The accepting side's half, for a poll loop: feed it bytes, send what it returns.
 
     `verdict` may refuse a peer whose token is right (unknown task, say): it returns the reason, or "" to admit.
+    `encrypt` is what the job encrypts, `channel` what kind of connections are taken here.
     """
 
     def __init__(
-        self, *, job: str, task: str, incarnation: str, token: bytes, verdict: Callable[[Hello], str] = lambda _: ""
+        self,
+        *,
+        job: str,
+        task: str,
+        incarnation: str,
+        token: bytes,
+        encrypt: Encryption = "none",
+        channel: Literal["control", "data"] = "control",
+        verdict: Callable[[Hello], str] = lambda _: "",
     ) -> None:
         self._token = token
-        self._challenge = Challenge(job=job, task=task, incarnation=incarnation, nonce=secrets.token_bytes(NONCE_BYTES))
+        self._challenge = Challenge(
+            job=job, task=task, incarnation=incarnation, nonce=secrets.token_bytes(NONCE_BYTES), encrypt=encrypt
+        )
+        #: whether connections from other machines must be encrypted
+        self.sealed = is_sealed(encrypt, channel)
+        self._binding = b""
+        self._turned_away = ""
         self._inbox: Inbox[Handshake] = Inbox(Handshake, MAX_HANDSHAKE_BYTES)
         self._verdict = verdict
         #: the peer, once it has introduced itself; believe it only when `accepted`
@@ -102,6 +121,19 @@ class Acceptor:
     def wanted(self) -> int:
         """How many bytes may be received now; what follows the handshake belongs to somebody else."""
         return self._inbox.wanted
+
+    def seal(self, sock: socket.socket) -> Sealed:
+        """Encrypt a connection that has just come; its TLS handshake is to be done."""
+        sealed = contexts(self._token).server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        return cast("Sealed", sealed)
+
+    def bind(self, binding: bytes) -> None:
+        """The handshake goes over the TLS connection that has this name."""
+        self._binding = binding
+
+    def turn_away(self, reason: str) -> None:
+        """Refuse who comes, as soon as it has said who it is."""
+        self._turned_away = reason
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes from the peer, return bytes for it; look at `accepted` and `refusal` afterwards.
@@ -130,16 +162,19 @@ class Acceptor:
             msg = "malformed Hello"
             raise ProtocolError(msg)
         self.hello = hello
-        return frame(self._challenge)
+        return self._refuse(self._turned_away) if self._turned_away else frame(self._challenge)
 
     def _judge(self, hello: Hello, proof: Proof) -> bytes:
-        if not hmac.compare_digest(proof.mac, _mac(self._token, b"client", hello, self._challenge)):
+        if not hmac.compare_digest(proof.mac, _mac(self._token, b"client", hello, self._challenge, self._binding)):
             return self._refuse("wrong token")
+        ours = self._challenge.encrypt
+        if hello.encrypt not in ("", ours):
+            return self._refuse(f"{VARIABLE} is {ours} here, {hello.encrypt} there; it must be the same in all tasks")
         reason = self._verdict(hello)
         if reason:
             return self._refuse(reason)
         self.accepted = True
-        return frame(Accepted(mac=_mac(self._token, b"server", hello, self._challenge)))
+        return frame(Accepted(mac=_mac(self._token, b"server", hello, self._challenge, self._binding)))
 
     def _refuse(self, reason: str) -> bytes:
         self.refusal = reason
@@ -155,6 +190,8 @@ def connect(
     incarnation: str = "",
 ) -> tuple[socket.socket, Challenge]:
     """Connect to `address` and authenticate both ways; returns the socket (blocking) and whom it reaches.
+
+    It is encrypted if the job's channels of that kind are; one to a Unix socket is not.
 
     Parameters
     ----------
@@ -179,8 +216,12 @@ def connect(
     """
     deadline = time.monotonic() + timeout
     sock = _open(address, deadline)
+    binding = b""
     try:
-        challenge = _introduce(sock, address.lstrip("\0"), identity, channel, deadline)
+        if is_sealed(identity.encrypt or "control", channel) and not address.startswith("\0"):
+            sock = sealed = _seal(sock, address, identity.token, deadline)
+            binding = sealed.binding()
+        challenge = _introduce(sock, address.lstrip("\0"), identity, channel, binding, deadline)
         if incarnation and challenge.incarnation != incarnation:
             msg = f"{challenge.task} at {address} is incarnation {challenge.incarnation}, expected {incarnation}"
             raise AuthenticationError(msg)
@@ -227,11 +268,32 @@ def _open_local(address: str, deadline: float) -> socket.socket:
     return sock
 
 
+def _seal(sock: socket.socket, address: str, token: bytes, deadline: float) -> Sealed:
+    """Do the TLS handshake; the socket is closed if it fails."""
+    context = contexts(token).client
+    sock.settimeout(max(0.1, deadline - time.monotonic()))
+    sealed = cast("Sealed", context.wrap_socket(sock, do_handshake_on_connect=False))
+    try:
+        sealed.do_handshake()
+    except OSError as error:
+        sealed.close()
+        if isinstance(error, ssl.SSLCertVerificationError):
+            msg = f"{address} is not of this job: {why(error)}; is DL2_TOKEN the one of this job?"
+        else:
+            msg = (
+                f"{address} ended the connection: {why(error)}: is this the right address of a pslite process, "
+                f"and {VARIABLE} the same in all tasks of the job?"
+            )
+        raise AuthenticationError(msg) from error
+    return sealed
+
+
 def _introduce(
     sock: socket.socket,
     address: str,
     identity: Identity,
     channel: Literal["control", "agent", "data"],
+    binding: bytes,
     deadline: float,
 ) -> Challenge:
     inbox: Inbox[Handshake] = Inbox(Handshake, MAX_HANDSHAKE_BYTES)
@@ -242,13 +304,14 @@ def _introduce(
         task=identity.task,
         incarnation=identity.incarnation,
         nonce=secrets.token_bytes(NONCE_BYTES),
+        encrypt=identity.encrypt,
     )
     sock.settimeout(max(0.1, deadline - time.monotonic()))
     sock.sendall(frame(hello))
     challenge = _expect(receive_one(sock, inbox, deadline), Challenge, address)
-    sock.sendall(frame(Proof(mac=_mac(identity.token, b"client", hello, challenge))))
+    sock.sendall(frame(Proof(mac=_mac(identity.token, b"client", hello, challenge, binding))))
     accepted = _expect(receive_one(sock, inbox, deadline), Accepted, address)
-    if not hmac.compare_digest(accepted.mac, _mac(identity.token, b"server", hello, challenge)):
+    if not hmac.compare_digest(accepted.mac, _mac(identity.token, b"server", hello, challenge, binding)):
         msg = f"{challenge.task} at {address} could not prove that it knows this job's token"
         raise AuthenticationError(msg)
     return challenge

@@ -84,6 +84,7 @@ from pslite.optimizers import clip_factor
 from pslite.plan import Member, Plan, make_plan, next_members, reduction
 from pslite.session import digest_of
 from pslite.spec import JobSpec, Sum, differences
+from pslite.tls import VARIABLE, Encryption, contexts
 from pslite.usage import StepTimes, Usage
 
 #: how long members may take to read that the job is over
@@ -264,6 +265,15 @@ class Coordinator:
         interface to listen on; all if empty.
     address_host
         name or address under which members reach us.
+    listener
+        listens already; in place of `host`.
+    encrypt
+        what goes over TLS.
+
+    Raises
+    ------
+    UsageError
+        something that encryption needs is missing.
 
     """
 
@@ -278,9 +288,13 @@ class Coordinator:
         host: str = "",
         address_host: str = "",
         listener: socket.socket | None = None,
+        encrypt: Encryption = "control",
     ) -> None:
         self._job = job
         self._token = token
+        self._encrypt = encrypt
+        if encrypt != "none":
+            contexts(token)  # now, not when the first member comes
         self._director = director
         self._settings = settings or Settings()
         self._say = say
@@ -453,6 +467,7 @@ class Coordinator:
             task="coordinator",
             incarnation=self._incarnation,
             token=self._token,
+            encrypt=self._encrypt,
             verdict=self._verdict,
         )
 
@@ -661,6 +676,11 @@ class Coordinator:
         return self._mismatch(message.spec) if message.spec is not None else ""
 
     def _mismatch(self, spec: JobSpec) -> str:
+        if spec.architecture == "allreduce" and self._encrypt == "all":
+            return (
+                f"{VARIABLE} is all, and an all-reduce job cannot keep that: gradients go over connections of torch "
+                "(gloo), which are not encrypted; train with servers, or with control"
+            )
         if self._spec is None or spec.agrees(self._spec):
             late = self._plan is not None and any(isinstance(s.optimizer, Sum) for s in spec.segments)
             return (

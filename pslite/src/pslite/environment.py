@@ -7,11 +7,12 @@ import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from pslite.auth import Identity, parse_token
 from pslite.channel import split_address
 from pslite.errors import UsageError
+from pslite.tls import VARIABLE, Encryption
 
 _TASK = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -79,6 +80,21 @@ def watch_seconds(environ: Mapping[str, str]) -> float:
     return seconds
 
 
+def encryption_of(environ: Mapping[str, str]) -> Literal["", "none", "control", "all"]:
+    """Return what DL2_ENCRYPT says; "" if it is not set.
+
+    Raises
+    ------
+    UsageError
+        it is none of none, control, all.
+
+    """
+    text = environ.get(VARIABLE, "")
+    if text and text not in get_args(Encryption):
+        raise UsageError(f"{VARIABLE} is {text!r}: it must be none, control or all")
+    return cast("Literal['', 'none', 'control', 'all']", text)
+
+
 def need(environ: Mapping[str, str], name: str) -> str:
     """Return a variable that must be set.
 
@@ -95,7 +111,7 @@ def need(environ: Mapping[str, str], name: str) -> str:
 
 
 def task_environment(environ: Mapping[str, str], role: Literal["worker", "ps"]) -> TaskEnvironment:
-    """Read DL2_TASK, DL2_COORDINATOR and DL2_TOKEN; the incarnation is new for each process.
+    """Read DL2_TASK, DL2_COORDINATOR, DL2_TOKEN and DL2_ENCRYPT; the incarnation is new for each process.
 
     Raises
     ------
@@ -114,4 +130,4 @@ def task_environment(environ: Mapping[str, str], role: Literal["worker", "ps"]) 
     except ValueError as error:
         raise UsageError(f"DL2_COORDINATOR: {error}") from None
     token = parse_token(need(environ, "DL2_TOKEN"))
-    return TaskEnvironment(Identity(role, task, uuid.uuid4().hex, token), coordinator)
+    return TaskEnvironment(Identity(role, task, uuid.uuid4().hex, token, encryption_of(environ)), coordinator)

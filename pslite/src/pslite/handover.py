@@ -190,6 +190,8 @@ class Taking:
             task=self._identity.task,
             incarnation=self._identity.incarnation,
             token=self._identity.token,
+            encrypt=self._identity.encrypt or "none",
+            channel="data",
             verdict=lambda hello: "" if hello.channel == "data" else "this is a worker: it takes state only",
         )
 

@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from pslite.auth import Identity, connect
 from pslite.channel import Channel, Inbox, cut_off
@@ -112,6 +113,7 @@ class Membership(ABC):
         """Connect to the coordinator."""
         sock, challenge = connect(self._coordinator, self._identity, "control", timeout=self._join_timeout)
         self._job = challenge.job
+        self._identity = replace(self._identity, encrypt=challenge.encrypt)
         self._channel = Channel(sock, Inbox(FromCoordinator, MAX_CONTROL_BYTES))
         return sock
 

@@ -11,7 +11,7 @@ from pslite.plan import Member, Plan
 from pslite.spec import JobSpec
 from pslite.usage import StepTimes, Usage
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_HANDSHAKE_BYTES = 4096
 MAX_CONTROL_BYTES = 8 << 20
 
@@ -32,6 +32,8 @@ class Hello(Message, frozen=True):
     task: str
     incarnation: str
     nonce: bytes
+    #: what it was told that the job encrypts; "" if nothing
+    encrypt: Literal["", "none", "control", "all"] = ""
 
 
 class Challenge(Message, frozen=True):
@@ -41,6 +43,8 @@ class Challenge(Message, frozen=True):
     task: str
     incarnation: str
     nonce: bytes
+    #: what the job encrypts
+    encrypt: Literal["none", "control", "all"] = "none"
 
 
 class Proof(Message, frozen=True):

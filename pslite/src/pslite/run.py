@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -26,11 +26,12 @@ from pslite.channel import listen
 from pslite.coordinator import Coordinator, Settings
 from pslite.director import HttpDirector, Watched
 from pslite.dmlc import is_launched, make_coordinator, task_variables
-from pslite.environment import need, role_of, task_environment, watch_seconds
+from pslite.environment import encryption_of, need, role_of, task_environment, watch_seconds
 from pslite.errors import Cancelled, PsliteError, UsageError
 from pslite.local import LocalDirector
 from pslite.prefetch import DEFAULT_SECONDS, Prefetch, command_of
 from pslite.signals import OWN, handled
+from pslite.tls import VARIABLE, Encryption
 
 _REGISTER_SECONDS = 300.0
 #: how long the tasks of a job that are started here may take to come: all of them, and the first of each role
@@ -45,6 +46,7 @@ environment (set by the scheduler; without it a whole job runs on this machine):
   DL2_TOKEN        the job's token, 64 hexadecimal digits
   DL2_ARCHITECTURE ps or allreduce, for scripts that do not say it (workers)
   DL2_WATCH_SECONDS  between two looks at what a task uses (default 5; 0: none)
+  DL2_ENCRYPT      what goes over TLS, the same for all: none, control (the default) or all
   DL2_DAEMON, DL2_JOB, DL2_CREDENTIAL   the scheduler's job API (coordinator)
 
 exit status: 0 done or drained, 1 the job failed, 2 used wrongly or refused by the scheduler,
@@ -63,6 +65,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--workers", type=int, default=1, help="workers, where no scheduler starts them (default 1)")
     parser.add_argument("--servers", type=int, default=1, help="parameter servers, likewise (default 1)")
+    parser.add_argument(
+        "--encrypt",
+        choices=get_args(Encryption),
+        help="what goes over TLS between machines: what tasks say to the coordinator (control, the default), gradients "
+        "and weights too (all), or none",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress lines on stderr")
     near = parser.add_argument_group("before a worker joins")
     near.add_argument(
@@ -99,6 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     quiet = options.quiet or environ.get("DL2_QUIET") == "1"
     if quiet:
         environ["DL2_QUIET"] = "1"
+    if options.encrypt:
+        environ[VARIABLE] = options.encrypt
 
     def say(text: str) -> None:
         if not quiet:
@@ -125,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _task(role, command, with_hooks(environ), say, warm)
         if options.workers < 1 or options.servers < 0:
             raise UsageError("--workers must be at least 1, --servers at least 0")
-        tasks = _Tasks(command, options.workers, options.servers, warm)
+        tasks = _Tasks(command, options.workers, options.servers, warm, encryption_of(environ))
         if role == "coordinator":
             return _coordinate(tasks, environ, say)
         return _standalone(tasks, environ, say)
@@ -168,6 +178,8 @@ class _Tasks:
     workers: int
     servers: int
     warm: Prefetch
+    #: what the user wants encrypted; "" for the default
+    encrypt: str = ""
 
     def here(self, environ: Mapping[str, str]) -> LocalDirector:
         """Return what starts them on this machine."""
@@ -176,7 +188,9 @@ class _Tasks:
 
     def argv(self) -> list[str]:
         """Return the command as a scheduler has to start it; dl2-run need not be said where it is without options."""
-        return ["dl2-run", *self.warm.options(), "--", *self.command] if self.warm else list(self.command)
+        # a scheduler drops variables of ours from the environment
+        options = [*self.warm.options(), *(["--encrypt", self.encrypt] if self.encrypt else [])]
+        return ["dl2-run", *options, "--", *self.command] if options else list(self.command)
 
 
 def _run_coordinator(coordinator: Coordinator, own: LocalDirector | None = None) -> int:
@@ -213,6 +227,7 @@ def _standalone(tasks: _Tasks, environ: Mapping[str, str], say: Callable[[str], 
         say=say,
         settings=Settings(grace=_GRACE_SECONDS, start=_START_SECONDS),
         host="127.0.0.1",
+        encrypt=encryption_of(environ) or "control",
     )
     try:
         return _run_coordinator(coordinator, director)
@@ -263,6 +278,7 @@ def _coordinate(tasks: _Tasks, environ: Mapping[str, str], say: Callable[[str], 
             settings=settings,
             address_host=host,
             listener=listener,
+            encrypt=encryption_of(environ) or "control",
         )
         try:
             return _run_coordinator(coordinator, own)

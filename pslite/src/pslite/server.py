@@ -162,6 +162,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._coordinator = coordinator
         sock, challenge = connect(coordinator, identity, "control", timeout=join_timeout)
+        self._identity = replace(identity, encrypt=challenge.encrypt)
         self._job = challenge.job
         self._control: Channel[FromCoordinator] = Channel(sock, Inbox(FromCoordinator, MAX_CONTROL_BYTES))
         # the interface that reaches the coordinator reaches the rest of the job, unless the user says otherwise
@@ -306,6 +307,8 @@ class Server:
             task=self._identity.task,
             incarnation=self._identity.incarnation,
             token=self._identity.token,
+            encrypt=self._identity.encrypt or "none",
+            channel="data",
             verdict=_data_only,
         )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from pslite.auth import TOKEN_BYTES
 from pslite.coordinator import Coordinator, Settings
 from pslite.director import PlanReport, Reply, Status
+from pslite.environment import encryption_of
 from pslite.local import LocalDirector, Resize
 
 __all__ = ["LocalResult", "Resize", "pace", "run_local"]
@@ -113,6 +114,7 @@ def run_local(
             say=note,
             settings=settings or Settings(grace=60.0, start=60.0),
             host="127.0.0.1",
+            encrypt=encryption_of(os.environ if environ is None else environ) or "control",
         )
         try:
             status = coordinator.run()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pslite.conduit import Conduit
 from pslite.errors import PeerLost, ProtocolError
+from pslite.tls import Sealed
 
 if TYPE_CHECKING:
     from pslite.region import Mapped
@@ -160,6 +161,7 @@ class Link:
         self.incarnation = incarnation
         self.role = role
         self.open = True
+        self._sealed = sock if isinstance(sock, Sealed) else None
         #: whether memory can be shared over it
         self.local = sock.family == socket.AF_UNIX
         #: the peer's shared memory, by number
@@ -316,7 +318,8 @@ class Link:
 
         """
         budget = _BUDGET
-        while budget > 0:
+        # what TLS has deciphered already the selector does not see
+        while budget > 0 or (self._sealed is not None and self._sealed.pending()):
             target = (memoryview(self._header) if self._frame is None else self._payload)[self._got :]
             try:
                 if self.local and self._frame is None:
