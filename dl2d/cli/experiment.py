@@ -27,7 +27,9 @@ from dl2d.simulation.experiments.definition import (
     describe_experiment,
     digest,
     find_experiment,
+    names_kinds,
     on_files,
+    on_kinds,
     parse_seeds,
     write_experiment,
 )
@@ -74,6 +76,15 @@ def run(
             "on, others learned from and chosen by.",
         ),
     ] = None,
+    kinds: Annotated[
+        Path | None,
+        typer.Option(
+            "--kinds",
+            "-k",
+            metavar="FILE",
+            help="A workload file with your speeds and one job of each kind, for experiments that draw from it.",
+        ),
+    ] = None,
     scale: Annotated[Scale, typer.Option(help="quick: some minutes, where the experiment has that.")] = Scale.FULL,
     executor: Annotated[
         ExecutorName, typer.Option(help="local: processes here; ray: a Ray cluster (RAY_ADDRESS).")
@@ -90,6 +101,11 @@ def run(
     found = at_scale(find_experiment(name), scale)
     if workload:
         found = on_files(found, _files(workload))
+    if kinds is not None:
+        found = on_kinds(found, str(kinds.resolve()))
+    elif not names_kinds(found):
+        problem = f"{found.name} draws jobs of the kinds that a workload file of yours has; name it: --kinds FILE"
+        raise RequestError("--kinds", problem)
     experiment = changed(found, policies=policy or (), seeds=_seeds(seeds))
     folder = out or Path("experiment-out") / experiment.name
     runs_on: Executor = Ray() if executor is ExecutorName.RAY else Local(jobs or os.cpu_count() or 1)

@@ -26,7 +26,7 @@ from dl2d.learning.baselines import baselines
 from dl2d.learning.report import write_report
 from dl2d.learning.training import State, Trainer, TrainingSettings, load_state, save_state
 from dl2d.policies.checkpoint import write_checkpoint
-from dl2d.simulation.sources import load_source, source_forms
+from dl2d.simulation.sources import is_drawn, load_source, source_forms
 from dl2d.simulation.workload import Workload
 
 _STOPPED: Final = 130  # as a shell has it for Ctrl-C
@@ -188,7 +188,7 @@ def inputs_of(
     from_files: list[Workload] = []
     look_at = [one for source in validate for one in _load(source, seed + _HELD_OUT, held_out)]
     for source in given:
-        generated = source.startswith("generator:")
+        generated = is_drawn(source)
         (train_on if generated else from_files).extend(_load(source, seed * 10_000, draws))
         if generated and not validate:
             look_at += _load(source, seed + _HELD_OUT, held_out)
@@ -201,7 +201,7 @@ def inputs_of(
 
 
 def _load(source: str, seed: int, draws: int) -> list[Workload]:
-    if source.startswith("generator:"):
+    if is_drawn(source):
         return [load_source(source, seed=seed + number).workload for number in range(draws)]
     files = sorted(glob.glob(source)) if glob.has_magic(source) else [source]  # noqa: PTH207 - patterns may be absolute
     if not files:

@@ -50,8 +50,49 @@ class PastJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Settings that users write as ``key=value``. Checked when made: a bad one is a ``WorkloadError``."""
+class Keys:
+    """What users write as ``key=value``."""
+
+    def check_number(self, key: str, *, least: float, most: float) -> None:
+        """Refuse a number out of bounds, NaN among them."""
+        value = getattr(self, key)
+        if not least <= value <= most:
+            raise WorkloadError(key, f"expected a number from {least:g} to {most:g}, got {shown(value)}")
+
+    def check_word(self, key: str, known: Sequence[str]) -> None:
+        """Refuse a word that is not known."""
+        value = getattr(self, key)
+        if value not in known:
+            raise WorkloadError(key, f"expected one of {', '.join(known)}, got {shown(value)}")
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Self:
+        """Read settings from texts by key.
+
+        Raises
+        ------
+        WorkloadError
+            A key is unknown, a value is no number or out of bounds; names the key.
+        """
+        known: dict[str, object] = {field.name: field.default for field in dataclasses.fields(cls)}
+        values: dict[str, object] = {}
+        for key, text in given.items():
+            if key not in known:
+                hint = did_you_mean(key, known)
+                raise WorkloadError(key, f"unknown setting{hint}; known are {', '.join(sorted(known))}")
+            if len(text) > _LONGEST_SETTING:
+                raise WorkloadError(key, f"longer than {_LONGEST_SETTING} characters")
+            try:
+                values[key] = type(known[key])(text)  # type: ignore[call-arg]
+            except ValueError:
+                kind = "a whole number" if isinstance(known[key], int) else "a number"
+                raise WorkloadError(key, f"expected {kind}, got {shown(text)}") from None
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(Keys):
+    """Settings of logs and generators. Checked when made: a bad one is a ``WorkloadError``."""
 
     #: Length of a slot.
     slot_seconds: float = 1200.0
@@ -80,18 +121,6 @@ class Settings:
             load_profile(name)
         _ = self.node_resources
 
-    def check_number(self, key: str, *, least: float, most: float) -> None:
-        """Refuse a number out of bounds, NaN among them."""
-        value = getattr(self, key)
-        if not least <= value <= most:
-            raise WorkloadError(key, f"expected a number from {least:g} to {most:g}, got {shown(value)}")
-
-    def check_word(self, key: str, known: Sequence[str]) -> None:
-        """Refuse a word that is not known."""
-        value = getattr(self, key)
-        if value not in known:
-            raise WorkloadError(key, f"expected one of {', '.join(known)}, got {shown(value)}")
-
     @property
     def node_resources(self) -> Resources:
         """``node``, read."""
@@ -101,30 +130,6 @@ class Settings:
     def model_names(self) -> tuple[str, ...]:
         """``models``, one by one; none where the default holds."""
         return tuple(name.strip() for name in self.models.split(",")) if self.models else ()
-
-    @classmethod
-    def parse(cls, given: Mapping[str, str]) -> Self:
-        """Read settings from texts by key.
-
-        Raises
-        ------
-        WorkloadError
-            A key is unknown, a value is no number or out of bounds; names the key.
-        """
-        known: dict[str, object] = {field.name: field.default for field in dataclasses.fields(cls)}
-        values: dict[str, object] = {}
-        for key, text in given.items():
-            if key not in known:
-                hint = did_you_mean(key, known)
-                raise WorkloadError(key, f"unknown setting{hint}; known are {', '.join(sorted(known))}")
-            if len(text) > _LONGEST_SETTING:
-                raise WorkloadError(key, f"longer than {_LONGEST_SETTING} characters")
-            try:
-                values[key] = type(known[key])(text)  # type: ignore[call-arg]
-            except ValueError:
-                kind = "a whole number" if isinstance(known[key], int) else "a number"
-                raise WorkloadError(key, f"expected {kind}, got {shown(text)}") from None
-        return cls(**values)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

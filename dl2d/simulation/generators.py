@@ -140,13 +140,7 @@ class HeavyTailedSettings(PoissonSettings):
 def dl2(settings: Dl2Settings, random: np.random.Generator) -> Workload:
     """A workload as ``Dl2Settings`` describes it."""
     names = sorted(settings.model_names or profile_names())
-    offset = int(random.integers(_OFFSETS))
-    slots: list[int] = []
-    slot = 0
-    while len(slots) < settings.jobs:
-        arrivals = _pattern((slot + offset) % _PATTERN_SLOTS, settings.cap)
-        slots += [slot] * arrivals
-        slot += 1
+    slots = arrivals(settings.jobs, settings.cap, random)
     kinds = random.integers(len(names), size=settings.jobs)
     jobs = []
     for index, kind in enumerate(kinds.tolist()):
@@ -229,6 +223,17 @@ def generate(name: str, given: Mapping[str, str], random: np.random.Generator) -
         )
     kind, function = GENERATORS[name]
     return function(kind.parse(given), random)
+
+
+def arrivals(jobs: int, cap: int, random: np.random.Generator) -> list[int]:
+    """The slot that each job comes in, as ``Dl2Settings`` has it; ``jobs`` of them, in order, or some more."""
+    offset = int(random.integers(_OFFSETS))
+    slots: list[int] = []
+    slot = 0
+    while len(slots) < jobs:
+        slots += [slot] * _pattern((slot + offset) % _PATTERN_SLOTS, cap)
+        slot += 1
+    return slots
 
 
 def _pattern(index: int, cap: int) -> int:

@@ -1,10 +1,11 @@
-"""Where workloads come from, as ``dl2d simulate --workload`` names it: a file, a generator or a job log."""
+"""Where workloads come from, as ``dl2d simulate --workload`` names it: a file, a generator, a file's kinds, a log."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 from urllib.parse import unquote
 
 import numpy as np
@@ -12,11 +13,14 @@ import numpy as np
 from dl2d.core.errors import WorkloadError
 from dl2d.core.wording import did_you_mean, printable, shown
 from dl2d.simulation.generators import GENERATORS, generate
+from dl2d.simulation.kinds import KindsSettings, draw_kinds
 from dl2d.simulation.traces import FORMATS, TraceSettings, read_trace, summary
 from dl2d.simulation.workload import Workload, read_workload
 
 _PREFIX = re.compile(r"([a-z][a-z0-9-]+):(.*)", re.DOTALL)
 _MOST_SEED = 2**63 - 1
+#: What stands before a workload file whose kinds of jobs are drawn from.
+KINDS: Final = "kinds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,8 @@ def load_source(source: str, *, seed: int = 0) -> Sourced:
     Parameters
     ----------
     source
-        ``generator:NAME[?key=value&...]``, ``FORMAT:FILE[?key=value&...]`` with a format of
-        ``dl2d.simulation.traces.FORMATS``, or the path of a workload file. Values, not file names, may be
+        ``generator:NAME[?key=value&...]``, ``kinds:FILE[?key=value&...]``, ``FORMAT:FILE[?key=value&...]`` with a
+        format of ``dl2d.simulation.traces.FORMATS``, or the path of a workload file. Values, not file names, may be
         percent-encoded. A ``?`` is taken as part of a file's name unless a ``=`` follows it. ``./sacct:x`` is a file.
     seed
         For what is drawn, unless ``seed`` is among the keys.
@@ -55,6 +59,8 @@ def load_source(source: str, *, seed: int = 0) -> Sourced:
             raise _at(error, source) from None
         nodes = sum(group.count for group in workload.cluster)
         return Sourced(workload, f"{printable(source)}: {len(workload.jobs)} jobs, {nodes} nodes")
+    if kind == KINDS:
+        return _of_kinds(rest, seed, source)
     if kind in FORMATS:
         file, given = _settings(rest, source)
         own_seed = _seed(given, seed, source)
@@ -65,7 +71,7 @@ def load_source(source: str, *, seed: int = 0) -> Sourced:
         read = read_trace(kind, Path(file), settings, seed=own_seed)
         return Sourced(read.workload, f"{kind}:{printable(Path(file).name)}: {summary(read)}")
     if kind and not _exists(source):
-        known = ["generator", *FORMATS]
+        known = ["generator", KINDS, *FORMATS]
         problem = f"there is no such file, and {kind!r} is no kind of source{did_you_mean(kind, known)}"
         raise WorkloadError("", f"{problem}; there are {', '.join(known)}", where=printable(source))
     return Sourced(read_workload(source))
@@ -74,21 +80,58 @@ def load_source(source: str, *, seed: int = 0) -> Sourced:
 def named_file(source: str) -> tuple[str, str, str] | None:
     """The file that a source names: what stands before it (``itp:``), its path, and what follows (``?jobs=3``).
 
-    None for a generator. Whether there is such a file is not looked at.
+    None for a generator, and for ``kinds:`` without a file, which is still to be named. Whether there is such a file is
+    not looked at.
     """
     match = _PREFIX.fullmatch(source)
     kind, rest = match.groups() if match else ("", "")
     if kind == "generator":
         return None
-    if kind not in FORMATS:
+    if kind not in (KINDS, *FORMATS):
         return "", source, ""
     path = _parts(rest)[0]
-    return f"{kind}:", path, rest[len(path) :]
+    return (f"{kind}:", path, rest[len(path) :]) if path or kind != KINDS else None
+
+
+def is_drawn(source: str) -> bool:
+    """Whether each seed makes another workload of it."""
+    return source.startswith(("generator:", f"{KINDS}:"))
+
+
+def lacks_file(source: str) -> bool:
+    """Whether kinds of jobs are to be drawn from a file that is still to be named."""
+    return source.startswith(f"{KINDS}:") and named_file(source) is None
+
+
+def with_kinds(source: str, path: str) -> str:
+    """The source with this file in place of the one whose kinds of jobs it draws from; others as they are."""
+    if not source.startswith(f"{KINDS}:"):
+        return source
+    rest = source.removeprefix(f"{KINDS}:")
+    return f"{KINDS}:{path}{rest[len(_parts(rest)[0]) :]}"
 
 
 def source_forms() -> str:
     """For help texts: what may be given."""
-    return f"a file, generator:NAME ({', '.join(GENERATORS)}) or FORMAT:FILE ({', '.join(FORMATS)})"
+    return f"a file, generator:NAME ({', '.join(GENERATORS)}), {KINDS}:FILE or FORMAT:FILE ({', '.join(FORMATS)})"
+
+
+def _of_kinds(rest: str, seed: int, source: str) -> Sourced:
+    file, given = _settings(rest, source)
+    own_seed = _seed(given, seed, source)
+    if not file:
+        problem = f"no workload file is named whose kinds of jobs are drawn from: {KINDS}:FILE"
+        raise WorkloadError("", problem, where=printable(source))
+    known = read_workload(file)
+    try:
+        settings = KindsSettings.parse(given)
+        workload = draw_kinds(known, settings, np.random.default_rng(own_seed), where=printable(source))
+    except WorkloadError as error:
+        raise _at(error, source) from None
+    nodes = sum(group.count for group in workload.cluster)
+    models = len({job.model for job in known.jobs})
+    note = f"{KINDS}:{printable(Path(file).name)}: {models} kinds, {len(workload.jobs)} jobs, {nodes} nodes"
+    return Sourced(workload, note)
 
 
 def _exists(source: str) -> bool:

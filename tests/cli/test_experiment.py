@@ -121,6 +121,24 @@ def test_ones_own_workloads_take_the_place_of_the_definitions(dl2d, tiny: Path, 
     assert "no file has such a name" in none.err
 
 
+def test_kinds_of_jobs_of_ones_own_are_named_by_an_option(dl2d, tiny: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.json"
+    write_workload(load_source("generator:dl2?jobs=6&longest_slots=4&nodes=2", seed=1).workload, mine)
+    lacking = dl2d("experiment", "run", "realistic-kinds", "--out", tmp_path / "out")
+    assert lacking.status == 2
+    assert "realistic-kinds draws jobs of the kinds that a workload file of yours has; name it: --kinds" in lacking.err
+    assert not (tmp_path / "out").exists()
+    refused = dl2d("experiment", "run", tiny, "--kinds", mine, "--out", tmp_path / "out")
+    assert refused.status == 2
+    assert "draws nothing from the kinds of jobs in a file" in refused.err
+    workloads = [{"name": "own", "source": "kinds:?jobs=3"}, "generator:dl2?jobs=2&longest_slots=2"]
+    tiny.write_text(yaml.safe_dump({**TINY, "workloads": workloads}))
+    ran = dl2d("experiment", "run", tiny, "--kinds", mine, "--out", tmp_path / "out", "--json")
+    assert ran.status == 0, ran.err
+    assert list(ran.json["workloads"]) == ["own", "dl2?jobs=2&longest_slots=2"]
+    assert "kinds:inputs/mine.json?jobs=3" in (tmp_path / "out/definition.yaml").read_text()
+
+
 def test_scales(dl2d, tiny: Path, tmp_path: Path) -> None:
     refused = dl2d("experiment", "run", tiny, "--out", tmp_path / "out", "--scale", "quick")
     assert refused.status == 2

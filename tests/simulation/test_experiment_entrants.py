@@ -202,7 +202,6 @@ def entry(**changes: object) -> dict[str, object]:
         (entry(training={"sources": ["generator:dl2?seed=3"]}), "fixes its seed"),
         (entry(training={"sources": ["a.json"]}), "training.validation: name workloads to choose checkpoints by"),
         (entry(training={}, policy="dl2"), "what is trained is decided with by dl2-original, not dl2"),
-        (entry(training={}, tune={"a": [1]}), "what is trained is not tuned"),
         (entry(tune={"a": []}), "policies[1].tune.a: expected a list of 1 to 50 values"),
         (entry(tune={"placement": [1]}), "tune.placement: expected a list"),
         (entry(tune={"a": [1]}, settings={"a": 1}), "tune: a is given and tuned"),

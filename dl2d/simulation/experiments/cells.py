@@ -105,8 +105,11 @@ def cells_of(experiment: Experiment) -> tuple[Cell, ...]:
         entrant = experiment.entrants.get(policy)
         if entrant is None or not (entrant.training or entrant.tune):
             return None
-        training = entrant.training is not None
-        what = policy, "" if training else case.name, seed % experiment.trainings if training else 0
+        what = (
+            policy,
+            case.name if entrant.tune else "",
+            seed % experiment.trainings if entrant.training is not None else 0,
+        )
         if what not in known:
             known[what] = to_prepare(
                 entrant, case, seed=what[2], placement=experiment.placement, most_slots=experiment.most_slots

@@ -31,7 +31,7 @@ from dl2d.simulation.experiments.entrants import (
 from dl2d.simulation.fields import Fields
 from dl2d.simulation.preset import PresetName
 from dl2d.simulation.replay import Rules
-from dl2d.simulation.sources import named_file
+from dl2d.simulation.sources import is_drawn, lacks_file, named_file, with_kinds
 
 MOST_CASES: Final = 100
 MOST_POLICIES: Final = 50
@@ -326,6 +326,30 @@ def on_files(experiment: Experiment, files: Sequence[str]) -> Experiment:
     )
 
 
+def names_kinds(experiment: Experiment) -> bool:
+    """Whether it names all files that kinds of jobs are drawn from, and not just that there is to be one."""
+    found = True
+
+    def see(source: str) -> str:
+        nonlocal found
+        found &= not lacks_file(source)
+        return source
+
+    with_sources(experiment, see)
+    return found
+
+
+def on_kinds(experiment: Experiment, file: str) -> Experiment:
+    """The experiment with this file wherever kinds of jobs are drawn from one (``kinds:FILE``).
+
+    Raises ``WorkloadError`` where nothing is drawn so.
+    """
+    made = with_sources(experiment, lambda source: with_kinds(source, file))
+    if made == experiment:
+        raise WorkloadError("", f"draws nothing from the kinds of jobs in a file ({file})", where=experiment.name)
+    return made
+
+
 def write_experiment(experiment: Experiment) -> str:
     """The text of a definition file."""
     return yaml.safe_dump(describe_experiment(experiment), sort_keys=False, allow_unicode=True, width=100)
@@ -427,7 +451,7 @@ def _parse(content: object, where: str) -> Experiment:
     if any(entrant.training or entrant.tune for entrant in entrants) and max(seeds) >= TRAINING_SEEDS:
         raise fields.bad("seeds", f"those from {TRAINING_SEEDS} on are kept for training and tuning")
     for index, case in enumerate(cases):
-        drawn = all(named_file(source) is None for source in case.sources)
+        drawn = all(is_drawn(source) for source in case.sources)
         if not case.aside and not drawn and any(entrant.tune for entrant in entrants):
             raise fields.bad(f"workloads[{index}].aside", "name workloads to tune on: this one is not drawn")
     return Experiment(

@@ -12,7 +12,7 @@ from dl2d.core.wording import did_you_mean, shown
 from dl2d.learning.original.settings import PAPER, Settings
 from dl2d.learning.training import TrainingSettings
 from dl2d.simulation.fields import Fields
-from dl2d.simulation.sources import named_file
+from dl2d.simulation.sources import is_drawn
 
 Setting = float | int | bool | str
 Number = float | int | bool
@@ -72,7 +72,8 @@ class Entrant:
     #: In place of the case's; empty: that.
     placement: str = ""
     training: Training | None = None
-    #: Values to choose among, by setting; all combinations are tried, for each workload, on draws of their own.
+    #: Values to choose among, by setting; all combinations are tried, for each workload, on draws of their own; after
+    #: the training, where there is one.
     tune: Mapping[str, tuple[Number | str, ...]] = field(default_factory=dict)
 
 
@@ -145,8 +146,6 @@ def parse_entrant(given: object, index: int, shared: Training | None, where: str
     entry.refuse_rest()
     if training is not None and policy != training.design.policy:
         raise entry.bad("policy", f"what is trained is decided with by {training.design.policy}, not {policy}")
-    if training is not None and tune:
-        raise entry.bad("tune", "what is trained is not tuned")
     if twice := sorted(tune.keys() & {*settings, *([PLACEMENT] if placement else [])}):
         raise entry.bad("tune", f"{twice[0]} is given and tuned")
     return Entrant(
@@ -170,7 +169,7 @@ def parse_training(given: object, where: str, prefix: str, shared: Training | No
     entry.refuse_rest()
     if not sources:
         raise entry.bad("sources", "name one or more workloads to learn from")
-    if not validation and (files := [source for source in sources if named_file(source) is not None]):
+    if not validation and (files := [source for source in sources if not is_drawn(source)]):
         raise entry.bad("validation", f"name workloads to choose checkpoints by: {files[0]} is not drawn")
     made = Training(
         design=design, sources=sources, validation=validation, draws=draws, types=types, offline=offline,
@@ -237,7 +236,7 @@ def _sources(entry: Fields, key: str, default: tuple[str, ...]) -> tuple[str, ..
     for source in given:
         if not isinstance(source, str) or not source:
             raise entry.bad(key, f"expected texts, got {shown(source)}")
-        if named_file(source) is None and "seed=" in source:
+        if is_drawn(source) and "seed=" in source:
             raise entry.bad(key, f"{source} fixes its seed, so that tests would be what was learned from")
     return tuple(str(source) for source in given)
 

@@ -45,7 +45,7 @@ from dl2d.simulation.experiments.entrants import (
 from dl2d.simulation.experiments.playing import placement_for, policy_for, rules_for, tuned
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
-from dl2d.simulation.sources import load_source, named_file
+from dl2d.simulation.sources import is_drawn, load_source
 from dl2d.simulation.workload import Workload
 from dl2d.whole_file import write_whole
 
@@ -105,7 +105,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """What is to be made: by training with a seed, or by tuning for a workload. ``to_prepare`` makes it."""
+    """What is to be made: by training with a seed, by tuning for a workload, or both. ``to_prepare`` makes it."""
 
     #: SHA-256 over all that decides on what comes of it; files count by their content.
     key: str
@@ -114,6 +114,8 @@ class Preparation:
     seed: int
     placement: str
     most_slots: int
+    #: The training, where what was trained is to be tuned.
+    trained: Preparation | None = None
 
     def folder(self, within: Path) -> Path:
         """Where it is kept."""
@@ -145,7 +147,15 @@ class Preparation:
         begin = time.perf_counter()
         folder = self.folder(within)
         folder.mkdir(parents=True, exist_ok=True)
-        made = _tune(self) if self.entrant.training is None else _train(self, self.entrant.training, folder)
+        if self.trained is not None:
+            # Workloads share it; processes that come to it together each make the same.
+            trained = self.trained.read(within) or self.trained.make(within)
+            found = _tune(self, self.trained.folder(within) / CHECKPOINT)
+            made = replace(trained, case=found.case, chosen=found.chosen, tries=found.tries)
+        elif self.entrant.training is not None:
+            made = _train(self, self.entrant.training, folder)
+        else:
+            made = _tune(self)
         kept = _Kept(key=self.key, prepared=made, seconds=time.perf_counter() - begin)
         write_whole(folder / _RECORD, encode(kept) + b"\n")  # last: with it, it is made
         return made
@@ -158,15 +168,19 @@ class Preparation:
         made = self.read(within)
         if made is None:
             raise WorkloadError("policies", f"{self.entrant.name} has not been prepared")
-        if self.entrant.training is not None:
-            return self.entrant, self.folder(within) / CHECKPOINT
-        return tuned(self.entrant, made.chosen), None
+        folder = None if self.entrant.training is None else (self.trained or self).folder(within)
+        return tuned(self.entrant, made.chosen), None if folder is None else folder / CHECKPOINT
 
 
 def to_prepare(entrant: Entrant, case: Case, *, seed: int, placement: str, most_slots: int) -> Preparation:
     """What an entrant has to be prepared with. Raises ``WorkloadError`` for a file that cannot be read."""
-    said: dict[str, Any]
-    if entrant.training is not None:
+    said: dict[str, Any] = {}
+    trained = None
+    if entrant.training is not None and entrant.tune:
+        alone = replace(entrant, tune={})
+        trained = to_prepare(alone, case, seed=seed, placement=placement, most_slots=most_slots)
+        said = {"trained": trained.key}
+    if entrant.training is not None and trained is None:
         contents = replace(
             entrant.training,
             sources=tuple(map(with_content, entrant.training.sources)),
@@ -174,7 +188,7 @@ def to_prepare(entrant: Entrant, case: Case, *, seed: int, placement: str, most_
         )
         said = {"training": describe_training(contents), "seed": seed}
     else:
-        said = {
+        said |= {
             "policy": entrant.policy,
             "settings": dict(entrant.settings),
             "tune": {key: list(values) for key, values in entrant.tune.items()},
@@ -185,7 +199,9 @@ def to_prepare(entrant: Entrant, case: Case, *, seed: int, placement: str, most_
             "most_slots": most_slots,
         }
     key = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-    return Preparation(key=key, entrant=entrant, case=case, seed=seed, placement=placement, most_slots=most_slots)
+    return Preparation(
+        key=key, entrant=entrant, case=case, seed=seed, placement=placement, most_slots=most_slots, trained=trained
+    )
 
 
 def combinations(tune: Mapping[str, Sequence[Number | str]]) -> list[dict[str, Number | str]]:
@@ -193,7 +209,7 @@ def combinations(tune: Mapping[str, Sequence[Number | str]]) -> list[dict[str, N
     return [dict(zip(tune, values, strict=True)) for values in itertools.product(*tune.values())]
 
 
-def _tune(wanted: Preparation) -> Prepared:
+def _tune(wanted: Preparation, checkpoint: Path | None = None) -> Prepared:
     """Play all combinations on workloads that are not tested on; the least geometric mean wins, the first of equals."""
     case = wanted.case
     workloads = [
@@ -208,8 +224,8 @@ def _tune(wanted: Preparation) -> Prepared:
         for number, workload in enumerate(workloads):
             try:
                 played = replay(
-                    workload, policy_for(entrant, workload, rules), placement_for(entrant, rules), rules=rules.rules,
-                    seed=TUNING_SEEDS + number, timer=time.perf_counter,
+                    workload, policy_for(entrant, workload, rules, checkpoint), placement_for(entrant, rules),
+                    rules=rules.rules, seed=TUNING_SEEDS + number, timer=time.perf_counter,
                 )  # fmt: skip
             except Dl2dError:
                 break
@@ -257,7 +273,7 @@ def _workloads(sources: Sequence[str], seed: int, draws: int) -> list[Workload]:
     return [
         load_source(source, seed=seed + number).workload
         for source in sources
-        for number in range(draws if named_file(source) is None else 1)
+        for number in range(draws if is_drawn(source) else 1)
     ]
 
 

@@ -13,13 +13,12 @@ environment.json    versions and machine
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -216,7 +215,8 @@ def run_cells(
 ) -> Run:
     """Run the missing cells of a run, keep each as soon as it is finished, and write results when all were run.
 
-    What cells have to be prepared with is made first, where it is not there. ``progress`` is told of that, too.
+    What a workload's cells have to be prepared with is made before them, where it is not there. ``progress`` is told
+    of that, too.
 
     Stopped by whatever is raised (Ctrl-C), it leaves the finished cells for a later call.
 
@@ -229,25 +229,9 @@ def run_cells(
     begin = clock()
     numbers = {(cell.case.name, cell.policy, cell.seed): cell for cell in run.cells}
     finished = dict(run.finished)
-    within = run.folder.resolve() / _PREPARED
-    unmade: dict[str, str] = {}
-    if wanting := [replace(cell, prepared=within) for cell in run.unprepared]:
-        for done in _each(executor.map(preparer, wanting)):
-            cell = numbers[done.case, done.policy, done.seed]
-            if done.error and cell.preparation is not None:
-                unmade[cell.preparation.key] = done.error
-            if progress is not None:
-                progress(done)
-    ready, wrong = [], []
-    for cell in run.missing:
-        problem = unmade.get(cell.preparation.key) if cell.preparation is not None else None
-        if problem is None:
-            ready.append(replace(cell, prepared=within) if cell.preparation is not None else cell)
-        else:
-            wrong.append(failed(cell, f"could not be prepared: {problem}"))
-    results: Iterator[Finished] = executor.map(runner, ready)
+    results = _case_by_case(run, executor, runner, preparer, progress)
     try:
-        for done in itertools.chain(wrong, results):
+        for done in results:
             cell = numbers[done.case, done.policy, done.seed]
             if done.series is not None:
                 write_whole(_cell_path(run.folder, cell, _SERIES), encode(done.series).decode() + "\n")
@@ -264,13 +248,39 @@ def run_cells(
     except OSError as error:
         raise ExperimentError(f"{error.filename or run.folder}: {error.strerror or error}") from None
     finally:
-        close = getattr(results, "close", None)
-        if close is not None:
-            close()
+        results.close()
     return done_run
 
 
-def _each(results: Iterator[Finished]) -> Iterator[Finished]:
+def _case_by_case(
+    run: Run, executor: Executor, runner: Runner, preparer: Runner, progress: Callable[[Finished], None] | None
+) -> Generator[Finished]:
+    """Results of the missing cells, workload by workload: the first is whole before the last is prepared."""
+    within = run.folder.resolve() / _PREPARED
+    #: By preparation, what was wrong with it.
+    unmade: dict[str, str] = {}
+    for case in run.experiment.cases:
+        cells = [cell for cell in run.missing if cell.case == case]
+        wanting = [replace(cell, prepared=within) for cell in run.unprepared if cell.case == case]
+        if wanting:
+            keys = {(cell.policy, cell.seed): cell.preparation.key for cell in wanting if cell.preparation is not None}
+            for done in _each(executor.map(preparer, wanting)):
+                if done.error:
+                    unmade[keys[done.policy, done.seed]] = done.error
+                if progress is not None:
+                    progress(done)
+        ready = []
+        for cell in cells:
+            problem = unmade.get(cell.preparation.key) if cell.preparation is not None else None
+            if problem is None:
+                ready.append(replace(cell, prepared=within) if cell.preparation is not None else cell)
+            else:
+                yield failed(cell, f"could not be prepared: {problem}")
+        if ready:
+            yield from _each(executor.map(runner, ready))
+
+
+def _each(results: Iterator[Finished]) -> Generator[Finished]:
     """Results one by one; their iterator is closed however that ends."""
     try:
         yield from results

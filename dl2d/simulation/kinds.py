@@ -1,0 +1,64 @@
+"""Workloads that are drawn from the kinds of jobs in a workload file: its speeds, and the first job of each model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dl2d.core.errors import WorkloadError
+from dl2d.simulation.conversion import Keys
+from dl2d.simulation.generators import arrivals
+from dl2d.simulation.workload import MOST_JOBS, MOST_NODES, SimulatedJob, Workload, describe_workload, read_workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindsSettings(Keys):
+    """Settings that users write as ``key=value``. Checked when made: a bad one is a ``WorkloadError``."""
+
+    jobs: int = 60
+    #: Nodes of the cluster, like the file's; 0: the file's cluster.
+    nodes: int = 0
+    #: Most arrivals of a slot.
+    cap: int = 3
+
+    def __post_init__(self) -> None:
+        self.check_number("jobs", least=1, most=MOST_JOBS)
+        self.check_number("nodes", least=0, most=MOST_NODES)
+        self.check_number("cap", least=1, most=10_000)
+
+
+def draw_kinds(known: Workload, settings: KindsSettings, random: np.random.Generator, *, where: str) -> Workload:
+    """Jobs that come as those of the generator ``dl2``, each like the first job of a model that is drawn.
+
+    Models are dealt, not drawn one by one: each has as many jobs as any other, or one more, in an order that is drawn.
+    So workloads differ in what comes when, and no more than that in how much there is to do. A job has the demands,
+    bounds and epochs, real and declared, of the one that it is like.
+
+    Raises
+    ------
+    WorkloadError
+        The file has several kinds of nodes and another number is asked for, or jobs do not fit; names ``where``.
+    """
+    firsts: dict[str, SimulatedJob] = {}
+    for job in known.jobs:
+        firsts.setdefault(job.model, job)
+    names = sorted(firsts)
+    slots = arrivals(settings.jobs, settings.cap, random)
+    rounds = -(-settings.jobs // len(names))
+    dealt = np.concatenate([random.permutation(len(names)) for _ in range(rounds)])[: settings.jobs]
+    kinds = random.permutation(dealt).tolist()
+    jobs = tuple(
+        replace(firsts[names[kind]], id=str(number), submit_slot=slot)
+        for number, (slot, kind) in enumerate(zip(slots, kinds, strict=False), start=1)
+    )
+    made = replace(known, jobs=jobs, speeds={name: known.speeds[name] for name in names})
+    if not settings.nodes:
+        return made
+    if known.capacity_changes or len(known.cluster) > 1:
+        raise WorkloadError(
+            "nodes", "the file has several groups of nodes, or changes of them: leave it out", where=where
+        )
+    group = replace(known.cluster[0], count=settings.nodes)
+    # Read once more, for what fits many nodes may not fit few.
+    return read_workload(describe_workload(replace(made, cluster=(group,))), where=where)
