@@ -83,6 +83,8 @@ class Heartbeat(_Message):
     plan: _Count = 0
     plans: Annotated[tuple[PlanReport, ...], Field(max_length=_MOST_MEMBERS)] = ()
     result: Result | None = None
+    # From which version on weights are not those of an undisturbed run: a server was lost with optimizer state.
+    inexact_from: _Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +131,7 @@ def receive(job: Job, tasks: tuple[Task, ...], beat: Heartbeat, at: float) -> Re
     change = JobChange(
         state=state if moved else None,
         address=beat.address if beat.address != job.address else None,
-        end_reason=(_plain(beat.reason) or ("did all epochs" if state is JobState.FINISHED else "no reason given"))
-        if state.ended
-        else None,
+        end_reason=_end_reason(beat, state) if state.ended else None,
         digest=beat.result.digest if beat.result is not None else None,
     )
     active = [member for member in beat.members if member.state == "active"]
@@ -153,6 +153,13 @@ def receive(job: Job, tasks: tuple[Task, ...], beat: Heartbeat, at: float) -> Re
         plans=tuple(_plan(plan, at) for plan in beat.plans),
         strangers=tuple(strangers),
     )
+
+
+def _end_reason(beat: Heartbeat, state: JobState) -> str:
+    said = _plain(beat.reason) or ("did all epochs" if state is JobState.FINISHED else "no reason given")
+    if beat.inexact_from is None:
+        return said
+    return f"{said}; inexact from version {beat.inexact_from} on, for optimizer state was lost with a server"
 
 
 def targets(tasks: tuple[Task, ...]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import socket
 import sys
@@ -15,8 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from pslite_jobs import KillAt, command, schedules, static_digest
 from rehearsal import job
 
+from pslite.checkpoint import Checkpoint, latest
 from pslite.coordinator import Settings
 from pslite.errors import SpecError
+from pslite.replicas import LAG
 from pslite.testing import Resize, run_local
 
 SLOW = ("--step-seconds", "0.02", "--epochs", "20")
@@ -77,9 +80,105 @@ def test_the_death_of_the_only_server_fails_the_job_by_name():
     )
 
 
-def test_servers_without_a_state_have_nothing_to_replicate():
+@pytest.mark.parametrize("durability", ["relaxed", "durable"])
+def test_servers_without_a_state_have_nothing_to_replicate(durability):
     with pytest.raises(SpecError, match="durability"):
-        job(durability="durable", update="worker")
+        job(durability=durability, update="worker")
+
+
+# --- no replicas --------------------------------------------------------------------------------------------------
+
+
+class Replace(KillAt):
+    """Has another server started in the place of a killed one, as a scheduler does."""
+
+    def __call__(self, status, director):
+        before = self.pid
+        super().__call__(status, director)
+        if self.pid is not None and before is None:
+            director.replace(self.task)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "plain"])
+def test_weights_are_had_from_workers(optimizer):
+    options = (*SLOW, "--optimizer", optimizer)
+    result = run_local(command(*options), workers=2, servers=3, on_status=KillAt("ps-1", 20))
+    assert result.state == "finished", result.log
+    assert (result.digest, result.inexact_from) == (static_digest(*options), None)
+    assert any("blocks go on from what workers have of them, nothing is lost" in line for line in result.log)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("transport", ["", pytest.param("tcp", marks=pytest.mark.slow)])
+def test_servers_that_only_add_up_lose_nothing(servers, transport):
+    options = (*SLOW, "--optimizer", "adam", "--update", "worker")
+    environ = {**os.environ, "DL2_TRANSPORT": transport}
+    kill = Replace("ps-0", 20)
+    result = run_local(command(*options), workers=2, servers=servers, on_status=kill, environ=environ)
+    assert result.state == "finished", result.log
+    assert (result.digest, result.inexact_from) == (static_digest(*options), None)
+    assert set(result.exit_codes.values()) == {0, 128 + 9}
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", pytest.param("adam", marks=pytest.mark.slow)])
+def test_a_result_whose_optimizer_state_is_lost_says_so(optimizer):
+    options = (*SLOW, "--optimizer", optimizer)
+    seen, kill = [], KillAt("ps-1", 20)
+
+    def watch(status, director):
+        kill(status, director)
+        seen.append(status)
+
+    result = run_local(command(*options), workers=2, servers=2, on_status=watch)
+    assert result.state == "finished", result.log
+    assert result.versions == 220
+    since = result.inexact_from
+    assert 20 <= since < 200
+    assert result.digest != static_digest(*options)
+    assert any(f"INEXACT from version {since} on: " in line and "begins anew" in line for line in result.log)
+    assert result.log[-1].endswith(f"INEXACT from version {since} on")
+    assert seen[-1].result.inexact_from == seen[-1].inexact_from == since
+
+
+def test_another_server_takes_the_place_of_the_only_one():
+    options = (*SLOW, "--optimizer", "momentum")
+    result = run_local(command(*options), workers=2, servers=1, on_status=Replace("ps-0", 20))
+    assert result.state == "finished", result.log
+    assert result.inexact_from is not None
+    assert any("the job waits for another server" in line for line in result.log)
+
+
+def test_who_prefers_it_has_the_job_end():
+    options = (*SLOW, "--optimizer", "momentum", "--on-server-loss", "fail")
+    kill = KillAt("ps-1", 20)
+    result = run_local(command(*options), workers=2, servers=2, on_status=kill)
+    assert result.state == "failed"
+    assert f"ps-1 on {socket.gethostname()} (pid {kill.pid}) died" in result.reason
+    assert "blocks is lost, and on_server_loss is 'fail'" in result.reason
+
+
+def test_optimizer_state_is_had_from_the_last_checkpoint_which_says_so_too(tmp_path):
+    options = (*SLOW, "--optimizer", "momentum", "--checkpoint", str(tmp_path), "--every", "10")
+    result = run_local(command(*options), workers=2, servers=2, on_status=KillAt("ps-1", 55))
+    assert result.state == "finished", result.log
+    (story,) = [line for line in result.log if line.startswith("INEXACT")]
+    assert re.search(r"with the optimizer's state of version [456]0$", story), story
+    assert Checkpoint(latest(tmp_path)).record.inexact_from == result.inexact_from
+    # more epochs: what goes on from it is not exact either
+    again = run_local(command(*options, "--epochs", "21"), workers=1, servers=1)
+    assert (again.state, again.inexact_from) == ("finished", result.inexact_from), again.log
+
+
+def test_relaxed_replicas_lose_little():
+    options = (*SLOW, "--optimizer", "momentum")
+    result = run_local(command(*options, "--durability", "relaxed"), workers=2, servers=3, on_status=KillAt("ps-1", 20))
+    assert result.state == "finished", result.log
+    if result.inexact_from is None:
+        assert result.digest == static_digest(*options)
+    else:
+        (story,) = [line for line in result.log if line.startswith("INEXACT")]
+        weights, state = (int(n) for n in re.search(r"of version (\d+), with .* version (\d+)$", story).groups())
+        assert 0 < weights - state <= LAG
 
 
 class Kills:

@@ -15,7 +15,7 @@ import os
 import queue
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,7 +40,9 @@ _RECORD: Final = "checkpoint.json"
 _PART: Final = ".part"
 _MOST_RECORD_BYTES: Final = 64 << 20
 #: what may differ between the job that wrote a checkpoint and the one that goes on from it
-_MAY_DIFFER: Final = {"epochs", "checkpoint", "checkpoint_every", "resume", "architecture"}
+_MAY_DIFFER: Final = {
+    "epochs", "checkpoint", "checkpoint_every", "resume", "architecture", "durability", "on_server_loss"
+}  # fmt: skip
 
 
 class SavedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,6 +59,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     version: int
     spec: JobSpec
     files: dict[str, SavedFile]
+    #: as in the director's `Result`
+    inexact_from: int | None = None
 
 
 def write_blocks(folder: Path, version: int, name: str, states: Mapping[int, Array]) -> SavedFile:
@@ -81,7 +85,9 @@ def write_blocks(folder: Path, version: int, name: str, states: Mapping[int, Arr
     return SavedFile(hashlib.sha256(data).hexdigest(), tuple(sorted(states)))
 
 
-def complete(folder: Path, version: int, spec: JobSpec, files: Mapping[str, SavedFile]) -> Path:
+def complete(
+    folder: Path, version: int, spec: JobSpec, files: Mapping[str, SavedFile], *, inexact_from: int | None = None
+) -> Path:
     """Make a version's checkpoint valid, now that all its files are there, and drop those that are older than the kept.
 
     Raises
@@ -90,8 +96,8 @@ def complete(folder: Path, version: int, spec: JobSpec, files: Mapping[str, Save
         it cannot be written; names the file.
 
     """
-    part, whole = _part(folder, version), folder / f"{version:010d}"
-    record = Record(format=FORMAT, version=version, spec=spec, files=dict(files))
+    part, whole = _part(folder, version), place_of(folder, version)
+    record = Record(format=FORMAT, version=version, spec=spec, files=dict(files), inexact_from=inexact_from)
     try:
         for other in part.iterdir():
             if other.name not in files:
@@ -122,6 +128,11 @@ def drop_unfinished(folder: Path, *, before: float = math.inf) -> None:
         version = started.name.removesuffix(_PART)
         if version.isdecimal() and int(version) < before:
             shutil.rmtree(started, ignore_errors=True)
+
+
+def place_of(folder: Path, version: int) -> Path:
+    """Return where the checkpoint of a version is, once it is whole."""
+    return folder / f"{version:010d}"
 
 
 def latest(folder: Path) -> Path | None:
@@ -169,6 +180,11 @@ class Checkpoint:
         """Completed updates."""
         return self.record.version
 
+    @property
+    def inexact_from(self) -> int | None:
+        """From which version on the job that wrote it had lost state; None if it had not."""
+        return self.record.inexact_from
+
     def check(self, spec: JobSpec) -> None:
         """Raise ``CheckpointError`` if this is of another job than `spec`; more epochs are the same job."""
         same = {name: getattr(spec, name) for name in _MAY_DIFFER}
@@ -179,10 +195,13 @@ class Checkpoint:
                 f"{self.place}: is of another job: {found}. To begin anew give another folder, or resume=False"
             )
 
-    def states(self) -> Iterator[tuple[Block, Array]]:
-        """Yield each block with its state, shape (1 + slots, elements): weights, then the optimizer's arrays."""
+    def states(self, only: Collection[int] | None = None) -> Iterator[tuple[Block, Array]]:
+        """Yield blocks, all or only some, with their states: weights, then the optimizer's; (1 + slots, elements)."""
         for name, file in self.record.files.items():
             place = self.place / name
+            wanted = [number for number in file.blocks if only is None or number in only]
+            if not wanted:
+                continue
             if Path(name).name != name:
                 raise CheckpointError(f"{self.place / _RECORD}: {name!r} is not the name of a file in it")
             try:
@@ -191,7 +210,7 @@ class Checkpoint:
                 if digest != file.sha256:
                     raise CheckpointError(f"{place}: is damaged: its SHA-256 is {digest}, not {file.sha256}")
                 with safe_open(place, framework="np") as tensors:
-                    for number in file.blocks:
+                    for number in wanted:
                         block = self._blocks[number]
                         state = np.ascontiguousarray(tensors.get_tensor(f"block/{number}"))
                         if state.shape != (1 + slots(block.optimizer), block.size) or state.dtype != block.dtype:

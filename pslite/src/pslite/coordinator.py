@@ -64,10 +64,12 @@ from pslite.messages import (
     Prepare,
     Promote,
     Promoted,
+    Provide,
     Publish,
     Published,
     Pushed,
     Ready,
+    Rebuilt,
     Refused,
     Restored,
     Resume,
@@ -80,10 +82,11 @@ from pslite.messages import (
     Welcome,
 )
 from pslite.norms import Squares, Tensors
-from pslite.optimizers import clip_factor
+from pslite.optimizers import clip_factor, slots
 from pslite.plan import Member, Plan, make_plan, next_members, reduction
 from pslite.session import digest_of
 from pslite.spec import JobSpec, Sum, differences
+from pslite.succession import Choice, Succession, account, choose, inexact
 from pslite.tls import VARIABLE, Encryption, contexts
 from pslite.usage import StepTimes, Usage
 
@@ -95,6 +98,7 @@ _MOST_DEATHS = 3
 _EARLY_SECONDS = 1.0
 #: a group that breaks so often at one version, although nobody is dead, fails the job
 _MOST_BREAKS = 5
+_NAMES: dict[Literal["worker", "ps"], str] = {"worker": "worker", "ps": "server"}
 #: the window over which speed is measured
 _SPEED_SECONDS = 10.0
 
@@ -118,6 +122,8 @@ class Settings:
     look: float = 0.1
     #: how long the first worker and server may take to come; None: as long as the resource manager needs
     start: float | None = None
+    #: how long a resource manager may take to start another process where a role has nobody left
+    vacancy: float = 600.0
     #: "stop" is the way of the DL2 paper: workers stand still at the clock until everything has moved
     handoff: Literal["tagged", "stop"] = "tagged"
 
@@ -224,17 +230,18 @@ class _Pending:
 
 
 @dataclass(eq=False)
-class _Succession:
-    """Servers are gone: first those that are left say what they have of their blocks, then some of them own these."""
+class _Vacancy:
+    """A role that has nobody left in the middle of the job: a newcomer takes its place."""
 
-    number: int
-    blocks: tuple[int, ...]
-    #: servers that have not answered yet
-    waits_for: set[str]
-    #: block -> (version, place in line, server) of the newest copy
-    copies: dict[int, tuple[int, int, str]] = field(default_factory=dict)
-    #: whether the owners are chosen
-    chosen: bool = False
+    role: Literal["worker", "ps"]
+    since: float
+    #: how it came to that
+    reason: str
+    #: the newcomer, and since when members make ready for it
+    task: str = ""
+    began: float = 0.0
+    #: members that have not made ready yet, each with the number of a plan
+    waits_for: set[tuple[str, int]] = field(default_factory=set)
 
 
 @dataclass(eq=False)
@@ -344,11 +351,18 @@ class Coordinator:
         #: by plan, which worker does the part of a dead one: tree node -> task
         self._substitutes: dict[int, dict[int, str]] = {}
         self._taking_over: _TakingOver | None = None
-        self._succession: _Succession | None = None
+        self._succession: Succession | None = None
         self._successions = 0
-        #: servers that are gone, and the owners of their blocks that workers have not been told of yet
-        self._lost_servers: set[str] = set()
+        #: servers that are gone, and how; the owners of their blocks that workers have not been told of yet
+        self._lost_servers: dict[str, str] = {}
         self._heirs: dict[int, Member] = {}
+        #: blocks that have an owner, but no state yet
+        self._orphans: set[int] = set()
+        self._vacancy: _Vacancy | None = None
+        #: from which version on the result is not what it should be, because state was lost
+        self._inexact_from: int | None = None
+        #: the newest checkpoint of this job that is whole; -1 if there is none
+        self._snapshot = -1
         #: by version, the files of a checkpoint that is being written
         self._saves: dict[int, dict[str, SavedFile]] = {}
         #: by version and of what, the sums of squares of the blocks that have their sums
@@ -554,6 +568,8 @@ class Coordinator:
             self._take_copies(member, message)
         elif isinstance(message, Promoted):
             self._promoted(member, message)
+        elif isinstance(message, Rebuilt):
+            self._take_rebuilt(member, message)
         elif isinstance(message, Leave):
             self._left(member)
         elif isinstance(message, Finished):
@@ -565,7 +581,7 @@ class Coordinator:
         elif isinstance(message, Broken):
             self._group_broke(member, message)
         elif isinstance(message, Restored):
-            self._restored(member, message.version)
+            self._restored(member, message)
         elif isinstance(message, Saved):
             self._saved(message)
         elif isinstance(message, Norm):
@@ -580,8 +596,13 @@ class Coordinator:
             self._take_plan_message(member, message)
 
     def _take_plan_message(self, member: _Member, message: Message) -> None:
-        pending = self._pending
+        pending, vacancy = self._pending, self._vacancy
         number = getattr(message, "plan", 0)
+        if vacancy is not None and vacancy.task and isinstance(message, Ready | Nack):
+            vacancy.waits_for.discard((member.task, number))
+            if isinstance(message, Nack):
+                self._drop_newcomer(f"{member.title} cannot reach it: {message.reason}")
+            return
         if pending is None or number != pending.plan.number:
             return  # about a plan that was given up meanwhile
         if isinstance(message, Ready):
@@ -717,6 +738,7 @@ class Coordinator:
             return
         member.state = "left"
         self._urgent = True
+        self._recount()
         alone = (
             self._state == "waiting"
             and self._plan is None
@@ -727,11 +749,14 @@ class Coordinator:
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
-    def _restored(self, member: _Member, version: int) -> None:
+    def _restored(self, member: _Member, message: Restored) -> None:
         """The job goes on from a checkpoint."""
-        pending = self._pending
+        pending, version = self._pending, message.version
         if pending is not None and pending.previous is None and pending.plan.workers[0].task == member.task:
             pending.first = self._version = version
+            self._inexact_from = message.inexact_from
+            if self._spec is not None and self._spec.checkpoint:
+                self._snapshot = version
             self._say(f"the job goes on from its checkpoint of version {version}")
 
     def _saved(self, message: Saved) -> None:
@@ -744,10 +769,13 @@ class Coordinator:
         for version in [version for version in self._saves if version <= message.version]:
             del self._saves[version]
         try:
-            place = complete(Path(self._spec.checkpoint), message.version, self._spec, files)
+            place = complete(
+                Path(self._spec.checkpoint), message.version, self._spec, files, inexact_from=self._inexact_from
+            )
         except CheckpointError as error:
             self._say(str(error))
         else:
+            self._snapshot = message.version
             self._say(f"checkpoint of version {message.version}: {place}")
 
     # --- the norm of the gradient ---------------------------------------------------------------------------------
@@ -964,10 +992,16 @@ class Coordinator:
         self._take_overs += 1
         servers = {m.task for plan in self._plans_in_force() for m in plan.servers} & self._there()
         self._taking_over = _TakingOver(self._take_overs, servers)
-        nodes = {number: tuple(given) for number, given in self._substitutes.items()}
-        self._tell(servers, TakeOver(number=self._take_overs, gone=tuple(self._dead), nodes=nodes))
+        self._tell(servers, self._take_over_message())
+        self._take_over_parts()
         self._urgent = True
+        self._recount()
         return True
+
+    def _recount(self) -> None:
+        """A worker is gone that others may count on for its weights."""
+        if self._succession is not None and self._succession.workers:
+            self._succeed()
 
     def _is_before_first_weights(self, member: _Member) -> bool:
         """Whether a worker dies that has weights which nobody else has: the first one, as it sends them."""
@@ -1024,8 +1058,18 @@ class Coordinator:
         if taking is None or number != taking.number:
             return  # another worker has died since
         taking.waits_for.discard(member.task)
-        if taking.waits_for:
+        self._take_over_parts()
+
+    def _take_over_message(self) -> TakeOver:
+        """Return what servers have to know."""
+        nodes = {number: tuple(given) for number, given in self._substitutes.items()}
+        return TakeOver(number=self._take_overs, gone=tuple(self._dead), nodes=nodes)
+
+    def _take_over_parts(self) -> None:
+        """Once all servers know, tell workers what they do in place of others."""
+        if self._taking_over is None or self._taking_over.waits_for:
             return
+        number = self._taking_over.number
         self._taking_over = None
         for task in {m.task for plan in self._plans_in_force() for m in plan.workers} & self._there():
             nodes = {
@@ -1037,87 +1081,166 @@ class Coordinator:
     # --- servers that are gone ------------------------------------------------------------------------------------
 
     def _go_on_without_server(self, member: _Member, text: str) -> bool:
-        """Have others own the blocks of a server that died; returns whether that is possible.
-
-        Every copy is at the version that workers have been answered with last, or one behind: the newest one of each
-        block goes on, and workers push to it again what they have pushed in the present step.
-        """
+        """Have others own the blocks of a server that died; returns whether that is possible."""
         assert self._spec is not None
         pending = self._pending
-        if self._spec.durability == "none" or (pending is not None and pending.previous is None):
+        if self._spec.asynchronous or (pending is not None and pending.previous is None):
             return False
         if pending is not None and pending.phase == "preparing":
             self._abort(pending, text)
         member.state = "left"
-        self._lost_servers.add(member.task)
+        self._lost_servers[member.task] = text
         member.channel.send(JobEnded(reason=f"{member.task} was given up: {text}"))
-        self._say(f"{text}; others take its place")
+        if self._able_servers():
+            self._say(f"{text}; others take its place")
         if self._taking_over is not None:
             self._taken_over(member, self._taking_over.number)
-        self._successions += 1
+        self._succeed()
+        return True
+
+    def _servers_there(self) -> list[str]:
+        """The servers of the plans in force that are there."""
+        found = {m.task for plan in self._plans_in_force() for m in plan.servers}
+        return [task for task in self._members if task in found & self._there()]
+
+    def _able_servers(self) -> list[str]:
+        """Those that know the plan in force, not only the one that is taking its place."""
+        return [m.task for m in self._plan.servers if m.task in self._there()] if self._plan is not None else []
+
+    def _succeed(self) -> None:
+        """Ask who is left what it has of the blocks of servers that are gone, and of those that nobody owns yet."""
+        assert self._spec is not None
         plans = self._plans_in_force()
         blocks = {block for plan in plans for task in self._lost_servers for block in plan.blocks_of(task)}
-        servers = {m.task for plan in plans for m in plan.servers} & self._there()
-        if not servers:
-            return False
-        self._succession = _Succession(self._successions, tuple(sorted(blocks)), servers)
-        self._tell(
-            servers, Census(number=self._successions, gone=tuple(self._lost_servers), blocks=self._succession.blocks)
-        )
+        servers = set(self._servers_there())
+        self._successions += 1
+        self._succession = None
         self._urgent = True
-        return True
+        if not self._able_servers():
+            self._vacate("ps", next(reversed(self._lost_servers.values())))
+            return
+        # Where every block has a replica that workers wait for, nobody else need be asked.
+        ask_workers = self._spec.durability != "durable"
+        self._succession = Succession(
+            self._successions, tuple(sorted(blocks | self._orphans)), set(), workers=ask_workers
+        )
+        self._count(servers | (self._workers_there() if ask_workers else set()))
+
+    def _workers_there(self) -> set[str]:
+        return {m.task for plan in self._plans_in_force() for m in plan.workers} & self._there()
+
+    def _count(self, tasks: set[str]) -> None:
+        succession = self._succession
+        assert succession is not None
+        succession.waits_for = set(tasks)
+        gone = tuple(self._lost_servers)
+        self._tell(tasks, Census(number=succession.number, gone=gone, blocks=succession.blocks))
 
     def _take_copies(self, member: _Member, message: Copies) -> None:
         succession = self._succession
-        if succession is None or message.number != succession.number or succession.chosen:
-            return  # another server has died since
+        if succession is None or message.number != succession.number or succession.phase != "counting":
+            return  # another one has died since
         succession.waits_for.discard(member.task)
-        pending = self._pending
-        newest = pending.plan if pending is not None else self._plan
-        assert newest is not None
+        found = succession.held if member.role == "worker" else succession.copies
+        succession.came[member.task] = message.came
         for block, version in message.versions.items():
-            # of equal copies the one that stays where it is: with its owner to be, or with a server that stays
-            rank = 2 * (newest.owner(block).task == member.task) + (member.task in newest.tasks())
-            offer = version, rank, member.task
-            succession.copies[block] = max(succession.copies.get(block, offer), offer)
+            found.setdefault(block, {})[member.task] = version
         if not succession.waits_for:
             self._choose_heirs(succession)
 
-    def _choose_heirs(self, succession: _Succession) -> None:
-        lost = sorted(set(succession.blocks) - succession.copies.keys())
-        if lost:
-            names = " and ".join(sorted(self._lost_servers))
-            blocks = f"{len(lost)} blocks" if len(lost) > 1 else f"block {lost[0]}"
-            self._fail(f"{blocks} of the model had no copy outside {names}, and there is no process of that any more")
-            return
-        owners = {block: self._members[task].record() for block, (_, _, task) in succession.copies.items()}
-        self._heirs.update(owners)
-        gone = tuple(self._lost_servers)
-        self._plan = self._plan and self._plan.without(gone, owners)
+    def _choose_heirs(self, succession: Succession) -> None:
+        assert self._spec is not None
         pending = self._pending
-        if pending is not None:
-            pending.previous = self._plan
-            pending.plan = pending.plan.without(gone, owners)
+        newest = pending.plan if pending is not None else self._plan
+        assert newest is not None
+        choice = choose(
+            succession.blocks, self._blocks, succession.copies, succession.held, newest, self._servers_there(),
+            self._able_servers(), succession.came,
+        )  # fmt: skip
+        if choice.nowhere and not succession.workers:
+            succession.workers = True
+            self._count(self._workers_there())
+            return
+        why = "; ".join(self._lost_servers.values())
+        if choice.nowhere:
+            count = len(choice.nowhere)
+            blocks = f"{count} blocks" if count > 1 else f"block {choice.nowhere[0]}"
+            self._fail(f"{why}; {blocks} of the model had no copy anywhere else")
+            return
+        succession.choice = choice
+        certain = [b for b in self._lossy(choice) if choice.losses[b].version != self._snapshot]
+        if certain and self._spec.on_server_loss == "fail":
+            self._fail(f"{why}; optimizer state of {len(certain)} blocks is lost, and on_server_loss is 'fail'")
+            return
+        owners = {block: self._members[task].record() for block, task in choice.owners.items()}
+        self._heirs.update(owners)
+        self._orphans |= choice.losses.keys()
+        gone = tuple(self._lost_servers)
+        self._go_to(gone, owners)
         for plan in self._plans_in_force():
             for server in plan.servers:
                 # one that was to leave may be needed for longer
                 self._members[server.task].state = "active"
-        succession.chosen = True
+        succession.phase = "promoting"
         succession.waits_for = {m.task for plan in self._plans_in_force() for m in plan.servers}
-        self._tell(succession.waits_for.copy(), Promote(number=succession.number, gone=gone, owners=owners))
+        self._tell(
+            succession.waits_for.copy(),
+            Promote(
+                number=succession.number, gone=gone, owners=owners,
+                rebuilt={block: loss.version for block, loss in choice.losses.items()}, snapshot=self._snapshot,
+            ),
+        )  # fmt: skip
+
+    def _go_to(self, gone: tuple[str, ...], owners: dict[int, Member]) -> None:
+        """Have the plans in force go on with other owners."""
+        pending = self._pending
+        self._plan = self._plan and self._plan.without(gone, owners)
+        if pending is not None:
+            pending.previous = self._plan
+            pending.plan = pending.plan.without(gone, owners)
+
+    def _lossy(self, choice: Choice) -> list[int]:
+        """Blocks that lose some of what an optimizer keeps."""
+        assert self._spec is not None
+        return inexact(self._blocks, choice.losses) if self._spec.update == "server" else []
 
     def _promoted(self, member: _Member, message: Promoted) -> None:
         succession, pending = self._succession, self._pending
         if pending is not None:
             pending.moved.pop(member.task, None)  # said before it had other blocks
-        if succession is None or message.number != succession.number:
+        if succession is None or message.number != succession.number or succession.phase != "promoting":
             return
         succession.waits_for.discard(member.task)
         if succession.waits_for:
             return
-        self._succession = None
-        plans = self._plans_in_force()
-        workers = {m.task for plan in plans for m in plan.workers} & self._there()
+        assert succession.choice is not None
+        losses, owners = succession.choice.losses, succession.choice.owners
+        succession.phase = "rebuilding"
+        succession.waits_for = {owners[block] for block in losses}
+        for worker in {loss.worker for loss in losses.values()}:
+            theirs = {b: self._heirs[b] for b, loss in losses.items() if loss.worker == worker}
+            self._tell({worker}, Provide(number=succession.number, owners=theirs))
+        self._rebuilt()
+
+    def _take_rebuilt(self, member: _Member, message: Rebuilt) -> None:
+        succession = self._succession
+        if succession is not None and message.number == succession.number:
+            succession.waits_for.discard(member.task)
+            succession.states |= message.states
+            self._rebuilt()
+
+    def _rebuilt(self) -> None:
+        """With the last block workers can go on."""
+        succession, pending = self._succession, self._pending
+        assert succession is not None
+        assert succession.choice is not None
+        if succession.waits_for:
+            return
+        self._succession = self._vacancy = None
+        self._orphans.clear()
+        if not self._may_go_on(succession, succession.choice):
+            return
+        workers = self._workers_there()
         self._tell(workers, Promote(number=succession.number, gone=tuple(self._lost_servers), owners=self._heirs))
         if 0 in self._heirs and pending is not None and pending.previous is not None:
             self._tell({pending.previous.owner(0).task}, Commit(plan=pending.plan.number))
@@ -1125,6 +1248,97 @@ class Coordinator:
         if self._digest_asked:
             self._ask_for_digests()
         self._urgent = True
+
+    def _may_go_on(self, succession: Succession, choice: Choice) -> bool:
+        """Note what is not exact from here on; returns whether the job goes on so."""
+        assert self._spec is not None
+        lost = {
+            block: succession.states.get(block, -1)
+            for block in self._lossy(choice)
+            if succession.states.get(block, -1) != choice.losses[block].version
+        }
+        if not lost:
+            if choice.losses:
+                self._say(f"{len(choice.losses)} blocks go on from what workers have of them, nothing is lost")
+            return True
+        versions = {block: choice.losses[block].version for block in lost}
+        story = account(lost, versions)
+        if self._spec.on_server_loss == "fail":
+            why = "; ".join(self._lost_servers.values())
+            self._fail(f"{why}; {story}, and on_server_loss is 'fail'")
+            return False
+        first = min(versions.values())
+        self._inexact_from = first if self._inexact_from is None else min(first, self._inexact_from)
+        self._say(f"INEXACT from version {first} on: {story}")
+        return True
+
+    # --- a role that has nobody left ------------------------------------------------------------------------------
+
+    def _vacate(self, role: Literal["worker", "ps"], why: str) -> None:
+        """Wait for a newcomer."""
+        now = time.monotonic()
+        assert self._spec is not None
+        lossy = self._spec.update == "server" and any(slots(block.optimizer) for block in self._blocks)
+        if role == "ps" and lossy and self._spec.on_server_loss == "fail" and self._snapshot < 0:
+            self._fail(f"{why}; optimizer state is lost with it, and on_server_loss is 'fail'")
+            return
+        if self._vacancy is None:
+            self._vacancy = _Vacancy(role, now, why)
+            self._say(f"{why}; the job waits for another {_NAMES[role]}")
+        self._vacancy.task = ""
+
+    def _fill_vacancy(self, now: float) -> None:
+        """Bring a newcomer in, or give up."""
+        vacancy = self._vacancy
+        assert vacancy is not None
+        if vacancy.task:
+            if not {(task, number) for task, number in vacancy.waits_for if task in self._there()}:
+                self._tell({vacancy.task}, self._take_over_message())
+                self._succeed()
+            elif now - vacancy.began > self._settings.prepare:
+                self._drop_newcomer(f"not ready within {self._settings.prepare:g} s")
+            return
+        target = self._reply.members if self._reply is not None else None
+        joined = self._servers_there() + [
+            task for task in self._joined(vacancy.role) if target is None or task in target
+        ]
+        if joined:
+            self._seat_server(vacancy, joined[0], now)
+            return
+        limit = self._settings.start
+        expected = any(task not in self._members for task in target or ())
+        if limit is not None and not expected:
+            limit = self._settings.settle  # nobody starts another one
+        limit = self._settings.vacancy if limit is None else limit
+        if now - max(vacancy.since, self._target_changed) > limit:
+            self._fail(f"{vacancy.reason}; it was the last {_NAMES[vacancy.role]}, and no other came in its place")
+
+    def _seat_server(self, vacancy: _Vacancy, task: str, now: float) -> None:
+        """Have a newcomer own all blocks: it makes ready, and workers reach it."""
+        assert self._spec is not None
+        member = self._members[task]
+        known = {plan.number for plan in self._plans_in_force() if task in plan.tasks()}
+        member.state = "active"
+        self._go_to(tuple(self._lost_servers), {block.number: member.record() for block in self._blocks})
+        self._orphans.update(block.number for block in self._blocks)
+        vacancy.task, vacancy.began = task, now
+        plans = self._plans_in_force()
+        newest, previous = plans[-1], plans[-2] if len(plans) > 1 else None
+        self._say(f"{member.title} takes the place of servers that are gone")
+        vacancy.waits_for = {(task, plan.number) for plan in plans if plan.number not in known}
+        for plan in plans:
+            if plan.number not in known:
+                self._tell({task}, Prepare(plan=plan, previous=None, spec=self._spec))
+        if not known:
+            workers = self._workers_there()
+            vacancy.waits_for |= {(worker, newest.number) for worker in workers}
+            self._tell(workers, Prepare(plan=newest, previous=previous, spec=self._spec))
+
+    def _drop_newcomer(self, reason: str) -> None:
+        vacancy = self._vacancy
+        assert vacancy is not None
+        if vacancy.task:
+            self._member_failed(self._members[vacancy.task], reason)
 
     def _plans_in_force(self) -> list[Plan]:
         """The plan in force, and the one that is taking its place."""
@@ -1254,6 +1468,9 @@ class Coordinator:
     def _advance(self, now: float) -> None:
         if self._succession is not None:
             return
+        if self._vacancy is not None:
+            self._fill_vacancy(now)
+            return
         if self._pending is None:
             self._consider(now)
         elif self._pending.phase == "preparing":
@@ -1318,7 +1535,7 @@ class Coordinator:
             [self._members[task].record() for task in workers],
             [self._members[task].record() for task in servers],
             present,
-            replicas=self._spec.durability == "durable",
+            replicas=self._spec.durability != "none",
             stop=self._settings.handoff == "stop",
         )
         self._pending = _Pending(plan, present, now)
@@ -1436,7 +1653,7 @@ class Coordinator:
 
     def _check_end(self) -> None:
         assert self._plan is not None
-        if self._succession is not None:
+        if self._succession is not None or self._vacancy is not None:
             return
         workers = [self._members[m.task] for m in self._plan.workers if m.task not in self._dead]
         assert self._spec is not None
@@ -1475,11 +1692,14 @@ class Coordinator:
         if len(self._digests) < len(self._blocks):
             return
         if self._result is None:
-            self._result = Result(digest=digest_of(self._digests), versions=self._version)
+            self._result = Result(
+                digest=digest_of(self._digests), versions=self._version, inexact_from=self._inexact_from
+            )
             self._tell({m.task for m in self._plan.servers}, Exit(reason="the job is finished"))
         # the chief may still be writing its files: the job ends when its workers' processes have
         if all(w.state == "left" for w in workers):
-            self._say(f"finished: {self._result.versions} versions, digest {self._result.digest}")
+            since = "" if self._inexact_from is None else f", INEXACT from version {self._inexact_from} on"
+            self._say(f"finished: {self._result.versions} versions, digest {self._result.digest}{since}")
             self._state = "finished"
             self._final = True
 
@@ -1547,6 +1767,7 @@ class Coordinator:
             plan=self._plan.number if self._plan else 0,
             plans=list(self._reports),
             result=self._result if self._state == "finished" else None,
+            inexact_from=self._inexact_from,
         )
 
     def _report_of(self, member: _Member) -> MemberReport:

@@ -65,6 +65,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     #: SHA-256 over the SHA-256 of every block's final weights
     digest: str
     versions: int
+    #: optimizer state was lost with a server: from this version on the weights are not those of an undisturbed run
+    inexact_from: int | None = None
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +87,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     plan: int
     plans: list[PlanReport]
     result: Result | None
+    #: as in the result
+    inexact_from: int | None = None
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pslite.blocks import Block
-from pslite.optimizers import slots
+from pslite.optimizers import settled, slots
 from pslite.rows import Numbers, Rows
 from pslite.tree import ROOT, TreeSum
 
@@ -86,8 +86,8 @@ class Holding:
     """
 
     __slots__ = (
-        "arrivals", "block", "coming", "first", "guard", "here", "plan", "received", "rows", "stamp", "state", "sums",
-        "total", "version", "waits",
+        "arrivals", "block", "coming", "first", "guard", "here", "plan", "received", "rows", "since", "stamp", "state",
+        "sums", "total", "version", "waits",
     )  # fmt: skip
 
     def __init__(self, block: Block, plan: int, leaves: int) -> None:
@@ -113,6 +113,8 @@ class Holding:
         self.coming = ""
         #: whether workers wait for an answer until a replica has the step
         self.waits = False
+        #: the version from which on the optimizer's state counts: 0, or where it was lost and began anew
+        self.since = 0
         #: of a replica: the stamp that its owner knew
         self.stamp = 0, 0
 
@@ -126,6 +128,12 @@ class Holding:
     def whole(self) -> memoryview:
         """Weights and slots, as bytes."""
         return self.state.reshape(-1).data.cast("B")
+
+    def settled(self) -> Array:
+        """Return the state for who does not know since when it counts."""
+        if not self.since:
+            return self.state
+        return settled(self.block.optimizer, self.state, self.version, self.since)
 
     def note(self, total: Rows) -> None:
         """Note which rows a step changes."""

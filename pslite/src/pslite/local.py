@@ -92,6 +92,13 @@ class LocalDirector:
         """The tasks that should be members."""
         return frozenset(self._targets["worker"] + self._targets["ps"])
 
+    def replace(self, task: str) -> None:
+        """Start another task in the place of one that is gone, as a scheduler would."""
+        for role, have in self._targets.items():
+            if task in have:
+                have.remove(task)
+                have.append(self._spawn("ps" if role == "ps" else "worker"))
+
     def _fit(self) -> None:
         roles: tuple[Literal["ps", "worker"], ...] = ("ps", "worker")
         for role in roles:

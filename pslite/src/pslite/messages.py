@@ -152,10 +152,14 @@ class TakenOver(Message, frozen=True):
 
 
 class Copies(Message, frozen=True):
-    """Server: which versions I have of the blocks of that `Census`, as their owner or not."""
+    """Which versions I have of the blocks of that `Census`: a server of their state, as their owner or not, a worker of
+    their weights.
+    """
 
     number: int
     versions: dict[int, int]
+    #: of a worker that updates for itself: the version that it got from another one, so that it has no sums of it
+    came: int = -1
 
 
 class Promoted(Message, frozen=True):
@@ -164,10 +168,20 @@ class Promoted(Message, frozen=True):
     number: int
 
 
+class Rebuilt(Message, frozen=True):
+    """Server: the blocks of that `Promote` that had to be made anew are there; by block, of which version the
+    optimizer's state is, -1 where it begins anew.
+    """
+
+    number: int
+    states: dict[int, int]
+
+
 class Restored(Message, frozen=True):
-    """Chief: the job goes on from a checkpoint of that version."""
+    """Chief: the job goes on from a checkpoint of that version; `inexact_from` as in the director's `Result`."""
 
     version: int
+    inexact_from: int | None = None
 
 
 class Saved(Message, frozen=True):
@@ -337,7 +351,7 @@ class TakeOver(Message, frozen=True):
 
 
 class Census(Message, frozen=True):
-    """Server: those servers are gone; take nothing more from them, and say what you have of their blocks."""
+    """Those servers are gone; take nothing more from them, and say what you have of those blocks."""
 
     number: int
     gone: tuple[str, ...]
@@ -349,6 +363,17 @@ class Promote(Message, frozen=True):
 
     number: int
     gone: tuple[str, ...]
+    owners: dict[int, Member]
+    #: to servers: of which blocks a worker sends the weights, and of which version
+    rebuilt: dict[int, int] = {}
+    #: the version of the checkpoint that has the optimizer's state where no server does; -1: none
+    snapshot: int = -1
+
+
+class Provide(Message, frozen=True):
+    """Worker: send your weights of those blocks to their new owners."""
+
+    number: int
     owners: dict[int, Member]
 
 
@@ -420,6 +445,7 @@ FromMember = (
     | TakenOver
     | Copies
     | Promoted
+    | Rebuilt
     | Restored
     | Saved
     | NotSaved
@@ -447,6 +473,7 @@ FromCoordinator = (
     | TakeOver
     | Census
     | Promote
+    | Provide
     | Clip
     | Trust
     | DigestRequest

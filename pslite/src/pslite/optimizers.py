@@ -55,6 +55,7 @@ class Updater:
         version: int,
         clip: float = 1.0,
         factors: Sequence[tuple[int, float]] = (),
+        since: int = 0,
     ) -> None:
         """Turn version `version` of a block into the next one.
 
@@ -74,6 +75,8 @@ class Updater:
             what a gradient of weights is multiplied by, because the norm of all of them is too large.
         factors
             LAMB's: how many elements after each other have which one.
+        since
+            the version from which on the bias correction counts.
 
         """
         if isinstance(optimizer, LAMB) and sum(size for size, _ in factors) != gradient.size:
@@ -89,16 +92,23 @@ class Updater:
             if isinstance(optimizer, SGD):
                 _sgd(optimizer, part, grad, own, scratch, rate)
             elif isinstance(optimizer, Adam):
-                _adam(optimizer, part, grad, own, scratch, version + 1, rate)
+                _adam(optimizer, part, grad, own, scratch, version + 1 - since, rate)
             elif isinstance(optimizer, LAMB):
-                _lamb(optimizer, part, grad, own, scratch, version + 1)
+                _lamb(optimizer, part, grad, own, scratch, version + 1 - since)
                 _spread(factors, low, scratch, rate)
                 np.subtract(part[0], scratch, out=part[0])
             else:
                 np.add(part[0], grad, out=part[0])
 
     def apply_rows(
-        self, optimizer: Optimizer, state: Array, gradient: Rows, samples: float, version: int, clip: float = 1.0
+        self,
+        optimizer: Optimizer,
+        state: Array,
+        gradient: Rows,
+        samples: float,
+        version: int,
+        clip: float = 1.0,
+        since: int = 0,
     ) -> None:
         """Turn version `version` of a sparse block into the next one: other rows than the gradient's stay as they are.
 
@@ -108,7 +118,7 @@ class Updater:
         width = gradient.values.shape[1]
         rows = state.reshape(state.shape[0], -1, width)
         part = rows[:, gradient.numbers].reshape(state.shape[0], -1)
-        self.apply(optimizer, part, gradient.values.reshape(-1), samples, version, clip)
+        self.apply(optimizer, part, gradient.values.reshape(-1), samples, version, clip, since=since)
         rows[:, gradient.numbers] = part.reshape(state.shape[0], -1, width)
 
     def lengths(
@@ -120,6 +130,7 @@ class Updater:
         version: int,
         clip: float,
         sizes: Iterable[int],
+        since: int = 0,
     ) -> tuple[float, ...]:
         """Return the sums of squares of weights and of their update, for each piece of a block of so many elements.
 
@@ -130,7 +141,7 @@ class Updater:
             grad, own, scratch = self._mean_gradient(rule, gradient[low : low + _PIECE], clip / samples)
             part = self._moments[gradient.dtype.char][:, : grad.size]
             np.copyto(part, state[:, low : low + _PIECE])
-            _lamb(rule, part, grad, own, scratch, version + 1)
+            _lamb(rule, part, grad, own, scratch, version + 1 - since)
             update[low : low + _PIECE] = scratch
         found: list[float] = []
         place = 0
@@ -152,6 +163,18 @@ class Updater:
         if clips:
             np.clip(own, -self._clip_value, self._clip_value, out=own)
         return own, own, scratch
+
+
+def settled(optimizer: Optimizer, state: Array, version: int, since: int) -> Array:
+    """Return a copy of a state that counts from version `since` as one that counts from 0: what Adam and LAMB make of
+    its moments is the same.
+    """
+    copy = state.copy()
+    own = version - since
+    if isinstance(optimizer, Adam | LAMB) and own > 0:
+        for row, beta in enumerate(optimizer.betas, 1):
+            copy[row] *= (1.0 - beta**version) / (1.0 - beta**own)
+    return copy
 
 
 def square_norm(optimizer: Optimizer, gradient: Array, samples: float) -> float:

@@ -1,8 +1,9 @@
 """Replicas of blocks: what a server does so that another one can go on in its place, and what it keeps for others.
 
 The owner of a block sends its backup the gradient sum of each step; both apply it, so that they have the same bits, the
-optimizer's state included.  Workers are answered when the sum has come there: a replica is never behind what a worker
-has been told, and no step is lost with the owner.  A new backup is first sent the whole state, once.
+optimizer's state included.  In durable jobs workers are answered when the sum has come there: a replica is never behind
+what a worker has been told, and no step is lost with the owner.  In relaxed ones they are answered at once, as long as
+no more than `LAG` sums are on their way.  A new backup is first sent the whole state, once.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from pslite.holding import Array, BufferPool, Holding
 from pslite.rows import Rows, checked_length, parse
 from pslite.wire import REPLICATE, REPLICATED, SEED, SEEDED, Header, Link
 
+#: versions by which a replica of a relaxed job may be behind what a worker has been told
+LAG = 2
 #: seeds on their way at a time: they give way to answering workers
 _SEEDS = 2
 
@@ -76,6 +79,9 @@ class Guards:
         self._links = links
         self._pool = pool
         self._sent: dict[tuple[int, int], _Sent] = {}
+        #: block -> sums on their way, and how many of a block may be without that workers wait
+        self._owed: dict[int, int] = {}
+        self.lag = 0
         #: blocks that want another backup, with its task
         self._due: deque[tuple[Holding, str]] = deque()
         #: seeds that are not acknowledged: block -> task
@@ -94,10 +100,17 @@ class Guards:
     def tell(self, holding: Holding, step: Step, stamp: tuple[int, int]) -> None:
         """Send a step just applied to the replicas, which sets `waits`; its sum is given back when they have it."""
         block, tasks = holding.block, set(holding.guards)
-        holding.waits = bool(tasks)
         if not tasks:
+            holding.waits = False
             self._give(step.total)
             return
+        if self.lag and not isinstance(step.total, Rows) and not step.total.flags.writeable:
+            # it lies in the memory of a worker, which will not wait until it is sent
+            copy = self._pool.take_like(step.total)
+            np.copyto(copy, step.total)
+            step = replace(step, total=copy)
+        self._owed[block.number] = self._owed.get(block.number, 0) + 1
+        holding.waits = self._owed[block.number] > self.lag
         views = step.views()
         header = Header(
             REPLICATE, holding.plan, block.number, 2 + len(step.factors), sum(view.nbytes for view in views),
@@ -124,12 +137,18 @@ class Guards:
     def _finished(self, sent: _Sent, version: int) -> Holding | None:
         if sent.waits_for:
             return None
-        del self._sent[sent.holding.block.number, version]
+        number = sent.holding.block.number
+        del self._sent[number, version]
+        self._owed[number] -= 1
         self._give(sent.total)
-        if sent.holding.waits and sent.holding.version == version + 1:
+        if sent.holding.waits and self._owed[number] <= self.lag:
             sent.holding.waits = False
             return sent.holding
         return None
+
+    def owes(self, holding: Holding) -> bool:
+        """Whether sums of a block are on their way."""
+        return self._owed.get(holding.block.number, 0) > 0
 
     def want(self, holding: Holding, task: str) -> None:
         """Have a server become the backup of a block, when there is time."""
@@ -149,7 +168,8 @@ class Guards:
         block = holding.block.number
         link.send(
             Header(
-                SEED, holding.plan, block, 0, state.nbytes, holding.version, holding.first, crc=zlib.crc32(state)
+                SEED, holding.plan, block, 0, state.nbytes, holding.version, holding.first, next_first=holding.since,
+                crc=zlib.crc32(state),
             ),
             state,
         )  # fmt: skip
@@ -181,6 +201,7 @@ class Guards:
         for key, sent in list(self._sent.items()):
             if sent.holding is holding:
                 del self._sent[key]
+                self._owed[key[0]] -= 1
 
     def without(self, gone: Collection[str], holdings: Collection[Holding]) -> list[Holding]:
         """Wait no more for servers that are gone; returns the blocks whose workers can be answered now."""
@@ -269,6 +290,7 @@ class Replicas:
         if crc != header.crc:
             raise ProtocolError(f"the replica of block {header.block} came damaged: checksum {crc:08x}")
         holding.plan, holding.version, holding.first, holding.here = header.plan, header.version, header.first, True
+        holding.since = header.next_first
         self._kept[header.block] = holding
         link.send(Header(SEEDED, header.plan, header.block, 0, 0, header.version, header.first))
 

@@ -18,6 +18,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -57,6 +58,7 @@ from pslite.messages import (
     Promote,
     Promoted,
     Ready,
+    Rebuilt,
     Refused,
     Saved,
     Stamped,
@@ -68,8 +70,9 @@ from pslite.messages import (
 from pslite.norms import Squares, Tensors
 from pslite.optimizers import Updater, slots, square_norm
 from pslite.plan import Plan, Reduction, holders_of, reduction
+from pslite.rebuilding import Rebuilding, Slots, reads_checkpoint
 from pslite.region import WEIGHTS, Layout, Mapped
-from pslite.replicas import Guards, Replicas, Step
+from pslite.replicas import LAG, Guards, Replicas, Step
 from pslite.rows import Rows, checked_length, parse
 from pslite.spec import LAMB, JobSpec, Sum
 from pslite.transport import machine, open_listeners, reach, tune
@@ -81,6 +84,7 @@ from pslite.wire import (
     PARAM,
     PARAM_ROWS,
     PUSH,
+    REBUILD,
     REGION,
     REPLICATE,
     REPLICATED,
@@ -220,7 +224,9 @@ class Server:
         self._outgoing: deque[Holding] = deque()
         self._unacknowledged: dict[int, Holding] = {}
         self._refused = 0
-        self._done: queue.SimpleQueue[tuple[int, _Stage | Nack | Saved | NotSaved]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[int, _Stage | Nack | Saved | NotSaved | Slots]] = queue.SimpleQueue()
+        #: blocks that we make anew for others that are gone
+        self._rebuilding = Rebuilding(self._report_read)
         self._saver: Saver | None = None
         #: of blocks whose sums are whole, not told yet, by what they are of
         self._squares: dict[Literal["gradient", "update"], dict[int, Squares]] = {"gradient": {}, "update": {}}
@@ -422,6 +428,13 @@ class Server:
             if holding is None:
                 return memoryview(bytearray(block.nbytes * (1 + slots(block.optimizer))))
             return holding.whole
+        if header.kind == REBUILD:
+            if link.role != "worker" or header.length != block.nbytes:
+                raise ProtocolError(f"{link.task} sent {header.length} bytes as block {header.block}")
+            if not self._rebuilding.awaits(header):
+                return memoryview(self._scratch)[: block.nbytes]
+            self._incoming[link] = np.empty(block.nbytes, dtype=np.uint8)
+            return self._incoming[link].data
         if header.kind in (INIT, STATE, RESTORE):
             holding = self._awaited(link, header)
             return holding.weights if header.kind == INIT else holding.whole
@@ -461,13 +474,18 @@ class Server:
             else:
                 self._complete(holding)
             self._report_moved()
+        elif header.kind == REBUILD:
+            weights = self._incoming.pop(link, None)
+            if weights is not None:
+                self._rebuilding.weights(header, weights)
+                self._take_rebuilt()
         elif header.kind == FETCH:
             self._asked.append((link, header))
             self._answer_fetches()
         elif header.kind == STATE_ACK:
             if header.block in self._unacknowledged:
                 self._handed_over(header.block)
-            elif not self._durable:
+            elif not self._replicated:
                 raise ProtocolError(f"an acknowledgement of block {header.block}, which was not sent")
             self._report_moved()
         elif header.kind == REPLICATE:
@@ -487,8 +505,8 @@ class Server:
             self._report_moved()
 
     @property
-    def _durable(self) -> bool:
-        return self._spec is not None and self._spec.durability == "durable"
+    def _replicated(self) -> bool:
+        return self._spec is not None and self._spec.durability != "none"
 
     def shared(self, link: Link, header: Header) -> None:
         """Take a gradient that lies in the worker's own memory, or that memory."""
@@ -625,7 +643,7 @@ class Server:
         for link, version, gradient in arrivals.staged:
             leaves = self._stages[holding.plan].reduction.leaves
             samples = self._spec.divisor(holding.block.optimizer, version, leaves)
-            self._updater.apply(holding.block.optimizer, holding.state, gradient, samples, version)
+            self._updater.apply(holding.block.optimizer, holding.state, gradient, samples, version, since=holding.since)
             self._pool.give(gradient)
             arrivals.waiting.append((link, version + 1))
         arrivals.staged.clear()
@@ -643,7 +661,7 @@ class Server:
             holding.version += 1
             self._version = max(self._version, holding.version)
             if self._saver is not None:
-                self._saver.take(holding.block.number, holding.version, holding.state)
+                self._saver.take(holding.block.number, holding.version, holding.settled())
             if self._stamp is not None and holding.version == self._stamp[1]:
                 self._cross(holding, *self._stamp)
                 newcomers = self._stages[holding.plan].newcomers
@@ -728,7 +746,7 @@ class Server:
         holding.version += 1
         self._version = max(self._version, holding.version)
         if self._saver is not None:
-            self._saver.take(block.number, holding.version, holding.state)
+            self._saver.take(block.number, holding.version, holding.settled())
         if self._stamp is not None and holding.version == self._stamp[1]:
             self._cross(holding, *self._stamp)
         if not holding.waits:
@@ -739,12 +757,12 @@ class Server:
     def _apply(self, holding: Holding, step: Step) -> None:
         rule, version, total = holding.block.optimizer, holding.version, step.total
         if isinstance(total, Rows):
-            self._updater.apply_rows(rule, holding.state, total, step.divisor, version, step.clip)
+            self._updater.apply_rows(rule, holding.state, total, step.divisor, version, step.clip, holding.since)
             holding.note(total)
         else:
             pieces = self._tensors.pieces[holding.block.number] if step.factors else ()
             factors = tuple((piece.size, factor) for piece, factor in zip(pieces, step.factors, strict=True))
-            self._updater.apply(rule, holding.state, total, step.divisor, version, step.clip, factors)
+            self._updater.apply(rule, holding.state, total, step.divisor, version, step.clip, factors, holding.since)
 
     def _make_stamp(self, holding: Holding) -> None:
         """Announce a plan that waits for it with the version that block 0 is about to reach: it rules from the next on.
@@ -790,7 +808,8 @@ class Server:
         if asks and self._trust[0] == version:
             return clip, self._tensors.factors(block.number, self._trust[1])
         sizes = [piece.size for piece in self._tensors.pieces[block.number]]
-        squares = {block.number: self._updater.lengths(rule, holding.state, total, samples, version, clip, sizes)}
+        lengths = self._updater.lengths(rule, holding.state, total, samples, version, clip, sizes, holding.since)
+        squares = {block.number: lengths}
         if asks:
             self._squares["update"].update(squares)
             return None
@@ -843,7 +862,7 @@ class Server:
             holding = self._holdings.get(header.block)
             # in async mode it is as it is
             if holding is not None and holding.here and (self._async or holding.version == header.version):
-                whole = holding.whole
+                whole = holding.settled().reshape(-1).data.cast("B")
                 link.send(
                     Header(WHOLE, header.plan, header.block, 0, whole.nbytes, header.version, holding.first), whole
                 )
@@ -904,7 +923,7 @@ class Server:
     def _handed_over(self, block: int) -> None:
         """A block is where it should be; what we have of it may serve as its replica."""
         holding = self._unacknowledged.pop(block)
-        if self._durable:
+        if self._replicated:
             self._guards.release(holding)
             self._replicas.keep(holding)
 
@@ -930,8 +949,8 @@ class Server:
                 return
             holding = self._outgoing[0]
             owner = stage.plan.owner(holding.block.number).task
-            if holding.waits:
-                return
+            if holding.waits or self._guards.owes(holding):
+                return  # who keeps its replica may be that of the new owner too
             link = self._peers.get(owner)
             if link is None or not link.open:
                 if owner not in self._gone:
@@ -950,6 +969,7 @@ class Server:
                 whole.nbytes,
                 holding.version,
                 holding.first,
+                next_first=holding.since,
                 crc=zlib.crc32(whole),
             )
             link.send(header, whole)
@@ -962,6 +982,7 @@ class Server:
             )
         holding.version = header.version
         holding.first = header.first
+        holding.since = header.next_first
         holding.here = True
         holding.arrivals.highest = header.version
         self._version = max(self._version, holding.version)
@@ -982,6 +1003,8 @@ class Server:
             return
         stage = self._stages[number]
         if stage.reported or stage.gained or self._unacknowledged or not self._guards.settled:
+            return
+        if self._rebuilding.busy:
             return
         if any(holding.plan != number for holding in self._holdings.values()):
             return
@@ -1054,6 +1077,7 @@ class Server:
             self._lengths = [wire_bytes(message.spec, block) for block in self._blocks]
             self._scratch = bytearray(max(block.nbytes for block in self._blocks))
             self._sums_only = message.spec.update == "worker"
+            self._guards.lag = LAG if message.spec.durability == "relaxed" else 0
             if message.spec.checkpoint and not self._sums_only:
                 name = f"{self._identity.task}-{self._identity.incarnation[:8]}"
                 self._saver = Saver(message.spec, name, self._report_saved)
@@ -1118,6 +1142,12 @@ class Server:
                 for link in result.links.values() if isinstance(result, _Stage) else ():
                     link.close()
 
+    def _report_read(self, found: Slots) -> None:
+        """Thread of `Rebuilding`: what it has read."""
+        self._done.put((0, found))
+        with contextlib.suppress(OSError):
+            self._wake_in.send(b"x")
+
     def _report_saved(self, message: Saved | NotSaved) -> None:
         """Saver's thread: what it has written."""
         self._done.put((0, message))
@@ -1131,6 +1161,12 @@ class Server:
             number, result = self._done.get()
             if isinstance(result, Nack | Saved | NotSaved):
                 self._control.send(result)
+                continue
+            if isinstance(result, Slots):
+                if result.reason:
+                    self._say(f"no optimizer state from a checkpoint: {result.reason}")
+                self._rebuilding.slots(result)
+                self._take_rebuilt()
                 continue
             self._stages[number] = result
             self._replicas.expect(result.replicas)
@@ -1175,10 +1211,10 @@ class Server:
     def _count_copies(self, message: Census) -> None:
         """Servers are gone: nothing that they have sent counts from now on, and nobody waits for them."""
         for task in message.gone:
+            for link in [links[task] for links in (self._links, self._peers) if task in links]:
+                self._hear_out(link)
+                self._drop(link)
             self._lost.pop(task, None)
-            for links in (self._links, self._peers):
-                if task in links:
-                    self._drop(links[task])
         self._gone.update(message.gone)
         ours = [*self._holdings.values(), *self._unacknowledged.values()]
         for holding in self._guards.without(message.gone, ours):
@@ -1188,10 +1224,20 @@ class Server:
         self._control.send(Copies(number=message.number, versions=versions))
         self._report_moved()
 
+    def _hear_out(self, link: Link) -> None:
+        """Take what has come over a connection before it is given up."""
+        if self._replicated:
+            with contextlib.suppress(PeerLost, ProtocolError):
+                while link.receive(self):
+                    pass
+
     def _newest(self, block: int) -> Holding | None:
         """What we have of a block, as its owner, on its way to another one, or as a replica."""
         places = (self._holdings, self._unacknowledged, self._replicas.kept)
         found = [place[block] for place in places if block in place]
+        older = self._rebuilding.lagging(block)
+        if older is not None:
+            found.append(older)
         return max(found, key=lambda holding: holding.version, default=None)
 
     def _promote(self, message: Promote) -> None:
@@ -1206,18 +1252,28 @@ class Server:
         # what is reported as moved from here on takes account of it
         self._control.send(Promoted(number=message.number))
         ours = []
+        found = {block: self._newest(block) for block in message.owners}
+        self._rebuilding.begin(message.number)
         for block, owner in message.owners.items():
-            newest = self._newest(block)
+            newest = found[block]
             for holding in (self._holdings.pop(block, None), self._unacknowledged.pop(block, None)):
                 if holding is not None:
                     self._guards.release(holding)
             self._replicas.take(block)
             self._outgoing = deque(holding for holding in self._outgoing if holding.block.number != block)
-            for stage in self._stages.values():
-                stage.gained.pop(block, None)
-            if owner.task == self._identity.task:
+            spare = [holding for stage in self._stages.values() if (holding := stage.gained.pop(block, None))]
+            if owner.task != self._identity.task:
+                continue
+            if block in message.rebuilt:
+                made = newest or (spare[0] if spare else Holding(self._kept(block), 0, 1))
+                made.version = newest.version if newest is not None else -1
+                reads = reads_checkpoint(made.block, newest, message.snapshot)
+                self._rebuilding.expect(made, message.rebuilt[block], reads=reads)
+            else:
                 assert newest is not None
                 ours.append(newest)
+        if self._spec is not None and message.snapshot >= 0:
+            self._rebuilding.read(Path(self._spec.checkpoint), message.snapshot)
         # all of them first: nothing is reported as moved as long as one is not
         self._holdings.update({holding.block.number: holding for holding in ours})
         for holding in ours:
@@ -1225,12 +1281,28 @@ class Server:
         self._answer_fetches()
         self._report_moved()
 
+    def _take_rebuilt(self) -> None:
+        """Own the blocks that are whole again."""
+        made = self._rebuilding.whole()
+        if not made:
+            return
+        self._holdings.update({holding.block.number: holding for holding in made})
+        for holding in made:
+            self._take_on(holding)
+        if not self._rebuilding.busy:
+            self._control.send(Rebuilt(number=self._rebuilding.number, states=self._rebuilding.report()))
+            self._answer_fetches()
+            self._report_moved()
+
     def _take_on(self, holding: Holding) -> None:
         """Own a block, from the version on at which we have it; workers push the step again that was under way."""
         if self._stamp is None and holding.stamp[0] > self._settled and holding.stamp[0] in self._stages:
             self._stamp = holding.stamp
         holding.rows = None  # workers have to be sent everything
-        holding.begin(self._stages[holding.plan].reduction.leaves)
+        stage = self._stages[holding.plan]
+        if holding.plan > self._settled and not stage.began:
+            stage.began = time.monotonic()
+        holding.begin(stage.reduction.leaves)
         if self._stamp is not None and holding.version == self._stamp[1] and holding.plan != self._stamp[0]:
             self._cross(holding, *self._stamp)
         self._answer(holding)

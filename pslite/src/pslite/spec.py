@@ -195,8 +195,11 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     wire: Literal["float32", "bfloat16", "float16"] = "float32"
     #: who has the optimizer: servers, or every worker for itself, and servers only add up gradients
     update: Literal["server", "worker"] = "server"
-    #: "durable": every block has a replica on another server, which is never behind what a worker has been told
-    durability: Literal["none", "durable"] = "none"
+    #: "durable": every block has a replica on another server, which is never behind what a worker has been told;
+    #: "relaxed": one that may be some versions behind
+    durability: Literal["none", "relaxed", "durable"] = "none"
+    #: what happens if optimizer state is lost with a server: the job goes on without it, and says so, or fails
+    on_server_loss: Literal["restore", "fail"] = "restore"
     #: folder of checkpoints, which every server, the first worker and the coordinator can reach; "" for none
     checkpoint: str = ""
     #: versions from one checkpoint to the next
@@ -255,7 +258,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             _check(not table, f'{table} is sparse: update="worker" is for dense tensors')
         _check(
             self.durability == "none" or (self.update == "server" and self.architecture == "ps"),
-            'durability="durable" is for servers that have the optimizer: no others have anything to lose',
+            f'durability="{self.durability}" is for servers that have the optimizer: no others have anything to lose',
         )
         _check(bool(self.segments), "the model has no trainable parameters")
         for segment in self.segments:

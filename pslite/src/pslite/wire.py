@@ -54,10 +54,12 @@ SEEDED = 13
 
 #: worker -> server -> workers that have just come: weights and optimizer slots of one block, with a checksum
 FIRST_STATE = 22
+#: worker -> server that takes the place of another one: weights of one block at `version`
+REBUILD = 23
 KINDS = frozenset(
     (
         PUSH, PARAM, STATE, STATE_ACK, INIT, WRONG_OWNER, RESTORE, REGION, PARAM_ROWS, FETCH, WHOLE, REPLICATE,
-        REPLICATED, SEED, SEEDED, FIRST_STATE,
+        REPLICATED, SEED, SEEDED, FIRST_STATE, REBUILD,
     )
 )  # fmt: skip
 
@@ -79,7 +81,8 @@ _BUDGET = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a frame is. `plan` took effect at version `first`; `next_*` is the stamp of the coming plan, or 0.
+    """What a frame is. `plan` took effect at version `first`; `next_*` is the stamp of the coming plan, or 0. With a
+    whole state `next_first` is the version from which on the optimizer's part counts.
 
     With a `place` the payload does not follow: it lies in the worker's shared memory of that number.
     """
@@ -306,8 +309,8 @@ class Link:
                     self._lasting.add(id(out[0]))
                 return
 
-    def receive(self, receiver: Receiver) -> None:
-        """Receive frames until the socket is empty or the peer has had its turn.
+    def receive(self, receiver: Receiver) -> bool:
+        """Receive frames until the socket is empty or the peer has had its turn; returns whether there may be more.
 
         Raises
         ------
@@ -327,7 +330,7 @@ class Link:
                 else:
                     got = self.sock.recv_into(target)
             except (BlockingIOError, InterruptedError):
-                return
+                return False
             except OSError as error:
                 raise PeerLost(f"connection to {self.task} broke: {error.strerror}") from error
             if not got:
@@ -336,6 +339,7 @@ class Link:
             budget -= got
             if got == target.nbytes:
                 self._advance(receiver)
+        return True
 
     def _receive_header(self, target: memoryview) -> int:
         """Receive part of a header; an open file comes with its first byte."""

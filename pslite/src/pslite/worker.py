@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,6 +32,8 @@ from pslite.messages import (
     AtBarrier,
     BarrierOpen,
     Begin,
+    Census,
+    Copies,
     Describe,
     Digests,
     Finished,
@@ -41,6 +43,7 @@ from pslite.messages import (
     PlanDone,
     Prepare,
     Promote,
+    Provide,
     Pushed,
     Ready,
     Restored,
@@ -68,6 +71,7 @@ from pslite.wire import (
     PARAM,
     PARAM_ROWS,
     PUSH,
+    REBUILD,
     RESTORE,
     WHOLE,
     WRONG_OWNER,
@@ -78,6 +82,7 @@ from pslite.wire import (
 
 #: how long a broken data connection waits for the coordinator's verdict
 _VERDICT_SECONDS = 10.0
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,7 @@ class Worker(Membership):
             self.describe(spec)
         # the user's thread
         self._links: dict[str, Link] = {}
+        self._late_links: list[Link] = []
         self._selector = selectors.DefaultSelector()
         self._writing: set[Link] = set()
         self._plan: Plan | None = None
@@ -169,7 +175,7 @@ class Worker(Membership):
         self._leaving = False
         self._finished: bool | None = None
         # shared with the control thread
-        self._staged: queue.SimpleQueue[_Stage | TakeOver | Promote | int] = queue.SimpleQueue()
+        self._staged: queue.SimpleQueue[_Stage | TakeOver | Promote | Census | Provide | int] = queue.SimpleQueue()
         self._closed = False
         self._begin = 0
         self._resumed = 0
@@ -178,6 +184,9 @@ class Worker(Membership):
         self._barriers_open = 0
         self._barriers = 0
         self._given: Given | None = None
+        #: the last plan that everybody has moved to, and the version with which we came
+        self._settled = 0
+        self._came = 0
         #: blocks whose optimizer state is on its way to us
         self._fetching: dict[int, Array] = {}
         #: whether the user's thread does something that can be done when the last version is there
@@ -267,6 +276,7 @@ class Worker(Membership):
         else:
             self._replica.show()
         self.late = stage.previous is not None
+        self._came = self._awaited
         self._enter(stage, self._awaited)
 
     def _first_weights_here(self) -> bool:
@@ -290,7 +300,7 @@ class Worker(Membership):
             return
         version = found.version
         self._say(f"the job goes on from version {version}: {found.place}")
-        self._send(Restored(version=version))
+        self._send(Restored(version=version, inexact_from=found.inexact_from))
         for block, state in found.states():
             link = self._links[plan.owner(block.number).task]
             whole = state.reshape(-1).data.cast("B")
@@ -306,18 +316,19 @@ class Worker(Membership):
         else:
             self._awaited = found.version
             self._say(f"the job goes on from version {found.version}: {found.place}")
-            self._send(Restored(version=found.version))
+            self._send(Restored(version=found.version, inexact_from=found.inexact_from))
             self._replica.restore(found)
         self._missing.clear()
 
-    def _send_first_state(self) -> None:
+    def _send_first_state(self, again: Collection[int] = ()) -> None:
         """Send our state to workers that the plan adds, if that falls to us; they get it at the plan's first version.
 
-        Nobody goes on to the next one without them: so another worker can still do it, should we die.
+        Nobody goes on to the next one without them: so another worker can still do it, should we die.  `again` has the
+        blocks whose server is gone, perhaps before it had passed them on.
         """
         plan, replica = self._plan, self._replica
         stage = self._stages.get(plan.number) if plan is not None else None
-        if replica is None or plan is None or stage is None or self._sent_state == plan.number:
+        if replica is None or plan is None or stage is None or (self._sent_state == plan.number and not again):
             return
         if self.version != self._first or not self._entered:
             return
@@ -325,8 +336,9 @@ class Worker(Membership):
         able = [m.task for m in plan.workers if m.task in old and m.task not in self._gone]
         if all(m.task in old for m in plan.workers) or not able or able[0] != self._identity.task:
             return
+        only = again if self._sent_state == plan.number else range(len(self.blocks))
         self._sent_state = plan.number
-        for block, state in zip(self.blocks, replica.states, strict=True):
+        for block, state in [(self.blocks[number], replica.states[number]) for number in only]:
             whole = state.reshape(-1).data.cast("B")
             link = self._links.get(plan.owner(block.number).task)
             if link is not None:
@@ -339,7 +351,7 @@ class Worker(Membership):
     def _close(self) -> None:
         self._closed = True
         self._close_staged()
-        for link in list(self._links.values()):
+        for link in [*self._links.values(), *self._late_links]:
             link.close()
         for closable in (self._selector, self._wake_in, self._wake_out):
             closable.close()
@@ -360,7 +372,13 @@ class Worker(Membership):
     def finish(self) -> None:
         """Say that the last version is reached; the control thread lives on until the script ends."""
         self._report_progress(force=True)
-        self._finished = self.is_chief
+        chief = self.is_chief
+        with self._lock:
+            self._finished = chief
+        while not self._staged.empty():
+            item = self._staged.get()
+            if isinstance(item, Census | Provide):
+                self._help(item)
         if self._saver is not None:
             self._saver.close()
         if self._replica is not None and self._finished:
@@ -660,6 +678,12 @@ class Worker(Membership):
             if isinstance(item, Promote):
                 self._follow(item)
                 continue
+            if isinstance(item, Census):
+                self._say_what_is_here(item)
+                continue
+            if isinstance(item, Provide):
+                self._provide(item)
+                continue
             if isinstance(item, int):
                 # its connections stay: the plan that is tried next probably needs them
                 self._stages.pop(item, None)
@@ -673,7 +697,7 @@ class Worker(Membership):
                 self._selector.register(link.sock, selectors.EVENT_READ, link)
         done = self._done_plan
         if done and self._plan is not None and self._plan.number == done:
-            self._done_plan = 0
+            self._done_plan, self._settled = 0, done
             for number in [n for n in self._stages if n < done]:
                 del self._stages[number]
             self._close_unused()
@@ -687,18 +711,84 @@ class Worker(Membership):
                 plan=stage.plan.without(gone, owners),
                 previous=stage.previous and stage.previous.without(gone, owners),
             )
-        self._gone |= set(gone)
+        self._forget(gone)
         self._unheard.clear()
-        for task in gone:
-            if task in self._links:
-                self._unlink(self._links[task])
         plan, source = self._plan, self._source
         if plan is not None and source is not None:
             stage = self._stages[plan.number]
             self._plan = stage.plan
             self._source = stage.plan if source.number == plan.number else stage.previous
             self._push(self._plan, self._sent, [self.blocks[number] for number in owners])
+            self._send_first_state(owners)
             self._ask_for(self._plan, owners.keys() & self._fetching.keys())
+
+    def _forget(self, gone: Iterable[str]) -> None:
+        """Take nothing more from servers that are gone."""
+        self._gone |= set(gone)
+        for task in gone:
+            self._unheard.pop(task, None)
+            if task in self._links:
+                self._unlink(self._links[task])
+
+    def _newest(self, block: int) -> int:
+        """The version of the weights (of the sums, if workers update) that we have of a block; -1 if there are none."""
+        if block not in self._missing:
+            return self._awaited
+        return self._awaited - 1 if self._entered else -1
+
+    def _say_what_is_here(self, message: Census) -> None:
+        """Servers are gone: what they have sent of these blocks stays, and nothing more comes."""
+        self._forget(message.gone)
+        versions = {block: version for block in message.blocks if (version := self._newest(block)) >= 0}
+        came = -1
+        if self._replica is not None and (self.late or not self._entered):
+            came = self._came if self._entered else self._awaited
+        self._send(Copies(number=message.number, versions=versions, came=came))
+
+    def _provide(self, message: Provide) -> None:
+        """Send weights to servers that take the place of others."""
+        for number, owner in message.owners.items():
+            link = self._links.get(owner.task)
+            if link is not None:
+                header, view = self._rebuild(number)
+                link.send(header, view)
+
+    def _rebuild(self, number: int) -> tuple[Header, memoryview]:
+        """Return what a server needs that is to own a block: nobody changes it as long as nobody owns it."""
+        plan, version = self._plan, self._newest(number)
+        assert plan is not None
+        stamp = self._stamp or ((plan.number, self._first) if plan.number > self._settled else (0, 0))
+        view = self._bundles[version % 2].views[number]
+        return Header(REBUILD, plan.number, number, 0, view.nbytes, version, self._first, *stamp), view
+
+    def _help(self, message: Census | Provide | TakeOver | Promote) -> None:
+        """The loop is over, and its thread does something else: do for others what must be done."""
+        if isinstance(message, Census):
+            versions = dict.fromkeys(message.blocks, self.version)
+            self._send(Copies(number=message.number, versions=versions))
+        elif isinstance(message, Provide):
+            threading.Thread(target=self._provide_late, args=(message,), name="pslite-provide", daemon=True).start()
+
+    def _provide_late(self, message: Provide) -> None:
+        """Send weights over connections made for it."""
+        for owner in {owner.task: owner for owner in message.owners.values()}.values():
+            try:
+                link = Link(reach(owner, self._identity), owner.task, owner.incarnation, "ps")
+                try:
+                    for number, other in message.owners.items():
+                        if other.task == owner.task:
+                            header, view = self._rebuild(number)
+                            link.send(header, view)
+                    with selectors.DefaultSelector() as selector:
+                        selector.register(link.sock, selectors.EVENT_WRITE)
+                        while not link.flush():
+                            selector.select(_POLL_SECONDS)
+                    # who closes first ends the other's turn: the server does, with the job
+                    self._late_links.append(link)
+                except PeerLost:
+                    link.close()
+            except PsliteError as error:
+                self._say(f"cannot send weights to {owner.task}: {error}")
 
     def _close_unused(self) -> None:
         """Close connections to servers that are in no plan any more."""
@@ -725,14 +815,14 @@ class Worker(Membership):
             self._source = stage.previous or stage.plan
             self._awaited = header.first
         assert self._source is not None
-        if self._durable and header.version <= self._awaited and not self._wants(header):
+        if header.version <= self._awaited and not self._wants(header):
             # from a server that has taken another one's place; the same bytes as before
             block = self.blocks[header.block]
             length = checked_length(block, header.length) if header.kind == PARAM_ROWS else block.nbytes
             if len(self._spare) < length:
                 self._spare = bytearray(length)
             return memoryview(self._spare)[:length]
-        if not self._wants(header) or (not self._durable and self._source.owner(header.block).task != link.task):
+        if not self._wants(header):
             raise ProtocolError(
                 f"{link.task} sent block {header.block} at version {header.version}, awaited is {self._awaited}"
             )
@@ -755,10 +845,6 @@ class Worker(Membership):
             return whole
         return memoryview(bytearray(whole.nbytes))
 
-    @property
-    def _durable(self) -> bool:
-        return self.spec.durability == "durable"
-
     def _wants(self, header: Header) -> bool:
         return header.version == self._awaited and header.block in self._missing
 
@@ -776,8 +862,6 @@ class Worker(Membership):
                 f"{link.task} refused block {header.block} of step {header.version} under plan {header.plan}: "
                 "it does not own it"
             )
-            if not self._durable:
-                raise ProtocolError(text)
             self._unheard[link.task] = time.monotonic() + _VERDICT_SECONDS, text
             return
         if header.kind == WHOLE:
@@ -815,8 +899,13 @@ class Worker(Membership):
             threading.Thread(target=self._make_ready, args=(message,), name="pslite-prepare", daemon=True).start()
         elif isinstance(message, Abort):
             self._staged.put(message.plan)
-        elif isinstance(message, TakeOver | Promote):
-            self._staged.put(message)
+        elif isinstance(message, TakeOver | Promote | Census | Provide):
+            with self._lock:
+                late = self._finished is not None
+                if not late:
+                    self._staged.put(message)
+            if late:
+                self._help(message)
         elif isinstance(message, Seat):
             self._seat = message.rank, message.workers
         elif isinstance(message, BarrierOpen):

@@ -1,0 +1,146 @@
+"""Servers are gone: who owns their blocks from now on, and from where those blocks have their state.
+
+First everybody that is left says what it has of these blocks: servers whole copies (on their way to another server, or
+replicas), workers the weights that they have been sent last.  A copy that is as new as any worker's weights goes on as
+if nothing had happened.  Else the weights are a worker's, and the optimizer's state is that of an older copy, or of a
+checkpoint, or begins anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from pslite.optimizers import slots
+
+if TYPE_CHECKING:
+    from pslite.blocks import Block
+    from pslite.plan import Plan
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A block whose newest weights only workers have."""
+
+    #: their version
+    version: int
+    #: which of them sends them
+    worker: str
+    #: the version of the copy that its owner has, -1 if none
+    kept: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Who owns the blocks."""
+
+    #: block -> task of its owner
+    owners: Mapping[int, str]
+    losses: Mapping[int, Loss]
+    #: blocks that nobody has
+    nowhere: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Succession:
+    """How far it has come."""
+
+    number: int
+    blocks: tuple[int, ...]
+    #: who has not answered yet
+    waits_for: set[str]
+    #: whether workers are asked
+    workers: bool
+    #: by block, the versions that servers and workers have
+    copies: dict[int, dict[str, int]] = field(default_factory=dict)
+    held: dict[int, dict[str, int]] = field(default_factory=dict)
+    #: worker -> version up to which what it has does not come from servers
+    came: dict[str, int] = field(default_factory=dict)
+    phase: Literal["counting", "promoting", "rebuilding"] = "counting"
+    choice: Choice | None = None
+    #: by block, of which version the optimizer's state is that it goes on with
+    states: dict[int, int] = field(default_factory=dict)
+
+
+def choose(
+    wanted: Collection[int],
+    blocks: Sequence[Block],
+    copies: Mapping[int, Mapping[str, int]],
+    held: Mapping[int, Mapping[str, int]],
+    plan: Plan,
+    servers: Sequence[str],
+    able: Collection[str],
+    came: Mapping[str, int],
+) -> Choice:
+    """Choose who owns blocks whose owners are gone.
+
+    Parameters
+    ----------
+    wanted
+        the blocks.
+    blocks
+        all blocks of the job.
+    copies
+        block -> server -> version of the copy that it has.
+    held
+        block -> worker -> version of the weights that it has.
+    plan
+        the newest one; of equals its owners are chosen, then its members.
+    servers
+        those that are there, in the order in which they are chosen.
+    able
+        servers that know the plan in force, so that they can have a block made anew.
+    came
+        worker -> version up to which it has nothing to give, although it lacks nothing.
+
+    """
+    owners: dict[int, str] = {}
+    losses: dict[int, Loss] = {}
+    nowhere: list[int] = []
+    load = Counter(dict.fromkeys(servers, 0))
+    for block in blocks:
+        load[plan.owner(block.number).task] += block.nbytes
+    sends: Counter[str] = Counter()
+    members = plan.tasks()
+    for number in sorted(wanted):
+        found, weights = copies.get(number, {}), held.get(number, {})
+        present = plan.owner(number).task
+        kept, newest = max(found.values(), default=-1), max(weights.values(), default=-1)
+        best = max(
+            (task for task in servers if found.get(task, -1) == kept and kept >= 0),
+            key=lambda task: (task == present, task in members),
+            default="",
+        )
+        # where workers update, sums of a version are of use only to those that have not got there
+        given = [task for task, version in weights.items() if version == newest > came.get(task, -1)]
+        lack = newest > kept and not given and any(version < newest for version in weights.values())
+        if (kept < 0 and newest < 0) or lack:
+            nowhere.append(number)
+            continue
+        if not best:
+            best = present if present in able else min(sorted(able), key=lambda task: load[task])
+            load[best] += blocks[number].nbytes * (best != present)
+        owners[number] = best
+        if newest > kept:
+            senders = given or [task for task, version in weights.items() if version == newest]
+            worker = min(senders, key=lambda task: (sends[task], task))
+            sends[worker] += 1
+            losses[number] = Loss(newest, worker, kept)
+    return Choice(owners, losses, tuple(nowhere))
+
+
+def inexact(blocks: Sequence[Block], losses: Mapping[int, Loss]) -> list[int]:
+    """Return the blocks that go on without some of their optimizer's state."""
+    return [number for number in losses if slots(blocks[number].optimizer)]
+
+
+def account(states: Mapping[int, int], versions: Mapping[int, int]) -> str:
+    """Say what became of blocks: `states` has the versions of their optimizers' state, `versions` of their weights."""
+    groups: dict[tuple[int, int], int] = Counter((versions[block], state) for block, state in states.items())
+    return "; ".join(
+        f"{count} block{'s' * (count > 1)} go{'es' * (count == 1)} on from a worker's weights of version {version}, "
+        + (f"with the optimizer's state of version {state}" if state >= 0 else "with an optimizer that begins anew")
+        for (version, state), count in sorted(groups.items())
+    )
