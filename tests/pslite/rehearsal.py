@@ -16,15 +16,19 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from regression import Regression, segments
 
 from pslite.allreduce import AllReduceWorker
 from pslite.auth import TOKEN_BYTES, Identity
+from pslite.channel import listen
 from pslite.coordinator import Coordinator, Settings
 from pslite.director import Reply, Status
-from pslite.errors import PsliteError
+from pslite.errors import Fenced, PsliteError
+from pslite.journal import Journal
 from pslite.server import Server
 from pslite.session import SingleSession
 from pslite.spec import SGD, JobSpec
@@ -61,8 +65,8 @@ class Event:
     workers: int | None = None
     servers: int | None = None
     #: a member of that role dies
-    kill: Literal["worker", "ps"] | None = None
-    #: which one, of those that may die
+    kill: Literal["worker", "ps", "coordinator"] | None = None
+    #: which one, of those that may die; for the coordinator when: at any point, before it writes something down, after
     choice: int = 0
     delay: float = 0.0
     #: the tasks to remove are the oldest
@@ -78,6 +82,19 @@ class Outcome:
     killed: list[str]
     #: what members raised, other than as they should at the end of a job or their own
     surprises: list[str] = field(default_factory=list)
+
+
+class MortalJournal(Journal):
+    """A log whose coordinator dies as it writes something down."""
+
+    doom: Literal["", "before", "after"] = ""
+
+    def write(self, state: bytes) -> None:
+        if self.doom == "before":
+            raise Fenced("before it had written something down")
+        super().write(state)
+        if self.doom == "after":
+            raise Fenced("after it had written something down")
 
 
 class _Thread:
@@ -132,16 +149,31 @@ class Rehearsal:
         self._status: Status | None = None
         self._address, self._token = "", b""
         self._wake: Callable[[], None] = lambda: None
+        #: whether the coordinator is to die, and how often it has
+        self._mortal = any(event.kill == "coordinator" for event in events)
+        self.deaths = 0
+        self._coordinator: Coordinator | None = None
+        self._journal: MortalJournal | None = None
         self._deadline = time.monotonic() + _PATIENCE
         self._over = False
 
     def run(self) -> Outcome:
         """Go through it."""
-        coordinator = Coordinator(
-            job="rehearsal", token=secrets.token_bytes(TOKEN_BYTES), director=self, say=self._log.append,
-            settings=self._settings, host="127.0.0.1", encrypt=self._encrypt,
-        )  # fmt: skip
-        status = coordinator.run()
+        token = secrets.token_bytes(TOKEN_BYTES)
+        with TemporaryDirectory() as folder, listen("127.0.0.1") as listener:
+            while True:
+                self._journal = MortalJournal(Path(folder, "log")) if self._mortal else None
+                self._coordinator = Coordinator(
+                    job="rehearsal", token=token, director=self, say=self._log.append, settings=self._settings,
+                    host="127.0.0.1", listener=listener.dup(), journal=self._journal,
+                    encrypt=self._encrypt,
+                )  # fmt: skip
+                try:
+                    status = self._coordinator.run()
+                    break
+                except Fenced as error:
+                    self._log.append(f"the coordinator died: {error}")
+                    self.deaths += 1
         self._over = True
         for thread in self._threads:
             thread.join(_PATIENCE)
@@ -264,12 +296,22 @@ class Rehearsal:
 
     def _happen(self, event: Event) -> None:
         with self._lock:
-            if event.kill is not None:
+            if event.kill == "coordinator":
+                self._kill_coordinator(event)
+            elif event.kill is not None:
                 self._kill(event)
             self._counts["worker"] = event.workers or self._counts["worker"]
             self._counts["ps"] = 0 if self._all_reduce else event.servers or self._counts["ps"]
             self._fit(oldest=event.oldest)
         self._wake()
+
+    def _kill_coordinator(self, event: Event) -> None:
+        assert self._coordinator is not None
+        assert self._journal is not None
+        if event.choice % 3:
+            self._journal.doom = ("before", "after")[event.choice % 3 - 1]
+        else:
+            self._coordinator.sever()
 
     def _kill(self, event: Event) -> None:
         status = self._status
@@ -314,7 +356,7 @@ class Rehearsal:
 
 
 def random_events(
-    rng: random.Random, *, last: int, kills: Sequence[Literal["worker", "ps"]], least_servers: int = 1
+    rng: random.Random, *, last: int, kills: Sequence[Literal["worker", "ps", "coordinator"]], least_servers: int = 1
 ) -> list[Event]:
     """Some resizes and deaths, half of the deaths close to a resize."""
     events = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from regression import segments
-from rehearsal import Rehearsal, job, random_events, static_digest
+from rehearsal import QUICK, Rehearsal, job, random_events, static_digest
 from weather import rough_weather
 
 from pslite.spec import LAMB, SGD, Adam
@@ -20,6 +21,9 @@ from pslite.spec import LAMB, SGD, Adam
 #: of each kind; 10,000 in all are gone through by setting it so
 SCHEDULES = int(os.environ.get("PSLITE_SCHEDULES", "12"))
 FIRST = int(os.environ.get("PSLITE_FIRST_SCHEDULE", "0"))
+
+#: a member that dies unseen while there is no coordinator is given up so many seconds later
+BRIEF = replace(QUICK, lease=3.0)
 
 JOBS = {
     "plain": {},
@@ -59,7 +63,8 @@ def rehearse(seed, kind, kills, **changes):
     workers, servers = rng.randint(1, 4), rng.randint(least, 4)
     spec = job(**JOBS[kind], **changes)
     encrypt = "all" if kind == "encrypted" else "control"
-    outcome = Rehearsal(spec, workers=workers, servers=servers, events=events, encrypt=encrypt).run()
+    settings = QUICK if "coordinator" not in kills else BRIEF
+    outcome = Rehearsal(spec, workers=workers, servers=servers, events=events, settings=settings, encrypt=encrypt).run()
     sizes = f"seed {seed}, {kind}: {workers} workers, {servers} servers"
     story = "\n".join([sizes, *map(str, events), *outcome.log, *outcome.surprises])
     assert outcome.status.state == "finished", story
@@ -116,3 +121,13 @@ def test_deaths_of_servers_whose_state_is_lost(seed, durability):
     assert (result.inexact_from is not None) == bool(said), story
     assert result.inexact_from is None or result.digest != expected(kind), story
     assert result.inexact_from is not None or result.digest == expected(kind), story
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + 2 * SCHEDULES))
+def test_deaths_of_the_coordinator(seed):
+    rng = random.Random(seed)
+    kills = ["coordinator"] * rng.randint(1, 4)
+    changes = rng.choice([{}, {"durability": "durable"}, {"update": "worker"}])
+    kills += ["worker"] * rng.randint(0, 1 if changes else 2)
+    kills += ["ps"] * rng.randint(0, 2 if changes else 0)
+    go_through(seed, kind_of(seed), kills, **changes)

@@ -181,8 +181,8 @@ class AllReduceWorker(Membership):
             we are not needed.
 
         """
-        sock = self._open()
-        self._host = self._host or sock.getsockname()[0]
+        line = self._open()
+        self._host = self._host or line.own_host
         self._taking = Taking(self._identity, self._job, self._say)
         self._saver = Saver(self.spec, f"{self._identity.task}-{self._identity.incarnation[:8]}", self._send)
         host = f"[{self._host}]" if ":" in self._host else self._host

@@ -20,7 +20,7 @@ import msgspec
 
 from pslite.channel import Inbox, frame, receive_one, split_address
 from pslite.congestion import open_connection
-from pslite.errors import AuthenticationError, ConnectError, PeerLost, ProtocolError
+from pslite.errors import AuthenticationError, ConnectError, PeerLost, ProtocolError, Turned
 from pslite.messages import (
     MAX_HANDSHAKE_BYTES,
     PROTOCOL,
@@ -279,11 +279,11 @@ def _seal(sock: socket.socket, address: str, token: bytes, deadline: float) -> S
         sealed.close()
         if isinstance(error, ssl.SSLCertVerificationError):
             msg = f"{address} is not of this job: {why(error)}; is DL2_TOKEN the one of this job?"
-        else:
-            msg = (
-                f"{address} ended the connection: {why(error)}: is this the right address of a pslite process, "
-                f"and {VARIABLE} the same in all tasks of the job?"
-            )
+            raise Turned(msg) from error
+        msg = (
+            f"{address} ended the connection: {why(error)}: is this the right address of a pslite process, "
+            f"and {VARIABLE} the same in all tasks of the job?"
+        )
         raise AuthenticationError(msg) from error
     return sealed
 
@@ -322,5 +322,5 @@ def _expect(message: Handshake, kind: type[M], address: str) -> M:
         return message
     if isinstance(message, Refused):
         hint = "; is DL2_TOKEN the one of this job?" if message.reason == "wrong token" else ""
-        raise AuthenticationError(f"refused by {address}: {message.reason}{hint}")
+        raise Turned(f"refused by {address}: {message.reason}{hint}")
     raise AuthenticationError(f"{address} answered {type(message).__name__} in the handshake")

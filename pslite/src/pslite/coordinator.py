@@ -14,18 +14,22 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from pslite.auth import Acceptor
 from pslite.blocks import Block, cut
-from pslite.channel import Channel, Inbox, listen
+from pslite.channel import Channel, Inbox, cut_off, listen
 from pslite.checkpoint import SavedFile, complete, drop_unfinished
 from pslite.director import Director, MemberReport, PlanReport, Reply, Result, Status, Suspension
 from pslite.doorway import Doorway
 from pslite.ending import Cause, signal_in_words
-from pslite.errors import Cancelled, CheckpointError, ProtocolError
+from pslite.errors import Cancelled, CheckpointError, Fenced, ProtocolError
+from pslite.journal import Journal
+from pslite.line import Line
 from pslite.messages import (
     MAX_CONTROL_BYTES,
     Abort,
@@ -71,11 +75,14 @@ from pslite.messages import (
     Ready,
     Rebuilt,
     Refused,
+    Rejoin,
     Restored,
     Resume,
+    Resumed,
     Saved,
     Seat,
     Stamped,
+    Taken,
     TakenOver,
     TakeOver,
     Trust,
@@ -84,11 +91,12 @@ from pslite.messages import (
 from pslite.norms import Squares, Tensors
 from pslite.optimizers import clip_factor, slots
 from pslite.plan import Member, Plan, make_plan, next_members, reduction
+from pslite.record import Pending, Record, Seated, TakingOver, Vacancy, decode, encode
 from pslite.session import digest_of
 from pslite.spec import JobSpec, Sum, differences
 from pslite.succession import Choice, Succession, account, choose, inexact
 from pslite.tls import VARIABLE, Encryption, contexts
-from pslite.usage import StepTimes, Usage
+from pslite.usage import Usage
 
 #: how long members may take to read that the job is over
 _GOODBYE_SECONDS = 3.0
@@ -99,6 +107,8 @@ _EARLY_SECONDS = 1.0
 #: a group that breaks so often at one version, although nobody is dead, fails the job
 _MOST_BREAKS = 5
 _NAMES: dict[Literal["worker", "ps"], str] = {"worker": "worker", "ps": "server"}
+#: fields of a log that say something to its reader alone
+_ONLY_TOLD = ("clock", "address")
 #: the window over which speed is measured
 _SPEED_SECONDS = 10.0
 
@@ -129,128 +139,13 @@ class Settings:
 
 
 @dataclass(eq=False)
-class _Member:
-    """A process that has joined."""
-
-    task: str
-    role: Literal["worker", "ps"]
-    incarnation: str
-    host: str
-    pid: int
-    address: str
-    local: str
-    machine: str
-    channel: Channel[FromMember]
-    state: Literal["joined", "active", "draining", "left"] = "joined"
-    heard: float = 0.0
-    joined: float = 0.0
-    #: when its connection ended without a word
-    lost: float = 0.0
-    lost_how: str = ""
-    #: it is a server, or has said what it trains
-    described: bool = True
-    #: what it trains, if it has said so after it had joined
-    spec: JobSpec | None = None
-    #: it has been told its place
-    seated: bool = False
-    at_barrier: bool = False
-    finished: bool = False
-    #: when it was
-    finished_at: float = 0.0
-    finished_version: int = 0
-    #: it has finished as the one that writes files
-    chief: bool = False
-    #: the job has gone on without it
-    drained: bool = False
-    #: what it said last of its steps
-    steps: StepTimes | None = None
-
-    def record(self) -> Member:
-        """Return what a plan says about it."""
-        return Member(
-            task=self.task, incarnation=self.incarnation, host=self.host, pid=self.pid,
-            address=self.address, local=self.local, machine=self.machine,
-        )  # fmt: skip
-
-    @property
-    def title(self) -> str:
-        """Name it in messages."""
-        return f"{self.task} on {self.host} (pid {self.pid})"
-
-
-@dataclass(eq=False)
 class _Connection:
     """A connection that was let in: a member's or an agent's."""
 
     sock: socket.socket
     hello: Hello
     channel: Channel[FromMember]
-    member: _Member | None = None
-
-
-@dataclass(eq=False)
-class _Pending:
-    """A plan on its way."""
-
-    plan: Plan
-    previous: Plan | None
-    began: float
-    phase: Literal["preparing", "committed"] = "preparing"
-    ready: set[str] = field(default_factory=set)
-    prepared_ms: float = 0.0
-    first: int = -1
-    pushed: dict[str, float | None] = field(default_factory=dict)
-    #: all-reduce: it takes the place of a plan whose group is broken, at once; why it cannot be made ready, since when
-    recover: bool = False
-    refused: float = 0.0
-    drained: set[str] = field(default_factory=set)
-    moved: dict[str, Moved] = field(default_factory=dict)
-    resumed: bool = False
-
-    def members(self) -> set[str]:
-        """Every task that takes part: the old plan's and the new one's."""
-        return self.plan.tasks() | (self.previous.tasks() if self.previous else set())
-
-    def stamped(self) -> bool:
-        """Whether the plan takes effect for certain; a finished worker that crossed into it has said so before."""
-        return self.first >= 0 or bool(self.pushed or self.drained or self.moved)
-
-    def newcomers(self) -> set[str]:
-        """The tasks that the plan adds."""
-        return self.plan.tasks() - (self.previous.tasks() if self.previous else set())
-
-    def leavers(self) -> set[str]:
-        """The workers that the plan does without."""
-        return {m.task for m in self.previous.workers} - self.plan.tasks() if self.previous else set()
-
-    def movers(self) -> set[str]:
-        """The servers that have something to move or to keep."""
-        plans = [p for p in (self.previous, self.plan) if p is not None]
-        return {plan.servers[owner].task for plan in plans for owner in set(plan.owners)}
-
-
-@dataclass(eq=False)
-class _Vacancy:
-    """A role that has nobody left in the middle of the job: a newcomer takes its place."""
-
-    role: Literal["worker", "ps"]
-    since: float
-    #: how it came to that
-    reason: str
-    #: the newcomer, and since when members make ready for it
-    task: str = ""
-    began: float = 0.0
-    #: members that have not made ready yet, each with the number of a plan
-    waits_for: set[tuple[str, int]] = field(default_factory=set)
-
-
-@dataclass(eq=False)
-class _TakingOver:
-    """Nodes of workers that are gone, on their way to others: servers have to know before workers do."""
-
-    number: int
-    #: servers that have not said yet that they take the nodes from others
-    waits_for: set[str]
+    member: Seated | None = None
 
 
 class Coordinator:
@@ -276,6 +171,9 @@ class Coordinator:
         listens already; in place of `host`.
     encrypt
         what goes over TLS.
+    journal
+        where to write down what must not be forgotten, and what a coordinator before us has written down: then we go
+        on with its job.  It ends with us, and so does its content if the job has ended.
 
     Raises
     ------
@@ -296,6 +194,7 @@ class Coordinator:
         address_host: str = "",
         listener: socket.socket | None = None,
         encrypt: Encryption = "control",
+        journal: Journal | None = None,
     ) -> None:
         self._job = job
         self._token = token
@@ -311,7 +210,7 @@ class Coordinator:
         self._selector = selectors.DefaultSelector()
         self._doorway = Doorway(self._selector, listener, acceptor=self._acceptor, welcome=self._welcome, say=say)
         self._connections: set[_Connection] = set()
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, Seated] = {}
         self._agents: dict[str, _Connection] = {}
         self._exits: dict[str, AgentExit] = {}
         #: what tasks used last
@@ -324,7 +223,7 @@ class Coordinator:
         self._spec: JobSpec | None = None
         self._blocks: tuple[Block, ...] = ()
         self._plan: Plan | None = None
-        self._pending: _Pending | None = None
+        self._pending: Pending | None = None
         self._plan_number = 0
         self._reports: list[PlanReport] = []
         self._state: Literal["waiting", "running", "finished", "failed", "cancelled"] = "waiting"
@@ -350,7 +249,7 @@ class Coordinator:
         self._dead: dict[str, int] = {}
         #: by plan, which worker does the part of a dead one: tree node -> task
         self._substitutes: dict[int, dict[int, str]] = {}
-        self._taking_over: _TakingOver | None = None
+        self._taking_over: TakingOver | None = None
         self._succession: Succession | None = None
         self._successions = 0
         #: servers that are gone, and how; the owners of their blocks that workers have not been told of yet
@@ -358,7 +257,7 @@ class Coordinator:
         self._heirs: dict[int, Member] = {}
         #: blocks that have an owner, but no state yet
         self._orphans: set[int] = set()
-        self._vacancy: _Vacancy | None = None
+        self._vacancy: Vacancy | None = None
         #: from which version on the result is not what it should be, because state was lost
         self._inexact_from: int | None = None
         #: the newest checkpoint of this job that is whole; -1 if there is none
@@ -367,6 +266,8 @@ class Coordinator:
         self._saves: dict[int, dict[str, SavedFile]] = {}
         #: by version and of what, the sums of squares of the blocks that have their sums
         self._squares: dict[tuple[int, str], dict[int, Squares]] = {}
+        #: what servers were told last of that
+        self._scales: dict[str, Clip | Trust] = {}
         self._take_overs = 0
         #: all-reduce: since when the group of which plan is broken although nobody is known to be dead, and why; at
         #: which versions that was
@@ -375,6 +276,53 @@ class Coordinator:
         #: all workers have the last version, and know who writes files
         self._complete = False
         self._final = False
+        self._journal = journal
+        self._term = journal.term if journal is not None else 0
+        #: whether something is to be written down that no message shows
+        self._changed = False
+        #: whether the job was begun by another coordinator
+        self._follows = False
+        self._severed = False
+        if journal is not None and journal.state is not None:
+            self._go_on(journal.state, journal.scales)
+
+    def _go_on(self, state: bytes, scales: bytes) -> None:
+        """Take up the job where another coordinator has left it."""
+        record = decode(state)
+        for name in Record.__struct_fields__:
+            if name not in _ONLY_TOLD:
+                setattr(self, f"_{name}", getattr(record, name))
+        self._blocks = cut(self._spec) if self._spec is not None else ()
+        with contextlib.suppress(msgspec.MsgspecError):
+            self._scales = msgspec.msgpack.decode(scales, type=dict[str, Clip | Trust]) if scales else {}
+        self._follows = self._urgent = True
+        there = len(self._there())
+        number = self._plan.number if self._plan is not None else 0
+        self._say(f"coordinator of {self._job} goes on from its log: plan {number}, {there} members, term {self._term}")
+
+    def _write_down(self) -> None:
+        """Write down what has changed; where that fails, nobody can follow us any more."""
+        lines = [member.channel for member in self._members.values()]
+        if self._journal is None or not (self._changed or any(line.changed for line in lines)):
+            return
+        values: dict[str, Any] = {name: getattr(self, f"_{name}", None) for name in Record.__struct_fields__}
+        try:
+            self._journal.write(encode(Record(**values | {"clock": time.monotonic()})))
+        except OSError as error:
+            self._say(
+                f"the coordinator's log cannot be written ({error.strerror}): the job ends if its coordinator dies"
+            )
+            self._journal.remove()
+            self._journal = None
+        self._changed = False
+        for line in lines:
+            line.changed = False
+
+    def sever(self) -> None:
+        """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
+        self._severed = True
+        cut_off([connection.sock for connection in list(self._connections)])
+        self._wake()
 
     @property
     def address(self) -> str:
@@ -396,7 +344,11 @@ class Coordinator:
             self._director.start(self._address, self._token, self._wake)
             while not self._final:
                 self._poll(self._settings.look)
+                if self._severed:
+                    raise Fenced("this coordinator was cut off")
                 self._tick()
+        except Fenced:
+            raise  # without another word to anybody
         except BaseException as error:
             # an interrupt, a termination or a defect of ours: nobody may be left waiting for us
             if self._state in ("waiting", "running"):
@@ -406,6 +358,7 @@ class Coordinator:
                     self._fail(f"the coordinator ended: {error or type(error).__name__}")
             self._goodbye(0.5)
             self._director.close(self.status())
+            self._forget()
             raise
         else:
             self._goodbye(_GOODBYE_SECONDS)
@@ -413,9 +366,17 @@ class Coordinator:
                 drop_unfinished(Path(self._spec.checkpoint))
             status = self.status()
             self._director.close(status)
+            self._forget()
             return status
         finally:
             self._close()
+            if self._journal is not None:
+                self._journal.close()
+
+    def _forget(self) -> None:
+        """The job is over: nobody may go on with it."""
+        if self._journal is not None:
+            self._journal.remove()
 
     def _close(self) -> None:
         for connection in list(self._connections):
@@ -437,8 +398,17 @@ class Coordinator:
     def _goodbye(self, seconds: float) -> None:
         """Let members read the last message: wait until their connections have ended, not longer than `seconds`."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and self._connections:
+        self._keep()
+        while time.monotonic() < deadline and (self._connections or (self._follows and self._there())):
             self._poll(0.05)
+            self._keep()
+
+    def _keep(self) -> None:
+        """Say what is due; nothing is said before what it follows from is written down."""
+        self._write_down()
+        for connection in self._connections:
+            if connection.member is not None:
+                connection.member.channel.release()
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):
@@ -464,11 +434,14 @@ class Coordinator:
         if self._state == "running":
             self._check_end()
         urgent, self._urgent = self._urgent, False
+        self._changed |= urgent
+        self._keep()
         reply = self._director.exchange(self.status(), urgent=urgent)
         if reply is not None:
             if self._reply is None or reply.members != self._reply.members:
                 self._target_changed = now
                 self._once_wanted |= reply.members or frozenset()
+            self._changed |= reply != self._reply
             self._reply = reply
         if self._reply is not None and self._reply.stop and self._state in ("waiting", "running"):
             self._end_early("cancelled", "the scheduler cancelled it")
@@ -489,7 +462,7 @@ class Coordinator:
         if hello.channel == "data":
             return "this is the coordinator: it takes no data connections"
         known = self._members.get(hello.task)
-        if hello.channel == "control" and known is not None:
+        if hello.channel == "control" and known is not None and known.incarnation != hello.incarnation:
             return f"{hello.task} has joined already (pid {known.pid} on {known.host}); task ids are never used twice"
         return ""
 
@@ -517,6 +490,8 @@ class Coordinator:
         if self._agents.get(connection.hello.task) is connection:
             del self._agents[connection.hello.task]
         self._drop(connection)
+        if member is not None:
+            member.channel.detach()
         if member is not None and member.state != "left" and not member.lost:
             member.lost = time.monotonic()
             member.lost_how = how
@@ -543,6 +518,8 @@ class Coordinator:
             self._exits[hello.task] = message
             if message.usage is not None:
                 self._usage[hello.task] = message.usage
+            self._changed = True
+            self._write_down()
             channel.send(Noted())
             self._agent_reported(hello.task, message)
             return
@@ -554,11 +531,18 @@ class Coordinator:
                 raise ProtocolError("Join belongs at the beginning of a control connection")
             self._join(connection, hello, message)
             return
+        if isinstance(message, Rejoin):
+            self._rejoin(connection, hello, message)
+            return
         member = connection.member
         if member is None:
             raise ProtocolError(f"{type(message).__name__} before Join")
         member.heard = time.monotonic()
-        if isinstance(message, Beat):
+        if member.channel.take(message):
+            member.channel.send(Taken(count=member.channel.taken))
+        if isinstance(message, Taken):
+            member.channel.confirm(message.count)
+        elif isinstance(message, Beat):
             self._beat(member, message)
         elif isinstance(message, Failed):
             self._member_failed(member, message.reason, fatal=True)
@@ -595,7 +579,7 @@ class Coordinator:
         else:
             self._take_plan_message(member, message)
 
-    def _take_plan_message(self, member: _Member, message: Message) -> None:
+    def _take_plan_message(self, member: Seated, message: Message) -> None:
         pending, vacancy = self._pending, self._vacancy
         number = getattr(message, "plan", 0)
         if vacancy is not None and vacancy.task and isinstance(message, Ready | Nack):
@@ -642,7 +626,9 @@ class Coordinator:
             channel.send(Refused(reason=reason))
             return
         now = time.monotonic()
-        member = _Member(
+        line = Line(taken=1)
+        line.attach(channel, 0)
+        member = Seated(
             task=hello.task,
             role=hello.role,
             incarnation=hello.incarnation,
@@ -651,7 +637,7 @@ class Coordinator:
             address=message.address,
             local=message.local,
             machine=message.machine,
-            channel=channel,
+            channel=line,
             heard=now,
             joined=now,
             described=hello.role == "ps" or message.spec is not None,
@@ -659,11 +645,42 @@ class Coordinator:
         self._members[hello.task] = connection.member = member
         if message.spec is not None:
             self._adopt(message.spec)
-        channel.send(Welcome(heartbeat_seconds=self._settings.heartbeat, lease_seconds=self._settings.lease))
+        line.send(
+            Welcome(
+                heartbeat_seconds=self._settings.heartbeat,
+                lease_seconds=self._settings.lease,
+                lasting=self._journal is not None,
+                term=self._term,
+            )
+        )
+        line.send(Taken(count=line.taken))
         self._say(f"{member.title} has joined")
         self._urgent = True
         if self._digest_asked:
             self._dismiss(member, "the job is finished")
+
+    def _rejoin(self, connection: _Connection, hello: Hello, message: Rejoin) -> None:
+        """Take a member back whose connection was lost."""
+        member = self._members.get(hello.task)
+        if message.term > self._term:
+            raise Fenced(f"{hello.task} has spoken to a coordinator of term {message.term}, this one's is {self._term}")
+        if connection.member is not None or hello.channel != "control":
+            raise ProtocolError("Rejoin belongs at the beginning of a control connection")
+        if member is None:
+            if message.taken:
+                raise ProtocolError("it was a member, of which nothing is known here")
+            connection.channel.send(Resumed(taken=0, term=self._term))
+            return
+        for other in [other for other in self._connections if other.member is member]:
+            other.member = None
+            self._drop(other)
+        line = member.channel
+        scales = self._scales.values() if member.role == "ps" else ()
+        line.attach(connection.channel, message.taken, (Resumed(taken=line.taken, term=self._term), *scales))
+        connection.member = member
+        member.heard, member.lost, member.lost_how = time.monotonic(), 0.0, ""
+        if member.state == "left":
+            line.send(JobEnded(reason=f"{hello.task} was given up"))
 
     def _adopt(self, spec: JobSpec) -> None:
         """Take the description of the job from the first worker that gives one."""
@@ -671,7 +688,7 @@ class Coordinator:
             self._spec = spec
             self._blocks = cut(spec)
 
-    def _describe(self, member: _Member, spec: JobSpec) -> None:
+    def _describe(self, member: Seated, spec: JobSpec) -> None:
         """A worker that has joined says what it trains."""
         reason = self._mismatch(spec)
         if reason:
@@ -682,7 +699,7 @@ class Coordinator:
         member.described, member.spec = True, spec
         self._urgent = True
 
-    def _dismiss(self, member: _Member, reason: str) -> None:
+    def _dismiss(self, member: Seated, reason: str) -> None:
         """Let a member go that is in no plan."""
         member.channel.send(Exit(reason=reason))
         member.state = "draining"
@@ -714,7 +731,7 @@ class Coordinator:
             differences(spec, self._spec)[:10]
         )
 
-    def _beat(self, member: _Member, message: Beat) -> None:
+    def _beat(self, member: Seated, message: Beat) -> None:
         member.channel.send(Alive())
         member.steps = message.steps or member.steps
         if message.samples:
@@ -732,7 +749,7 @@ class Coordinator:
                     loss = "" if self._loss is None else f", loss {self._loss:.4f}"
                     self._say(f"epoch {epoch} of {self._spec.epochs} done (version {self._version}{loss})")
 
-    def _left(self, member: _Member) -> None:
+    def _left(self, member: Seated) -> None:
         if member.state == "active" and not member.finished and member.role == "worker":
             self._member_failed(member, "its process left in the middle of the job", fatal=True)
             return
@@ -749,7 +766,7 @@ class Coordinator:
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
-    def _restored(self, member: _Member, message: Restored) -> None:
+    def _restored(self, member: Seated, message: Restored) -> None:
         """The job goes on from a checkpoint."""
         pending, version = self._pending, message.version
         if pending is not None and pending.previous is None and pending.plan.workers[0].task == member.task:
@@ -791,10 +808,14 @@ class Coordinator:
         del self._squares[message.version, message.of]
         servers = {m.task for plan in self._plans_in_force() for m in plan.servers}
         if tensors is not None:
-            self._tell(servers, Trust(version=message.version, factors=tensors.trust(squares)))
+            scale: Clip | Trust = Trust(version=message.version, factors=tensors.trust(squares))
         else:
             factor = clip_factor(self._spec.clip_norm, [squares[block.number][0] for block in self._blocks])
-            self._tell(servers, Clip(version=message.version, factor=factor))
+            scale = Clip(version=message.version, factor=factor)
+        self._scales[message.of] = scale
+        if self._journal is not None:
+            self._journal.note(msgspec.msgpack.encode(self._scales))
+        self._tell(servers, scale)
 
     # --- failures -------------------------------------------------------------------------------------------------
 
@@ -819,10 +840,10 @@ class Coordinator:
                 )
 
     @staticmethod
-    def _ended_well(member: _Member, told: AgentExit) -> bool:
+    def _ended_well(member: Seated, told: AgentExit) -> bool:
         return told.status == 0 and not told.signal and (member.finished or member.state in ("joined", "draining"))
 
-    def _member_failed(self, member: _Member, how: str, *, fatal: bool = False) -> None:
+    def _member_failed(self, member: Seated, how: str, *, fatal: bool = False) -> None:
         """Do what has to be done; `fatal` where it is no accident, so that another worker would fare no better."""
         if member.state == "left" or self._state not in ("waiting", "running"):
             return
@@ -864,7 +885,7 @@ class Coordinator:
     def _roles(self) -> tuple[Literal["worker", "ps"], ...]:
         return ("worker",) if self._all_reduce else ("worker", "ps")
 
-    def _regroup_without(self, member: _Member, text: str) -> bool:
+    def _regroup_without(self, member: Seated, text: str) -> bool:
         """A worker died: the others go on from the newest version that one of them has. Returns whether they can."""
         self._dead[member.task] = self._version
         if sum(version == self._version for version in self._dead.values()) >= _MOST_DEATHS:
@@ -899,12 +920,12 @@ class Coordinator:
             servers=(),
             owners=(),
         )
-        self._pending = _Pending(plan, self._plan, time.monotonic(), recover=True)
+        self._pending = Pending(plan, self._plan, time.monotonic(), recover=True)
         self._tell(plan.tasks(), self._prepare(self._pending))
         self._urgent = True
         return True
 
-    def _prepare(self, pending: _Pending) -> Prepare:
+    def _prepare(self, pending: Pending) -> Prepare:
         assert self._spec is not None
         return Prepare(
             plan=pending.plan,
@@ -914,7 +935,7 @@ class Coordinator:
             fresh=not self._reports,
         )
 
-    def _group_broke(self, member: _Member, message: Broken) -> None:
+    def _group_broke(self, member: Seated, message: Broken) -> None:
         """An exchange failed; if a worker is dead, that will be known within the time for verdicts."""
         if self._broken is None:
             self._broken = time.monotonic(), message.plan, f"{member.title} says: {message.reason}"
@@ -940,10 +961,10 @@ class Coordinator:
         elif not self._regroup(f"{why}; nobody is known to be dead: they try again"):
             self._fail(why)
 
-    def _present(self) -> list[_Member]:
+    def _present(self) -> list[Seated]:
         return [member for member in self._members.values() if member.state != "left"]
 
-    def _take_digests(self, member: _Member, message: Digests) -> None:
+    def _take_digests(self, member: Seated, message: Digests) -> None:
         """Take digests of final weights; every replica must have the same."""
         for block, digest in message.blocks.items():
             if self._digests.setdefault(block, digest) != digest:
@@ -952,7 +973,7 @@ class Coordinator:
 
     # --- workers that are gone ------------------------------------------------------------------------------------
 
-    def _go_on_without(self, member: _Member, text: str) -> bool:
+    def _go_on_without(self, member: Seated, text: str) -> bool:
         """Have others do the part of a worker that died; returns whether that is possible.
 
         Nothing is rolled back: what it pushed counts, and what it did not push of the present version others compute
@@ -991,7 +1012,7 @@ class Coordinator:
             member.channel.send(JobEnded(reason=f"{member.task} was given up: {text}"))
         self._take_overs += 1
         servers = {m.task for plan in self._plans_in_force() for m in plan.servers} & self._there()
-        self._taking_over = _TakingOver(self._take_overs, servers)
+        self._taking_over = TakingOver(self._take_overs, servers)
         self._tell(servers, self._take_over_message())
         self._take_over_parts()
         self._urgent = True
@@ -1003,7 +1024,7 @@ class Coordinator:
         if self._succession is not None and self._succession.workers:
             self._succeed()
 
-    def _is_before_first_weights(self, member: _Member) -> bool:
+    def _is_before_first_weights(self, member: Seated) -> bool:
         """Whether a worker dies that has weights which nobody else has: the first one, as it sends them."""
         pending = self._pending
         return (
@@ -1053,7 +1074,7 @@ class Coordinator:
                 load[given[node]] += 1
         return given
 
-    def _taken_over(self, member: _Member, number: int) -> None:
+    def _taken_over(self, member: Seated, number: int) -> None:
         taking = self._taking_over
         if taking is None or number != taking.number:
             return  # another worker has died since
@@ -1080,7 +1101,7 @@ class Coordinator:
 
     # --- servers that are gone ------------------------------------------------------------------------------------
 
-    def _go_on_without_server(self, member: _Member, text: str) -> bool:
+    def _go_on_without_server(self, member: Seated, text: str) -> bool:
         """Have others own the blocks of a server that died; returns whether that is possible."""
         assert self._spec is not None
         pending = self._pending
@@ -1136,7 +1157,7 @@ class Coordinator:
         gone = tuple(self._lost_servers)
         self._tell(tasks, Census(number=succession.number, gone=gone, blocks=succession.blocks))
 
-    def _take_copies(self, member: _Member, message: Copies) -> None:
+    def _take_copies(self, member: Seated, message: Copies) -> None:
         succession = self._succession
         if succession is None or message.number != succession.number or succession.phase != "counting":
             return  # another one has died since
@@ -1204,7 +1225,7 @@ class Coordinator:
         assert self._spec is not None
         return inexact(self._blocks, choice.losses) if self._spec.update == "server" else []
 
-    def _promoted(self, member: _Member, message: Promoted) -> None:
+    def _promoted(self, member: Seated, message: Promoted) -> None:
         succession, pending = self._succession, self._pending
         if pending is not None:
             pending.moved.pop(member.task, None)  # said before it had other blocks
@@ -1222,7 +1243,7 @@ class Coordinator:
             self._tell({worker}, Provide(number=succession.number, owners=theirs))
         self._rebuilt()
 
-    def _take_rebuilt(self, member: _Member, message: Rebuilt) -> None:
+    def _take_rebuilt(self, member: Seated, message: Rebuilt) -> None:
         succession = self._succession
         if succession is not None and message.number == succession.number:
             succession.waits_for.discard(member.task)
@@ -1283,7 +1304,7 @@ class Coordinator:
             self._fail(f"{why}; optimizer state is lost with it, and on_server_loss is 'fail'")
             return
         if self._vacancy is None:
-            self._vacancy = _Vacancy(role, now, why)
+            self._vacancy = Vacancy(role, now, why)
             self._say(f"{why}; the job waits for another {_NAMES[role]}")
         self._vacancy.task = ""
 
@@ -1313,7 +1334,7 @@ class Coordinator:
         if now - max(vacancy.since, self._target_changed) > limit:
             self._fail(f"{vacancy.reason}; it was the last {_NAMES[vacancy.role]}, and no other came in its place")
 
-    def _seat_server(self, vacancy: _Vacancy, task: str, now: float) -> None:
+    def _seat_server(self, vacancy: Vacancy, task: str, now: float) -> None:
         """Have a newcomer own all blocks: it makes ready, and workers reach it."""
         assert self._spec is not None
         member = self._members[task]
@@ -1376,7 +1397,7 @@ class Coordinator:
         """Who could become a member of the plan: workers must have said what they train."""
         return [m.task for m in self._waiting() if m.role == role and m.described]
 
-    def _waiting(self) -> list[_Member]:
+    def _waiting(self) -> list[Seated]:
         """Who is there and in no plan, in the order in which they came."""
         found = [m for m in self._members.values() if m.state == "joined" and not m.lost]
         return sorted(found, key=lambda m: m.joined)
@@ -1452,7 +1473,7 @@ class Coordinator:
             member.state = "left"
         self._abort(pending, reason)
 
-    def _abort(self, pending: _Pending, reason: str) -> None:
+    def _abort(self, pending: Pending, reason: str) -> None:
         self._say(f"plan {pending.plan.number} is given up: {reason}")
         self._tell(pending.members(), Abort(plan=pending.plan.number, reason=reason))
         self._pending = None
@@ -1538,7 +1559,7 @@ class Coordinator:
             replicas=self._spec.durability != "none",
             stop=self._settings.handoff == "stop",
         )
-        self._pending = _Pending(plan, present, now)
+        self._pending = Pending(plan, present, now)
         self._say(f"plan {plan.number}: {len(workers)} workers, {len(servers)} servers")
         self._tell(self._pending.members(), self._prepare(self._pending))
 
@@ -1569,7 +1590,7 @@ class Coordinator:
             return now - max(roles) < self._settings.grace
         return now - newest < self._settings.settle
 
-    def _commit(self, pending: _Pending) -> None:
+    def _commit(self, pending: Pending) -> None:
         pending.phase = "committed"
         pending.prepared_ms = (time.monotonic() - pending.began) * 1e3
         plan, previous = pending.plan, pending.previous
@@ -1595,7 +1616,7 @@ class Coordinator:
         for task in plan.tasks() & self._there():
             self._members[task].state = "active"
 
-    def _follow(self, pending: _Pending) -> None:
+    def _follow(self, pending: Pending) -> None:
         """See a committed plan through."""
         plan, previous = pending.plan, pending.previous
         all_moved = pending.moved.keys() >= pending.movers()
@@ -1621,7 +1642,7 @@ class Coordinator:
             self._members[task].finished = self._members[task].drained = True
         self._urgent = True
 
-    def _report(self, pending: _Pending) -> None:
+    def _report(self, pending: Pending) -> None:
         plan, previous = pending.plan, pending.previous
         before = previous.tasks() if previous else set()
         waits = [ms for ms in pending.pushed.values() if ms is not None]
@@ -1715,7 +1736,7 @@ class Coordinator:
         return True
 
     @staticmethod
-    def _have_ended(workers: list[_Member]) -> bool:
+    def _have_ended(workers: list[Seated]) -> bool:
         """Whether all workers of an open job have ended: who is in a loop leaves it, others go on to their end."""
         version = max(worker.finished_version for worker in workers if worker.chief)
         for worker in workers:
@@ -1725,7 +1746,7 @@ class Coordinator:
                 worker.channel.send(Exit(reason=reason, version=version))
         return all(worker.finished or worker.state == "left" for worker in workers)
 
-    def _release_early(self, workers: list[_Member]) -> None:
+    def _release_early(self, workers: list[Seated]) -> None:
         """Go on without workers of an open job whose loops ended before the first one's."""
         now = time.monotonic()
         for worker in workers:
@@ -1770,7 +1791,7 @@ class Coordinator:
             inexact_from=self._inexact_from,
         )
 
-    def _report_of(self, member: _Member) -> MemberReport:
+    def _report_of(self, member: Seated) -> MemberReport:
         told = self._exits.get(member.task)
         return MemberReport(
             task=member.task,
@@ -1785,7 +1806,7 @@ class Coordinator:
         )
 
     @staticmethod
-    def _cause(member: _Member, told: AgentExit) -> Cause:
+    def _cause(member: Seated, told: AgentExit) -> Cause:
         """Why a process ended: whether it was asked to go is known here, not to its dl2-run."""
         return Cause.DRAINED if told.cause is Cause.DONE and member.drained else told.cause
 

@@ -19,6 +19,14 @@ class AuthenticationError(PsliteError):
     """The peer refused us, or could not prove that it knows the job's token."""
 
 
+class Turned(AuthenticationError):
+    """The peer refused us, with its reason: to try again is of no use."""
+
+
+class Fenced(PsliteError):
+    """Another coordinator speaks for the job now; this one must not say another word."""
+
+
 class ProtocolError(PsliteError):
     """A peer sent bytes that the protocol does not allow."""
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import selectors
-import socket
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 
-from pslite.auth import Identity, connect
-from pslite.channel import Channel, Inbox, cut_off
-from pslite.errors import JobFailed, ProtocolError
+from pslite.auth import Identity
+from pslite.errors import JobFailed, PsliteError
+from pslite.lifeline import Lifeline
 from pslite.messages import (
-    MAX_CONTROL_BYTES,
-    Alive,
     Beat,
     Exit,
     Failed,
@@ -27,7 +22,6 @@ from pslite.messages import (
     Leave,
     Message,
     Refused,
-    Welcome,
 )
 from pslite.process import Host, ScriptProcess
 from pslite.session import Drained
@@ -36,6 +30,10 @@ from pslite.usage import MOST_STEPS, StepTimes
 
 #: the least time between two progress reports of a fast loop
 _PROGRESS_SECONDS = 0.1
+#: the longest time between two looks at the control connection
+_LOOK_SECONDS = 0.2
+#: how much longer than the lease the end of a process may wait for its control thread
+_END_SECONDS = 1.0
 #: how long the user's thread may take to notice that the job has failed before the process is ended
 _FAIL_GRACE_SECONDS = 5.0
 
@@ -96,7 +94,7 @@ class Membership(ABC):
         #: when the last step ended, and how long those took that no heartbeat has told of
         self._stepped = 0.0
         self._step_seconds = deque[float](maxlen=MOST_STEPS)
-        self._channel: Channel[FromCoordinator] | None = None
+        self._line: Lifeline | None = None
         self._thread: threading.Thread | None = None
 
     @abstractmethod
@@ -109,13 +107,12 @@ class Membership(ABC):
 
     # --- joining and leaving --------------------------------------------------------------------------------------
 
-    def _open(self) -> socket.socket:
+    def _open(self) -> Lifeline:
         """Connect to the coordinator."""
-        sock, challenge = connect(self._coordinator, self._identity, "control", timeout=self._join_timeout)
-        self._job = challenge.job
-        self._identity = replace(self._identity, encrypt=challenge.encrypt)
-        self._channel = Channel(sock, Inbox(FromCoordinator, MAX_CONTROL_BYTES))
-        return sock
+        self._line = Lifeline(self._identity, self._coordinator, timeout=self._join_timeout)
+        self._job = self._line.job
+        self._identity = self._line.identity
+        return self._line
 
     def _join(self, message: Join) -> None:
         """Become a member, and answer for this process from now on."""
@@ -125,8 +122,8 @@ class Membership(ABC):
         self._thread.start()
 
     def _script_ended(self) -> None:
-        channel = self._channel
-        assert channel is not None
+        line = self._line
+        assert line is not None
         if not self._over:
             if not self._raised and self._entered and self.spec.open:
                 self.finish()
@@ -137,15 +134,12 @@ class Membership(ABC):
                         "before the loop over the job was complete"
                     )
                 )
-            self._over = True
             self._send(Leave())
-            with self._lock, contextlib.suppress(OSError):
-                channel.sock.settimeout(1.0)
-                channel.flush()
-        cut_off([channel.sock])
+            self._over = True
         if self._thread is not None:
-            self._thread.join(1.0)
-        channel.close()
+            # until the coordinator knows all that we have said, or the one that takes its place
+            self._thread.join(line.lease + _END_SECONDS)
+        line.close()
         self._close()
 
     @abstractmethod
@@ -158,8 +152,8 @@ class Membership(ABC):
 
     def sever(self) -> None:
         """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
-        if self._channel is not None:
-            cut_off([self._channel.sock])
+        if self._line is not None:
+            self._line.sever()
 
     def _script_raised(self, error: BaseException) -> None:
         """Tell the coordinator what the user's script raised."""
@@ -184,9 +178,8 @@ class Membership(ABC):
     # --- the control thread ---------------------------------------------------------------------------------------
 
     def _send(self, message: Message) -> None:
-        with self._lock:
-            if self._channel is not None and self._channel.sock.fileno() >= 0:
-                self._channel.send(message)
+        if self._line is not None:
+            self._line.send(message)
 
     def _note_progress(self, loss: float, samples: int) -> None:
         with self._lock:
@@ -214,40 +207,24 @@ class Membership(ABC):
             self._stepped = now
 
     def _control_loop(self) -> None:
-        channel = self._channel
-        assert channel is not None
-        heartbeat, lease = 1.0, 10.0
-        heard = beaten = time.monotonic()
+        line = self._line
+        assert line is not None
+        beaten = time.monotonic()
         with selectors.DefaultSelector() as selector:
-            selector.register(channel.sock, selectors.EVENT_READ)
-            while not self._over:
-                ready = selector.select(min(0.2, heartbeat))
-                now = time.monotonic()
-                if ready:
-                    heard = now
-                    try:
-                        messages, still_open = channel.receive()
-                        for message in messages:
-                            if isinstance(message, Welcome):
-                                heartbeat, lease = message.heartbeat_seconds, message.lease_seconds
-                            else:
-                                self._obey(message)
-                    except ProtocolError as error:
+            line.watch(selector, None)
+            while not (self._over and line.settled):
+                selector.select(min(_LOOK_SECONDS, line.heartbeat))
+                try:
+                    for message in line.look():
+                        self._obey(message)
+                except PsliteError as error:
+                    if not self._over:
                         self._job_failed(str(error))
-                        return
-                    if not still_open:
-                        if not self._over and not self._exit:
-                            self._job_failed(f"the coordinator at {self._coordinator} is gone")
-                        return
-                if now - heard > lease:
-                    self._job_failed(f"no word from the coordinator at {self._coordinator} for {lease:g} s")
                     return
-                if now - beaten >= heartbeat:
+                now = time.monotonic()
+                if now - beaten >= line.heartbeat:
                     beaten = now
                     self._report_progress(force=True)
-                with self._lock:
-                    if channel.unsent:
-                        channel.flush()
 
     def _obey(self, message: FromCoordinator) -> None:
         if isinstance(message, Exit):
@@ -259,7 +236,7 @@ class Membership(ABC):
             self._job_failed(message.reason)
         elif isinstance(message, Refused):
             self._job_failed(f"the coordinator refused {self._identity.task}: {message.reason}")
-        elif not isinstance(message, Alive):
+        else:
             self._hear(message)
         self._wake()
 

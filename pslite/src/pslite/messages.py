@@ -83,6 +83,19 @@ class Join(Message, frozen=True):
     spec: JobSpec | None = None
 
 
+class Rejoin(Message, frozen=True):
+    """I have been here before, and my connection was lost: so many counted messages have I taken, in that term's."""
+
+    taken: int
+    term: int
+
+
+class Taken(Message, frozen=True):
+    """Either side: so many counted messages of yours have I taken; forget them."""
+
+    count: int
+
+
 class Describe(Message, frozen=True):
     """Worker that has joined without saying what it trains: this."""
 
@@ -273,10 +286,19 @@ class AgentUsage(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """You have joined."""
+    """You have joined. If `lasting`, a coordinator of a later term may take this one's place at the same address."""
 
     heartbeat_seconds: float
     lease_seconds: float
+    lasting: bool = False
+    term: int = 0
+
+
+class Resumed(Message, frozen=True):
+    """You are connected again; so many counted messages of yours have I taken."""
+
+    taken: int
+    term: int
 
 
 class Alive(Message, frozen=True):
@@ -433,6 +455,8 @@ class Noted(Message, frozen=True):
 
 FromMember = (
     Join
+    | Rejoin
+    | Taken
     | Describe
     | AtBarrier
     | Beat
@@ -461,6 +485,8 @@ FromMember = (
 )
 FromCoordinator = (
     Welcome
+    | Resumed
+    | Taken
     | Alive
     | Seat
     | BarrierOpen
@@ -484,3 +510,7 @@ FromCoordinator = (
     | Noted
     | Refused
 )
+
+#: messages that need not arrive: the next one says the same, or they are sent again after a `Resumed`;
+#: all others are counted, and each is taken once, in order, whatever becomes of connections
+UNCOUNTED = (Beat, Norm, Rejoin, Taken, Alive, Resumed, Clip, Trust)

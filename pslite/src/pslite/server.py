@@ -23,18 +23,17 @@ from typing import Literal
 
 import numpy as np
 
-from pslite.auth import Acceptor, Identity, connect
+from pslite.auth import Acceptor, Identity
 from pslite.blocks import Block, cut
-from pslite.channel import Channel, Inbox, cut_off
+from pslite.channel import cut_off
 from pslite.checkpoint import Saver
 from pslite.doorway import Doorway
 from pslite.encoding import Encoding, encoding_of, narrow, wire_bytes
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, Unreachable
 from pslite.holding import Array, BufferPool, Holding
+from pslite.lifeline import Lifeline
 from pslite.messages import (
-    MAX_CONTROL_BYTES,
     Abort,
-    Alive,
     Beat,
     Census,
     Clip,
@@ -65,7 +64,6 @@ from pslite.messages import (
     TakenOver,
     TakeOver,
     Trust,
-    Welcome,
 )
 from pslite.norms import Squares, Tensors
 from pslite.optimizers import Updater, slots, square_norm
@@ -101,6 +99,8 @@ from pslite.wire import (
 
 #: seconds after which a broken data connection to a member fails the job, if the coordinator has not spoken before
 _BROKEN_SECONDS = 3.0
+#: the longest time between two looks at the control connection
+_LOOK_SECONDS = 0.2
 #: frames of state queued at a time: moving gives way to answering workers
 _STATE_WINDOW = 2
 
@@ -164,21 +164,17 @@ class Server:
         self._identity = identity
         self._say = say
         self._selector = selectors.DefaultSelector()
-        self._coordinator = coordinator
-        sock, challenge = connect(coordinator, identity, "control", timeout=join_timeout)
-        self._identity = replace(identity, encrypt=challenge.encrypt)
-        self._job = challenge.job
-        self._control: Channel[FromCoordinator] = Channel(sock, Inbox(FromCoordinator, MAX_CONTROL_BYTES))
+        self._control = Lifeline(identity, coordinator, timeout=join_timeout, resumed=self._tell_norms_again)
+        self._job = self._control.job
+        self._identity = self._control.identity
         # the interface that reaches the coordinator reaches the rest of the job, unless the user says otherwise
         listeners, local = open_listeners()
         #: host:port on which data is taken
-        self.address = f"{host or sock.getsockname()[0]}:{listeners[0].getsockname()[1]}"
+        self.address = f"{host or self._control.own_host}:{listeners[0].getsockname()[1]}"
         self._control.send(
             Join(host=socket.gethostname(), pid=os.getpid(), address=self.address, local=local, machine=machine())
         )
-        self._heartbeat = 1.0
-        self._lease = 10.0
-        self._heard = self._beaten = time.monotonic()
+        self._beaten = self._looked = time.monotonic()
         self._doorways = [
             Doorway(self._selector, listener, acceptor=self._acceptor, welcome=self._welcome, say=say)
             for listener in listeners
@@ -230,6 +226,8 @@ class Server:
         self._saver: Saver | None = None
         #: of blocks whose sums are whole, not told yet, by what they are of
         self._squares: dict[Literal["gradient", "update"], dict[int, Squares]] = {"gradient": {}, "update": {}}
+        #: what the coordinator has been told of the last step, by what it is of
+        self._told_squares: dict[Literal["gradient", "update"], Norm] = {}
         #: what gradients, and for LAMB the updates of tensors, are multiplied by in the step from a version
         self._clip = -1, 1.0
         self._trust: tuple[int, dict[int, float]] = -1, {}
@@ -250,12 +248,13 @@ class Server:
         """
         register = self._selector.register
         self._wake_out.setblocking(False)
-        register(self._control.sock, selectors.EVENT_READ, self._read_control)
+        self._control.watch(self._selector, self._read_control)
         register(self._wake_out, selectors.EVENT_READ, self._take_prepared)
         try:
-            while self._status is None:
+            # until the coordinator, or the one that takes its place, knows all that we have said
+            while self._status is None or not self._control.settled:
                 busy = self._may_plant() or (bool(self._outgoing) and self._may_move())
-                for key, mask in self._selector.select(0 if busy else min(0.2, self._heartbeat)):
+                for key, mask in self._selector.select(0 if busy else min(0.2, self._control.heartbeat)):
                     if isinstance(key.data, Link):
                         self._serve(key.data, mask)
                     else:
@@ -265,12 +264,17 @@ class Server:
                 self._watch()
                 self._tick()
             return self._status
+        except JobFailed:
+            if self._status is None:
+                raise
+            return self._status
         finally:
             self._close()
 
     def sever(self) -> None:
         """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
-        cut_off([self._control.sock, *(link.sock for link in list(self._all_links))])
+        self._control.sever()
+        cut_off([link.sock for link in list(self._all_links)])
 
     def _close(self) -> None:
         if self._saver is not None:
@@ -288,17 +292,15 @@ class Server:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        if now - self._beaten >= self._heartbeat:
+        if now - self._beaten >= self._control.heartbeat:
             self._beaten = now
             self._control.send(Beat(version=self._version))
-        if self._control.unsent:
-            self._control.flush()
-        if now - self._heard > self._lease:
-            raise JobFailed(f"no word from the coordinator at {self._coordinator} for {self._lease:g} s")
+        if now - self._looked >= _LOOK_SECONDS:
+            self._read_control()
         for doorway in self._doorways:
             doorway.expire(now)
         for task, (since, reason) in list(self._lost.items()):
-            if now - since > _BROKEN_SECONDS:
+            if self._control.late(since, _BROKEN_SECONDS):
                 del self._lost[task]
                 self._fail(reason)
 
@@ -875,10 +877,21 @@ class Server:
         for of, squares in self._squares.items():
             if squares:
                 version = next(self._holdings[number].version for number in squares)
+                told = self._told_squares.get(of)
+                before = told.squares if told is not None and told.version == version else {}
+                self._told_squares[of] = Norm(version=version, squares={**before, **squares}, of=of)
                 self._control.send(Norm(version=version, squares=dict(squares), of=of))
                 squares.clear()
 
+    def _tell_norms_again(self) -> None:
+        """Another coordinator knows nothing of the step under way; in its first connection it says what it knows."""
+        for told in self._told_squares.values():
+            self._control.send(told)
+
     def _take_scale(self, message: Clip | Trust) -> None:
+        known = self._clip[0] if isinstance(message, Clip) else self._trust[0]
+        if message.version < known:
+            return  # from a coordinator that has heard again of a step that is done
         if isinstance(message, Clip):
             self._clip = message.version, message.factor
         else:
@@ -1017,18 +1030,12 @@ class Server:
     # --- control --------------------------------------------------------------------------------------------------
 
     def _read_control(self) -> None:
-        messages, still_open = self._control.receive()
-        self._heard = time.monotonic()
-        for message in messages:
+        self._looked = time.monotonic()
+        for message in self._control.look():
             self._obey(message)
-        if not still_open and self._status is None:
-            raise JobFailed(f"the coordinator at {self._coordinator} is gone")
 
     def _obey(self, message: FromCoordinator) -> None:
-        if isinstance(message, Welcome):
-            self._heartbeat = message.heartbeat_seconds
-            self._lease = message.lease_seconds
-        elif isinstance(message, Prepare):
+        if isinstance(message, Prepare):
             self._prepare(message)
         elif isinstance(message, Abort):
             self._forget(message.plan)
@@ -1054,13 +1061,17 @@ class Server:
             )
         elif isinstance(message, Exit):
             self._say(message.reason)
+            if self._saver is not None:
+                self._saver.close()
+                self._take_prepared()
+                self._saver = None
             self._control.send(Leave())
             self._status = 0
         elif isinstance(message, JobEnded):
             raise JobFailed(message.reason)
         elif isinstance(message, Refused):
             raise JobFailed(f"the coordinator refused {self._identity.task}: {message.reason}")
-        elif not isinstance(message, Alive):
+        else:
             raise ProtocolError(f"unexpected {type(message).__name__} from the coordinator")
 
     def _prepare(self, message: Prepare) -> None:

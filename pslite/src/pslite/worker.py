@@ -164,7 +164,7 @@ class Worker(Membership):
         self._pushed: set[int] = set()
         #: what was pushed in this step, for servers that take the place of others
         self._sent: list[Contribution] = []
-        #: servers whose connections have ended, and those that refused a push, until the coordinator says why
+        #: servers whose connections have ended, and those that refused a push: since when, until it is known why
         self._unheard: dict[str, tuple[float, str]] = {}
         self._spare = bytearray()
         self._due: tuple[int, ...] = ()
@@ -262,7 +262,7 @@ class Worker(Membership):
             we are not needed.
 
         """
-        if self._channel is None:
+        if self._line is None:
             self._open()
             self._join(Join(host=socket.gethostname(), pid=os.getpid(), spec=self.spec))
         else:
@@ -646,7 +646,7 @@ class Worker(Membership):
         """A server's connection ended: fine if it has left, otherwise the coordinator knows (or will soon) why."""
         self._unlink(link)
         if not self._leaving and self._plan is not None and link.task in self._plan.tasks() - self._gone:
-            self._unheard[link.task] = time.monotonic() + _VERDICT_SECONDS, reason
+            self._unheard[link.task] = time.monotonic(), reason
 
     def _unlink(self, link: Link) -> None:
         if self._links.get(link.task) is link:
@@ -662,8 +662,8 @@ class Worker(Membership):
         """Look at what the control thread has heard."""
         super()._check()
         self._take_staged()
-        for deadline, reason in self._unheard.values():
-            if time.monotonic() > deadline:
+        for since, reason in self._unheard.values():
+            if self._line is not None and self._line.late(since, _VERDICT_SECONDS):
                 raise PeerLost(f"{reason}, and the coordinator does not say why")
 
     def _take_staged(self) -> None:
@@ -862,7 +862,7 @@ class Worker(Membership):
                 f"{link.task} refused block {header.block} of step {header.version} under plan {header.plan}: "
                 "it does not own it"
             )
-            self._unheard[link.task] = time.monotonic() + _VERDICT_SECONDS, text
+            self._unheard[link.task] = time.monotonic(), text
             return
         if header.kind == WHOLE:
             self._fetching.pop(header.block, None)
