@@ -1,0 +1,207 @@
+"""A coordinator's log, the record that stands in it, and lines that outlive their connections."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import closing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pslite.channel import Channel, Inbox
+from pslite.coordinator import Coordinator
+from pslite.director import StaticDirector
+from pslite.errors import Fenced, ProtocolError, UsageError
+from pslite.journal import Journal, last_state
+from pslite.line import Line
+from pslite.messages import MAX_CONTROL_BYTES, Abort, Alive, Exit, FromCoordinator
+from pslite.record import Record, Seated, decode, encode
+
+#: of a coordinator's attributes those that nobody has to know who follows it, and why
+FORGOTTEN = {
+    "its own": {
+        "job", "token", "director", "settings", "say", "encrypt", "address", "selector", "doorway", "journal", "term",
+        "wake_out", "wake_in", "changed", "follows", "severed", "urgent",
+    },
+    "connections": {"connections", "agents"},
+    "made of others": {"blocks"},
+    "said again": {"squares", "scales", "usage"},
+    "measured": {"loss", "speed", "said_epoch"},
+}  # fmt: skip
+
+
+def test_every_attribute_of_a_coordinator_is_written_down_or_need_not_be():
+    coordinator = Coordinator(job="j", token=b"x" * 32, director=StaticDirector(), say=lambda _: None, host="127.0.0.1")
+    coordinator._close()
+    attributes = {name.removeprefix("_") for name in vars(coordinator)}
+    written = set(Record.__struct_fields__) - {"clock"}
+    assert attributes - set().union(*FORGOTTEN.values()) == written - {"address"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "state"
+
+
+def test_a_log_gives_back_the_last_state_under_the_next_term(folder):
+    with closing(Journal(folder)) as journal:
+        assert (journal.term, journal.state, journal.scales) == (1, None, b"")
+        journal.write(b'{"n":1}')
+        journal.write(b'{"n":2}')
+        journal.note(b"long factors")
+        journal.note(b"short")
+    assert last_state(folder) == b'{"n":2}'
+    with closing(Journal(folder)) as journal:
+        assert (journal.term, journal.state, journal.scales) == (2, b'{"n":2}', b"short")
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("cut", range(1, 25))
+def test_a_line_that_was_not_written_to_its_end_does_not_count(folder, cut):
+    with closing(Journal(folder)) as journal:
+        journal.write(b'{"n":1}')
+        journal.write(b'{"n":2}')
+    data = (folder / "log").read_bytes()
+    assert len(data.splitlines()[-1]) > 24
+    (folder / "log").write_bytes(data[: -cut - 1])
+    for term in (2, 3):
+        with closing(Journal(folder)) as journal:
+            assert (journal.term, journal.state) == (term, b'{"n":1}')
+
+
+def test_a_log_that_grows_is_written_anew_and_stays_whole(folder):
+    with closing(Journal(folder)) as journal:
+        for n in range(30):
+            journal.write(b'{"n":%d,"x":"%s"}' % (n, b"x" * 100_000))
+            assert (folder / "log").stat().st_size <= 17 * 100_100
+        journal.write(b'{"n":30}')
+    assert last_state(folder) == b'{"n":30}'
+    assert sorted(p.name for p in folder.iterdir()) == ["lock", "log", "scales"]
+
+
+def test_a_second_coordinator_on_a_log_is_refused(folder):
+    with closing(Journal(folder)), pytest.raises(UsageError, match=f"in use by process {os.getpid()}: there is one"):
+        Journal(folder)
+    with closing(Journal(folder)):
+        pass
+
+
+def test_who_was_followed_without_knowing_it_writes_nothing_more(folder):
+    with closing(Journal(folder)) as old:
+        old.write(b'{"n":1}')
+        (folder / "lock").unlink()  # as on a file system without locks
+        with closing(Journal(folder)) as new:
+            assert new.term == 2
+            with pytest.raises(Fenced, match="another coordinator has taken over"):
+                old.write(b'{"n":"old"}')
+            new.write(b'{"n":2}')
+            with pytest.raises(Fenced):
+                old.write(b'{"n":"old"}')
+            assert new.state == b'{"n":1}'
+    assert last_state(folder) == b'{"n":2}'
+
+
+def test_a_log_of_a_job_that_is_over_is_gone(folder):
+    journal = Journal(folder)
+    journal.write(b"{}")
+    journal.remove()
+    assert not folder.exists()
+    assert last_state(folder) is None
+
+
+def test_messages_to_several_stand_in_a_record_once():
+    abort = Abort(plan=7, reason="because")
+    members = {
+        task: Seated(
+            task=task, role="worker", incarnation="i", host="h", pid=1, address="", local="", machine="",
+            channel=Line(3, 4, [abort, Exit(reason=task)]), lost=5.0,
+        )
+        for task in ("a", "b", "c")
+    }  # fmt: skip
+    record = Record(
+        clock=0.0, incarnation="i", address="h:1", members=members, exits={}, reply=None, spec=None, plan=None,
+        pending=None, plan_number=0, reports=[], state="running", reason=None, result=None, digests={3: b"\xff"},
+        digest_asked=False, version=0, began=0.0, said_waiting=0.0, suspensions=[], given_up=0, retry_at=0.0,
+        target_changed=0.0, once_wanted=frozenset(), held_back=set(), doubted=set(), dead={}, substitutes={1: {2: "a"}},
+        taking_over=None, take_overs=0, succession=None, successions=0, lost_servers={}, heirs={}, orphans=set(),
+        vacancy=None, inexact_from=None, snapshot=-1, saves={}, broken=None, breaks=[], complete=False, final=False,
+    )  # fmt: skip
+    data = encode(record)
+    assert data.count(b"because") == 1
+    assert b"\n" not in data
+    found = decode(data)
+    assert [list(m.channel.unconfirmed) for m in found.members.values()] == [
+        [abort, Exit(reason=task)] for task in ("a", "b", "c")
+    ]
+    assert (found.members["a"].channel.taken, found.members["a"].channel.confirmed) == (3, 4)
+    assert (found.digests, found.substitutes) == ({3: b"\xff"}, {1: {2: "a"}})
+    # it has a lease to come back
+    assert found.members["a"].lost == 0.0
+    assert found.members["a"].heard == found.clock > 0
+
+
+class Ends:
+    """Two lines, and connections between them that may be lost at any time."""
+
+    def __init__(self):
+        self.lines = [Line(), Line()]
+        self.taken = [[], []]
+        self.channels = []
+        self.connect()
+
+    def connect(self):
+        self.cut()
+        self.channels = [
+            Channel(sock, Inbox(FromCoordinator, MAX_CONTROL_BYTES)) for sock in socket.socketpair(socket.AF_UNIX)
+        ]
+        counts = [line.taken for line in self.lines]
+        for line, channel, other in zip(self.lines, self.channels, reversed(counts), strict=True):
+            line.attach(channel, other)
+            line.release()
+
+    def cut(self):
+        for line, channel in zip(self.lines, self.channels, strict=False):
+            line.detach()
+            channel.close()
+
+    def read(self, side):
+        """Take what has come; confirm it, or not."""
+        messages, _ = self.channels[side].receive()
+        for message in messages:
+            if self.lines[side].take(message):
+                self.taken[side].append(message.reason)
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from(["send", "chat", "read", "confirm", "cut"]), st.booleans())))
+def test_each_counted_message_is_taken_once_in_order_whatever_becomes_of_connections(steps):
+    ends = Ends()
+    sent = [[], []]
+    for what, side in steps:
+        line = ends.lines[side]
+        if what == "send":
+            sent[side].append(str(len(sent[side])))
+            line.send(Exit(reason=sent[side][-1]))
+            line.release()
+        elif what == "chat":
+            line.send(Alive())
+            line.release()
+        elif what == "read":
+            ends.read(side)
+        elif what == "confirm":
+            ends.lines[1 - side].confirm(line.taken)
+        else:
+            ends.connect()
+    ends.connect()
+    for side in (0, 1):
+        ends.read(side)
+    assert ends.taken == [sent[1], sent[0]]
+    ends.cut()
+
+
+@pytest.mark.parametrize("count", [-1, 1, 4])
+def test_what_was_not_sent_cannot_be_confirmed(count):
+    line = Line(confirmed=2, unconfirmed=[Exit(reason="x")])
+    with pytest.raises(ProtocolError, match=f"{count} messages are said to be taken, of 2 confirmed and 3 sent"):
+        line.confirm(count)
