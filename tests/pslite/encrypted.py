@@ -85,9 +85,11 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
         return near, far
 
 
-def sealed_pair(token: bytes = TOKEN) -> tuple[socket.socket, socket.socket]:
+def sealed_pair(
+    token: bytes = TOKEN, ends: tuple[socket.socket, socket.socket] | None = None
+) -> tuple[socket.socket, socket.socket]:
     """The same, encrypted."""
-    near, far = tcp_pair()
+    near, far = ends or tcp_pair()
     made = contexts(token)
     found = []
     thread = threading.Thread(target=lambda: found.append(made.server.wrap_socket(far, server_side=True)))

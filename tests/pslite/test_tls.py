@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from encrypted import TOKEN, Door, listening, sealed_pair, tcp_pair
+from encrypted import TOKEN, Door, Listener, listening, sealed_pair, tcp_pair
 from pslite_jobs import KillAt, command, static_digest
 from rehearsal import Event, Rehearsal, job
 from rehearsal import static_digest as rehearsed_digest
@@ -312,6 +312,28 @@ def test_frames_both_ways_at_once(sizes):
     with pytest.raises(PsliteError, match="closed its connection"):
         links[1].receive(sinks[1])
     links[1].close()
+
+
+def test_memory_that_is_lent_is_encrypted_as_well():
+    """It never goes into the socket by reference."""
+    ends = tcp_pair()
+    listener = Listener()
+    near, far = sealed_pair(TOKEN, (listener.tap(ends[0]), ends[1]))
+    here, there = Link(near, "b", "", "ps"), Link(far, "a", "", "ps")
+    size = 1 << 20
+    data, sink = secrets.token_bytes(size), Sink(size)
+    for at in range(4):
+        here.lend(Header(PUSH, 1, at, 1, size, 5, 0), memoryview(data))
+    while sink.count < 4:
+        here.flush()
+        there.receive(sink)
+    assert sink.memory == data
+    here.close()
+    there.close()
+    listener.wait()
+    heard = listener.everything()
+    assert len(heard) > 4 * size
+    assert data[1000:1100] not in heard
 
 
 def test_nothing_stays_in_the_dark_when_a_peer_has_had_its_turn():

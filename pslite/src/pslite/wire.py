@@ -173,7 +173,7 @@ class Link:
         #: queued memory that is sent by reference, by the identity of its view; and the way that it goes
         self._lasting: set[int] = set()
         self._conduit: Conduit | None = None
-        self._refers = True
+        self._refers = self._sealed is None  # the kernel would send the pages as they are
         #: open files that go with queued headers, by the latter's identity, and what has come
         self._handing: dict[int, int] = {}
         self._descriptors: list[int] = []
