@@ -14,7 +14,7 @@ import time
 import traceback
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +28,9 @@ from pslite.channel import listen
 from pslite.coordinator import Coordinator, Settings
 from pslite.director import Reply, Status
 from pslite.errors import Fenced, PsliteError
+from pslite.holding import Holding
 from pslite.journal import Journal
+from pslite.replicas import Step
 from pslite.server import Server
 from pslite.session import SingleSession
 from pslite.spec import SGD, JobSpec
@@ -125,9 +127,12 @@ class Rehearsal:
         settings: Settings = QUICK,
         model: type[Regression] = Regression,
         encrypt: Encryption = "control",
+        slow: Mapping[str, float] | None = None,
     ) -> None:
         self._spec = spec
         self._encrypt = encrypt
+        #: seconds that a task takes for each shard (a worker) or each update of a block (a server)
+        self._slow = dict(slow or {})
         self._regression = model(spec)
         self._events = sorted(events, key=lambda event: event.version)
         self._step_seconds = step_seconds
@@ -248,6 +253,8 @@ class Rehearsal:
             server = Server(self._identity("ps", task), self._address, host="127.0.0.1", say=self._log.append)
             with self._lock:
                 self._members[task] = server
+            if task in self._slow:
+                self._slow_down(server, self._slow[task])
             server.run()
         except PsliteError as error:
             self._ended(task, error)
@@ -265,7 +272,10 @@ class Rehearsal:
         with self._lock:
             self._members[task] = worker
         try:
-            self._regression.train(worker, before_step=lambda version: self._begin_step(task, version))
+            how: dict[str, Callable[..., None]] = {}
+            if task in self._slow:
+                how["computed"] = lambda epoch, samples: time.sleep(self._slow[task])
+            self._regression.train(worker, before_step=lambda version: self._begin_step(task, version), **how)
         except PsliteError as error:
             self._ended(task, error)
         except SystemExit:
@@ -274,6 +284,16 @@ class Rehearsal:
             self._surprises.append(f"{task}: {''.join(traceback.format_exception(error))}")
             process.raised(error)
         process.leave()
+
+    @staticmethod
+    def _slow_down(server: Server, seconds: float) -> None:
+        apply = server._apply
+
+        def slowly(holding: Holding, step: Step) -> None:
+            time.sleep(seconds)
+            apply(holding, step)
+
+        server._apply = slowly  # type: ignore[method-assign]
 
     def _ended(self, task: str, error: PsliteError) -> None:
         if not self._over and task not in self._killed and not str(error).startswith(("the scheduler", "drained")):

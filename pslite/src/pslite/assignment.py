@@ -9,12 +9,17 @@ from collections.abc import Mapping, Sequence
 _ANY_BLOCK = 1 << 62
 
 
-def assign(sizes: Sequence[int], previous: Mapping[int, str], servers: Sequence[str]) -> tuple[int, ...]:
+def assign(
+    sizes: Sequence[int], previous: Mapping[int, str], servers: Sequence[str], speeds: Sequence[float] = ()
+) -> tuple[int, ...]:
     """Give every block an owner.
 
     Blocks whose owner is not among `servers` go, largest first, to the server that holds least.  Then, while two
     servers differ by more than the largest block, the fullest gives the emptiest the block that best fits half their
     difference.  Nothing else moves.  No server stays without a block while another has two.
+
+    With speeds, how much a server holds is counted in the time that it takes for that, and two servers are level if
+    neither would be done before the other although it got one block more, the largest.
 
     Parameters
     ----------
@@ -24,6 +29,8 @@ def assign(sizes: Sequence[int], previous: Mapping[int, str], servers: Sequence[
         block -> name of its present owner (empty for a new job).
     servers
         names of the servers of the new plan, in order, at least one.
+    speeds
+        of each server, above 0, in any unit; empty: all are alike.
 
     Returns
     -------
@@ -37,6 +44,7 @@ def assign(sizes: Sequence[int], previous: Mapping[int, str], servers: Sequence[
     """
     if not servers:
         raise ValueError("a plan needs at least one server")
+    rates = list(speeds) or [1] * len(servers)
     index = {name: i for i, name in enumerate(servers)}
     #: per server its blocks as (bytes, number), smallest first
     shelves: list[list[tuple[int, int]]] = [[] for _ in servers]
@@ -49,10 +57,10 @@ def assign(sizes: Sequence[int], previous: Mapping[int, str], servers: Sequence[
     loads = [sum(size for size, _ in shelf) for shelf in shelves]
     # largest first, equal ones in block order: every process computes the same plan
     for size, block in sorted(orphans, key=lambda item: (-item[0], item[1])):
-        server = min(range(len(servers)), key=lambda s: (loads[s], s))
+        server = min(range(len(servers)), key=lambda s: ((loads[s] + size) / rates[s], s))
         insort(shelves[server], (size, block))
         loads[server] += size
-    _level(shelves, loads, max(sizes, default=0))
+    _level(shelves, loads, rates, max(sizes, default=0))
     owners = [0] * len(sizes)
     for server, shelf in enumerate(shelves):
         for _, block in shelf:
@@ -60,22 +68,23 @@ def assign(sizes: Sequence[int], previous: Mapping[int, str], servers: Sequence[
     return tuple(owners)
 
 
-def _level(shelves: list[list[tuple[int, int]]], loads: list[int], largest: int) -> None:
+def _level(shelves: list[list[tuple[int, int]]], loads: list[int], rates: Sequence[float], largest: int) -> None:
     """Move blocks from the fullest to the emptiest server until they differ by at most `largest` bytes."""
     places = range(len(shelves))
     while True:
-        taker = min(places, key=lambda s: (loads[s], s))
-        if shelves[taker]:
-            giver = max(places, key=lambda s: (loads[s], -s))
-            if loads[giver] - loads[taker] <= largest:
-                return
-        else:
-            giver = max(places, key=lambda s: (len(shelves[s]) > 1, loads[s], -s))
-            if len(shelves[giver]) <= 1:
-                return
-        gap = loads[giver] - loads[taker]
-        # the largest block of at most half the difference; if all are larger, the smallest of them
-        place = max(0, bisect_right(shelves[giver], (gap // 2, _ANY_BLOCK)) - 1)
+        # nobody gives its last block
+        givers = [s for s in places if len(shelves[s]) > 1]
+        if not givers:
+            return
+        taker = min(places, key=lambda s: (bool(shelves[s]), (loads[s] + largest) / rates[s], s))
+        giver = max(givers, key=lambda s: (loads[s] / rates[s], -s))
+        if shelves[taker] and loads[giver] / rates[giver] <= (loads[taker] + largest) / rates[taker]:
+            return
+        # so many bytes make both equal: half of the difference where they are equally fast
+        gap = loads[giver] * rates[taker] - loads[taker] * rates[giver]
+        half = gap / (rates[giver] + rates[taker])
+        # the largest block of at most that; if all are larger, the smallest of them
+        place = max(0, bisect_right(shelves[giver], (half, _ANY_BLOCK)) - 1)
         size, block = shelves[giver].pop(place)
         insort(shelves[taker], (size, block))
         loads[giver] -= size

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import msgspec
 
 from pslite.auth import Acceptor
+from pslite.balance import Balance, Rule
 from pslite.blocks import Block, cut
 from pslite.channel import Channel, Inbox, cut_off, listen
 from pslite.checkpoint import SavedFile, complete, drop_unfinished
@@ -136,6 +137,9 @@ class Settings:
     vacancy: float = 600.0
     #: "stop" is the way of the DL2 paper: workers stand still at the clock until everything has moved
     handoff: Literal["tagged", "stop"] = "tagged"
+    #: "speed": who is slow gets less to do; "even": all get the same
+    balance: Literal["speed", "even"] = "speed"
+    rule: Rule = field(default_factory=Rule)
 
 
 @dataclass(eq=False)
@@ -215,6 +219,9 @@ class Coordinator:
         self._exits: dict[str, AgentExit] = {}
         #: what tasks used last
         self._usage: dict[str, Usage] = {}
+        self._balance = Balance(self._settings.rule, self._settings.balance)
+        #: slow members that the user has been told of
+        self._told_slow: set[str] = set()
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
@@ -734,6 +741,7 @@ class Coordinator:
     def _beat(self, member: Seated, message: Beat) -> None:
         member.channel.send(Alive())
         member.steps = message.steps or member.steps
+        self._balance.note(member.task, message.pace, message.steps)
         if message.samples:
             self._loss = message.loss / message.samples
         if message.version > self._version:
@@ -1055,7 +1063,7 @@ class Coordinator:
         willing = [task for task in there if task not in leaving] or [
             task for task in there if pending is None or task not in pending.drained
         ]
-        how = reduction(self._spec, len(plan.workers))
+        how = reduction(self._spec, len(plan.workers), plan.shares)
         nodes = [
             node
             for member, own in zip(plan.workers, how.nodes, strict=True)
@@ -1541,7 +1549,7 @@ class Coordinator:
         self._note_held_back(target, wanted)
         # of blocks whose server has died there is one copy, until a plan gives them another
         exposed = present is not None and len(servers) > 1 and -1 in present.backups
-        if wanted == before and not exposed:
+        if wanted == before and not exposed and not self._deal_anew(now):
             return
         if now < self._retry_at or self._should_wait(now, target, before):
             return
@@ -1550,6 +1558,7 @@ class Coordinator:
             # open jobs: the others' may say another optimizer, made of their rank, say
             self._spec, self._blocks = first, cut(first)
         self._plan_number += 1
+        dealing = self._balance.dealing
         plan = make_plan(
             self._plan_number,
             () if self._all_reduce else self._blocks,
@@ -1557,11 +1566,32 @@ class Coordinator:
             [self._members[task].record() for task in servers],
             present,
             replicas=self._spec.durability != "none",
+            shares=() if self._all_reduce else dealing.shares(self._spec.shards, workers),
+            speeds=dealing.speeds(servers),
             stop=self._settings.handoff == "stop",
         )
         self._pending = Pending(plan, present, now)
         self._say(f"plan {plan.number}: {len(workers)} workers, {len(servers)} servers")
         self._tell(self._pending.members(), self._prepare(self._pending))
+
+    def _deal_anew(self, now: float) -> bool:
+        """Whether the work should be dealt otherwise than it is, for who is slow; then the next plan does so."""
+        plan, spec = self._plan, self._spec
+        assert spec is not None
+        if plan is None or any(self._members[task].state != "active" for task in plan.tasks()):
+            return False
+        shards = 0 if spec.open or self._all_reduce else spec.shards
+        left = spec.total_versions - self._version
+        proposal = self._balance.consider(now, plan, shards, [block.nbytes for block in self._blocks], left)
+        slow = {straggler.task for straggler in self._balance.stragglers}
+        for straggler in self._balance.stragglers:
+            if straggler.task not in self._told_slow:
+                self._say(f"{straggler.task} on {straggler.host} is slow: it {straggler.reason}")
+        self._told_slow = slow
+        if proposal is not None:
+            self._say(f"{proposal.reason}, for a step {proposal.gain:.0%} shorter")
+            self._urgent = True
+        return proposal is not None
 
     def _note_held_back(self, target: frozenset[str] | None, wanted: set[str]) -> None:
         spare = {t for r in ("worker", "ps") for t in self._joined(r) if (target is None or t in target)} - wanted
@@ -1600,6 +1630,7 @@ class Coordinator:
                 self._tell({plan.workers[0].task}, Begin(plan=plan.number))
             self._activate(plan)
             self._plan = plan
+            self._balance.begin(time.monotonic(), plan)
             self._state = "running"
             self._urgent = True
             return
@@ -1632,6 +1663,7 @@ class Coordinator:
         self._plan = plan
         # What was measured so far belongs to another size.
         del self._speed[:-1]
+        self._balance.begin(time.monotonic(), plan)
         self._pending = None
         self._given_up = 0
         self._report(pending)
@@ -1789,6 +1821,7 @@ class Coordinator:
             plans=list(self._reports),
             result=self._result if self._state == "finished" else None,
             inexact_from=self._inexact_from,
+            stragglers=list(self._balance.stragglers),
         )
 
     def _report_of(self, member: Seated) -> MemberReport:

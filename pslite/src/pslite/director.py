@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from pslite.balance import Straggler
 from pslite.ending import Cause
 from pslite.errors import UsageError
 from pslite.usage import StepTimes, Usage
@@ -89,6 +90,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     result: Result | None
     #: as in the result
     inexact_from: int | None = None
+    #: members that are slower than the others
+    stragglers: list[Straggler] = []
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):

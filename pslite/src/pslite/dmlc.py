@@ -14,7 +14,7 @@ from pslite.auth import parse_token
 from pslite.channel import listen
 from pslite.coordinator import Coordinator, Settings
 from pslite.director import Reply, Status
-from pslite.environment import encryption_of, need
+from pslite.environment import balance_of, encryption_of, need
 from pslite.errors import UsageError
 
 _ROLES = {"scheduler": "coordinator", "server": "server", "worker": "worker"}
@@ -90,7 +90,7 @@ def make_coordinator(environ: Mapping[str, str], say: Callable[[str], None]) -> 
         token=parse_token(need(environ, "DL2_TOKEN")),
         director=director,
         say=say,
-        settings=Settings(grace=60.0),
+        settings=Settings(grace=60.0, balance=balance_of(environ)),
         address_host=host,
         listener=listen(host, port),
         encrypt=encryption_of(environ) or "control",

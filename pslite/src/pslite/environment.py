@@ -95,6 +95,21 @@ def encryption_of(environ: Mapping[str, str]) -> Literal["", "none", "control", 
     return cast("Literal['', 'none', 'control', 'all']", text)
 
 
+def balance_of(environ: Mapping[str, str]) -> Literal["speed", "even"]:
+    """Return what DL2_BALANCE says: by speed unless it is set.
+
+    Raises
+    ------
+    UsageError
+        it is neither speed nor even.
+
+    """
+    text = environ.get("DL2_BALANCE") or "speed"
+    if text not in ("speed", "even"):
+        raise UsageError(f"DL2_BALANCE is {text!r}: it must be speed or even")
+    return "speed" if text == "speed" else "even"
+
+
 def need(environ: Mapping[str, str], name: str) -> str:
     """Return a variable that must be set.
 

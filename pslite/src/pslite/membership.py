@@ -23,6 +23,7 @@ from pslite.messages import (
     Message,
     Refused,
 )
+from pslite.pace import PaceMeter
 from pslite.process import Host, ScriptProcess
 from pslite.session import Drained
 from pslite.spec import JobSpec
@@ -91,6 +92,8 @@ class Membership(ABC):
         self._loss = 0.0
         self._loss_samples = 0
         self._said_progress = 0.0
+        #: the work of the user's thread
+        self._meter = PaceMeter()
         #: when the last step ended, and how long those took that no heartbeat has told of
         self._stepped = 0.0
         self._step_seconds = deque[float](maxlen=MOST_STEPS)
@@ -196,7 +199,8 @@ class Membership(ABC):
                 if force:
                     took.extend(self._step_seconds)
                     self._step_seconds.clear()
-            self._send(Beat(version=self.version, loss=loss, samples=samples, steps=StepTimes.of(took)))
+            pace = self._meter.take() if force else None
+            self._send(Beat(version=self.version, loss=loss, samples=samples, steps=StepTimes.of(took), pace=pace))
 
     def _note_step(self) -> None:
         """A step has ended."""

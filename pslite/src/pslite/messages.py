@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from pslite.ending import Cause
+from pslite.pace import Pace
 from pslite.plan import Member, Plan
 from pslite.spec import JobSpec
 from pslite.usage import StepTimes, Usage
@@ -114,6 +115,8 @@ class Beat(Message, frozen=True):
     samples: int = 0
     #: of steps since the beat before that had any
     steps: StepTimes | None = None
+    #: the work done since the beat before that had any
+    pace: Pace | None = None
 
 
 class Ready(Message, frozen=True):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pslite.assignment import assign
-from pslite.shards import ranges
+from pslite.shards import dealt, ranges
 from pslite.tree import cover
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     owners: tuple[int, ...]
     #: for each block the index of the server that keeps its replica, -1 for none; empty where no block has one
     backups: tuple[int, ...] = ()
+    #: how many shards each worker computes; empty: almost equal numbers
+    shares: tuple[int, ...] = ()
     #: comparison setting: workers stop at the clock until everything has moved, as the DL2 paper does it
     stop: bool = False
 
@@ -105,12 +107,12 @@ class Reduction(msgspec.Struct, frozen=True):
     nodes: tuple[tuple[int, ...], ...]
 
 
-def reduction(spec: JobSpec, workers: int) -> Reduction:
-    """Return how `workers` workers share the shards and the tree.
+def reduction(spec: JobSpec, workers: int, dealing: Sequence[int] = ()) -> Reduction:
+    """Return how `workers` workers share the shards and the tree: almost equally unless `dealing` says otherwise.
 
     In `exact` mode the leaves are the logical shards; in `fast` mode each worker is one leaf.
     """
-    shares = ranges(spec.shards, workers)
+    shares = dealt(dealing) if dealing else ranges(spec.shards, workers)
     if spec.mode == "exact":
         return Reduction(spec.shards, shares, tuple(cover(low, high, spec.shards) for low, high in shares))
     return Reduction(workers, shares, tuple(cover(i, i + 1, workers) for i in range(workers)))
@@ -147,18 +149,28 @@ def make_plan(
     servers: Sequence[Member],
     previous: Plan | None,
     *,
+    shares: Sequence[int] = (),
+    speeds: Sequence[float] = (),
     replicas: bool = False,
     stop: bool = False,
 ) -> Plan:
-    """Make plan `number` for the given members; blocks move only as far as balance needs it."""
+    """Make plan `number` for the given members; blocks move only as far as balance needs it.
+
+    `shares` are the workers' numbers of shards, `speeds` the servers', where they are not alike.
+    """
     before = {b: previous.owner(b).task for b in range(len(blocks))} if previous else {}
-    owners = assign([block.nbytes for block in blocks], before, [member.task for member in servers]) if servers else ()
+    owners = (
+        assign([block.nbytes for block in blocks], before, [member.task for member in servers], speeds)
+        if servers
+        else ()
+    )
     return Plan(
         number=number,
         workers=tuple(workers),
         servers=tuple(servers),
         owners=owners,
         backups=choose_backups(blocks, servers, owners, previous) if replicas else (),
+        shares=tuple(shares),
         stop=stop,
     )
 

@@ -26,7 +26,7 @@ from pslite.channel import listen
 from pslite.coordinator import Coordinator, Settings
 from pslite.director import HttpDirector, Watched
 from pslite.dmlc import is_launched, make_coordinator, task_variables
-from pslite.environment import encryption_of, need, role_of, task_environment, watch_seconds
+from pslite.environment import balance_of, encryption_of, need, role_of, task_environment, watch_seconds
 from pslite.errors import Cancelled, PsliteError, UsageError
 from pslite.local import LocalDirector
 from pslite.prefetch import DEFAULT_SECONDS, Prefetch, command_of
@@ -45,6 +45,7 @@ environment (set by the scheduler; without it a whole job runs on this machine):
   DL2_COORDINATOR  host:port of the coordinator
   DL2_TOKEN        the job's token, 64 hexadecimal digits
   DL2_ARCHITECTURE ps or allreduce, for scripts that do not say it (workers)
+  DL2_BALANCE      speed or even, as --balance (coordinator)
   DL2_WATCH_SECONDS  between two looks at what a task uses (default 5; 0: none)
   DL2_ENCRYPT      what goes over TLS, the same for all: none, control (the default) or all
   DL2_DAEMON, DL2_JOB, DL2_CREDENTIAL   the scheduler's job API (coordinator)
@@ -72,6 +73,10 @@ def _parser() -> argparse.ArgumentParser:
         "and weights too (all), or none",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress lines on stderr")
+    parser.add_argument(
+        "--balance", choices=("speed", "even"), default="",
+        help="speed: who is slow gets less to do (default); even: all get the same",
+    )  # fmt: skip
     near = parser.add_argument_group("before a worker joins")
     near.add_argument(
         "--prefetch", action="append", default=[], metavar="PATH",
@@ -109,6 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         environ["DL2_QUIET"] = "1"
     if options.encrypt:
         environ[VARIABLE] = options.encrypt
+    if options.balance:
+        environ["DL2_BALANCE"] = options.balance
 
     def say(text: str) -> None:
         if not quiet:
@@ -225,7 +232,7 @@ def _standalone(tasks: _Tasks, environ: Mapping[str, str], say: Callable[[str], 
         token=secrets.token_bytes(TOKEN_BYTES),
         director=director,
         say=say,
-        settings=Settings(grace=_GRACE_SECONDS, start=_START_SECONDS),
+        settings=Settings(grace=_GRACE_SECONDS, start=_START_SECONDS, balance=balance_of(environ)),
         host="127.0.0.1",
         encrypt=encryption_of(environ) or "control",
     )
@@ -261,7 +268,7 @@ def _coordinate(tasks: _Tasks, environ: Mapping[str, str], say: Callable[[str], 
         if not _JOB.fullmatch(registration.job):
             raise UsageError(f"the job name {registration.job!r} is malformed")
         heartbeats = HttpDirector(daemon, registration.job, registration.credential, say=say)
-        settings = Settings(heartbeat=registration.heartbeat_seconds)
+        settings = Settings(heartbeat=registration.heartbeat_seconds, balance=balance_of(environ))
         own: LocalDirector | None = None
         if registration.static:
             say(

@@ -67,6 +67,7 @@ from pslite.messages import (
 )
 from pslite.norms import Squares, Tensors
 from pslite.optimizers import Updater, slots, square_norm
+from pslite.pace import PaceMeter
 from pslite.plan import Plan, Reduction, holders_of, reduction
 from pslite.rebuilding import Rebuilding, Slots, reads_checkpoint
 from pslite.region import WEIGHTS, Layout, Mapped
@@ -206,6 +207,7 @@ class Server:
         self._settled = 0
         self._version = 0
         self._updater = Updater()
+        self._meter = PaceMeter()
         self._pool = BufferPool()
         self._scratch = bytearray()
         self._incoming: dict[Link, Array] = {}
@@ -254,7 +256,10 @@ class Server:
             # until the coordinator, or the one that takes its place, knows all that we have said
             while self._status is None or not self._control.settled:
                 busy = self._may_plant() or (bool(self._outgoing) and self._may_move())
-                for key, mask in self._selector.select(0 if busy else min(0.2, self._control.heartbeat)):
+                self._meter.end()
+                ready = self._selector.select(0 if busy else min(0.2, self._control.heartbeat))
+                self._meter.begin()
+                for key, mask in ready:
                     if isinstance(key.data, Link):
                         self._serve(key.data, mask)
                     else:
@@ -294,7 +299,7 @@ class Server:
         now = time.monotonic()
         if now - self._beaten >= self._control.heartbeat:
             self._beaten = now
-            self._control.send(Beat(version=self._version))
+            self._control.send(Beat(version=self._version, pace=self._meter.take()))
         if now - self._looked >= _LOOK_SECONDS:
             self._read_control()
         for doorway in self._doorways:
@@ -646,6 +651,7 @@ class Server:
             leaves = self._stages[holding.plan].reduction.leaves
             samples = self._spec.divisor(holding.block.optimizer, version, leaves)
             self._updater.apply(holding.block.optimizer, holding.state, gradient, samples, version, since=holding.since)
+            self._meter.add(holding.block.nbytes)
             self._pool.give(gradient)
             arrivals.waiting.append((link, version + 1))
         arrivals.staged.clear()
@@ -758,6 +764,7 @@ class Server:
 
     def _apply(self, holding: Holding, step: Step) -> None:
         rule, version, total = holding.block.optimizer, holding.version, step.total
+        self._meter.add(holding.block.nbytes)
         if isinstance(total, Rows):
             self._updater.apply_rows(rule, holding.state, total, step.divisor, version, step.clip, holding.since)
             holding.note(total)
@@ -1112,7 +1119,7 @@ class Server:
         result: _Stage | Nack
         links: dict[str, Link] = {}
         try:
-            how = reduction(spec, len(plan.workers))
+            how = reduction(spec, len(plan.workers), plan.shares)
             expected = {node: plan.workers[i].task for i, nodes in enumerate(how.nodes) for node in nodes}
             mine = set(plan.blocks_of(self._identity.task))
             gained = {b: Holding(self._kept(b), plan.number, how.leaves) for b in sorted(mine - held)}

@@ -42,8 +42,8 @@ class Share:
 
     __slots__ = ("_exact", "_shards", "index", "leaves", "nodes")
 
-    def __init__(self, spec: JobSpec, workers: int, index: int) -> None:
-        how = reduction(spec, workers)
+    def __init__(self, spec: JobSpec, workers: int, index: int, dealing: Sequence[int] = ()) -> None:
+        how = reduction(spec, workers, dealing)
         self.index = index
         self.leaves = how.leaves
         #: its own, and those of workers that are gone
@@ -55,6 +55,10 @@ class Share:
         """Return the leaves below some nodes, each with its shards."""
         leaves = [leaf for node in nodes for leaf in range(*span(node, self.leaves))]
         return [Part(leaf, *((leaf, leaf + 1) if self._exact else self._shards[leaf])) for leaf in leaves]
+
+    def amount(self, nodes: Iterable[int]) -> int:
+        """Return the number of shards below some nodes."""
+        return sum(part.high - part.low for part in self.parts(nodes))
 
 
 class Session(Protocol):

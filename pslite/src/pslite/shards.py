@@ -6,6 +6,9 @@ whoever computes it; with n < V some shards are empty.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 DEFAULT_SHARDS = 16
 
 
@@ -15,6 +18,15 @@ def ranges(shards: int, workers: int) -> tuple[tuple[int, int], ...]:
         msg = f"{workers} workers cannot share {shards} shards: 1 to {shards} can"
         raise ValueError(msg)
     return tuple((i * shards // workers, (i + 1) * shards // workers) for i in range(workers))
+
+
+def dealt(shares: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Cut the shards into one contiguous half-open range for each worker, of so many shards each, at least one."""
+    if not shares or min(shares) < 1:
+        msg = f"shares of {tuple(shares)} shards: every worker has at least one"
+        raise ValueError(msg)
+    ends = list(accumulate(shares))
+    return tuple(zip([0, *ends], ends, strict=False))
 
 
 def sample_slice(low: int, high: int, shards: int, samples: int) -> tuple[int, int]:

@@ -82,7 +82,7 @@ def run_local(
     environ
         environment of the tasks; this process's if None.
     settings
-        times of the coordinator.
+        times of the coordinator; work is dealt evenly unless they say otherwise.
     on_status
         called about ten times a second with the status and the director (whose `processes` can be killed, say).
     say
@@ -114,7 +114,7 @@ def run_local(
             token=secrets.token_bytes(TOKEN_BYTES),
             director=director,
             say=note,
-            settings=settings or Settings(grace=60.0, start=60.0),
+            settings=settings or Settings(grace=60.0, start=60.0, balance="even"),
             host="127.0.0.1",
             encrypt=encryption_of(os.environ if environ is None else environ) or "control",
         )

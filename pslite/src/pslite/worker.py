@@ -278,6 +278,7 @@ class Worker(Membership):
         self.late = stage.previous is not None
         self._came = self._awaited
         self._enter(stage, self._awaited)
+        self._meter.begin()
 
     def _first_weights_here(self) -> bool:
         if self._begin:
@@ -458,6 +459,8 @@ class Worker(Membership):
         assert plan is not None
         if {c.node for c in contributions} != set(self._due):
             raise UsageError(f"step {self.version} needs the tree nodes {self._due}")
+        self._meter.end()
+        self._meter.add(self.share.amount(self._due))
         self._watch_gate.start()
         self._take_staged()
         plan = self._plan  # servers may have taken the place of others
@@ -488,6 +491,7 @@ class Worker(Membership):
         )
         if self._missing:
             self._due = self._left_undone()
+            self._meter.begin()
             return self._due
         if self._replica is not None:
             self._replica.apply(self._bundles[0], self.version)
@@ -507,6 +511,7 @@ class Worker(Membership):
             self._enter(stage, self.version)
         else:
             self._set_share(plan)
+        self._meter.begin()
         return ()
 
     def _left_undone(self) -> tuple[int, ...]:
@@ -516,7 +521,7 @@ class Worker(Membership):
 
     def _set_share(self, plan: Plan) -> None:
         """What we do in the coming step: our own part, and what falls to us of others'."""
-        self.share = Share(self.spec, len(plan.workers), plan.worker_index(self._identity.task))
+        self.share = Share(self.spec, len(plan.workers), plan.worker_index(self._identity.task), plan.shares)
         self.share.nodes += self._extra.get(plan.number, ())
         self._due = self.share.nodes
 
