@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
@@ -16,9 +17,10 @@ from dl2d.cli.options import ConfigOption, JsonOption, find_job, reading
 from dl2d.cli.output import console, duration, number, on_terminal, print_json, print_tables, table
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.core.cluster import Task
-from dl2d.core.jobs import JobState
+from dl2d.core.jobs import JobKey, JobState
 from dl2d.core.mode import Mode
 from dl2d.core.registry import SiteStore
+from dl2d.core.store import TaskReport
 
 _DAY = 86_400.0
 _WATCH_SECONDS = 1.0
@@ -39,6 +41,7 @@ MODE_WORDS = {
 _HEADINGS = (
     "ID", "~NAME", "USER", "MODEL", "STATE", ">WORKERS", ">PS", ">EPOCH", ">STEPS/S", ">LOSS", ">AGE", "~WHY",
 )  # fmt: skip
+_TASK_HEADINGS = ("TASK", "STATE", "NODE", ">SINCE", ">CPU", ">MEMORY", ">GPU", ">STEP/P95 MS", "~NOTE")
 
 
 def status(
@@ -52,15 +55,13 @@ def status(
     """Show jobs: allocation now and as decided, progress, and what each one waits for."""
     with reading(load_settings(config)) as store:
 
-        def look() -> tuple[Sequence[JobLine], tuple[Task, ...]]:
+        def look() -> tuple[Sequence[JobLine], tuple[TaskLine, ...]]:
             if job is None:
                 lines = job_lines(store, ended_since=time.time() - _DAY if every else None)
                 return (lines[::-1] if newest else lines), ()
             chosen = find_job(store, job)
             last = [] if chosen.state.ended else store.decisions(chosen.key, limit=1)
-            return [JobLine(as_of_now(chosen), last[0].decided if last else None)], store.tasks(
-                live=True, job=chosen.key
-            )
+            return [JobLine(as_of_now(chosen), last[0].decided if last else None)], task_lines(store, chosen.key)
 
         if as_json:
             lines, tasks = look()
@@ -77,7 +78,45 @@ def status(
                 typer.echo("no jobs" if every else "no job is waiting or running (--all: also those of the last day)")
 
 
-def _watch(look: Callable[[], tuple[Sequence[JobLine], tuple[Task, ...]]]) -> None:
+@dataclass(frozen=True, slots=True)
+class TaskLine:
+    """A task, and the last that its coordinator said of it."""
+
+    id: str
+    #: None for a task of a job at which dl2d only looks on, before the resource manager has told of it.
+    task: Task | None
+    report: TaskReport | None
+
+    @property
+    def remark(self) -> str:
+        """What is wrong with it, in words."""
+        report = self.report
+        words = [self.task.note if self.task is not None else ""]
+        if report is not None:
+            words.append(report.how)
+            if report.slow is not None:
+                words.append(f"{report.slow:g} times slower: {report.slow_reason}")
+        return "; ".join(word for word in words if word)
+
+    def as_json(self) -> dict[str, object]:
+        """What ``--json`` shows of it; memory in MiB."""
+        task, report = self.task, self.report
+        shown: dict[str, object] = {"task": self.id}
+        if task is not None:
+            shown |= {"role": str(task.role), "state": str(task.state), "node": task.node,
+                      "since": task.since, "note": task.note}  # fmt: skip
+        return {**shown, "report": None if report is None else asdict(report)}
+
+
+def task_lines(store: SiteStore, key: JobKey) -> tuple[TaskLine, ...]:
+    """The tasks that have not ended, and of others those that ended otherwise than they should."""
+    reports = {report.task: report for report in store.task_reports(key)}
+    live = [TaskLine(task.id, task, reports.pop(task.id, None)) for task in store.tasks(live=True, job=key)]
+    ended = {task.id: task for task in store.tasks(live=False, job=key) if task.id in reports}
+    return (*live, *(TaskLine(name, ended.get(name), report) for name, report in reports.items() if report.how))
+
+
+def _watch(look: Callable[[], tuple[Sequence[JobLine], tuple[TaskLine, ...]]]) -> None:
     with Live(console=console(), auto_refresh=False, screen=False) as live:
         try:
             while True:
@@ -91,12 +130,32 @@ def _watch(look: Callable[[], tuple[Sequence[JobLine], tuple[Task, ...]]]) -> No
             return
 
 
-def _tables(lines: Sequence[JobLine], tasks: Sequence[Task], now: float) -> list[Table]:
+def _tables(lines: Sequence[JobLine], tasks: Sequence[TaskLine], now: float) -> list[Table]:
     parts = [table(_HEADINGS, (_row(line, now) for line in lines))]
     if tasks:
-        rows = [(task.id, str(task.state), task.node, duration(now - task.since), task.note) for task in tasks]
-        parts.append(table(("TASK", "STATE", "NODE", ">SINCE", "NOTE"), rows))
+        parts.append(table(_TASK_HEADINGS, (_task_row(line, now) for line in tasks)))
     return parts
+
+
+def _task_row(line: TaskLine, now: float) -> tuple[str, ...]:
+    task, report = line.task, line.report
+    at_all = (line.id, str(task.state), task.node, duration(now - task.since)) if task else (line.id, "", "", "")
+    if report is None:
+        return (*at_all, "-", "-", "-", "-", line.remark)
+    return (
+        *at_all,
+        "-" if report.cpu_percent is None else f"{report.cpu_percent:.0f}%",
+        _size(report.memory_peak if report.memory is None else report.memory),
+        "-" if report.gpu_percent is None else f"{report.gpus}x{report.gpu_percent:.0f}%",
+        "-" if report.step_ms is None else f"{number(report.step_ms)}/{number(report.step_p95_ms)}",
+        line.remark,
+    )
+
+
+def _size(mebibytes: float | None) -> str:
+    if mebibytes is None:
+        return "-"
+    return f"{mebibytes:.0f}M" if mebibytes < 1024 else f"{mebibytes / 1024:.1f}G"
 
 
 def _row(line: JobLine, now: float) -> tuple[str | Text, ...]:
@@ -130,7 +189,7 @@ def mode_of(store: SiteStore) -> Mode:
 
 
 def _as_json(
-    store: SiteStore, lines: Sequence[JobLine], tasks: Sequence[Task], *, with_tasks: bool
+    store: SiteStore, lines: Sequence[JobLine], tasks: Sequence[TaskLine], *, with_tasks: bool
 ) -> dict[str, object]:
     shown: dict[str, object] = {
         "at": time.time(),
@@ -139,9 +198,5 @@ def _as_json(
         "jobs": [line.as_json() for line in lines],
     }
     if with_tasks:
-        shown["tasks"] = [
-            {"task": task.id, "role": str(task.role), "state": str(task.state), "node": task.node,
-             "since": task.since, "note": task.note}
-            for task in tasks
-        ]  # fmt: skip
+        shown["tasks"] = [line.as_json() for line in tasks]
     return shown

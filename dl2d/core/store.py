@@ -114,6 +114,34 @@ class RuntimePlan:
     suspension_max_ms: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskReport:
+    """What a job's coordinator said last of one of its tasks."""
+
+    task: str
+    #: Seconds since 1970, when it said so.
+    at: float
+    #: Processor time since the task began, and share of one core in the last interval.
+    cpu_seconds: float | None = None
+    cpu_percent: float | None = None
+    #: Resident memory of all its processes, and the most that was seen, MiB.
+    memory: float | None = None
+    memory_peak: float | None = None
+    #: How many GPUs it has, as far as is known; their mean use, and their memory in use together, MiB.
+    gpus: int = 0
+    gpu_percent: float | None = None
+    gpu_memory: float | None = None
+    #: Of a worker's last steps.
+    step_ms: float | None = None
+    step_p95_ms: float | None = None
+    #: Why its process ended (``out-of-memory``), empty while it runs; and how in words, if not as it should.
+    cause: str = ""
+    how: str = ""
+    #: How many times as long as others it takes for the same work; None unless that is much. And in words.
+    slow: float | None = None
+    slow_reason: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class JobChange:
     """Fields of a job to be changed; None leaves a field as it is."""
@@ -180,8 +208,15 @@ class Store(Protocol):
         """
         ...
 
-    def report_progress(self, key: JobKey, progress: Progress) -> None:
-        """Set the job's progress, and add it to its series (thinned to the store's ``progress_seconds``)."""
+    def report_progress(self, key: JobKey, progress: Progress, tasks: Sequence[TaskReport] = ()) -> None:
+        """Set the job's progress, and add it to its series (thinned to the store's ``progress_seconds``).
+
+        ``tasks`` take the place of what was said of them before.
+        """
+        ...
+
+    def task_reports(self, key: JobKey) -> tuple[TaskReport, ...]:
+        """The last that was said of each task, by role and number."""
         ...
 
     def series(self, key: JobKey) -> tuple[Progress, ...]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import Job, JobState, Progress
-from dl2d.core.store import JobChange, RuntimePlan, TaskChange
+from dl2d.core.store import JobChange, RuntimePlan, TaskChange, TaskReport
 
 # No control characters: these words go into environments, the database and the log.
 _Word = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -19,11 +19,45 @@ _Text = Annotated[str, BeforeValidator(lambda said: said[:_MOST_SAID] if isinsta
 _Count = Annotated[int, Field(ge=0, le=2**62)]
 _MOST_MEMBERS = 20_000
 _MOST_SAID = 4096
+_MOST_GPUS = 256
+_MIB = 1 << 20
 
 
 class _Message(BaseModel):
     # Unknown keys are let through: a newer runtime may say more than this daemon understands.
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Gpu(_Message):
+    """A device of a task."""
+
+    percent: float = 0.0
+    memory_bytes: _Count = 0
+
+
+class Usage(_Message):
+    """What the processes of a task use."""
+
+    cpu_seconds: float = 0.0
+    cpu_percent: float = 0.0
+    memory_bytes: _Count = 0
+    memory_peak: _Count = 0
+    gpus: Annotated[tuple[Gpu, ...], Field(max_length=_MOST_GPUS)] = ()
+
+
+class Steps(_Message):
+    """How long a worker's last steps took."""
+
+    mean_ms: float = 0.0
+    p95_ms: float = 0.0
+
+
+class Straggler(_Message):
+    """A task that is slower than others."""
+
+    task: _Word
+    factor: float
+    reason: _Text = ""
 
 
 class Member(_Message):
@@ -34,6 +68,12 @@ class Member(_Message):
     state: Literal["joined", "active", "draining", "left"]
     host: _Word = ""
     pid: int = 0
+    #: left out as long as there is nothing new
+    usage: Usage | None = None
+    steps: Steps | None = None
+    #: why its process has ended, and how in words
+    cause: _Word | None = None
+    how: _Text = ""
 
 
 class Suspension(_Message):
@@ -85,6 +125,7 @@ class Heartbeat(_Message):
     result: Result | None = None
     # From which version on weights are not those of an undisturbed run: a server was lost with optimizer state.
     inexact_from: _Count | None = None
+    stragglers: Annotated[tuple[Straggler, ...], Field(max_length=_MOST_MEMBERS)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +138,8 @@ class Reception:
     plans: tuple[RuntimePlan, ...]
     #: Members that no task of the job accounts for.
     strangers: tuple[str, ...]
+    #: What is new about members, but for strangers where the tasks of the job are known.
+    reports: tuple[TaskReport, ...] = ()
 
 
 _JOB_STATES = {
@@ -152,6 +195,47 @@ def receive(job: Job, tasks: tuple[Task, ...], beat: Heartbeat, at: float) -> Re
         tasks=tuple(changes),
         plans=tuple(_plan(plan, at) for plan in beat.plans),
         strangers=tuple(strangers),
+        reports=_reports(beat, at, set() if job.static else set(strangers)),
+    )
+
+
+def _reports(beat: Heartbeat, at: float, strangers: set[str]) -> tuple[TaskReport, ...]:
+    """What is new about the members."""
+    slow = {straggler.task: straggler for straggler in beat.stragglers}
+    # The last of two members of one name counts.
+    found = {
+        member.task: _report(member, slow.get(member.task), at)
+        for member in beat.members
+        if member.task not in strangers and (member.usage, member.steps, member.cause) != (None, None, None)
+    }
+    return tuple(found.values())
+
+
+def _report(member: Member, slow: Straggler | None, at: float) -> TaskReport:
+    usage, steps = member.usage, member.steps
+    report = TaskReport(
+        task=member.task,
+        at=at,
+        step_ms=_finite(steps.mean_ms) if steps is not None else None,
+        step_p95_ms=_finite(steps.p95_ms) if steps is not None else None,
+        cause=member.cause or "",
+        how=_plain(member.how),
+        slow=_finite(slow.factor) if slow is not None else None,
+        slow_reason=_plain(slow.reason) if slow is not None else "",
+    )
+    if usage is None:
+        return report
+    gpus = usage.gpus
+    return replace(
+        report,
+        cpu_seconds=_finite(usage.cpu_seconds),
+        cpu_percent=_finite(usage.cpu_percent),
+        # A task that has ended has none.
+        memory=usage.memory_bytes / _MIB if usage.memory_bytes else None,
+        memory_peak=usage.memory_peak / _MIB,
+        gpus=len(gpus),
+        gpu_percent=_finite(sum(gpu.percent for gpu in gpus) / len(gpus)) if gpus else None,
+        gpu_memory=sum(gpu.memory_bytes for gpu in gpus) / _MIB if gpus else None,
     )
 
 

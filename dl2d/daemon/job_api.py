@@ -223,7 +223,7 @@ def create_api(services: Services) -> FastAPI:
             log.warning("unknown members", job=job.key.id, members=reception.strangers)
         services.store.add_runtime_plans(job.key, reception.plans)
         moved = services.store.change_tasks(reception.tasks, at)
-        services.store.report_progress(job.key, reception.progress)
+        services.store.report_progress(job.key, reception.progress, reception.reports)
         if reception.job is not None:
             changed = services.store.change_job(job.key, reception.job, at)
             if changed.state is not job.state:

@@ -33,6 +33,7 @@ from dl2d.core.store import (
     Slot,
     SlotSummary,
     TaskChange,
+    TaskReport,
 )
 
 
@@ -117,8 +118,9 @@ class MemoryStore:
         self._keep(job)
         return job
 
-    def report_progress(self, key: JobKey, progress: Progress) -> None:
-        """Set the job's progress, and count its speed and loss."""
+    def report_progress(self, key: JobKey, progress: Progress, tasks: Sequence[TaskReport] = ()) -> None:
+        """Set the job's progress, and count its speed and loss; reports of tasks are not kept."""
+        del tasks
         job = self._jobs[key]
         self._keep(replace(job, progress=progress))
         speed, size = progress.samples_per_second, Allocation(progress.workers, progress.ps)
@@ -230,6 +232,11 @@ class MemoryStore:
 
     def add_runtime_plans(self, job: JobKey, plans: Sequence[RuntimePlan]) -> None:
         """Not kept."""
+
+    def task_reports(self, key: JobKey) -> tuple[TaskReport, ...]:
+        """Not kept."""
+        del key
+        return ()
 
     def runtime_plans(self, job: JobKey) -> tuple[RuntimePlan, ...]:
         """Not kept."""

@@ -161,6 +161,29 @@ class ResizeEventRow(Base):
     note: Mapped[str] = mapped_column(Words())
 
 
+class TaskReportRow(Base):
+    """What the runtime said last of a task, of static jobs' too."""
+
+    __tablename__ = "task_reports"
+
+    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True)
+    task: Mapped[str] = mapped_column(primary_key=True)
+    at: Mapped[float] = mapped_column(comment="when the report came")
+    cpu_seconds: Mapped[float | None] = mapped_column(comment="since the task began")
+    cpu_percent: Mapped[float | None] = mapped_column(comment="of one core, in the last interval")
+    memory: Mapped[float | None] = mapped_column(comment="resident, MiB")
+    memory_peak: Mapped[float | None] = mapped_column(comment="MiB")
+    gpus: Mapped[int] = mapped_column(comment="how many it has, as far as is known")
+    gpu_percent: Mapped[float | None] = mapped_column(comment="mean over its GPUs")
+    gpu_memory: Mapped[float | None] = mapped_column(comment="MiB, of all of them")
+    step_ms: Mapped[float | None] = mapped_column(comment="mean over its last steps")
+    step_p95_ms: Mapped[float | None]
+    cause: Mapped[str] = mapped_column(Words(), comment="why its process ended; empty while it runs")
+    how: Mapped[str] = mapped_column(Words(), comment="the same in words")
+    slow: Mapped[float | None] = mapped_column(comment="times as long as others for the same work")
+    slow_reason: Mapped[str] = mapped_column(Words())
+
+
 class RuntimePlanRow(Base):
     """A membership change as the job's coordinator reported it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,7 +19,7 @@ from dl2d.core.measured import SpeedPoint, Tally
 from dl2d.core.mode import Mode, ModeChange
 from dl2d.core.plan import Outcome, Plan
 from dl2d.core.resources import Resources, Shortfall
-from dl2d.core.store import DecisionEntry, ResizeEvent, RuntimePlan, Slot, SlotSummary
+from dl2d.core.store import DecisionEntry, ResizeEvent, RuntimePlan, Slot, SlotSummary, TaskReport
 
 T = TypeVar("T")
 Values = dict[str, Any]
@@ -302,6 +302,16 @@ def to_runtime_plan(row: Row[Any]) -> RuntimePlan:
         suspension_p50_ms=row.suspension_p50_ms,
         suspension_max_ms=row.suspension_max_ms,
     )
+
+
+def of_task_report(report: TaskReport, job_number: int) -> Values:
+    """A task report's columns."""
+    return {"job_number": job_number, **{field.name: getattr(report, field.name) for field in fields(TaskReport)}}
+
+
+def to_task_report(row: Row[Any]) -> TaskReport:
+    """A task report from its row."""
+    return TaskReport(**{field.name: getattr(row, field.name) for field in fields(TaskReport)})
 
 
 def of_slot(slot: Slot) -> Values:

@@ -37,6 +37,7 @@ from dl2d.core.store import (
     Slot,
     SlotSummary,
     TaskChange,
+    TaskReport,
 )
 from dl2d.store import rows, schema
 from dl2d.store.database import Database, Place
@@ -55,6 +56,7 @@ from dl2d.store.models import (
     RuntimePlanRow,
     SlotRow,
     SpeedRow,
+    TaskReportRow,
     TaskRow,
     table_of,
 )
@@ -215,7 +217,7 @@ class SqlStore:
                 self._add_to_series(connection, row, rows.to_progress(row, row.progress_at))
             return rows.to_job(_locked_job(connection, key))
 
-    def report_progress(self, key: JobKey, progress: Progress) -> None:
+    def report_progress(self, key: JobKey, progress: Progress, tasks: Sequence[TaskReport] = ()) -> None:
         """See ``Store.report_progress``.
 
         May be lost by a power cut, not by a crash of this process: a coordinator says it all again a second later.
@@ -227,6 +229,25 @@ class SqlStore:
             last = row.series_at
             if last is None or (progress.at > last and progress.at - last >= self._progress_seconds):
                 self._add_to_series(connection, row, progress)
+            if tasks:
+                table = table_of(TaskReportRow)
+                upsert = self._upsert(table)
+                keys = ("job_number", "task")
+                values = {column.name: upsert.excluded[column.name] for column in table.c if column.name not in keys}
+                connection.execute(
+                    upsert.on_conflict_do_update(index_elements=keys, set_=values),
+                    [rows.of_task_report(report, row.number) for report in tasks],
+                )
+
+    def task_reports(self, key: JobKey) -> tuple[TaskReport, ...]:
+        """See ``Store.task_reports``."""
+        table = table_of(TaskReportRow)
+        query = select(*table.c).join(JobRow, JobRow.number == table.c.job_number).where(JobRow.slug == key.slug)
+        # worker-10 comes after worker-9
+        query = query.order_by(func.length(table.c.task), table.c.task)
+        with self._database.reading(f"reading tasks of job {key.slug}") as connection:
+            found = tuple(map(rows.to_task_report, connection.execute(query)))
+        return tuple(sorted(found, key=lambda report: not report.task.startswith("worker")))
 
     def series(self, key: JobKey) -> tuple[Progress, ...]:
         """See ``Store.series``."""

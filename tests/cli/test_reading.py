@@ -12,7 +12,7 @@ from cli.conftest import Dl2d, Recorded, write_config
 
 from dl2d.core.decision import Alternative
 from dl2d.core.jobs import Allocation, JobState
-from dl2d.core.store import JobChange
+from dl2d.core.store import JobChange, TaskReport
 from dl2d.store.sql import SqlStore
 
 
@@ -69,6 +69,29 @@ def test_status_of_one_job_has_its_tasks(dl2d: Dl2d, recorded: Recorded):
     assert {task["task"] for task in shown["tasks"]} == {f"{role}-{n}" for role in ("worker", "ps") for n in range(4)}
     text = dl2d("status", "second", "-c", recorded.config).out
     assert line_of(text, "worker-3").split()[1] == "confirmed"
+
+
+def test_what_tasks_use_and_why_they_ended_is_shown(dl2d: Dl2d, recorded: Recorded):
+    store = recorded.world.store
+    how = "died: killed by signal 9 (SIGKILL): out of memory in its control group"
+    reports = [
+        TaskReport(task="worker-1", at=1.0, cpu_percent=212.4, memory=1536.0, gpus=2, gpu_percent=55.0, step_ms=12.0,
+                   step_p95_ms=15.5, slow=2.5, slow_reason="computes a shard in 5 ms, the others in 2 ms"),
+        TaskReport(task="worker-9", at=1.0, memory_peak=900.0, cause="out-of-memory", how=how),
+        TaskReport(task="worker-8", at=1.0, memory_peak=900.0, cause="drained"),
+    ]  # fmt: skip
+    store.report_progress(recorded.second, store.job(recorded.second).progress, reports)
+    text = dl2d("status", "second", "-c", recorded.config).out
+    words = line_of(text, "worker-1").split()
+    assert words[1] == "confirmed"
+    assert words[words.index("212%") :][:4] == ["212%", "1.5G", "2x55%", "12/15.5"]
+    assert "2.5 times slower: computes a shard in 5 ms, the others in 2 ms" in line_of(text, "worker-1")
+    assert how in line_of(text, "worker-9")
+    assert "worker-8" not in text  # it ended as it should
+    shown = {task["task"]: task for task in dl2d("status", "second", "--json", "-c", recorded.config).json["tasks"]}
+    assert shown["worker-1"]["report"]["memory"] == 1536.0
+    assert shown["worker-9"]["report"]["cause"] == "out-of-memory"
+    assert shown["worker-0"]["report"] is None
 
 
 def test_ended_jobs_of_the_last_day_are_shown_on_demand(dl2d: Dl2d, recorded: Recorded):

@@ -20,7 +20,7 @@ from dl2d.core.jobs import JobKey, JobState
 from dl2d.core.mode import Mode
 from dl2d.core.resource_manager import RmJobState, StaticJob
 from dl2d.core.resources import Resources
-from dl2d.core.store import JobChange, TaskChange
+from dl2d.core.store import JobChange, TaskChange, TaskReport
 from dl2d.daemon import job_api
 
 
@@ -403,6 +403,33 @@ class TestHeartbeat:
         assert answer.status_code == 200
         assert world.store.tasks(live=False) == before
         assert [entry["members"] for entry in logs if entry["event"] == "unknown members"] == [("worker-77",)]
+
+    def test_what_tasks_use_is_kept(self, world):
+        job = running(world)
+        usage = {
+            "seconds": 5.0, "cpu_seconds": 12.5, "cpu_percent": 250.0, "memory_bytes": 3 << 30, "memory_peak": 4 << 30,
+            "processes": 3, "gpus": [{"name": "A", "percent": 90.0, "memory_bytes": 1 << 30, "memory_total": 80 << 30},
+                                     {"name": "B", "percent": 30.0, "memory_bytes": 2 << 30, "memory_total": 80 << 30}],
+        }  # fmt: skip
+        worker = {"task": "worker-0", "role": "worker", "state": "active", "usage": usage,
+                  "steps": {"steps": 9, "mean_ms": 20.5, "p95_ms": 31.0}}  # fmt: skip
+        slow = {"task": "worker-0", "host": "n1", "factor": 2.1, "reason": "computes a shard in 2 ms, the others in 1"}
+        stranger = {**worker, "task": "worker-77"}
+        world.heartbeat(job, state="running", members=[worker, stranger], stragglers=[slow])
+        (report,) = world.store.task_reports(job)
+        assert report == TaskReport(
+            task="worker-0", at=world.now, cpu_seconds=12.5, cpu_percent=250.0, memory=3072.0, memory_peak=4096.0,
+            gpus=2, gpu_percent=60.0, gpu_memory=3072.0, step_ms=20.5, step_p95_ms=31.0, slow=2.1,
+            slow_reason=slow["reason"],
+        )  # fmt: skip
+        # nothing new is said of it
+        world.heartbeat(job, state="running", members=[{**worker, "usage": None, "steps": None}])
+        assert world.store.task_reports(job) == (report,)
+        how = "died: killed by signal 9 (SIGKILL): out of memory in its control group"
+        ended = {**worker, "state": "left", "cause": "out-of-memory", "how": how + "\x1b"}
+        world.heartbeat(job, state="running", members=[ended])
+        (last,) = world.store.task_reports(job)
+        assert (last.cause, last.how, last.slow) == ("out-of-memory", how + "?", None)
 
     @pytest.mark.parametrize(
         ("said", "state", "reason"),

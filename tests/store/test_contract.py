@@ -15,7 +15,7 @@ from dl2d.core.errors import DuplicateJob, StoreError
 from dl2d.core.jobs import Allocation, Architecture, Consistency, JobKey, JobState, Launch, Progress, Role
 from dl2d.core.measured import MOST_LOSSES, JobSpeeds, LossPoint, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.plan import Start
-from dl2d.core.store import JobChange, ResizeEvent, RuntimePlan, TaskChange
+from dl2d.core.store import JobChange, ResizeEvent, RuntimePlan, TaskChange, TaskReport
 from dl2d.store.sql import SqlStore
 
 
@@ -272,6 +272,25 @@ class TestResizes:
         store.add_runtime_plans(job.key, [replace(plans[0], workers=9), replace(plans[0], number=3)])
         store.add_runtime_plans(job.key, [])
         assert store.runtime_plans(job.key) == (plans[1], plans[0], replace(plans[0], number=3))
+
+    def test_what_is_said_of_a_task_takes_the_place_of_what_was_said_before(self, store):
+        store.add_job(job := a_job())
+        store.add_job(other := a_job(2))
+        full = TaskReport(
+            task="worker-10", at=5.0, cpu_seconds=1.5, cpu_percent=212.25, memory=900.5, memory_peak=1000.0, gpus=2,
+            gpu_percent=55.5, gpu_memory=2048.0, step_ms=3.25, step_p95_ms=4.0, slow=2.5, slow_reason="has \0time",
+        )  # fmt: skip
+        ended = TaskReport(task="worker-9", at=5.0, cause="out-of-memory", how="died: killed by signal 9 (SIGKILL)")
+        server = TaskReport(task="ps-0", at=5.0, cpu_percent=3.0)
+        store.report_progress(job.key, Progress(at=5.0), [full, server, ended])
+        store.report_progress(other.key, Progress(at=5.0), [replace(full, at=6.0)])
+        read = replace(full, slow_reason="has \ufffdtime")
+        assert store.task_reports(job.key) == (ended, read, server)
+        store.report_progress(job.key, Progress(at=7.0))
+        store.report_progress(job.key, Progress(at=8.0), [TaskReport(task="worker-10", at=8.0, memory=1.0)])
+        assert store.task_reports(job.key) == (ended, TaskReport(task="worker-10", at=8.0, memory=1.0), server)
+        assert store.task_reports(other.key) == (replace(read, at=6.0),)
+        assert store.task_reports(JobKey("main", "404", 1)) == ()
 
 
 class TestSlots:

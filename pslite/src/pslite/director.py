@@ -165,6 +165,8 @@ class HttpDirector:
         self._acknowledged_plans = 0
         #: with the causes, which may be known later
         self._acknowledged_left: set[tuple[str, str | None]] = set()
+        #: by member, what was said of it when that was told last
+        self._acknowledged_usage: dict[str, object] = {}
         self._reply: Reply | None = None
         self._wake: Callable[[], None] = lambda: None
         self._final_done = threading.Event()
@@ -222,6 +224,10 @@ class HttpDirector:
         body = msgspec.to_builtins(status)
         body["plans"] = body["plans"][self._acknowledged_plans :]
         body["members"] = [m for m in body["members"] if (m["task"], m["cause"]) not in self._acknowledged_left]
+        told = {m["task"]: (m["usage"] or m["steps"], m["cause"]) for m in body["members"]}
+        for member in body["members"]:
+            if self._acknowledged_usage.get(member["task"]) == told[member["task"]]:
+                member["usage"] = member["steps"] = None
         request = urllib.request.Request(  # noqa: S310  (the scheme was checked)
             self._url, data=json.dumps(body).encode(), headers=self._headers, method="POST"
         )
@@ -240,6 +246,7 @@ class HttpDirector:
         reply = Reply(members=frozenset(answer.members), stop=answer.stop, heartbeat_seconds=answer.heartbeat_seconds)
         with self._condition:
             self._acknowledged_plans += len(body["plans"])
+            self._acknowledged_usage.update(told)
             self._acknowledged_left |= {(m["task"], m["cause"]) for m in body["members"] if m["state"] == "left"}
             self._reply = reply
         self._wake()
