@@ -170,9 +170,9 @@ def refused():
     kv.init("a", mx.nd.ones(2))
     kv.init("b", mx.nd.ones(2))
     raises(UsageError, "already", kv.init, "a", mx.nd.ones(2))
-    raises(SpecError, "row_sparse", kv.init, "s", mx.nd.zeros((2, 2)).tostype("row_sparse"))
+    raises(SpecError, "csr", kv.init, "s", mx.nd.zeros((2, 2)).tostype("csr"))
     raises(SpecError, "float16", kv.init, "h", mx.nd.zeros(2, dtype="float16"))
-    raises(UsageError, "row_sparse", kv.row_sparse_pull, "a", row_ids=None)
+    raises(UsageError, "use pull", kv.row_sparse_pull, "a", mx.nd.ones(2), row_ids=mx.nd.zeros(1))
     raises(UsageError, "compress", kv.set_gradient_compression, {"type": "2bit"})
     raises(UsageError, "no code", kv.set_updater, print)
     raises(SpecError, "Ftrl", kv.set_optimizer, mx.optimizer.Ftrl())
@@ -217,6 +217,96 @@ def trainer():
     assert [("lr_scheduler" in str(w.message)) for w in caught] == [True]
     assert net.weight.data().asnumpy().tolist() == [[-0.5, -0.5]]
     raises(UserWarning, "batch_size", step, 3)
+
+
+def embedded(kind, optimizer, rates, kvstore):
+    """Train an embedding of which a step touches a few rows; returns the weights."""
+    mx.random.seed(3)
+    made = (
+        gluon.nn.Embedding(50, 4, sparse_grad=True) if kind == "gradient" else gluon.contrib.nn.SparseEmbedding(50, 4)
+    )
+    net = gluon.nn.Sequential(prefix="n_")
+    net.add(made, gluon.nn.Flatten(), gluon.nn.Dense(3, in_units=8))
+    net.initialize(mx.init.Normal(0.1))
+    step = gluon.Trainer(net.collect_params(), optimizer, dict(rates), kvstore=kvstore).step
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        with autograd.record():
+            scores = net(mx.nd.array(rng.integers(0, 50, (6, 2))))
+            loss = gluon.loss.SoftmaxCrossEntropyLoss()(scores, mx.nd.array(rng.integers(0, 3, 6))).mean()
+        loss.backward()
+        step(1)
+    table = made.weight
+    rows = table.row_sparse_data(mx.nd.arange(50)) if kind == "weight" else table.data()
+    return [rows.asnumpy(), net[2].weight.data().asnumpy(), net[2].bias.data().asnumpy()]
+
+
+def tables():
+    """Row_sparse weights and gradients are updated as MXNet does it in one process, lazily or not."""
+    for optimizer, rates in [
+        ("sgd", {"learning_rate": 0.5}),
+        ("sgd", {"learning_rate": 0.5, "momentum": 0.9, "wd": 0.01}),
+        ("sgd", {"learning_rate": 0.5, "momentum": 0.9, "wd": 0.01, "lazy_update": False}),
+        ("adam", {"learning_rate": 0.05, "wd": 0.01}),
+        ("nag", {"learning_rate": 0.1, "momentum": 0.9}),
+    ]:
+        for kind, theirs in (("weight", "device"), ("gradient", None)):
+            pairs = zip(embedded(kind, optimizer, rates, "dl2"), embedded(kind, optimizer, rates, theirs), strict=True)
+            for mine, other in pairs:
+                np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5, err_msg=f"{kind} {optimizer} {rates}")
+
+
+def rows():
+    """Rows are pushed and pulled by themselves; what the KVStore's own manual shows."""
+    kv = mx.kv.create("dist_sync")
+    kv.init("t", mx.nd.ones((4, 2)).tostype("row_sparse"))
+    kv.init("w", mx.nd.ones(2))
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.5, wd=0.5))
+    out = mx.nd.sparse.zeros("row_sparse", (4, 2))
+    kv.row_sparse_pull("t", out=out, row_ids=mx.nd.array([3, 0, 3]))
+    assert (out.indices.asnumpy().tolist(), out.asnumpy()[:, 0].tolist()) == ([0, 3], [1, 0, 0, 1])
+    touched = mx.nd.sparse.row_sparse_array(([[1, 2], [3, 4]], [1, 3]), shape=(4, 2))
+    kv.push("t", [touched, touched])
+    later = [mx.nd.sparse.zeros("row_sparse", (4, 2)) for _ in range(2)]
+    kv.row_sparse_pull("t", out=later, row_ids=[mx.nd.array([1]), mx.nd.array([[0, 3]])])
+    kv.push("w", mx.nd.ones(2))
+    kv.pull("w", mx.nd.zeros(2))
+    assert kv.version == 1
+    # the decay too is of the rows that were touched: 1 - 0.5 * (2 * gradient + 0.5 * 1)
+    assert later[0].asnumpy().tolist() == [[0, 0], [-0.25, -1.25], [0, 0], [0, 0]]
+    assert later[1].asnumpy().tolist() == [[1, 1], [0, 0], [0, 0], [-2.25, -3.25]]
+    whole = mx.nd.zeros((4, 2))
+    kv.pull("t", whole)
+    kv.pull("t", out)  # as in stock: nothing
+    assert whole.asnumpy()[:, 0].tolist() == [1, -0.25, 1, -2.25]
+    assert out.indices.asnumpy().tolist() == [0, 3]
+    kv.row_sparse_pull(["t"], out=[out], row_ids=[mx.nd.array([])])
+    assert out.asnumpy().tolist() == [[0, 0]] * 4
+    # a gradient with all rows; the last key of a step needs no pull
+    kv.push("w", mx.nd.ones(2))
+    kv.push("t", mx.nd.zeros((4, 2)).tostype("row_sparse"))
+    assert kv.version == 2
+    kv.pushpull("w", mx.nd.ones(2), out=mx.nd.zeros(2))
+    kv.pushpull("t", mx.nd.zeros((4, 2)), out=whole)
+    assert whole.asnumpy()[:, 0].tolist() == [0.75, -0.1875, 0.75, -1.6875]
+    raises(UsageError, "has 4 rows, but row_ids go from 0 to 4", kv.row_sparse_pull, "t", out, row_ids=mx.nd.arange(5))
+    raises(UsageError, "use row_sparse_pull", kv.pull, "t", out, ignore_sparse=False)
+    raises(UsageError, "shape (4, 2)", kv.push, "t", mx.nd.sparse.zeros("row_sparse", (3, 2)))
+    # of a column, and of a weight that was given as a dense one
+    kv = mx.kv.create("dl2")
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0, momentum=0.5, param_idx2name={0: "c", 1: "d"}))
+    kv.init("c", mx.nd.sparse.zeros("row_sparse", (3,)))
+    kv.init("d", mx.nd.zeros((3, 1)))
+    kv.push("c", mx.nd.sparse.row_sparse_array(([1.0], [2]), shape=(3,)))
+    late = mx.nd.sparse.row_sparse_array(([[1.0]], [2]), shape=(3, 1))
+    raises(UsageError, "give that as row_sparse too", kv.push, "d", late)
+    kv.pushpull("d", mx.nd.zeros((3, 1)))
+    out = mx.nd.zeros(3)
+    kv.pull("c", out)
+    assert out.asnumpy().tolist() == [0, 0, -1]
+    kv = mx.kv.create("dl2")
+    kv.init("t", mx.nd.ones((4, 2)).tostype("row_sparse"))
+    raises(UsageError, "set_optimizer must come first", kv.push, "t", touched)
 
 
 def usage():

@@ -146,10 +146,82 @@ def module(options):
     Path(f"{options.out}.{kvstore.rank}.accuracy").write_text(str(trained.score(test, "acc")[0][1]))
 
 
+def words(images):
+    """Each pixel with its grey value as a word of 1,088."""
+    return (np.arange(64) * 17 + np.rint(images.reshape(-1, 64) * 16)).astype("float32")
+
+
+def embedding(options):
+    """A table of which a step touches a few rows, in Gluon."""
+    kvstore = mx.kv.create(options.kvstore)
+    images, labels = data(options.data)
+    tokens = words(images)
+    mx.random.seed(options.seed + kvstore.rank)
+    net = gluon.nn.Sequential(prefix="net_")
+    if options.rows == "weight":
+        table = gluon.contrib.nn.SparseEmbedding(1088, 10, prefix="table_")
+    else:
+        table = gluon.nn.Embedding(1088, 10, sparse_grad=True, prefix="table_")
+    net.add(table, gluon.nn.Lambda(lambda x: x.sum(axis=1)), gluon.nn.Dense(10, in_units=10))
+    net.initialize(mx.init.Normal(0.1))
+    rates = {"learning_rate": 0.01} if options.optimizer == "adam" else {"learning_rate": 0.05, "momentum": 0.9}
+    # a KVStore by its name: for row_sparse weights MXNet's Trainer takes no other but its own
+    trainer = gluon.Trainer(net.collect_params(), options.optimizer, {**rates, "wd": 1e-3}, kvstore=kvstore)
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    for _ in range(options.epochs):
+        rank, workers = kvstore.rank, kvstore.num_workers
+        for first in range(rank * options.batch, 800, workers * options.batch):
+            with autograd.record():
+                scores = net(mx.nd.array(tokens[first : first + options.batch]))
+                loss = loss_of(scores, mx.nd.array(labels[first : first + options.batch])).mean()
+            loss.backward()
+            trainer.step(1)
+            if options.pace:
+                from pslite.testing import pace  # noqa: PLC0415  (MXNet's own servers have no pslite)
+
+                pace(min(kvstore.version, options.pace - 1), options.pace)
+    weights = {
+        "table": table.weight.row_sparse_data(mx.nd.arange(1088)) if options.rows == "weight" else table.weight.data()
+    }
+    weights |= {"weight": net[2].weight.data(), "bias": net[2].bias.data()}
+    np.savez(f"{options.out}.{kvstore.rank}", **{name: value.asnumpy() for name, value in weights.items()})
+    Path(f"{options.out}.{kvstore.rank}.accuracy").write_text(str(accuracy(net, tokens[800:], labels[800:])))
+
+
+def factors(options):
+    """The same with Module: rows are asked for batch by batch."""
+    kvstore = mx.kv.create(options.kvstore)
+    images, labels = data(options.data)
+    tokens = words(images)
+    mx.random.seed(options.seed)
+    mine = slice(kvstore.rank, 800, kvstore.num_workers)
+    source = mx.io.NDArrayIter(tokens[mine], labels[mine], options.batch, last_batch_handle="discard")
+    table = mx.sym.Variable("table_weight", stype="row_sparse")
+    net = mx.sym.Embedding(mx.sym.Variable("data"), weight=table, input_dim=1088, output_dim=10, sparse_grad=True)
+    net = mx.sym.FullyConnected(mx.sym.sum(net, axis=1), num_hidden=10, name="fc")
+    net = mx.sym.SoftmaxOutput(net, name="softmax")
+    trained = mx.mod.Module(net, context=mx.cpu())
+    trained.fit(
+        source,
+        kvstore=kvstore,
+        optimizer="sgd",
+        optimizer_params={"learning_rate": 0.1, "momentum": 0.9},
+        initializer=mx.init.Normal(0.1),
+        num_epoch=options.epochs,
+        sparse_row_id_fn=lambda batch: {"table_weight": batch.data[0]},
+    )
+    weights, _ = trained.get_params()
+    np.savez(f"{options.out}.{kvstore.rank}", **{name: value.asnumpy() for name, value in weights.items()})
+    test = mx.io.NDArrayIter(tokens[800:], labels[800:], options.batch)
+    found = trained.score(test, "acc", sparse_row_id_fn=lambda batch: {"table_weight": batch.data[0]})
+    Path(f"{options.out}.{kvstore.rank}.accuracy").write_text(str(found[0][1]))
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("script", choices=["job", "loop", "module"])
+    parser.add_argument("script", choices=["job", "loop", "module", "embedding", "factors"])
     parser.add_argument("--data", required=True)
+    parser.add_argument("--rows", choices=["weight", "gradient"], default="weight")
     parser.add_argument("--kvstore", default="dist_sync")
     parser.add_argument("--optimizer", default="sgd")
     parser.add_argument("--epochs", type=int, default=3)
@@ -159,12 +231,14 @@ def main():
     parser.add_argument("--sleep", type=float, default=0.0)
     parser.add_argument("--die-at", type=int, default=0)
     parser.add_argument("--leave-at", type=int, default=0)
+    parser.add_argument("--pace", type=int, default=0)
     for flag in ("mean", "local", "schedule", "quietly"):
         parser.add_argument(f"--{flag}", action="store_true")
     for name in ("out", "save", "load", "log"):
         parser.add_argument(f"--{name}", default="")
     options = parser.parse_args()
-    {"job": job, "loop": loop, "module": module}[options.script](options)
+    scripts = {"job": job, "loop": loop, "module": module, "embedding": embedding, "factors": factors}
+    scripts[options.script](options)
 
 
 if __name__ == "__main__":

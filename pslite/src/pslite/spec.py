@@ -131,6 +131,8 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: tuple[Part, ...]
     #: one table of which a step touches a few rows (the first axis): only those are pushed, and updated
     sparse: bool = False
+    #: of a sparse one: rows that a step does not touch stay as they are whatever the optimizer (MXNet's lazy_update)
+    lazy: bool = False
 
     def __post_init__(self) -> None:
         if not self.sparse:
@@ -138,7 +140,8 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         name, rule = self.parts[0].name if self.parts else "?", self.optimizer
         _check(len(self.parts) == 1 and len(self.parts[0].shape) > 1, f"{name} is sparse: it must be one table of rows")
         _check(
-            isinstance(rule, SGD | Adam) and not rule.weight_decay and not (isinstance(rule, SGD) and rule.momentum),
+            isinstance(rule, SGD | Adam)
+            and (self.lazy or not (rule.weight_decay or (isinstance(rule, SGD) and rule.momentum))),
             f"{name} is sparse: its optimizer must be SGD without momentum and weight decay, or Adam without weight "
             "decay; parameters can have one of their own (groups)",
         )
@@ -278,7 +281,10 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return self._shape() == other._shape()
 
     def _shape(self) -> JobSpec:
-        segments = tuple(msgspec.structs.replace(segment, optimizer=Sum()) for segment in self.segments)
+        segments = tuple(
+            msgspec.structs.replace(segment, optimizer=SGD(lr=0.0) if segment.sparse else Sum())
+            for segment in self.segments
+        )
         return msgspec.structs.replace(self, segments=segments, scale=1.0, clip_value=0.0)
 
     @property

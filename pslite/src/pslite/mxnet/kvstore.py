@@ -20,7 +20,8 @@ from typing import Any, Literal
 
 import mxnet as mx
 import numpy as np
-from mxnet.kvstore import KVStoreBase
+from mxnet import autograd
+from mxnet.kvstore import KVStore, KVStoreBase
 from numpy.typing import NDArray
 
 from pslite.blocks import Block
@@ -29,6 +30,7 @@ from pslite.errors import CheckpointError, UsageError
 from pslite.gradients import Bundle, Contribution, GradientSums
 from pslite.mxnet.arrays import gather, memory, near, reading, trainable, write
 from pslite.mxnet.rules import rule_of
+from pslite.mxnet.sparse import STYPE, dense, is_sparse, lazy, numbers_of, put, rows_of, same_dense, table_part
 from pslite.optimizers import slots
 from pslite.session import Given, OpenSession
 from pslite.spec import MAX_SHARDS, JobSpec, Mean, Optimizer, Part, Segment, Sum, block_bytes_for
@@ -54,6 +56,10 @@ class _Tensor:
     offset: int = 0
     #: it is a segment of its own
     alone: bool = False
+    #: its gradients are row_sparse
+    sparse: bool = False
+    #: it is a segment of which only rows travel
+    by_rows: bool = False
     #: the script's array in which its weights arrive, if they do
     home: Any = None
     #: arrays that can be pushed
@@ -143,6 +149,8 @@ class _Step:
                 gather(arrays, into)
                 np.divide(into, len(arrays), out=into)
                 np.subtract(into, tensor.of(self._session.weights), out=into)
+            elif tensor.by_rows:
+                self._bundle.rows[segment] = rows_of(pushed)
             elif not tensor.alone:
                 gather(pushed, into)
             else:
@@ -164,7 +172,7 @@ class _Step:
                     write(array, values)
 
 
-class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
+class ElasticKVStore(KVStore):  # type: ignore[misc]
     """Pushes gradients to, and pulls weights from, the servers of an elastic job.
 
     In a process that is no task of a job it is the whole job, without any network.
@@ -195,8 +203,13 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
         #: of the present step
         self._pushed: dict[Key, list[Any]] = {}
         self._outs: list[tuple[_Tensor, list[Any]]] = []
+        #: rows that are asked for of keys that are pushed in it
+        self._rows: list[tuple[_Tensor, Any, Any]] = []
         #: what was asked for before the first step
         self._firsts: list[tuple[_Tensor, list[Any]]] = []
+
+    def __del__(self) -> None:
+        """There is nothing of MXNet's own behind it: it is a KVStore because Trainer asks for one."""
 
     # --- what there is --------------------------------------------------------------------------------------------
 
@@ -236,14 +249,18 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
 
     def init(self, key: Any, value: Any) -> None:
         """Give a key its initial value; the first worker's is used."""
-        for one, values in _pairs(key, value):
-            self._init(one, values[0])
+        with autograd.pause():
+            for one, values in _pairs(key, value):
+                self._init(one, values[0])
+        self._go_on()
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Give a key its initial value, and write the first worker's to `out` as soon as all keys are known."""
-        for (one, values), (_, outs) in zip(_pairs(key, value), _pairs(key, out), strict=True):
-            self._init(one, values[0])
-            self.pull(one, outs, priority)
+        # Gluon comes here from within the first forward pass if that asks for rows
+        with autograd.pause():
+            for (one, values), (_, outs) in zip(_pairs(key, value), _pairs(key, out), strict=True):
+                self._init(one, values[0])
+                self.pull(one, outs, priority)
 
     def freeze(self, *keys: Key) -> None:
         """Say that some keys are never pushed, where the KVStore cannot know (Module with fixed_param_names)."""
@@ -254,7 +271,9 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
         if key in self._tensors:
             raise UsageError(f"key {key!r} has been given a value already")
         self._not_started(f"a value for key {key!r}")
-        self._tensors[key] = _Tensor(key, value.copy(), trainable(f"key {key!r}", value), value.grad is not None)
+        (whole,) = dense([value.copy()])
+        kind = trainable(f"key {key!r}", whole)
+        self._tensors[key] = _Tensor(key, whole, kind, value.grad is not None, sparse=is_sparse(value))
 
     def _not_started(self, what: str) -> None:
         if self._started:
@@ -286,26 +305,40 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
             if tensor.segment < 0 and not any(t is tensor for t in self._trained):
                 raise UsageError(f"key {one!r} is pushed, although it is frozen (grad_req='null')")
             self._pushed[one] = values
+            if values[0].stype == STYPE and len(self._pushed) == len(self._trained):
+                self._step()  # of row_sparse weights nothing is asked for in a step
 
     def _check(self, tensor: _Tensor, values: list[Any]) -> None:
         """Check the arrays that are pushed; mostly they are those of the step before."""
         if len(values) == len(tensor.checked) and all(map(operator.is_, values, tensor.checked)):
             return
         for array in values:
-            if array.stype != "default" or array.shape != tensor.value.shape:
+            if array.stype not in ("default", STYPE) or array.shape != tensor.value.shape:
                 raise UsageError(
-                    f"key {tensor.key!r} is a dense array of shape {tensor.value.shape}, but what is pushed is "
+                    f"key {tensor.key!r} is an array of shape {tensor.value.shape}, but what is pushed is "
                     f"{array.stype} of shape {array.shape}"
                 )
+            if array.stype == STYPE and not tensor.sparse:
+                self._check_late(tensor)
         tensor.checked = values
+
+    def _check_late(self, tensor: _Tensor) -> None:
+        """Take note that a key's gradients are row_sparse, although its weight was not."""
+        if self._started and lazy(self._optimizer) and not same_dense(rule_of(self._optimizer, tensor.key)):
+            raise UsageError(
+                f"the gradient of key {tensor.key!r} is row_sparse, which could not be known as its weight was given: "
+                "give that as row_sparse too (stype='row_sparse')"
+            )
+        tensor.sparse = True
 
     def pull(self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True) -> None:  # noqa: ARG002, FBT001, FBT002
         """Have the weights written to `out`: at the end of the step if the key is pushed in it, now otherwise."""
         for one, outs in _pairs(key, out):
             tensor = self._tensor(one)
-            for array in outs:
-                if array.stype != "default":
-                    raise UsageError(f"key {one!r} cannot be pulled into a {array.stype} array: use a dense one")
+            if any(array.stype != "default" for array in outs):
+                if not ignore_sparse:
+                    raise UsageError(f"key {one!r} cannot be pulled into a {outs[0].stype} array: use row_sparse_pull")
+                continue  # as MXNet's own does it: rows are asked for by row_sparse_pull
             if self._started or one in self._pushed:
                 self._outs.append((tensor, outs))
                 continue
@@ -318,6 +351,51 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
         """Add a gradient to the step; have the weights (without an optimizer: the sum) written to `out` at its end."""
         self.push(key, value, priority)
         self.pull(key, value if out is None else out, priority)
+
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:  # noqa: ARG002
+        """Have some rows of the weights written to row_sparse arrays, as `pull` does it.
+
+        Parameters
+        ----------
+        key
+            or several.
+        out
+            one array, one for each device, or for several keys a list of these.
+        priority
+            is not looked at.
+        row_ids
+            numbers of rows, of any shape, in any order; one array for all devices, or one for each.
+
+        """
+        if isinstance(key, (list, tuple)):
+            for one, outs, numbers in zip(key, out, row_ids, strict=True):
+                self.row_sparse_pull(one, outs, row_ids=numbers)
+            return
+        tensor, outs, numbers = self._tensor(key), _list(out), _list(row_ids)
+        if any(array.stype != STYPE for array in outs):
+            raise UsageError(f"key {key!r} cannot be pulled into a {outs[0].stype} array by row_sparse_pull: use pull")
+        if not self._started and len(self._tensors) == len(getattr(self._optimizer, "param_dict", ())):
+            self._start()  # Gluon asks for rows before its first step: they are the first worker's
+        self._go_on()
+        with autograd.pause():
+            for array, asked in zip(outs, numbers * len(outs) if len(numbers) == 1 else numbers, strict=True):
+                rows = numbers_of(key, asked, tensor.value.shape[0])
+                if key in self._pushed:
+                    self._rows.append((tensor, array, rows))
+                else:
+                    self._put(tensor, array, rows)
+
+    def _put(self, tensor: _Tensor, out: Any, rows: Any) -> None:
+        if not self._started:
+            put(out, reading(tensor.value), rows)
+        elif tensor.segment >= 0:
+            put(out, self._value(tensor), rows)
+
+    def _value(self, tensor: _Tensor) -> Array:
+        """Return a key's weights as they are now, shape (size,)."""
+        if tensor.home is None:
+            return tensor.of(self._session.weights)
+        return self._whole()[tensor.segment][0, tensor.offset : tensor.offset + tensor.size]
 
     def _go_on(self) -> None:
         """Do what can be done now."""
@@ -338,8 +416,12 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
                 # They were made with this worker's own weights; what it computes next is made with the job's.
                 self._pushed.clear()
                 self._write(self._outs)
+                self._put_rows()
                 return
         self._warn_of_rate()
+        for key, pushed in self._pushed.items():
+            if self._tensors[key].sparse and not self._tensors[key].by_rows:
+                self._pushed[key] = dense(pushed)
         session = self._session
         share = session.share
         self._sums.begin(share.leaves, share.nodes[:1])
@@ -357,7 +439,13 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
         step.finish()
         self._pushed.clear()
         self._outs.clear()
+        self._put_rows()
         self._seen.add(self.num_workers)
+
+    def _put_rows(self) -> None:
+        for tensor, out, rows in self._rows:
+            self._put(tensor, out, rows)
+        self._rows.clear()
 
     def accepts(self, rescale: float) -> bool:
         """Whether a script's new rescale_grad says the same as its first: it divides by the number of workers too."""
@@ -447,9 +535,15 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
             raise UsageError("in asynchronous training the servers update the weights: set_optimizer must come first")
         kinds: dict[tuple[str, Optimizer, Key | None], list[_Tensor]] = {}
         for tensor in self._trained:
+            if tensor.sparse and self._optimizer is None:
+                raise UsageError(
+                    f"key {tensor.key!r} is row_sparse: the servers update it, set_optimizer must come first"
+                )
             rule: Optimizer = Sum() if self._optimizer is None else rule_of(self._optimizer, tensor.key)
-            tensor.alone = tensor.size >= _LARGE
-            kinds.setdefault((tensor.dtype, rule, tensor.key if tensor.alone else None), []).append(tensor)
+            tensor.by_rows = tensor.sparse and lazy(self._optimizer)
+            tensor.alone = tensor.size >= _LARGE and not tensor.by_rows
+            own = tensor.key if tensor.alone or tensor.by_rows else None
+            kinds.setdefault((tensor.dtype, rule, own), []).append(tensor)
         for tensor, _ in self._running:
             kinds.setdefault((tensor.dtype, Mean(), None), []).append(tensor)
         segments = []
@@ -458,8 +552,13 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
             for tensor in members:
                 tensor.segment, tensor.offset = number, offset
                 offset += tensor.size
-            parts = tuple(Part(str(tensor.key), tuple(tensor.value.shape) or (1,)) for tensor in members)
-            segments.append(Segment(dtype=members[0].dtype, optimizer=rule, parts=parts))
+            by_rows, dtype = members[0].by_rows, members[0].dtype
+            parts: tuple[Part, ...]
+            if by_rows:
+                parts = (table_part(str(members[0].key), tuple(members[0].value.shape)),)
+            else:
+                parts = tuple(Part(str(tensor.key), tuple(tensor.value.shape) or (1,)) for tensor in members)
+            segments.append(Segment(dtype=dtype, optimizer=rule, parts=parts, sparse=by_rows, lazy=by_rows))
         fixed = hashlib.sha256()
         frozen = [tensor for tensor in self._tensors.values() if tensor.segment < 0]
         for tensor in frozen:
@@ -582,10 +681,6 @@ class ElasticKVStore(KVStoreBase):  # type: ignore[misc]
         self._session.barrier()
 
     _barrier = barrier
-
-    def row_sparse_pull(self, *_: Any, **__: Any) -> None:
-        """Not there."""
-        raise UsageError("row_sparse arrays are not supported: use dense ones (stype and grad_stype 'default')")
 
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Not there."""
