@@ -19,6 +19,7 @@ from pslite_jobs import command, static_digest
 
 from pslite.agent import Agent
 from pslite.auth import Identity
+from pslite.channel import listen
 from pslite.coordinator import Coordinator, Settings
 from pslite.director import Reply
 from pslite.ending import Cause, OomKills
@@ -132,6 +133,7 @@ class Listening:
 
     def __init__(self):
         self.status = None
+        self.stop = False
         self.address = ""
         self.started = threading.Event()
 
@@ -141,7 +143,7 @@ class Listening:
 
     def exchange(self, status, *, urgent):
         self.status = status
-        return Reply()
+        return Reply(stop=self.stop)
 
     def close(self, status):
         self.status = status
@@ -194,6 +196,43 @@ def test_the_coordinator_hears_of_a_lack_of_memory():
     reason, code, _ = reason_of(sys.executable, "-c", killed, count_kills=lambda: next(counts))
     assert reason.endswith("died: killed by signal 9 (SIGKILL): out of memory in its control group, before it joined")
     assert code == 137
+
+
+def test_a_coordinator_in_the_place_of_another_hears_it_too(tmp_path):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    listener, token = listen("127.0.0.1"), bytes.fromhex(TOKEN)
+    address = "{}:{}".format(*listener.getsockname())
+    script = f"open({str(gate)!r}).read(); raise SystemExit(3)"
+    identity, said = Identity("worker", "worker-0", "i", token), []
+    agent = Agent(identity, address, [sys.executable, "-c", script], os.environ, say=said.append, watch_seconds=0.1)
+    first, second = Listening(), Listening()
+    runs = []
+    for director in (first, second):
+        coordinator = Coordinator(
+            job="j", token=token, director=director, say=lambda _: None, settings=Settings(start=60.0),
+            host="127.0.0.1", listener=listener.dup(),
+        )  # fmt: skip
+        runs.append((coordinator, threading.Thread(target=coordinator.run)))
+
+    def change():
+        """One coordinator is there until it knows the task's dl2-run; then the other one, until it does."""
+        (one, thread), (other, other_thread) = runs
+        thread.start()
+        wait_for(lambda: "worker-0" in one._agents)
+        first.stop = True
+        thread.join(30)
+        other_thread.start()
+        wait_for(lambda: "worker-0" in other._agents)
+        gate.write_text("go on")
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    assert agent.run() == 3
+    changing.join(30)
+    runs[1][1].join(30)
+    listener.close()
+    assert second.status.reason.endswith("died: its process ended with status 3 before it joined"), said
 
 
 def test_what_tasks_use_and_how_they_end_is_in_the_jobs_status():

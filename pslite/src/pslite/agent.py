@@ -13,18 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 
 import psutil
 
-from pslite.auth import Identity, connect
-from pslite.channel import Channel, Inbox
+from pslite.auth import Identity
 from pslite.ending import Cause, Ending, OomKills, judge, oom_kills, signal_in_words
-from pslite.errors import PsliteError
 from pslite.gpus import open_gpus
-from pslite.messages import MAX_CONTROL_BYTES, AgentExit, AgentUsage, FromCoordinator, Message, Noted
+from pslite.informer import Informer
+from pslite.messages import AgentExit, AgentUsage
 from pslite.prefetch import Prefetch, prefetch
 from pslite.signals import ENDING, OWN, from_terminal, handled
 from pslite.usage import Usage, in_words
 from pslite.watch import Watch, family
 
-_REPORT_SECONDS = 2.0
+#: how long the coordinator may take to take the report of how a task ended, and to be there if it ended well
+_REPORT_SECONDS, _QUICK_SECONDS = 2.0, 0.2
+#: how long it may take to be there, at first and when it is gone, and between two looks at whether it is
+_CONNECT_SECONDS, _AGAIN_SECONDS, _LOOK_SECONDS = 60.0, 5.0, 0.5
 
 
 class Agent:
@@ -64,16 +66,13 @@ class Agent:
         count_kills: Callable[[], OomKills] = oom_kills,
     ) -> None:
         self._identity = identity
-        self._coordinator = coordinator
         self._command = list(command)
         self._environ = dict(environ)
         self._say = say
         self._watch_seconds = watch_seconds
         self._warm = warm
         self._count_kills = count_kills
-        self._channel: Channel[FromCoordinator] | None = None
-        self._sending = threading.Lock()
-        self._connected = threading.Event()
+        self._line = Informer(identity, coordinator)
         self._process: subprocess.Popen[bytes] | None = None
         #: the process has begun, or will not
         self._began = threading.Event()
@@ -145,18 +144,26 @@ class Agent:
 
     def _attend(self) -> None:
         """Keep the connection to the coordinator, and look at the task from time to time."""
-        self._connect()
+        refused = self._line.open(_CONNECT_SECONDS)
+        if refused:
+            self._say(f"cannot report to the coordinator: {refused}")
         self._began.wait()
         process = self._process
-        if process is None or self._over.is_set() or not self._watch_seconds:
+        if process is None:
             return
-        gpus = open_gpus(self._environ) if self._identity.role == "worker" else None
+        gpus = open_gpus(self._environ) if self._watch_seconds and self._identity.role == "worker" else None
         watch = Watch(process.pid, interval=self._watch_seconds, gpus=gpus)
-        while not self._over.wait(watch.pause):
+        due = time.monotonic() + watch.pause
+        while not self._over.wait(min(_LOOK_SECONDS, watch.pause or _LOOK_SECONDS)):
+            if not self._line.look() and not refused:
+                self._line.open(_AGAIN_SECONDS)
+            if not self._watch_seconds or time.monotonic() < due:
+                continue
             usage = watch.look()
+            due = time.monotonic() + watch.pause
             self._peak = watch.peak
             if usage is not None:
-                self._send(AgentUsage(usage=usage))
+                self._line.tell(AgentUsage(usage=usage))
         if gpus is not None:
             gpus.close()
 
@@ -176,29 +183,7 @@ class Agent:
             processes=0,
         )
 
-    # --- the coordinator ------------------------------------------------------------------------------------------
-
-    def _connect(self) -> None:
-        try:
-            sock, _ = connect(self._coordinator, self._identity, "agent", timeout=60.0)
-        except PsliteError as error:
-            self._say(f"cannot report to the coordinator: {error}")
-            return
-        self._channel = Channel(sock, Inbox(FromCoordinator, MAX_CONTROL_BYTES))
-        self._connected.set()
-
-    def _send(self, message: Message) -> None:
-        with self._sending:
-            # what the coordinator does not take does not pile up here
-            if self._channel is not None and not self._channel.unsent:
-                self._channel.send(message)
-
     def _report(self, pid: int, code: int, ending: Ending, usage: Usage | None = None) -> None:
-        # a process that ends at once may be faster than our own connection
-        if not self._connected.wait(_REPORT_SECONDS if code else 0.2):
-            return
-        channel = self._channel
-        assert channel is not None
         report = AgentExit(
             pid=pid,
             status=max(0, code),
@@ -207,16 +192,7 @@ class Agent:
             text=ending.text,
             usage=usage,
         )
-        with self._sending:
-            channel.send(report)
-        deadline = time.monotonic() + _REPORT_SECONDS
-        try:
-            while time.monotonic() < deadline:
-                messages, still_open = channel.receive()
-                if not still_open or any(isinstance(m, Noted) for m in messages):
-                    break
-                channel.flush()
-                time.sleep(0.01)
-        except PsliteError:
+        reach = _REPORT_SECONDS if code else _QUICK_SECONDS
+        if not self._line.report(report, _REPORT_SECONDS, reach) and code:
             self._say("the coordinator did not take the report of how the task ended")
-        channel.close()
+        self._line.close()
