@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--staleness", type=int, default=0)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--durability", default="none")
-    parser.add_argument("--on-server-loss", default="restore")
+    parser.add_argument("--on-loss", default="restore")
     parser.add_argument("--checkpoint", default="")
     parser.add_argument("--every", type=int, default=0)
     parser.add_argument("--begin-anew", action="store_true")
@@ -71,7 +71,7 @@ def main() -> int:
         wire=options.wire,
         update=options.update,
         durability=options.durability,
-        on_server_loss=options.on_server_loss,
+        on_loss=options.on_loss,
         staleness=options.staleness,
         checkpoint=options.checkpoint,
         checkpoint_every=options.every,

@@ -44,3 +44,13 @@ class KillAt:
             if member is not None:
                 self.pid = member.pid
                 os.kill(member.pid, self.number)
+
+
+class Replace(KillAt):
+    """Has another one started in the place of a killed one, as a scheduler does."""
+
+    def __call__(self, status, director):
+        before = self.pid
+        super().__call__(status, director)
+        if self.pid is not None and before is None:
+            director.replace(self.task)

@@ -126,10 +126,13 @@ class Rehearsal:
         step_seconds: float = 0.001,
         settings: Settings = QUICK,
         model: type[Regression] = Regression,
+        any_worker: bool = False,
         encrypt: Encryption = "control",
         slow: Mapping[str, float] | None = None,
     ) -> None:
         self._spec = spec
+        #: the last worker may die too
+        self._any_worker = any_worker
         self._encrypt = encrypt
         #: seconds that a task takes for each shard (a worker) or each update of a block (a server)
         self._slow = dict(slow or {})
@@ -356,6 +359,9 @@ class Rehearsal:
     def _staying(self, status: Status, role: str) -> set[str]:
         """Members that go on if another dies now: workers with weights, servers whose blocks have replicas."""
         active = {m.task for m in status.members if m.role == role and m.state == "active"}
+        if role == "worker" and self._any_worker:
+            begun = any(line.startswith("plan 1 done") for line in self._log)
+            return {"newcomers", "later ones"} if begun else set()
         if role == "worker":
             active &= self._stepping
         elif self._spec.durability != "durable":
@@ -376,12 +382,17 @@ class Rehearsal:
 
 
 def random_events(
-    rng: random.Random, *, last: int, kills: Sequence[Literal["worker", "ps", "coordinator"]], least_servers: int = 1
+    rng: random.Random,
+    *,
+    last: int,
+    kills: Sequence[Literal["worker", "ps", "coordinator"]],
+    least_servers: int = 1,
+    most_workers: int = 4,
 ) -> list[Event]:
     """Some resizes and deaths, half of the deaths close to a resize."""
     events = [
         Event(
-            rng.randint(1, last), workers=rng.randint(1, 4), servers=rng.randint(least_servers, 4),
+            rng.randint(1, last), workers=rng.randint(1, most_workers), servers=rng.randint(least_servers, 4),
             oldest=rng.random() < 0.3, delay=rng.choice((0.0, 0.002, 0.01)),
         )
         for _ in range(rng.randint(0, 3))

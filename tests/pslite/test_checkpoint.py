@@ -63,10 +63,10 @@ def a_checkpoint(folder: Path, version: int = 2, **changes) -> Path:
 
 def test_a_job_whose_server_died_goes_on_at_another_size_with_the_same_bits(tmp_path):
     options = (*ADAM, "--checkpoint", str(tmp_path), "--every", "7")
-    strict = (*options, "--step-seconds", "0.02", "--on-server-loss", "fail")
+    strict = (*options, "--step-seconds", "0.02", "--on-loss", "fail")
     first = run_local(command(*strict), workers=3, servers=2, on_status=KillAt("ps-1", 40))
     assert first.state == "failed"
-    assert "on_server_loss is 'fail'" in first.reason
+    assert "on_loss is 'fail'" in first.reason
     place = latest(tmp_path)
     assert place is not None
     version = Checkpoint(place).version
@@ -157,7 +157,7 @@ def test_a_network_goes_on_with_the_same_bits(tmp_path):
     alone = subprocess.run(
         [sys.executable, TORCH_SCRIPT], env=environ, capture_output=True, text=True, timeout=120, check=True
     )
-    script = [sys.executable, TORCH_SCRIPT, "--checkpoint", str(tmp_path / "kept"), "--on-server-loss", "fail"]
+    script = [sys.executable, TORCH_SCRIPT, "--checkpoint", str(tmp_path / "kept"), "--on-loss", "fail"]
     first = run_local(script, workers=2, servers=2, on_status=KillAt("ps-0", 15), timeout=200)
     assert first.state == "failed"
     out = tmp_path / "model.pt"

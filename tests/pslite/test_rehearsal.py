@@ -54,17 +54,19 @@ def go_through(seed, kind, kills, **changes):
     assert outcome.status.result.digest == expected(kind), story
 
 
-def rehearse(seed, kind, kills, **changes):
+def rehearse(seed, kind, kills, *, workers=4, any_worker=False, **changes):
     """Go through a schedule that must end well; every version counts itself, so that none is lost or done twice."""
     rng = random.Random(seed)
     # where replicas are needed one may die, and two are left
     least = 3 if "ps" in kills and changes.get("durability") == "durable" else 1
-    events = random_events(rng, last=45, kills=kills, least_servers=least)
-    workers, servers = rng.randint(1, 4), rng.randint(least, 4)
+    events = random_events(rng, last=45, kills=kills, least_servers=least, most_workers=workers)
+    workers, servers = rng.randint(1, workers), rng.randint(least, 4)
     spec = job(**JOBS[kind], **changes)
     encrypt = "all" if kind == "encrypted" else "control"
     settings = QUICK if "coordinator" not in kills else BRIEF
-    outcome = Rehearsal(spec, workers=workers, servers=servers, events=events, settings=settings, encrypt=encrypt).run()
+    outcome = Rehearsal(
+        spec, workers=workers, servers=servers, events=events, settings=settings, encrypt=encrypt, any_worker=any_worker
+    ).run()
     sizes = f"seed {seed}, {kind}: {workers} workers, {servers} servers"
     story = "\n".join([sizes, *map(str, events), *outcome.log, *outcome.surprises])
     assert outcome.status.state == "finished", story
@@ -115,7 +117,19 @@ def test_deaths_of_servers_that_only_add_up(seed):
 @pytest.mark.parametrize("durability", ["none", "relaxed"])
 def test_deaths_of_servers_whose_state_is_lost(seed, durability):
     kind = kind_of(seed)
-    outcome, story = rehearse(seed, kind, some_deaths(seed), durability=durability)
+    says_so(kind, *rehearse(seed, kind, some_deaths(seed), durability=durability))
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + SCHEDULES))
+@pytest.mark.parametrize("durability", ["none", "durable"])
+def test_deaths_of_the_last_worker(seed, durability):
+    kind = kind_of(seed)
+    kills = ["worker"] * random.Random(seed).randint(1, 2)
+    says_so(kind, *rehearse(seed, kind, kills, workers=2, any_worker=True, durability=durability))
+
+
+def says_so(kind, outcome, story):
+    """Check that a result which differs from the undisturbed one says so, and only such a one."""
     result = outcome.status.result
     said = [line for line in outcome.log if "INEXACT from version" in line and not line.startswith("finished")]
     assert (result.inexact_from is not None) == bool(said), story

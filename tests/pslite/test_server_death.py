@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pslite_jobs import KillAt, command, schedules, static_digest
+from pslite_jobs import KillAt, Replace, command, schedules, static_digest
 from rehearsal import job
 
 from pslite.checkpoint import Checkpoint, latest
@@ -89,16 +89,6 @@ def test_servers_without_a_state_have_nothing_to_replicate(durability):
 # --- no replicas --------------------------------------------------------------------------------------------------
 
 
-class Replace(KillAt):
-    """Has another server started in the place of a killed one, as a scheduler does."""
-
-    def __call__(self, status, director):
-        before = self.pid
-        super().__call__(status, director)
-        if self.pid is not None and before is None:
-            director.replace(self.task)
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "plain"])
 def test_weights_are_had_from_workers(optimizer):
     options = (*SLOW, "--optimizer", optimizer)
@@ -149,12 +139,12 @@ def test_another_server_takes_the_place_of_the_only_one():
 
 
 def test_who_prefers_it_has_the_job_end():
-    options = (*SLOW, "--optimizer", "momentum", "--on-server-loss", "fail")
+    options = (*SLOW, "--optimizer", "momentum", "--on-loss", "fail")
     kill = KillAt("ps-1", 20)
     result = run_local(command(*options), workers=2, servers=2, on_status=kill)
     assert result.state == "failed"
     assert f"ps-1 on {socket.gethostname()} (pid {kill.pid}) died" in result.reason
-    assert "blocks is lost, and on_server_loss is 'fail'" in result.reason
+    assert "blocks is lost, and on_loss is 'fail'" in result.reason
 
 
 def test_optimizer_state_is_had_from_the_last_checkpoint_which_says_so_too(tmp_path):

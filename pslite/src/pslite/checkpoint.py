@@ -41,7 +41,7 @@ _PART: Final = ".part"
 _MOST_RECORD_BYTES: Final = 64 << 20
 #: what may differ between the job that wrote a checkpoint and the one that goes on from it
 _MAY_DIFFER: Final = {
-    "epochs", "checkpoint", "checkpoint_every", "resume", "architecture", "durability", "on_server_loss"
+    "epochs", "checkpoint", "checkpoint_every", "resume", "architecture", "durability", "on_loss"
 }  # fmt: skip
 
 

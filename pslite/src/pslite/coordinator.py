@@ -77,9 +77,11 @@ from pslite.messages import (
     Rebuilt,
     Refused,
     Rejoin,
+    Restart,
     Restored,
     Resume,
     Resumed,
+    Resumption,
     Saved,
     Seat,
     Stamped,
@@ -95,7 +97,7 @@ from pslite.plan import Member, Plan, make_plan, next_members, reduction
 from pslite.record import Pending, Record, Seated, TakingOver, Vacancy, decode, encode
 from pslite.session import digest_of
 from pslite.spec import JobSpec, Sum, differences
-from pslite.succession import Choice, Succession, account, choose, inexact
+from pslite.succession import Choice, Succession, account, choose, holders, inexact
 from pslite.tls import VARIABLE, Encryption, contexts
 from pslite.usage import Usage
 
@@ -589,10 +591,10 @@ class Coordinator:
     def _take_plan_message(self, member: Seated, message: Message) -> None:
         pending, vacancy = self._pending, self._vacancy
         number = getattr(message, "plan", 0)
-        if vacancy is not None and vacancy.task and isinstance(message, Ready | Nack):
-            vacancy.waits_for.discard((member.task, number))
+        if vacancy is not None and (member.task, number) in vacancy.waits_for and isinstance(message, Ready | Nack):
             if isinstance(message, Nack):
                 self._drop_newcomer(f"{member.title} cannot reach it: {message.reason}")
+            vacancy.waits_for.discard((member.task, number))
             return
         if pending is None or number != pending.plan.number:
             return  # about a plan that was given up meanwhile
@@ -813,6 +815,8 @@ class Coordinator:
         tensors = Tensors(self._spec, self._blocks) if message.of == "update" else None
         if len(squares) < (len(self._blocks) if tensors is None else len(tensors.asking)):
             return
+        if self._succession is not None and self._succession.newcomer:
+            return  # servers have said how far they are, and must not go on
         del self._squares[message.version, message.of]
         servers = {m.task for plan in self._plans_in_force() for m in plan.servers}
         if tensors is not None:
@@ -1008,7 +1012,7 @@ class Coordinator:
         for plan in [plan for plan in (self._plan, pending.plan if pending else None) if plan is not None]:
             given = self._share_out(plan, before.get(plan.number, {}))
             if given is None:
-                return False
+                return self._lose_last_worker(member, text)
             self._substitutes[plan.number] = given
         member.state = "left"
         others = sorted({task for given in self._substitutes.values() for task in given.values()})
@@ -1072,6 +1076,8 @@ class Coordinator:
         ]
         if not nodes:
             return {}
+        if not willing and pending is not None and plan.number != pending.plan.number and pending.pushed:
+            return {}  # who has pushed under the next plan has the last version of this one
         if not willing:
             return None
         given = {node: task for node, task in before.items() if task in willing}
@@ -1163,18 +1169,25 @@ class Coordinator:
         assert succession is not None
         succession.waits_for = set(tasks)
         gone = tuple(self._lost_servers)
-        self._tell(tasks, Census(number=succession.number, gone=gone, blocks=succession.blocks))
+        keep = bool(succession.newcomer)
+        self._tell(tasks, Census(number=succession.number, gone=gone, blocks=succession.blocks, keep=keep))
 
     def _take_copies(self, member: Seated, message: Copies) -> None:
         succession = self._succession
-        if succession is None or message.number != succession.number or succession.phase != "counting":
+        if succession is None or message.number != succession.number:
             return  # another one has died since
+        if succession.phase == "restarting":
+            self._promote_for(succession)
+        if succession.phase != "counting":
+            return
         succession.waits_for.discard(member.task)
         found = succession.held if member.role == "worker" else succession.copies
         succession.came[member.task] = message.came
         for block, version in message.versions.items():
             found.setdefault(block, {})[member.task] = version
-        if not succession.waits_for:
+        if not succession.waits_for and succession.newcomer:
+            self._resume_with(succession)
+        elif not succession.waits_for:
             self._choose_heirs(succession)
 
     def _choose_heirs(self, succession: Succession) -> None:
@@ -1198,8 +1211,8 @@ class Coordinator:
             return
         succession.choice = choice
         certain = [b for b in self._lossy(choice) if choice.losses[b].version != self._snapshot]
-        if certain and self._spec.on_server_loss == "fail":
-            self._fail(f"{why}; optimizer state of {len(certain)} blocks is lost, and on_server_loss is 'fail'")
+        if certain and self._spec.on_loss == "fail":
+            self._fail(f"{why}; optimizer state of {len(certain)} blocks is lost, and on_loss is 'fail'")
             return
         owners = {block: self._members[task].record() for block, task in choice.owners.items()}
         self._heirs.update(owners)
@@ -1242,8 +1255,8 @@ class Coordinator:
         succession.waits_for.discard(member.task)
         if succession.waits_for:
             return
-        assert succession.choice is not None
-        losses, owners = succession.choice.losses, succession.choice.owners
+        choice = succession.choice or Choice({}, {}, ())
+        losses, owners = choice.losses, choice.owners
         succession.phase = "rebuilding"
         succession.waits_for = {owners[block] for block in losses}
         for worker in {loss.worker for loss in losses.values()}:
@@ -1262,12 +1275,13 @@ class Coordinator:
         """With the last block workers can go on."""
         succession, pending = self._succession, self._pending
         assert succession is not None
-        assert succession.choice is not None
         if succession.waits_for:
             return
-        self._succession = self._vacancy = None
+        self._succession = None
+        if self._vacancy is not None and (self._vacancy.role == "ps" or succession.newcomer):
+            self._vacancy = None
         self._orphans.clear()
-        if not self._may_go_on(succession, succession.choice):
+        if succession.choice is not None and not self._may_go_on(succession, succession.choice):
             return
         workers = self._workers_there()
         self._tell(workers, Promote(number=succession.number, gone=tuple(self._lost_servers), owners=self._heirs))
@@ -1292,9 +1306,9 @@ class Coordinator:
             return True
         versions = {block: choice.losses[block].version for block in lost}
         story = account(lost, versions)
-        if self._spec.on_server_loss == "fail":
+        if self._spec.on_loss == "fail":
             why = "; ".join(self._lost_servers.values())
-            self._fail(f"{why}; {story}, and on_server_loss is 'fail'")
+            self._fail(f"{why}; {story}, and on_loss is 'fail'")
             return False
         first = min(versions.values())
         self._inexact_from = first if self._inexact_from is None else min(first, self._inexact_from)
@@ -1308,8 +1322,8 @@ class Coordinator:
         now = time.monotonic()
         assert self._spec is not None
         lossy = self._spec.update == "server" and any(slots(block.optimizer) for block in self._blocks)
-        if role == "ps" and lossy and self._spec.on_server_loss == "fail" and self._snapshot < 0:
-            self._fail(f"{why}; optimizer state is lost with it, and on_server_loss is 'fail'")
+        if role == "ps" and lossy and self._spec.on_loss == "fail" and self._snapshot < 0:
+            self._fail(f"{why}; optimizer state is lost with it, and on_loss is 'fail'")
             return
         if self._vacancy is None:
             self._vacancy = Vacancy(role, now, why)
@@ -1322,17 +1336,21 @@ class Coordinator:
         assert vacancy is not None
         if vacancy.task:
             if not {(task, number) for task, number in vacancy.waits_for if task in self._there()}:
+                if vacancy.role == "worker":
+                    self._count_for(vacancy.task)
+                    return
                 self._tell({vacancy.task}, self._take_over_message())
                 self._succeed()
             elif now - vacancy.began > self._settings.prepare:
                 self._drop_newcomer(f"not ready within {self._settings.prepare:g} s")
             return
         target = self._reply.members if self._reply is not None else None
-        joined = self._servers_there() + [
-            task for task in self._joined(vacancy.role) if target is None or task in target
-        ]
+        # who has done its last step does no other one
+        drained = self._pending.drained if self._pending is not None else set()
+        present = self._servers_there() if vacancy.role == "ps" else sorted(self._workers_there() - drained)
+        joined = present + [task for task in self._joined(vacancy.role) if target is None or task in target]
         if joined:
-            self._seat_server(vacancy, joined[0], now)
+            (self._seat_server if vacancy.role == "ps" else self._seat_worker)(vacancy, joined[0], now)
             return
         limit = self._settings.start
         expected = any(task not in self._members for task in target or ())
@@ -1362,6 +1380,138 @@ class Coordinator:
             workers = self._workers_there()
             vacancy.waits_for |= {(worker, newest.number) for worker in workers}
             self._tell(workers, Prepare(plan=newest, previous=previous, spec=self._spec))
+
+    # --- workers that are all gone --------------------------------------------------------------------------------
+
+    def _lose_last_worker(self, member: Seated, text: str) -> bool:
+        """Wait for another worker, where servers have all that it needs; returns whether they have."""
+        assert self._spec is not None
+        spec, succession = self._spec, self._succession
+        if spec.update == "worker" or spec.open or spec.asynchronous or self._all_reduce or not self._reports:
+            return False
+        if self._orphans or (succession is not None and succession.workers):
+            return False  # weights that only workers had
+        if self._vacancy is not None and self._vacancy.role == "ps":
+            return False
+        if succession is not None and succession.newcomer:
+            self._succession = None
+        member.state = "left"
+        member.channel.send(JobEnded(reason=f"{member.task} was given up: {text}"))
+        self._substitutes, self._taking_over = {}, None
+        self._vacate("worker", text)
+        self._urgent = True
+        return True
+
+    def _seat_worker(self, vacancy: Vacancy, task: str, now: float) -> None:
+        """Have a newcomer go on in the place of a worker that is gone; it makes ready for the plan in force."""
+        assert self._spec is not None
+        assert self._plan is not None
+        member, pending = self._members[task], self._pending
+        self._say(f"{member.title} takes the place of workers that are gone")
+        member.state = "active"
+        vacancy.task, vacancy.began, vacancy.waits_for = task, now, set()
+        news: list[Prepare] = []
+        if task not in self._plan.tasks():
+            self._plan = self._plan.instead(self._gone_of(self._plan), member.record())
+            news.append(Prepare(plan=self._plan, previous=None, spec=self._spec))
+        vacancy.member = pending is not None and task in pending.plan.tasks()
+        if pending is not None:
+            pending.previous = self._plan
+            if not vacancy.member:
+                pending.plan = pending.plan.instead(self._gone_of(pending.plan), member.record())
+                news.append(Prepare(plan=pending.plan, previous=self._plan, spec=self._spec))
+        for message in news:
+            vacancy.waits_for.add((task, message.plan.number))
+            self._tell({task}, message)
+
+    def _gone_of(self, plan: Plan) -> str:
+        """A worker of a plan that is gone."""
+        there = self._there()
+        return next(m.task for m in plan.workers if m.task not in there)
+
+    def _count_for(self, task: str) -> None:
+        """Have servers forget the workers that are gone, and say how far they are."""
+        assert self._spec is not None
+        assert self._plan is not None
+        self._substitutes = {plan.number: self._share_out(plan, {}) or {} for plan in self._plans_in_force()}
+        how = {p.number: reduction(self._spec, len(p.workers), p.shares).nodes for p in self._plans_in_force()}
+        # of the step under way it does everything, also what others have done that are there
+        self._substitutes[self._plan.number] = {
+            node: task
+            for member, own in zip(self._plan.workers, how[self._plan.number], strict=True)
+            for node in own
+            if member.task != task
+        }
+        self._take_overs += 1
+        everything = {number: tuple(node for own in nodes for node in own) for number, nodes in how.items()}
+        servers = set(self._servers_there())
+        message = TakeOver(number=self._take_overs, gone=tuple(self._dead), nodes=everything)
+        self._tell(servers, message)
+        nodes = {
+            number: tuple(node for node, other in given.items() if other == task)
+            for number, given in self._substitutes.items()
+        }
+        self._tell({task}, TakeOver(number=self._take_overs, gone=tuple(self._dead), nodes=nodes))
+        self._successions += 1
+        blocks = tuple(block.number for block in self._blocks)
+        self._succession = Succession(self._successions, blocks, set(), workers=False, newcomer=task)
+        self._count(servers)
+
+    def _resume_with(self, succession: Succession) -> None:
+        """Servers have said how far they are: the worker begins with the version that all have reached."""
+        assert self._spec is not None
+        assert self._vacancy is not None
+        pending = self._pending
+        newest = pending.plan if pending is not None else self._plan
+        assert newest is not None
+        assert self._plan is not None
+        found = holders(self._blocks, succession.copies, newest)
+        if found is None:
+            self._fail(f"{self._vacancy.reason}; it was the last worker, and servers have not all of the model")
+            return
+        versions = [version for version, _ in found.values()]
+        succession.at = min(versions)
+        succession.ahead = sum(version > succession.at for version in versions)
+        crossed = pending is not None and 0 <= pending.first <= succession.at
+        succession.plan = newest.number if crossed else self._plan.number
+        if succession.ahead and self._spec.on_loss == "fail" and not (crossed and self._vacancy.member):
+            self._fail(
+                f"{self._vacancy.reason}; it was the last worker, it has pushed a part of step {succession.at}, "
+                "and on_loss is 'fail'"
+            )
+            return
+        self._heirs = {block: self._members[task].record() for block, (_, task) in found.items()}
+        if crossed and self._vacancy.member:
+            succession.plan = 0  # it has its weights from the coming plan, or is about to
+            self._promote_for(succession)
+            return
+        succession.phase = "restarting"
+        self._tell({succession.newcomer}, Restart(number=succession.number, plan=succession.plan))
+
+    def _promote_for(self, succession: Succession) -> None:
+        """The worker awaits its weights: have servers send them."""
+        at = succession.at
+        self._go_to(tuple(self._lost_servers), self._heirs)
+        plans = self._plans_in_force()
+        resume = Resumption(
+            worker=succession.newcomer, plan=succession.plan, version=at,
+            workers={plan.number: plan.workers for plan in plans},
+        )  # fmt: skip
+        self._squares.clear()
+        if succession.ahead and succession.plan:
+            self._inexact_from = at if self._inexact_from is None else min(at, self._inexact_from)
+            self._say(
+                f"INEXACT from version {at} on: {succession.ahead} of {len(self._blocks)} blocks have step {at}, "
+                "so the gradient of the others is of weights that have it in part"
+            )
+        else:
+            self._say(f"the job goes on from version {at}, nothing is lost")
+        succession.phase = "promoting"
+        succession.waits_for = {m.task for plan in plans for m in plan.servers}
+        gone = tuple(self._lost_servers)
+        going = resume if succession.plan else None
+        message = Promote(number=succession.number, gone=gone, owners=self._heirs, resume=going)
+        self._tell(succession.waits_for.copy(), message)
 
     def _drop_newcomer(self, reason: str) -> None:
         vacancy = self._vacancy

@@ -76,7 +76,7 @@ class LoopJob(ABC):
         wire: Literal["float32", "bfloat16", "float16"],
         update: Literal["server", "worker"],
         durability: Literal["none", "relaxed", "durable"],
-        on_server_loss: Literal["restore", "fail"],
+        on_loss: Literal["restore", "fail"],
         checkpoint: str | os.PathLike[str] | None,
         checkpoint_every: int,
         resume: bool,
@@ -100,7 +100,7 @@ class LoopJob(ABC):
             wire=wire,
             update=update,
             durability=durability,
-            on_server_loss=on_server_loss,
+            on_loss=on_loss,
             checkpoint="" if checkpoint is None else os.path.abspath(checkpoint),  # noqa: PTH100 - keeps links as they are
             checkpoint_every=every,
             resume=resume,

@@ -381,6 +381,18 @@ class Census(Message, frozen=True):
     number: int
     gone: tuple[str, ...]
     blocks: tuple[int, ...]
+    #: keep what you say that you have until a `Promote` comes
+    keep: bool = False
+
+
+class Resumption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a worker goes on where all others are gone: it is sent all weights as those of one version of one plan."""
+
+    worker: str
+    plan: int
+    version: int
+    #: by plan, its workers
+    workers: dict[int, tuple[Member, ...]]
 
 
 class Promote(Message, frozen=True):
@@ -393,6 +405,14 @@ class Promote(Message, frozen=True):
     rebuilt: dict[int, int] = {}
     #: the version of the checkpoint that has the optimizer's state where no server does; -1: none
     snapshot: int = -1
+    resume: Resumption | None = None
+
+
+class Restart(Message, frozen=True):
+    """Worker that has not begun: all others are gone, so you begin with that plan; answer with `Copies` of nothing."""
+
+    number: int
+    plan: int
 
 
 class Provide(Message, frozen=True):
@@ -503,6 +523,7 @@ FromCoordinator = (
     | Census
     | Promote
     | Provide
+    | Restart
     | Clip
     | Trust
     | DigestRequest

@@ -121,8 +121,9 @@ class Vacancy:
     since: float
     #: how it came to that
     reason: str
-    #: the newcomer, and since when members make ready for it
+    #: the newcomer, whether it was a member of the coming plan, and since when members make ready for it
     task: str = ""
+    member: bool = False
     began: float = 0.0
     #: members that have not made ready yet, each with the number of a plan
     waits_for: set[tuple[str, int]] = field(default_factory=set)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from pslite.auth import Acceptor, Identity
@@ -59,6 +60,7 @@ from pslite.messages import (
     Ready,
     Rebuilt,
     Refused,
+    Resumption,
     Saved,
     Stamped,
     TakenOver,
@@ -221,8 +223,13 @@ class Server:
         self._former: dict[int, set[str]] = {}
         self._outgoing: deque[Holding] = deque()
         self._unacknowledged: dict[int, Holding] = {}
+        #: whether blocks are kept until it is said who owns them, and which of these have arrived elsewhere
+        self._keeps = False
+        self._acknowledged: set[int] = set()
         self._refused = 0
         self._done: queue.SimpleQueue[tuple[int, _Stage | Nack | Saved | NotSaved | Slots]] = queue.SimpleQueue()
+        #: blocks that a worker, who goes on where all others are gone, has as a version before theirs
+        self._ahead: dict[int, str] = {}
         #: blocks that we make anew for others that are gone
         self._rebuilding = Rebuilding(self._report_read)
         self._saver: Saver | None = None
@@ -490,7 +497,9 @@ class Server:
             self._asked.append((link, header))
             self._answer_fetches()
         elif header.kind == STATE_ACK:
-            if header.block in self._unacknowledged:
+            if header.block in self._unacknowledged and self._keeps:
+                self._acknowledged.add(header.block)
+            elif header.block in self._unacknowledged:
                 self._handed_over(header.block)
             elif not self._replicated:
                 raise ProtocolError(f"an acknowledgement of block {header.block}, which was not sent")
@@ -589,6 +598,9 @@ class Server:
             self._refused += 1
             holding = self._find(header)
             late = holding is not None and header.version < holding.version
+            if holding is not None and late and self._ahead.get(header.block) == link.task:
+                del self._ahead[header.block]
+                self._send_weights(link, self._answer_header(holding), holding, None)
             handed_over = holding is None and self._had(header)
             if not handed_over and (holding is None or not (late or header.node in holding.received)):
                 self._say(f"refused a push of {link.task}: block {header.block}, step {header.version}")
@@ -824,21 +836,39 @@ class Server:
             return None
         return clip, self._tensors.factors(block.number, self._tensors.trust(squares))
 
-    def _answer(self, holding: Holding) -> None:
-        """Send the weights to every worker of the plan now in force for the block, old owner or not."""
+    def _answer_header(self, holding: Holding) -> Header:
         block = holding.block
         coming = self._stamp is not None and block.number == 0 and self._stamp[1] == holding.version + 1
         next_plan, next_first = self._stamp if self._stamp is not None and coming else (0, 0)
-        header = Header(
+        return Header(
             PARAM, holding.plan, block.number, 0, block.nbytes, holding.version, holding.first, next_plan, next_first
         )  # fmt: skip
+
+    def _greet(self, holding: Holding, resume: Resumption) -> None:
+        """Send the weights to a worker that goes on where all others are gone: as those of its version, whatever."""
+        link = self._links.get(resume.worker)
+        if link is None:
+            return
+        at, stamp = resume.version, (0, 0)
+        if holding.plan != resume.plan:
+            stamp = holding.plan, holding.first
+        elif self._stamp is not None and self._stamp[1] == at + 1:
+            stamp = self._stamp
+        if holding.version > at:
+            self._ahead[holding.block.number] = resume.worker
+        header = Header(PARAM, resume.plan, holding.block.number, 0, holding.block.nbytes, at, at, *stamp)
+        self._send_weights(link, header, holding, None)
+
+    def _answer(self, holding: Holding, but: str = "") -> None:
+        """Send the weights to every worker of the plan now in force for the block, old owner or not."""
+        header = self._answer_header(holding)
         rows = holding.recent()
         stage = self._stages[holding.plan]
         for worker in stage.plan.workers:
             if self._sums_only and holding.version == holding.first and worker.task in stage.newcomers:
                 continue  # it has no weights yet that the sum could change
             link = self._links.get(worker.task)
-            if link is None or link.incarnation != worker.incarnation:
+            if link is None or link.incarnation != worker.incarnation or worker.task == but:
                 continue
             self._send_weights(link, header, holding, rows)
 
@@ -1237,6 +1267,7 @@ class Server:
         ours = [*self._holdings.values(), *self._unacknowledged.values()]
         for holding in self._guards.without(message.gone, ours):
             self._answer(holding)
+        self._keeps = message.keep
         found = {block: self._newest(block) for block in message.blocks}
         versions = {block: holding.version for block, holding in found.items() if holding is not None}
         self._control.send(Copies(number=message.number, versions=versions))
@@ -1267,6 +1298,12 @@ class Server:
             stage.previous = stage.previous and stage.previous.without(message.gone, message.owners)
             # the plan in force is done with; one that takes its place may have to move something else
             stage.reported = stage.plan.number <= self._settled
+        self._ahead.clear()
+        if message.resume is not None:
+            for number, workers in message.resume.workers.items():
+                if number in self._stages:
+                    stage = self._stages[number]
+                    stage.plan = msgspec.structs.replace(stage.plan, workers=workers)
         # what is reported as moved from here on takes account of it
         self._control.send(Promoted(number=message.number))
         ours = []
@@ -1290,12 +1327,16 @@ class Server:
             else:
                 assert newest is not None
                 ours.append(newest)
+        self._keeps = False
+        for block in self._acknowledged & self._unacknowledged.keys():
+            self._handed_over(block)
+        self._acknowledged.clear()
         if self._spec is not None and message.snapshot >= 0:
             self._rebuilding.read(Path(self._spec.checkpoint), message.snapshot)
         # all of them first: nothing is reported as moved as long as one is not
         self._holdings.update({holding.block.number: holding for holding in ours})
         for holding in ours:
-            self._take_on(holding)
+            self._take_on(holding, message.resume)
         self._answer_fetches()
         self._report_moved()
 
@@ -1312,7 +1353,7 @@ class Server:
             self._answer_fetches()
             self._report_moved()
 
-    def _take_on(self, holding: Holding) -> None:
+    def _take_on(self, holding: Holding, resume: Resumption | None = None) -> None:
         """Own a block, from the version on at which we have it; workers push the step again that was under way."""
         if self._stamp is None and holding.stamp[0] > self._settled and holding.stamp[0] in self._stages:
             self._stamp = holding.stamp
@@ -1323,7 +1364,11 @@ class Server:
         holding.begin(stage.reduction.leaves)
         if self._stamp is not None and holding.version == self._stamp[1] and holding.plan != self._stamp[0]:
             self._cross(holding, *self._stamp)
-        self._answer(holding)
+        if resume is None:
+            self._answer(holding)
+        else:
+            self._answer(holding, but=resume.worker)
+            self._greet(holding, resume)
 
     def _plan_done(self, number: int) -> None:
         for old in [n for n in self._stages if n < number]:

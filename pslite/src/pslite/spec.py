@@ -202,7 +202,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     #: "relaxed": one that may be some versions behind
     durability: Literal["none", "relaxed", "durable"] = "none"
     #: what happens if optimizer state is lost with a server: the job goes on without it, and says so, or fails
-    on_server_loss: Literal["restore", "fail"] = "restore"
+    on_loss: Literal["restore", "fail"] = "restore"
     #: folder of checkpoints, which every server, the first worker and the coordinator can reach; "" for none
     checkpoint: str = ""
     #: versions from one checkpoint to the next

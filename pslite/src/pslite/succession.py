@@ -58,7 +58,13 @@ class Succession:
     held: dict[int, dict[str, int]] = field(default_factory=dict)
     #: worker -> version up to which what it has does not come from servers
     came: dict[str, int] = field(default_factory=dict)
-    phase: Literal["counting", "promoting", "rebuilding"] = "counting"
+    #: who goes on where all other workers are gone, under which plan, and at which version
+    newcomer: str = ""
+    plan: int = 0
+    at: int = -1
+    #: blocks that were a version further
+    ahead: int = 0
+    phase: Literal["counting", "restarting", "promoting", "rebuilding"] = "counting"
     choice: Choice | None = None
     #: by block, of which version the optimizer's state is that it goes on with
     states: dict[int, int] = field(default_factory=dict)
@@ -129,6 +135,23 @@ def choose(
             sends[worker] += 1
             losses[number] = Loss(newest, worker, kept)
     return Choice(owners, losses, tuple(nowhere))
+
+
+def holders(
+    blocks: Sequence[Block], copies: Mapping[int, Mapping[str, int]], plan: Plan
+) -> dict[int, tuple[int, str]] | None:
+    """Return for every block the newest version and the server that has it, its owner-to-be of equals; None if one has
+    no copy.
+    """
+    found = {}
+    for block in blocks:
+        present = plan.owner(block.number).task
+        versions = copies.get(block.number)
+        if not versions:
+            return None
+        task = max(sorted(versions), key=lambda task, v=versions, p=present: (v[task], task == p))  # type: ignore[misc]
+        found[block.number] = versions[task], task
+    return found
 
 
 def inexact(blocks: Sequence[Block], losses: Mapping[int, Loss]) -> list[int]:

@@ -101,7 +101,7 @@ class ElasticJob(LoopJob):
         "durable": every server's part is kept by another one too, so that the job survives the death of one server,
         and loses nothing. Two servers at least; they answer when both have a step. "relaxed": they answer before, and
         a death may cost the last steps of the optimizer's state. "none": it costs that state.
-    on_server_loss
+    on_loss
         if optimizer state is lost with a server: "restore": the job goes on with the weights that workers have, and
         says that its result is not exact; "fail": it ends.
     checkpoint
@@ -142,7 +142,7 @@ class ElasticJob(LoopJob):
         wire: Literal["float32", "bfloat16", "float16"] = "float32",
         update: Literal["server", "worker"] = "server",
         durability: Literal["none", "relaxed", "durable"] = "none",
-        on_server_loss: Literal["restore", "fail"] = "restore",
+        on_loss: Literal["restore", "fail"] = "restore",
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 0,
         resume: bool = True,
@@ -173,7 +173,7 @@ class ElasticJob(LoopJob):
             wire=wire,
             update=update,
             durability=durability,
-            on_server_loss=on_server_loss,
+            on_loss=on_loss,
             checkpoint=checkpoint,
             checkpoint_every=checkpoint_every,
             resume=resume,

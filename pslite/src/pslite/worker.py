@@ -46,6 +46,7 @@ from pslite.messages import (
     Provide,
     Pushed,
     Ready,
+    Restart,
     Restored,
     Resume,
     Seat,
@@ -55,7 +56,7 @@ from pslite.messages import (
     Drained as DrainedMessage,
 )
 from pslite.optimizers import slots
-from pslite.plan import Plan
+from pslite.plan import Member, Plan
 from pslite.process import Host
 from pslite.region import WEIGHTS
 from pslite.replica import Replica
@@ -83,6 +84,8 @@ from pslite.wire import (
 #: how long a broken data connection waits for the coordinator's verdict
 _VERDICT_SECONDS = 10.0
 _POLL_SECONDS = 0.2
+#: what the user's thread has to hear when others are gone
+_Told = TakeOver | Promote | Census | Provide | Restart
 
 
 @dataclass(frozen=True)
@@ -175,8 +178,13 @@ class Worker(Membership):
         self._leaving = False
         self._finished: bool | None = None
         # shared with the control thread
-        self._staged: queue.SimpleQueue[_Stage | TakeOver | Promote | Census | Provide | int] = queue.SimpleQueue()
+        self._staged: queue.SimpleQueue[_Stage | TakeOver | Promote | Census | Provide | Restart | int] = (
+            queue.SimpleQueue()
+        )
         self._closed = False
+        #: server -> its incarnation that we have, or will have, a connection to; and who may make one
+        self._reached: dict[str, str] = {}
+        self._turns: dict[str, threading.Lock] = {}
         self._begin = 0
         self._resumed = 0
         self._done_plan = 0
@@ -187,6 +195,8 @@ class Worker(Membership):
         #: the last plan that everybody has moved to, and the version with which we came
         self._settled = 0
         self._came = 0
+        #: the only plan whose weights we begin with, if that is certain
+        self._only = 0
         #: blocks whose optimizer state is on its way to us
         self._fetching: dict[int, Array] = {}
         #: whether the user's thread does something that can be done when the last version is there
@@ -656,6 +666,8 @@ class Worker(Membership):
     def _unlink(self, link: Link) -> None:
         if self._links.get(link.task) is link:
             del self._links[link.task]
+            if self._reached.get(link.task) == link.incarnation:
+                del self._reached[link.task]
         self._writing.discard(link)
         self._shown.pop(link, None)
         self._rows.pop(link, None)
@@ -688,6 +700,9 @@ class Worker(Membership):
                 continue
             if isinstance(item, Provide):
                 self._provide(item)
+                continue
+            if isinstance(item, Restart):
+                self._restart(item)
                 continue
             if isinstance(item, int):
                 # its connections stay: the plan that is tried next probably needs them
@@ -766,7 +781,15 @@ class Worker(Membership):
         view = self._bundles[version % 2].views[number]
         return Header(REBUILD, plan.number, number, 0, view.nbytes, version, self._first, *stamp), view
 
-    def _help(self, message: Census | Provide | TakeOver | Promote) -> None:
+    def _restart(self, message: Restart) -> None:
+        """All other workers are gone: what has come for a plan that would have followed theirs is not for us."""
+        if not self._entered:
+            self._only = message.plan
+            self._plan = self._source = None
+            self._missing, self._awaited = set(range(len(self.blocks))), -1
+            self._send(Copies(number=message.number, versions={}))
+
+    def _help(self, message: _Told) -> None:
         """The loop is over, and its thread does something else: do for others what must be done."""
         if isinstance(message, Census):
             versions = dict.fromkeys(message.blocks, self.version)
@@ -812,6 +835,8 @@ class Worker(Membership):
             return self._first_state_of(header)
         if header.kind not in (PARAM, PARAM_ROWS) or header.block >= len(self.blocks):
             raise ProtocolError(f"{link.task} sent a frame that does not belong here")
+        if self._only and not self._entered and header.plan != self._only:
+            return self._nowhere(header)
         if self._plan is None:
             stage = self._stages.get(header.plan)
             if stage is None:
@@ -822,11 +847,7 @@ class Worker(Membership):
         assert self._source is not None
         if header.version <= self._awaited and not self._wants(header):
             # from a server that has taken another one's place; the same bytes as before
-            block = self.blocks[header.block]
-            length = checked_length(block, header.length) if header.kind == PARAM_ROWS else block.nbytes
-            if len(self._spare) < length:
-                self._spare = bytearray(length)
-            return memoryview(self._spare)[:length]
+            return self._nowhere(header)
         if not self._wants(header):
             raise ProtocolError(
                 f"{link.task} sent block {header.block} at version {header.version}, awaited is {self._awaited}"
@@ -838,6 +859,14 @@ class Worker(Membership):
             raise ProtocolError(f"{link.task} sent rows of block {header.block}, which has none")
         self._rows[link] = bytearray(checked_length(block, header.length))
         return memoryview(self._rows[link])
+
+    def _nowhere(self, header: Header) -> memoryview:
+        """Say where weights go that are not wanted."""
+        block = self.blocks[header.block]
+        length = checked_length(block, header.length) if header.kind == PARAM_ROWS else block.nbytes
+        if len(self._spare) < length:
+            self._spare = bytearray(length)
+        return memoryview(self._spare)[:length]
 
     def _first_state_of(self, header: Header) -> memoryview:
         """Say where the state of a block goes that another worker sends; a second one is for nothing."""
@@ -904,7 +933,7 @@ class Worker(Membership):
             threading.Thread(target=self._make_ready, args=(message,), name="pslite-prepare", daemon=True).start()
         elif isinstance(message, Abort):
             self._staged.put(message.plan)
-        elif isinstance(message, TakeOver | Promote | Census | Provide):
+        elif isinstance(message, _Told):
             with self._lock:
                 late = self._finished is not None
                 if not late:
@@ -934,16 +963,14 @@ class Worker(Membership):
             if message.spec != self.spec:
                 self.spec, self.blocks = message.spec, cut(message.spec)
             servers = {m.task: m for p in (plan, previous) if p is not None for m in p.servers}
-            for task, member in servers.items():
-                present = self._links.get(task)
-                if present is not None and present.incarnation == member.incarnation:
-                    continue
-                sock = reach(member, self._identity)
-                links[task] = link = Link(sock, task, member.incarnation, "ps")
-                self._show_weights(link)
+            for member in servers.values():
+                self._reach(member, links)
         except (PsliteError, ValueError) as error:
-            for link in links.values():
-                link.close()
+            # the plan that is tried next probably needs the connections, and counts on them
+            self._staged.put(_Stage(plan, previous, links))
+            self._wake()
+            if self._closed:
+                self._close_staged()
             about = error.task if isinstance(error, Unreachable) else ""
             self._send(Nack(plan=plan.number, reason=str(error) or type(error).__name__, about=about))
             return
@@ -952,3 +979,19 @@ class Worker(Membership):
         if self._closed:
             self._close_staged()
         self._send(Ready(plan=plan.number))
+
+    def _reach(self, member: Member, links: dict[str, Link]) -> None:
+        """Connect to a server, unless that is done: two plans may be made ready at a time."""
+        with self._lock:
+            turn = self._turns.setdefault(member.task, threading.Lock())
+        with turn:
+            if self._reached.get(member.task) == member.incarnation:
+                return
+            link = Link(reach(member, self._identity), member.task, member.incarnation, "ps")
+            try:
+                self._show_weights(link)
+            except PsliteError:
+                link.close()
+                raise
+            links[member.task] = link
+            self._reached[member.task] = member.incarnation
