@@ -6,6 +6,8 @@ import os
 import socket
 import subprocess
 import sys
+import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 import pslite
@@ -20,26 +22,32 @@ CHECKS = str(Path(__file__).with_name("mxnet_checks.py"))
 
 
 class Unavailable(Exception):
-    """There is no MXNet to test with; the text says why."""
+    """There is no such environment to test with; the text says why."""
 
 
-def make_environment(folder: Path) -> str:
-    """Return the Python of a virtual environment with MXNet in `folder`, which is made if it is not there."""
+def make_environment(folder: Path, packages: Sequence[str] = PACKAGES, *, beside: bool = False) -> str:
+    """Return the Python of a virtual environment in `folder`, which is made if it is not there.
+
+    With `beside` it has the packages of this test run too.
+    """
     python = folder / "bin" / "python"
     complete = folder / "complete"
-    if complete.exists() and complete.read_text() == "\n".join(PACKAGES):
+    if complete.exists() and complete.read_text() == "\n".join(packages):
         return str(python)
-    if sys.version_info[:2] != (3, 11):
+    if not beside and sys.version_info[:2] != (3, 11):
         raise Unavailable("MXNet 1.9.1 is tested with Python 3.11")
+    paths = sysconfig.get_paths(vars={"base": str(folder), "platbase": str(folder)})
     for command in (
         [sys.executable, "-m", "venv", "--clear", str(folder)],
-        [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *PACKAGES],
+        [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages],
     ):
+        if beside and command[0] == str(python):
+            Path(paths["purelib"], "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
         environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environ, check=False)
         if done.returncode:
-            raise Unavailable(f"MXNet cannot be installed: {done.stderr.strip()[-500:]}")
-    complete.write_text("\n".join(PACKAGES))
+            raise Unavailable(f"{packages[0]} cannot be installed: {done.stderr.strip()[-500:]}")
+    complete.write_text("\n".join(packages))
     return str(python)
 
 

@@ -156,6 +156,14 @@ class LoopJob(ABC):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches that this worker computes, until the job is done or this worker leaves it."""
+        for step in self.steps():
+            yield from step
+
+    def steps(self) -> Iterator[Iterator[Any]]:
+        """Yield for each version the batches of it that this worker computes; to take the last one ends the version.
+
+        For trainers that count steps: where the batches of a version have ended, the weights are those of the next one.
+        """
         if self._started:
             raise UsageError("a job can be iterated over once only")
         self._started = True
@@ -163,7 +171,10 @@ class LoopJob(ABC):
         session.start()
         self._values.load(session.weights)
         while session.version < self.spec.total_versions:
-            yield from self._step(session)
+            version = session.version
+            yield self._step(session)
+            if session.version == version:
+                raise UsageError(f"the batches of version {version} were not all taken")
         session.finish()
 
     # --- what adapters use and say --------------------------------------------------------------------------------
