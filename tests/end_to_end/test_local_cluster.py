@@ -130,6 +130,9 @@ def test_a_server_that_is_killed_is_replaced_and_the_job_says_what_is_lost(clust
     cluster.process_of(cluster.task(job, "ps-0"), "pslite.serve").kill()
     cluster.wait_until(lambda: cluster.task(job, "ps-0").state is TaskState.FAILED, "its death is noticed")
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "another takes its place")
+    reports = {report.task: report for report in cluster.store.task_reports(job)}
+    assert (reports["ps-0"].cause, reports["ps-0"].how) == ("killed", "died: killed by signal 9 (SIGKILL)")
+    assert reports["ps-0"].cpu_seconds
     ended = cluster.ended(job)
     assert ended.state is JobState.FINISHED
     assert ended.digest != cluster.static_digest("--optimizer", "momentum")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import secrets
 import signal
 import subprocess
@@ -87,6 +88,40 @@ def test_a_second_interrupt_ends_children_too():
         process.send_signal(signal.SIGINT)
         assert process.stdout.read() == ""  # ends when nobody has it open any more
         assert process.wait(20) == 128 + signal.SIGKILL
+
+
+def test_an_interrupt_at_a_terminal_comes_once():
+    """The terminal gives it to all processes of the foreground, dl2-run and the task."""
+    script = LISTENER.replace("sys.stdin.read()", "import time; time.sleep(600)")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}
+    place = {"DL2_ROLE": "worker", "DL2_TASK": "w-0", "DL2_COORDINATOR": "127.0.0.1:9", "DL2_TOKEN": TOKEN}
+    arguments = [sys.executable, "-m", "pslite.run", "--", sys.executable, "-c", script, "SIGINT"]
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execvpe(arguments[0], arguments, {**clean, **place})
+    try:
+        heard = b""
+
+        def until(word, times):
+            nonlocal heard
+            while heard.count(word) < times:
+                heard += os.read(terminal, 1000)
+
+        until(b"ready", 1)
+        os.write(terminal, b"\x03")
+        until(b"SIGINT", 1)
+        os.write(terminal, b"\x03")
+        _, status = os.waitpid(pid, 0)
+        try:
+            while more := os.read(terminal, 1000):
+                heard += more
+        except OSError:
+            pass  # nobody has it open any more
+        # once for each that was typed, if the task was quick enough to say so before the second one killed it
+        assert 1 <= heard.count(b"SIGINT") <= 2
+        assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGKILL
+    finally:
+        os.close(terminal)
 
 
 def test_signals_that_are_ignored_stay_so():

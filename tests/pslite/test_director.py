@@ -161,7 +161,7 @@ def test_a_job_under_a_daemon_grows_shrinks_and_finishes(daemon):
     assert daemon.processes["worker-0"].wait(20) == 0
     assert daemon.processes["ps-0"].wait(20) == 0
     last = daemon.wait(lambda beat: beat["state"] == "finished")
-    assert last["result"] == {"digest": static_digest("--epochs", "40"), "versions": 440}
+    assert last["result"] == {"digest": static_digest("--epochs", "40"), "versions": 440, "inexact_from": None}
     assert last["epoch"] == 40.0
     assert process.wait(20) == 0
     numbers = [plan["number"] for beat in daemon.beats for plan in beat["plans"]]
@@ -184,6 +184,13 @@ def test_a_job_under_a_daemon_grows_shrinks_and_finishes(daemon):
     told = [m["cause"] for b in left for m in b["members"] if m["task"] == "worker-0"]
     assert told in ([None, "drained"], ["drained"]), "a member that left is told once, and why when that is known"
     assert len({beat["incarnation"] for beat in daemon.beats}) == 1
+    said = [m for beat in daemon.beats for m in beat["members"] if m["task"] == "worker-1"]
+    assert sum(m["steps"] is not None for m in said) < len(said), "what is not new is not told again"
+    assert next(m["steps"] for m in said if m["steps"])["p95_ms"] >= 10.0
+    # its whole life, told with its end
+    gone = next(m for beat in daemon.beats for m in beat["members"] if m["task"] == "worker-0" and m["cause"])
+    assert gone["usage"]["cpu_seconds"] > 0
+    assert gone["usage"]["memory_peak"] > 10 << 20
 
 
 def test_a_job_goes_on_without_its_daemon(daemon):
@@ -239,8 +246,12 @@ def munge(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "kept"),
-    [([], []), (["--encrypt", "all"], ["dl2-run", "--encrypt", "all", "--"])],
-    ids=["", "encrypted"],
+    [
+        ([], []),
+        (["--encrypt", "all"], ["dl2-run", "--encrypt", "all", "--"]),
+        (["--balance", "even", "--prefetch", "a*", "--workers", "3"], ["dl2-run", "--prefetch", "a*", "--"]),
+    ],
+    ids=["", "encrypted", "prefetch"],
 )
 def test_an_anchor_registers_itself(daemon, munge, tmp_path, options, kept):
     daemon.unavailable = 1
