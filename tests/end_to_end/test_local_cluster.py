@@ -126,7 +126,9 @@ def test_sigterm_leaves_the_jobs_alone_and_a_restart_takes_them_up(cluster: Loca
 
 def test_a_server_that_is_killed_is_replaced_and_the_job_says_what_is_lost(cluster: LocalCluster) -> None:
     job = cluster.train("mine", *SLOW, max_workers=2, max_ps=1)
-    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
+    cluster.wait_until(
+        lambda: cluster.confirmed(job) == (2, 1) and cluster.job(job).progress.version > 0, "the job trains"
+    )
     cluster.process_of(cluster.task(job, "ps-0"), "pslite.serve").kill()
     cluster.wait_until(lambda: cluster.task(job, "ps-0").state is TaskState.FAILED, "its death is noticed")
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "another takes its place")
