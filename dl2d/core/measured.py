@@ -16,6 +16,8 @@ from dl2d.core.jobs import Allocation, Architecture, Consistency, Job, JobKey, J
 MOST_MEASUREMENTS = 16
 #: Logarithm of the ratio of two speeds from which on they are not the same speed measured twice.
 FAR = 0.25
+#: And from which on it is no change of one speed, either, but that of something else.
+WRONG = math.log(2.0)
 #: Most points of one job's loss that a snapshot holds.
 MOST_LOSSES = 32
 
@@ -99,6 +101,15 @@ class Tally(NamedTuple):
             return Tally(other._replace(before=point.samples_per_second), job)
         return Tally(point, self.job, other, job)
 
+    def without(self, job: str) -> Tally | None:
+        """What is left when a job is not believed: all of it, unless nobody else showed the speed.
+
+        Then what another job said otherwise stands in for it, if one did.
+        """
+        if self.point.jobs != 1 or self.job != job:
+            return self
+        return None if self.other is None or self.other_job == job else Tally(self.other, self.other_job)
+
 
 class Count(NamedTuple):
     """What counting a measurement comes to."""
@@ -107,6 +118,8 @@ class Count(NamedTuple):
     tally: Tally | None
     #: Size at which the job was last set aside, if it still is.
     strayed: Allocation | None
+    #: The job of which it shows that it is not what its user says; what it showed alone is to go (``Tally.without``).
+    wrong: str | None = None
 
 
 def count(
@@ -123,6 +136,10 @@ def count(
     A job that strayed, for what it showed at some size was set aside, counts at no other: it may not be what its user
     says, and where it goes next others of its kind may never have been. It counts again once it was right after all.
     Who is at odds with nobody but itself has not strayed: a slow moment is no reason not to listen any more.
+
+    Who is at odds with two others at least, or outvoted where it was the first, and by more than speeds change, was not
+    what its user says elsewhere, either: what nobody else showed is to go. For where a good size is said to be slow
+    nobody goes to find out.
     """
     if strayed is not None and strayed != size:
         return Count(tally, strayed)
@@ -130,7 +147,12 @@ def count(
         return Count(Tally.first(size, samples_per_second, job=job, at=at), None)
     made = tally.counted(samples_per_second, job=job, at=at)
     others = tally.point.jobs > 1 or tally.job != job
-    return Count(made, size if made.other is not None and others else None)
+    if made.other is None or not others:
+        outvoted = tally.point.jobs == 1 and tally.job != job and made.point.before == tally.point.samples_per_second
+        deposed = outvoted and abs(math.log(made.point.samples_per_second / made.point.before)) >= WRONG
+        return Count(made, None, tally.job if deposed else None)
+    wrong = abs(math.log(samples_per_second / tally.point.samples_per_second)) >= WRONG
+    return Count(made, size, job if wrong and strayed is None and tally.point.jobs > 1 else None)
 
 
 def _near(one: float, other: float) -> bool:

@@ -229,7 +229,8 @@ class Store(Protocol):
         And of as many as ``others`` other kinds: those that were measured last, of equals the first in order.
 
         A report that enters the job's series and has a speed counts once, for the size at which it says the job trains,
-        as ``Tally.counted`` has it: old measurements lose their weight, and what one job alone shows does not count.
+        as ``count`` has it: old measurements lose their weight, what one job alone says otherwise does not count, and
+        what it alone showed at other sizes is forgotten where two others know better.
         """
         ...
 

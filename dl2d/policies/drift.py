@@ -5,12 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
-from typing import Final
 
-from dl2d.core.measured import MeasuredSpeeds, SpeedPoint
-
-#: Logarithm of a ratio beyond which a speed did not change but had been wrong.
-_MOST: Final = math.log(2.0)
+from dl2d.core.measured import WRONG, MeasuredSpeeds, SpeedPoint
 
 
 def up_to_date(measured: Iterable[MeasuredSpeeds]) -> tuple[MeasuredSpeeds, ...]:
@@ -30,7 +26,7 @@ def _as_now(points: tuple[SpeedPoint, ...]) -> tuple[SpeedPoint, ...]:
         for point in points
         if point.before > 0 and point.samples_per_second > 0
     ]
-    changes = [(since, change) for since, change in changes if abs(change) < _MOST]
+    changes = [(since, change) for since, change in changes if abs(change) < WRONG]
     made = []
     for point in points:
         later = [change for since, change in changes if since > point.at]

@@ -128,15 +128,17 @@ class MemoryStore:
             self._own[key].setdefault(size, deque(maxlen=MOST_MEASUREMENTS)).append((progress.at, speed))
         if speed and size.workers:
             sizes = self._speeds[TrainingKind.of(job.request)]
-            tally, strayed = count(
-                sizes.get(size), size, speed, job=key.slug, at=progress.at, strayed=self._strayed.get(key)
-            )
-            if tally is not None:
-                sizes[size] = tally
-            if strayed is not None:
-                self._strayed[key] = strayed
+            counted = count(sizes.get(size), size, speed, job=key.slug, at=progress.at, strayed=self._strayed.get(key))
+            if counted.tally is not None:
+                sizes[size] = counted.tally
+            if counted.strayed is not None:
+                self._strayed[key] = counted.strayed
             else:
                 self._strayed.pop(key, None)
+            if counted.wrong is not None:
+                left = {size: tally.without(counted.wrong) for size, tally in sizes.items()}
+                sizes.clear()
+                sizes.update((size, tally) for size, tally in left.items() if tally is not None)
         if progress.loss is not None:
             self._losses[key].append(LossPoint(progress.epoch, progress.loss))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, event, func, insert, select, tuple_, update
+from sqlalchemy import Connection, Row, Select, delete, event, func, insert, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
@@ -349,13 +349,12 @@ class SqlStore:
         if not values["samples_per_second"] or not progress.workers:
             return
         kind, speed = TrainingKind.of(rows.to_job(row).request), values["samples_per_second"]
-        key = {
+        same_kind = {
             "model": kind.model,
             "architecture": kind.architecture.value,
             "consistency": kind.consistency.value,
-            "workers": progress.workers,
-            "ps": progress.ps,
         }
+        key = {**same_kind, "workers": progress.workers, "ps": progress.ps}
         known = connection.execute(
             select(*_columns(SpeedRow))
             .where(*(getattr(SpeedRow, name) == value for name, value in key.items()))
@@ -363,7 +362,7 @@ class SqlStore:
         ).one_or_none()
         size = Allocation(progress.workers, progress.ps)
         before = None if row.strayed_workers is None else Allocation(row.strayed_workers, row.strayed_ps)
-        tally, strayed = count(
+        counted = count(
             None if known is None else rows.to_tally(known),
             size,
             speed,
@@ -371,19 +370,21 @@ class SqlStore:
             at=progress.at,
             strayed=before,
         )
-        if strayed != before:
-            where = (None, None) if strayed is None else strayed
+        if counted.strayed != before:
+            where = (None, None) if counted.strayed is None else counted.strayed
             connection.execute(
                 update(JobRow).where(JobRow.number == row.number).values(strayed_workers=where[0], strayed_ps=where[1])
             )
-        if tally is None:
+        if counted.tally is None:
             return
-        kept = rows.of_tally(tally)
+        kept = rows.of_tally(counted.tally)
         connection.execute(
             self._upsert(SpeedRow)
             .values(**key, **kept)
             .on_conflict_do_update(index_elements=[*SpeedRow.__table__.primary_key], set_=kept)
         )
+        if counted.wrong is not None:
+            _retract(connection, same_kind, counted.wrong)
 
     # Tasks and resizes
 
@@ -605,6 +606,19 @@ def _batches(values: Iterable[Any], size: int = _MOST_VALUES) -> Iterable[list[A
     """Values sorted (so that two writers lock rows in the same order) and cut to what one statement can take."""
     ordered = sorted(values)
     return (ordered[start : start + size] for start in range(0, len(ordered), size))
+
+
+def _retract(connection: Connection, kind: Mapping[str, str], job: str) -> None:
+    """Forget what nobody but a job showed of a kind."""
+    of_kind = [getattr(SpeedRow, name) == value for name, value in kind.items()]
+    alone = select(*_columns(SpeedRow)).where(*of_kind, SpeedRow.job == job, SpeedRow.jobs == 1).with_for_update()
+    for row in connection.execute(alone).all():
+        here = (*of_kind, SpeedRow.workers == row.workers, SpeedRow.ps == row.ps)
+        left = rows.to_tally(row).without(job)
+        if left is None:
+            connection.execute(delete(SpeedRow).where(*here))
+        else:
+            connection.execute(update(SpeedRow).where(*here).values(**rows.of_tally(left)))
 
 
 def _locked_job(connection: Connection, key: JobKey) -> Row[Any]:

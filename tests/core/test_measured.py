@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dl2d.core.jobs import Allocation
-from dl2d.core.measured import MOST_MEASUREMENTS, SpeedPoint, Tally, count, mean_of
+from dl2d.core.measured import MOST_MEASUREMENTS, Count, SpeedPoint, Tally, count, mean_of
 
 SIZE = Allocation(2, 1)
 
@@ -67,8 +67,38 @@ def test_who_is_at_odds_with_others_counts_at_no_other_size_until_it_was_right()
     known = tally((50.0, "a"), (50.0, "b"))
     first = count(known, SIZE, 500.0, job="x", at=3.0, strayed=None)
     assert (first.tally.point, first.strayed) == (known.point, SIZE)
-    assert count(None, OTHER, 9.0, job="x", at=4.0, strayed=SIZE) == (None, SIZE)
+    assert count(None, OTHER, 9.0, job="x", at=4.0, strayed=SIZE) == Count(None, SIZE)
     assert count(first.tally, SIZE, 50.0, job="x", at=5.0, strayed=SIZE).strayed is None
+
+
+def test_who_is_at_odds_with_two_others_is_not_believed_at_sizes_where_nobody_else_was() -> None:
+    two, one = tally((50.0, "a"), (50.0, "b")), tally((50.0, "a"))
+    assert count(two, SIZE, 500.0, job="x", at=3.0, strayed=None).wrong == "x"
+    # Once, and not on the word of a single other, who may as well be the one that is wrong.
+    assert count(two, SIZE, 500.0, job="x", at=3.0, strayed=SIZE).wrong is None
+    assert count(one, SIZE, 500.0, job="x", at=3.0, strayed=None).wrong is None
+    assert count(two, SIZE, 51.0, job="x", at=3.0, strayed=None).wrong is None
+    # Speeds may change by this much.
+    assert count(two, SIZE, 30.0, job="x", at=3.0, strayed=None).wrong is None
+
+
+def test_who_was_first_at_a_size_and_is_outvoted_is_not_believed_elsewhere() -> None:
+    told_otherwise = tally((500.0, "x"), (50.0, "a"))
+    assert count(told_otherwise, SIZE, 51.0, job="b", at=3.0, strayed=None).wrong == "x"
+    assert count(told_otherwise, SIZE, 51.0, job="a", at=3.0, strayed=SIZE).wrong == "x"
+    changed = tally((70.0, "x"), (50.0, "a"))
+    assert count(changed, SIZE, 50.0, job="b", at=3.0, strayed=None).wrong is None
+    known = tally((500.0, "x"), (500.0, "y"), (50.0, "a"))
+    assert count(known, SIZE, 50.0, job="b", at=3.0, strayed=None).wrong is None
+    assert count(tally((500.0, "x")), SIZE, 50.0, job="x", at=3.0, strayed=None).wrong is None
+
+
+def test_without_a_job_there_is_left_what_others_showed() -> None:
+    assert tally((9.0, "x")).without("x") is None
+    assert tally((9.0, "x"), (9.0, "x")).without("x") is None
+    assert tally((9.0, "x"), (50.0, "a")).without("x") == Tally(SpeedPoint(SIZE, 50.0, 1, 1, 2.0, 2.0), "a")
+    for said in (tally((9.0, "x"), (9.0, "a")), tally((9.0, "a")), tally((50.0, "a"), (9.0, "x"))):
+        assert said.without("x") == said
 
 
 def test_who_is_at_odds_with_itself_alone_is_listened_to() -> None:

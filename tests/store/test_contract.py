@@ -431,13 +431,43 @@ class TestEvidence:
 
         for at in (100.0, 110.0, 120.0):
             said(jobs[0], at, 50.0)
-        assert said(jobs[1], 120.0, 5.0) == {(1, 1): 50.0}
+        assert said(jobs[1], 120.0, 30.0) == {(1, 1): 50.0}
         assert said(jobs[1], 130.0, 7.0, workers=2) == {(1, 1): 50.0}
         # Others count there, and so does this one again after another has said the same as it.
         assert said(jobs[0], 140.0, 90.0, workers=2) == {(1, 1): 50.0, (2, 1): 90.0}
-        assert said(jobs[2], 140.0, 5.0) == {(1, 1): 5.0, (2, 1): 90.0}
-        assert said(jobs[1], 150.0, 5.0)[1, 1] == 5.0
+        assert said(jobs[2], 140.0, 30.0) == {(1, 1): 30.0, (2, 1): 90.0}
+        assert said(jobs[1], 150.0, 30.0)[1, 1] == 30.0
         assert said(jobs[1], 160.0, 8.0, workers=3)[3, 1] == 8.0
+
+    def test_what_a_job_alone_showed_is_forgotten_when_two_others_know_better_of_it(self, store):
+        jobs = [a_job(number=number) for number in (1, 2, 3)]
+        other = replace(a_job(number=4), request=replace(a_job(number=4).request, model="other"))
+        for job in (*jobs, other):
+            store.add_job(job)
+        kind = TrainingKind.of(jobs[0].request)
+
+        def said(job, at, speed, workers):
+            store.report_progress(job.key, Progress(at=at, samples_per_second=speed, workers=workers, ps=1))
+            return {tuple(point.allocation): point.samples_per_second for point in store.speeds([kind])[0].points}
+
+        said(jobs[0], 100.0, 50.0, 1)
+        said(jobs[1], 110.0, 50.0, 1)
+        said(other, 110.0, 3.0, 2)
+        said(jobs[2], 120.0, 7.0, 2)
+        said(jobs[2], 130.0, 70.0, 3)
+        said(jobs[0], 140.0, 70.0, 3)
+        said(jobs[2], 150.0, 9.0, 4)
+        assert said(jobs[1], 160.0, 90.0, 4) == {(1, 1): 50.0, (2, 1): 7.0, (3, 1): 70.0, (4, 1): 9.0}
+        # The second size nobody else was at, the fourth another said otherwise of, and did not count for it elsewhere.
+        assert said(jobs[2], 170.0, 5.0, 1) == {(1, 1): 50.0, (3, 1): 70.0, (4, 1): 90.0}
+        # Who was the first somewhere, and is outvoted there, is forgotten alike.
+        said(jobs[0], 200.0, 99.0, 5)
+        said(jobs[0], 210.0, 88.0, 6)
+        said(jobs[1], 220.0, 90.0, 4)
+        said(jobs[1], 230.0, 9.0, 5)
+        assert said(jobs[1], 240.0, 9.0, 5) == {(1, 1): 50.0, (3, 1): 70.0, (4, 1): 90.0, (5, 1): 9.0}
+        [apart] = store.speeds([TrainingKind.of(other.request)])
+        assert [point.samples_per_second for point in apart.points] == [3.0]
 
     def test_speeds_of_other_kinds_come_by_when_they_were_measured_last(self, store):
         kinds = []
