@@ -50,6 +50,7 @@ from dl2d.policies.jumps import (
 )
 from dl2d.policies.labels import Labels, Shown
 from dl2d.policies.layout import Layouts, largest, least_seconds
+from dl2d.policies.level import at_level, levels
 from dl2d.policies.remaining import samples_left
 from dl2d.policies.resizing import in_next_slot, stays
 
@@ -70,7 +71,8 @@ class Dl2:
     """Sizes jobs by jumps, scored by learned weights.
 
     Speeds are believed from what was measured: when the checkpoint was trained, and on this cluster, which counts where
-    both measured one size. All sizes are chosen in the totals of the cluster; then the tasks are packed, in an order
+    both measured one size; a kind that is faster or slower here altogether has all its speeds from there put right
+    (``dl2d.policies.level``). All sizes are chosen in the totals of the cluster; then the tasks are packed, in an order
     that leaves little unused, and what has no room is left off and what is free given to others. Where the placement
     lays a job on as few nodes as hold it, its speeds are those there (``dl2d.policies.layout``).
 
@@ -133,7 +135,9 @@ class Dl2:
         self._version = version_of(checkpoint, own)
         self._least_seconds = {speeds.kind: least_seconds(speeds.points) for speeds in self._known}
         self._known_kinds = frozenset(speeds.kind for speeds in self._known)
-        #: Kept for speed alone: what was measured last, what that comes to, the belief, and surfaces that follow.
+        #: Kept for speed alone: by how much kinds are faster here, and speeds at that level; what was measured last,
+        #: what that comes to, the belief, and surfaces that follow.
+        self._levelled: tuple[dict[TrainingKind, float], tuple[MeasuredSpeeds, ...]] = {}, self._known
         self._belief: tuple[tuple[MeasuredSpeeds, ...], tuple[MeasuredSpeeds, ...], Belief] | None = None
         self._surfaces: dict[tuple[object, ...], Surface | None] = {}
 
@@ -291,7 +295,7 @@ class Dl2:
     def _believe(self, snapshot: Snapshot) -> Belief:
         measured = snapshot.speeds
         if self._belief is None or self._belief[0] != measured:
-            points = merged(self._known, self._news(snapshot))
+            points = self._points(snapshot)
             # Most of what comes in says what is known already: then neither belief nor surfaces change.
             if self._belief is None or self._belief[1] != points:
                 last = self._before if self._belief is None else self._belief[2]
@@ -311,16 +315,28 @@ class Dl2:
         """What is believed before anything is measured here; worked out when the first decision asks."""
         return Belief(self._known)
 
-    def _news(self, snapshot: Snapshot) -> tuple[MeasuredSpeeds, ...]:
-        """What was measured that the checkpoint does not lead to expect."""
-        requests = largest(snapshot)
+    def _points(self, snapshot: Snapshot) -> tuple[MeasuredSpeeds, ...]:
+        """What the checkpoint knows, at the level of this cluster, and what was measured that is news to it."""
+        requests, measured = largest(snapshot), up_to_date(snapshot.speeds)
         expected = {kind: self._expected(request) for kind, request in requests.items() if kind in self._known_kinds}
-        return tuple(
+        # A kind that has no job now has its say in what all share.
+        alike = {kind[1:]: request for kind, request in requests.items()}
+        absent = {
+            speeds.kind: self._expected(replace(alike[speeds.kind[1:]], model=speeds.kind.model))
+            for speeds in measured
+            if speeds.kind in self._known_kinds and speeds.kind not in expected and speeds.kind[1:] in alike
+        }
+        faster = levels(measured, self._known, expected | absent)
+        if self._levelled[0] != faster:
+            self._levelled = faster, at_level(self._known, faster)
+        expected |= {kind: (expected | absent)[kind] * math.exp(level) for kind, level in faster.items()}
+        news = (
             MeasuredSpeeds(
                 speeds.kind, tuple(point for point in speeds.points if _surprises(point, expected.get(speeds.kind)))
             )
-            for speeds in up_to_date(snapshot.speeds)
+            for speeds in measured
         )
+        return merged(self._levelled[1], tuple(news))
 
 
 def _surprises(point: SpeedPoint, expected: Floats | None) -> bool:

@@ -19,6 +19,7 @@ from dl2d.daemon.guard import check
 from dl2d.policies.checkpoint import Checkpoint
 from dl2d.policies.dl2 import Dl2, as_arrays, from_arrays, merged, shipped
 from dl2d.policies.jumps import FEATURES, Crowd, Surfaces, initial_weights, look, score, surface, weight_count
+from dl2d.policies.level import levels
 
 KIND = TrainingKind("m", Architecture.PS, Consistency.SYNC)
 CPU = {"model": "m", "worker": Resources.of(cpu=2), "ps": Resources.of(cpu=1), "max_workers": 3, "max_ps": 3}
@@ -107,6 +108,31 @@ def test_live_speeds_count_before_those_of_the_checkpoint() -> None:
     live = measured({(3, 2): 0.1, (2, 1): 50.0})
     assert given(KNOWING, replace(snapshot, speeds=(live,))) == [(2, 1)]
     assert given(KNOWING, snapshot) == [(3, 2)], "nothing is remembered"
+
+
+@pytest.mark.parametrize("factor", [0.2, 5.0])
+def test_where_a_kind_is_slower_or_faster_altogether_what_the_checkpoint_knows_is_put_right(factor: float) -> None:
+    snapshot = a_snapshot([a_job(1, **CPU)], cluster(1, cpu=20))
+    [best] = given(KNOWING, snapshot)
+    others = {size: factor * SPEEDS[size] for size in [(1, 1), (1, 2), (2, 1), (2, 2)]}
+    assert given(KNOWING, replace(snapshot, speeds=(measured(others),))) == [best]
+    # Once that was measured here too, it says what it says.
+    seen = others | {tuple(best): 0.5 * factor * SPEEDS[best], (3, 3): factor * 0.9 * SPEEDS[best]}
+    assert given(KNOWING, replace(snapshot, speeds=(measured(seen),))) == [(3, 3)]
+
+
+def test_some_sizes_that_are_slower_or_faster_say_nothing_of_the_others() -> None:
+    grid = np.zeros((4, 4))
+    grid[1:, 1:] = 10.0
+    all_faster = measured(dict.fromkeys([(1, 1), (2, 2), (3, 1)], 20.0))
+    assert levels([all_faster], [], {KIND: grid}) == {KIND: pytest.approx(np.log(2), abs=0.02)}
+    assert levels([measured(dict.fromkeys([(1, 1), (2, 2)], 20.0))], [], {KIND: grid}) == {}, "too few"
+    assert levels([measured({(1, 1): 20.0, (2, 2): 20.0, (3, 1): 10.0, (1, 3): 10.0})], [], {KIND: grid}) == {}
+    assert levels([measured(dict.fromkeys([(1, 1), (2, 2), (3, 1)], 12.0))], [], {KIND: grid}) == {}, "not by much"
+    assert levels([all_faster], [], {}) == {}
+    sizes = {(1, 1): 5.0, (2, 2): 5.0, (3, 1): 5.0, (1, 3): 20.0, (2, 1): 20.0, (3, 3): 20.0}
+    both = measured({size: 10.0 for size, speed in sizes.items() if speed > 10.0})
+    assert levels([measured(sizes)], [both], {KIND: grid}) == {KIND: pytest.approx(np.log(2), abs=0.02)}
 
 
 def test_what_is_measured_again_much_the_same_changes_nothing() -> None:

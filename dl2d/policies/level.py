@@ -1,0 +1,77 @@
+"""Speeds that were measured elsewhere, put to the level that they have on this cluster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dl2d.core.measured import FAR, MeasuredSpeeds, TrainingKind
+
+#: Sizes that have to tell.
+_LEAST: Final = 3
+#: Part of the sizes that may tell otherwise.
+_OTHERWISE: Final = 0.25
+#: Levels are rounded to this, so that what follows from them need not be worked out anew for nothing.
+_STEP: Final = 0.02
+
+
+def levels(
+    measured: Iterable[MeasuredSpeeds],
+    known: Iterable[MeasuredSpeeds],
+    expected: Mapping[TrainingKind, NDArray[np.float64]],
+) -> dict[TrainingKind, float]:
+    """Logarithms by which kinds are faster here than expected, of those that are by more than 28 %.
+
+    The median of the sizes that are known, or of all where those are too few, if three of four tell so. Other hardware,
+    or another unit, makes all sizes of a kind faster or slower alike. Without this, those that were measured here would
+    look better, or worse, than all others.
+
+    Parameters
+    ----------
+    expected
+        Samples per second, as ``KnownSpeeds.grid`` has them.
+    """
+    found = {}
+    sizes = {speeds.kind: {point.allocation for point in speeds.points} for speeds in known}
+    for speeds in measured:
+        grid = expected.get(speeds.kind)
+        if grid is None:
+            continue
+        apart = {
+            point.allocation: math.log(point.samples_per_second / there)
+            for point in speeds.points
+            if point.samples_per_second > 0 and (there := _there(grid, *point.allocation)) > 0
+        }
+        both = [far for size, far in apart.items() if size in sizes.get(speeds.kind, ())]
+        off = both if len(both) >= _LEAST else list(apart.values())
+        if len(off) < _LEAST:
+            continue
+        level = float(np.median(off))
+        if np.quantile(np.array(off) * np.sign(level), _OTHERWISE) > FAR:
+            found[speeds.kind] = round(level / _STEP) * _STEP
+    return found
+
+
+def at_level(known: Iterable[MeasuredSpeeds], faster: Mapping[TrainingKind, float]) -> tuple[MeasuredSpeeds, ...]:
+    """Speeds, those of some kinds as much faster as the logarithms say."""
+    return tuple(
+        MeasuredSpeeds(
+            speeds.kind,
+            tuple(
+                point._replace(samples_per_second=point.samples_per_second * math.exp(faster[speeds.kind]))
+                for point in speeds.points
+            ),
+        )
+        if speeds.kind in faster
+        else speeds
+        for speeds in known
+    )
+
+
+def _there(grid: NDArray[np.float64], workers: int, ps: int) -> float:
+    ps = ps if grid.shape[0] > 1 else 0
+    return float(grid[ps, workers]) if ps < grid.shape[0] and workers < grid.shape[1] else 0.0
