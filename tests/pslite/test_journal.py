@@ -24,6 +24,7 @@ FORGOTTEN = {
     "its own": {
         "job", "token", "director", "settings", "say", "encrypt", "address", "selector", "doorway", "journal", "term",
         "wake_out", "wake_in", "changed", "follows", "severed", "urgent",
+        "ticked", "lenient_until",
     },
     "connections": {"connections", "agents"},
     "made of others": {"blocks"},

@@ -292,6 +292,9 @@ class Coordinator:
         #: whether the job was begun by another coordinator
         self._follows = False
         self._severed = False
+        #: when we have looked last at what is due; until when members that are not connected may come back
+        self._ticked = time.monotonic()
+        self._lenient_until = 0.0
         if journal is not None and journal.state is not None:
             self._go_on(journal.state, journal.scales)
 
@@ -429,6 +432,10 @@ class Coordinator:
 
     def _tick(self) -> None:
         now = time.monotonic()
+        if now - self._ticked > self._settings.lease / 4:
+            # we were stopped, or starved: members have looked for another one, and come back now
+            self._lenient_until = now + self._settings.lease
+        self._ticked = now
         self._doorway.expire(now)
         if self._state in ("waiting", "running"):
             self._judge_losses(now)
@@ -838,15 +845,16 @@ class Coordinator:
             if not member.lost and now - member.heard > self._settings.lease:
                 member.lost = now - self._settings.verdict
                 member.lost_how = f"died or hangs: silent for {self._settings.lease:g} s"
-            if not member.lost:
-                continue
             told = self._exits.get(member.task)
+            if not member.lost and (told is None or member.channel.channel is not None):
+                continue
+            patience = self._settings.verdict * (1.0 if member.task in self._agents else 0.1)
             if told is not None:
                 if self._ended_well(member, told):
                     self._left(member)
                 else:
                     self._member_failed(member, _how(told), fatal=not told.signal)
-            elif now - member.lost >= self._settings.verdict * (1.0 if member.task in self._agents else 0.1):
+            elif now >= max(member.lost + patience, self._lenient_until):
                 self._member_failed(
                     member, member.lost_how or "died: its connection ended, and nobody reported how its process did"
                 )

@@ -2,7 +2,11 @@
 
 A folder with three files: `lock`, held by the one that speaks for the job; `log`, one line of JSON for each state that
 was written down, the last whole one of the highest term counts; `scales`, what servers were told last of the norm of a
-gradient, which changes with every step and is written over without waiting for the disk.
+gradient, which changes with every step and is written over.
+
+What is written outlives the process, not the machine: nothing waits for the disk.  Members look for a coordinator at
+one address and for the time of one lease, so that none that comes after a crash of its machine would find them; and a
+coordinator that waits for a busy disk is silent for seconds.
 
 Every opening is a new *term*.  A log in which somebody else has written since is closed for good: so a coordinator
 that was stopped for a while and follows another one in time says nothing more (the lock alone does not do on file
@@ -88,7 +92,7 @@ class Journal:
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
     def write(self, state: bytes) -> None:
-        """Append a state, in JSON without line breaks; returns when it is on disk.
+        """Append a state, in JSON without line breaks; from then on it outlives this process.
 
         Raises
         ------
@@ -120,7 +124,6 @@ class Journal:
             written = os.write(self._file, line[done:])
             done += written
             self._size += written
-        os.fdatasync(self._file)
 
     def _begin_anew(self, line: bytes) -> None:
         """Put a file that begins with `line` in the place of the one there."""
@@ -136,11 +139,6 @@ class Journal:
             raise
         beside.rename(self._path)
         os.close(old)
-        folder = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     @property
     def scales(self) -> bytes:
@@ -150,7 +148,7 @@ class Journal:
         return data[_LENGTH : _LENGTH + length]
 
     def note(self, scales: bytes) -> None:
-        """Write over what was noted before; it outlives this process, not the machine."""
+        """Write over what was noted before."""
         os.pwrite(self._scales, len(scales).to_bytes(_LENGTH, "little") + scales, 0)
 
     def close(self) -> None:
