@@ -23,13 +23,13 @@ from pslite.record import Record, Seated, decode, encode
 FORGOTTEN = {
     "its own": {
         "job", "token", "director", "settings", "say", "encrypt", "address", "selector", "doorway", "journal", "term",
-        "wake_out", "wake_in", "changed", "follows", "severed", "urgent",
+        "wake_out", "wake_in", "changed", "follows", "severed", "urgent", "cutting",
         "ticked", "lenient_until",
     },
     "connections": {"connections", "agents"},
     "made of others": {"blocks"},
     "said again": {"squares", "scales", "usage"},
-    "measured": {"loss", "speed", "said_epoch"},
+    "measured": {"loss", "speed", "said_epoch", "balance", "told_slow"},
 }  # fmt: skip
 
 

@@ -15,7 +15,6 @@ from pslite.errors import ConnectError, PeerLost, ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pslite.messages import Message
 
 _LENGTH = struct.Struct("<I")
 _CHUNK = 65536
@@ -23,7 +22,7 @@ _CHUNK = 65536
 T = TypeVar("T")
 
 
-def frame(message: Message) -> bytes:
+def frame(message: msgspec.Struct) -> bytes:
     """Return a message as bytes on the wire."""
     body = msgspec.msgpack.encode(message)
     return _LENGTH.pack(len(body)) + body
@@ -90,7 +89,7 @@ class Channel(Generic[T]):
         """Whether bytes wait to be sent."""
         return bool(self._out)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         """Queue a message and send what the socket takes now. A broken connection shows when it is read."""
         self._out += frame(message)
         self.flush()
@@ -119,6 +118,14 @@ class Channel(Generic[T]):
             if not data:
                 return found, False
             found += self._inbox.feed(data)
+
+    def wait(self) -> tuple[list[T], bool]:
+        """Wait until something arrives on a blocking socket; return as `receive` does."""
+        try:
+            data = self.sock.recv(_CHUNK)
+        except OSError:
+            return [], False
+        return self._inbox.feed(data), bool(data)
 
     def close(self) -> None:
         """Close the socket."""

@@ -10,6 +10,7 @@ import contextlib
 import selectors
 import socket
 import statistics
+import threading
 import time
 import uuid
 from collections import Counter
@@ -292,6 +293,7 @@ class Coordinator:
         #: whether the job was begun by another coordinator
         self._follows = False
         self._severed = False
+        self._cutting = threading.Lock()
         #: when we have looked last at what is due; until when members that are not connected may come back
         self._ticked = time.monotonic()
         self._lenient_until = 0.0
@@ -308,6 +310,10 @@ class Coordinator:
         with contextlib.suppress(msgspec.MsgspecError):
             self._scales = msgspec.msgpack.decode(scales, type=dict[str, Clip | Trust]) if scales else {}
         self._follows = self._urgent = True
+        now = time.monotonic()
+        self._lenient_until = now + self._settings.lease
+        if self._plan is not None:
+            self._balance.begin(now, self._plan)
         there = len(self._there())
         number = self._plan.number if self._plan is not None else 0
         self._say(f"coordinator of {self._job} goes on from its log: plan {number}, {there} members, term {self._term}")
@@ -332,8 +338,10 @@ class Coordinator:
 
     def sever(self) -> None:
         """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
-        self._severed = True
-        cut_off([connection.sock for connection in list(self._connections)])
+        with self._cutting:
+            if not self._severed:
+                self._severed = True
+                cut_off([connection.sock for connection in list(self._connections)])
         self._wake()
 
     @property
@@ -391,6 +399,8 @@ class Coordinator:
             self._journal.remove()
 
     def _close(self) -> None:
+        with self._cutting:
+            self._severed = True
         for connection in list(self._connections):
             self._drop(connection)
         self._doorway.close()
@@ -434,7 +444,9 @@ class Coordinator:
         now = time.monotonic()
         if now - self._ticked > self._settings.lease / 4:
             # we were stopped, or starved: members have looked for another one, and come back now
-            self._lenient_until = now + self._settings.lease
+            self._lenient_until = self._lenient_until if now < self._lenient_until else now + self._settings.lease
+            if self._journal is not None:
+                self._journal.check()
         self._ticked = now
         self._doorway.expire(now)
         if self._state in ("waiting", "running"):
@@ -842,7 +854,8 @@ class Coordinator:
         for member in list(self._members.values()):
             if member.state == "left":
                 continue
-            if not member.lost and now - member.heard > self._settings.lease:
+            silent = not member.lost and now - member.heard > self._settings.lease
+            if silent:
                 member.lost = now - self._settings.verdict
                 member.lost_how = f"died or hangs: silent for {self._settings.lease:g} s"
             told = self._exits.get(member.task)
@@ -854,7 +867,7 @@ class Coordinator:
                     self._left(member)
                 else:
                     self._member_failed(member, _how(told), fatal=not told.signal)
-            elif now >= max(member.lost + patience, self._lenient_until):
+            elif silent or now >= max(member.lost + patience, self._lenient_until):
                 self._member_failed(
                     member, member.lost_how or "died: its connection ended, and nobody reported how its process did"
                 )

@@ -6,6 +6,7 @@ environment of all of them beside it.
 
 from __future__ import annotations
 
+import socket
 import sys
 import uuid
 from collections.abc import Callable, Mapping
@@ -16,6 +17,8 @@ from pslite.coordinator import Coordinator, Settings
 from pslite.director import Reply, Status
 from pslite.environment import balance_of, encryption_of, need
 from pslite.errors import UsageError
+from pslite.journal import Journal
+from pslite.leash import Leash, Leashed
 
 _ROLES = {"scheduler": "coordinator", "server": "server", "worker": "worker"}
 
@@ -81,19 +84,30 @@ def task_variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def make_coordinator(environ: Mapping[str, str], say: Callable[[str], None]) -> Coordinator:
+def launched_listener(environ: Mapping[str, str]) -> socket.socket:
+    """Listen where the launcher's processes look for its scheduler."""
+    return listen(need(environ, "DMLC_PS_ROOT_URI"), _number(environ, "DMLC_PS_ROOT_PORT", 65535))
+
+
+def make_coordinator(
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+    leash: Leash,
+    listener: socket.socket,
+    journal: Journal | None,
+) -> Coordinator:
     """Return the coordinator that the launcher's scheduler is."""
-    host, port = need(environ, "DMLC_PS_ROOT_URI"), _number(environ, "DMLC_PS_ROOT_PORT", 65535)
     director = OpenDirector(_number(environ, "DMLC_NUM_WORKER", 4096), _number(environ, "DMLC_NUM_SERVER", 4096))
     return Coordinator(
         job="dmlc",
         token=parse_token(need(environ, "DL2_TOKEN")),
-        director=director,
+        director=Leashed(director, leash),
         say=say,
         settings=Settings(grace=60.0, balance=balance_of(environ)),
-        address_host=host,
-        listener=listen(host, port),
+        address_host=need(environ, "DMLC_PS_ROOT_URI"),
+        listener=listener,
         encrypt=encryption_of(environ) or "control",
+        journal=journal,
     )
 
 

@@ -103,13 +103,21 @@ class Journal:
 
         """
         line = msgspec.json.encode(_Line(self.term, msgspec.Raw(state))) + b"\n"
-        self._check()
+        self.check()
         if self._size + len(line) > max(_LEAST_BYTES, _LINES * len(line)):
             self._begin_anew(line)
         else:
             self._append(line)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """See whether the log is still ours alone.
+
+        Raises
+        ------
+        Fenced
+            somebody else has written since.
+
+        """
         try:
             there, ours = self._path.stat(), os.fstat(self._file)
             alone = (there.st_dev, there.st_ino, there.st_size) == (ours.st_dev, ours.st_ino, self._size)

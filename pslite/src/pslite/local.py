@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,6 +54,9 @@ class LocalDirector:
     options
         of dl2-run in each task.
 
+    present
+        tasks that another one has started before.
+
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class LocalDirector:
         on_status: Callable[[Status], None] = lambda _: None,
         on_schedule_done: Callable[[], None] = lambda: None,
         options: Sequence[str] = (),
+        present: Collection[str] = (),
     ) -> None:
         self._command = [*options, "--", *command]
         self._schedule = list(schedule)
@@ -77,6 +81,10 @@ class LocalDirector:
         self._counts = {"worker": workers, "ps": servers}
         self._targets: dict[str, list[str]] = {"worker": [], "ps": []}
         self._next = {"worker": 0, "ps": 0}
+        for task in sorted(present):
+            role, _, number = task.rpartition("-")
+            self._targets[role].append(task)
+            self._next[role] = max(self._next[role], int(number) + 1)
         self._address = ""
         self._token = b""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}

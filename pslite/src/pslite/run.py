@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -25,12 +25,14 @@ from pslite.auth import TOKEN_BYTES, parse_token
 from pslite.channel import listen
 from pslite.coordinator import Coordinator, Settings
 from pslite.director import HttpDirector, Watched
-from pslite.dmlc import is_launched, make_coordinator, task_variables
+from pslite.dmlc import is_launched, launched_listener, make_coordinator, task_variables
 from pslite.environment import balance_of, encryption_of, need, role_of, task_environment, watch_seconds
-from pslite.errors import Cancelled, PsliteError, UsageError
+from pslite.errors import PsliteError, UsageError
+from pslite.journal import Journal
+from pslite.leash import Leash, Leashed
 from pslite.local import LocalDirector
 from pslite.prefetch import DEFAULT_SECONDS, Prefetch, command_of
-from pslite.signals import OWN, handled
+from pslite.supervisor import Place, Supervisor, find_place
 from pslite.tls import VARIABLE, Encryption
 
 _REGISTER_SECONDS = 300.0
@@ -48,6 +50,7 @@ environment (set by the scheduler; without it a whole job runs on this machine):
   DL2_BALANCE      speed or even, as --balance (coordinator)
   DL2_WATCH_SECONDS  between two looks at what a task uses (default 5; 0: none)
   DL2_ENCRYPT      what goes over TLS, the same for all: none, control (the default) or all
+  DL2_STATE        folder of the coordinator's log (default: a temporary one; none: no log)
   DL2_DAEMON, DL2_JOB, DL2_CREDENTIAL   the scheduler's job API (coordinator)
 
 exit status: 0 done or drained, 1 the job failed, 2 used wrongly or refused by the scheduler,
@@ -131,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         if is_launched(environ):
             if environ["DMLC_ROLE"] == "scheduler":
-                return _run_coordinator(make_coordinator(environ, say))
+                return _launched(environ, say)
             environ.update(task_variables(environ))
         role = role_of(environ)
         if role == "ps":
@@ -188,10 +191,12 @@ class _Tasks:
     #: what the user wants encrypted; "" for the default
     encrypt: str = ""
 
-    def here(self, environ: Mapping[str, str]) -> LocalDirector:
-        """Return what starts them on this machine."""
+    def here(self, environ: Mapping[str, str], present: Collection[str]) -> LocalDirector:
+        """Return what starts them on this machine; some may be `present`."""
         options = self.warm.options()
-        return LocalDirector(self.command, workers=self.workers, servers=self.servers, environ=environ, options=options)
+        return LocalDirector(
+            self.command, workers=self.workers, servers=self.servers, environ=environ, options=options, present=present
+        )
 
     def argv(self) -> list[str]:
         """Return the command as a scheduler has to start it; dl2-run need not be said where it is without options."""
@@ -200,46 +205,49 @@ class _Tasks:
         return ["dl2-run", *options, "--", *self.command] if options else list(self.command)
 
 
-def _run_coordinator(coordinator: Coordinator, own: LocalDirector | None = None) -> int:
-    """Run it; a signal that asks for an end ends the job, a second one at once."""
-    asked: list[int] = []
+def _launched(environ: Mapping[str, str], say: Callable[[str], None]) -> int:
+    """Be the coordinator that the scheduler of MXNet's launcher is."""
+    place = find_place(environ, say)
 
-    def handle(number: int) -> None:
-        if number in OWN:
-            if own is not None:
-                own.pass_on(number)
-            return
-        asked.append(number)
-        if len(asked) > 1 and own is not None:
-            own.stop(0.0)
-        raise Cancelled(signal.Signals(number).name)
+    def make(leash: Leash, listener: socket.socket, journal: Journal | None) -> Coordinator:
+        return make_coordinator(environ, say, leash, listener, journal)
 
-    try:
-        with handled(handle):
-            status = coordinator.run()
-    except Cancelled:
-        return 128 + asked[0]
-    if status.state != "finished":
-        sys.stderr.write(f"dl2-run: job {status.state}: {status.reason}\n")
-        return 1
-    return 0
+    return Supervisor(make, listener=launched_listener(environ), place=place, say=say).run()
 
 
 def _standalone(tasks: _Tasks, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
-    director = tasks.here(environ)
-    coordinator = Coordinator(
-        job="standalone",
-        token=secrets.token_bytes(TOKEN_BYTES),
-        director=director,
-        say=say,
-        settings=Settings(grace=_GRACE_SECONDS, start=_START_SECONDS, balance=balance_of(environ)),
-        host="127.0.0.1",
-        encrypt=encryption_of(environ) or "control",
-    )
+    place = find_place(environ, say)
+    token = environ.get("DL2_TOKEN", "")
+    if place.port and not token:
+        raise UsageError(f"{place.folder} is the log of a job whose DL2_TOKEN must be given to go on with it")
+    key = parse_token(token) if token else secrets.token_bytes(TOKEN_BYTES)
+
+    def make(leash: Leash, listener: socket.socket, journal: Journal | None) -> Coordinator:
+        return Coordinator(
+            job="standalone",
+            token=key,
+            director=leash,
+            say=say,
+            settings=Settings(grace=_GRACE_SECONDS, start=_START_SECONDS, balance=balance_of(environ)),
+            host="127.0.0.1",
+            listener=listener,
+            encrypt=encryption_of(environ) or "control",
+            journal=journal,
+        )
+
+    director = tasks.here(environ, place.wanted)
+    return Supervisor(make, listener=_listen(place, "127.0.0.1"), place=place, say=say, director=director).run()
+
+
+def _listen(place: Place, host: str = "") -> socket.socket:
+    """Listen where the members of a job that is gone on with look for their coordinator, otherwise anywhere."""
     try:
-        return _run_coordinator(coordinator, director)
-    finally:
-        director.stop(2.0)
+        return listen(host, place.port)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on port {place.port}, at which the members of the job in {place.folder} look for their "
+            f"coordinator: {error.strerror}"
+        ) from error
 
 
 # --- coordinator under the scheduler ------------------------------------------------------------------------------
@@ -257,7 +265,8 @@ class _Registration(msgspec.Struct):
 def _coordinate(tasks: _Tasks, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
     daemon = need(environ, "DL2_DAEMON")
     host = environ.get("DL2_HOST") or _own_name()
-    with listen() as listener:
+    place = find_place(environ, say)
+    with _listen(place) as listener:
         address = f"{host}:{listener.getsockname()[1]}"
         if environ.get("DL2_CREDENTIAL"):
             registration = _Registration(
@@ -267,7 +276,7 @@ def _coordinate(tasks: _Tasks, environ: Mapping[str, str], say: Callable[[str], 
             registration = _register(daemon, tasks.argv(), address, environ, say)
         if not _JOB.fullmatch(registration.job):
             raise UsageError(f"the job name {registration.job!r} is malformed")
-        heartbeats = HttpDirector(daemon, registration.job, registration.credential, say=say)
+        token = parse_token(registration.token)
         settings = Settings(heartbeat=registration.heartbeat_seconds, balance=balance_of(environ))
         own: LocalDirector | None = None
         if registration.static:
@@ -275,23 +284,24 @@ def _coordinate(tasks: _Tasks, environ: Mapping[str, str], say: Callable[[str], 
                 f"the scheduler only looks on: {tasks.workers} workers and {tasks.servers} servers on this node, "
                 "to the end"
             )
-            own = tasks.here(environ)
+            own = tasks.here(environ, place.wanted)
             settings = replace(settings, grace=_GRACE_SECONDS, start=_START_SECONDS)
-        coordinator = Coordinator(
-            job=registration.job,
-            token=parse_token(registration.token),
-            director=heartbeats if own is None else Watched(own, heartbeats),
-            say=say,
-            settings=settings,
-            address_host=host,
-            listener=listener,
-            encrypt=encryption_of(environ) or "control",
-        )
-        try:
-            return _run_coordinator(coordinator, own)
-        finally:
-            if own is not None:
-                own.stop(2.0)
+
+        def make(leash: Leash, listener: socket.socket, journal: Journal | None) -> Coordinator:
+            heartbeats = HttpDirector(daemon, registration.job, registration.credential, say=say)
+            return Coordinator(
+                job=registration.job,
+                token=token,
+                director=Watched(leash, heartbeats) if registration.static else Leashed(heartbeats, leash),
+                say=say,
+                settings=settings,
+                address_host=host,
+                listener=listener,
+                encrypt=encryption_of(environ) or "control",
+                journal=journal,
+            )
+
+        return Supervisor(make, listener=listener, place=place, say=say, director=own).run()
 
 
 def _own_name() -> str:
