@@ -23,7 +23,7 @@ SCHEDULES = int(os.environ.get("PSLITE_SCHEDULES", "12"))
 FIRST = int(os.environ.get("PSLITE_FIRST_SCHEDULE", "0"))
 
 #: a member that dies unseen while there is no coordinator is given up so many seconds later
-BRIEF = replace(QUICK, lease=3.0)
+BRIEF = replace(QUICK, lease=6.0)
 
 JOBS = {
     "plain": {},
