@@ -309,6 +309,35 @@ def rows():
     raises(UsageError, "set_optimizer must come first", kv.push, "t", touched)
 
 
+def words():
+    """ElasticJob pushes the rows of a table that a batch touches; for SGD that is what dense gradients give."""
+    rng = np.random.default_rng(0)
+    texts = list(zip(rng.integers(0, 50, (40, 2)).astype("float32"), rng.integers(0, 3, 40), strict=True))
+    trained = []
+    for sparse in (True, False):
+        mx.random.seed(3)
+        net = gluon.nn.Sequential(prefix="n_")
+        net.add(gluon.nn.Embedding(50, 4, sparse_grad=sparse), gluon.nn.Flatten(), gluon.nn.Dense(3, in_units=8))
+        net.initialize(mx.init.Normal(0.1))
+        job = ElasticJob(net, optimizer=SGD(lr=0.5), dataset=texts, batch_size=16, epochs=2, shards=4)
+        assert [segment.sparse for segment in job.spec.segments].count(True) == sparse
+        for batch, targets in job:
+            with autograd.record():
+                loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(batch), targets)
+            job.backward(loss)
+        trained.append([parameter.data().asnumpy() for parameter in net.collect_params().values()])
+    for mine, other in zip(*trained, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
+    raises(SpecError, "is sparse: its optimizer", ElasticJob, _sparse_net(), optimizer=SGD(lr=0.5, momentum=0.9),
+           dataset=texts, batch_size=16, epochs=2)  # fmt: skip
+
+
+def _sparse_net():
+    net = gluon.nn.Embedding(50, 4, sparse_grad=True)
+    net.initialize()
+    return net
+
+
 def usage():
     """ElasticJob says what is wrong."""
 

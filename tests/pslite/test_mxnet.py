@@ -79,6 +79,7 @@ def same(first, second):
         "trainer",
         "tables",
         "rows",
+        "words",
         "usage",
     ],
 )

@@ -17,6 +17,7 @@ from pslite.errors import SpecError, UsageError
 from pslite.gradients import Bundle
 from pslite.job import Indices, LoopJob
 from pslite.mxnet.arrays import reading, trainable, write
+from pslite.mxnet.sparse import STYPE, rows_of
 from pslite.spec import Descent, Mean, Part, Segment
 
 Array = NDArray[Any]
@@ -179,7 +180,7 @@ class _Layout:
 
     def __init__(self, net: Any, optimizer: Descent, optimizers: Mapping[str, Descent]) -> None:
         own = dict(optimizers)
-        kinds: dict[tuple[Literal["float32", "float64"], Descent], list[Any]] = {}
+        kinds: dict[tuple[Literal["float32", "float64"], Descent, str], list[Any]] = {}
         self._buffers: list[Any] = []
         frozen = hashlib.sha256()
         any_frozen = False
@@ -188,7 +189,8 @@ class _Layout:
             value = _value(name, parameter)
             kind = trainable(f"parameter {name}", value)
             if parameter.grad_req == "write":
-                kinds.setdefault((kind, rule), []).append(parameter)
+                alone = name if parameter.list_grad()[0].stype == STYPE else ""
+                kinds.setdefault((kind, rule, alone), []).append(parameter)
             elif parameter.grad_req != "null":
                 raise SpecError(f"parameter {name} has grad_req={parameter.grad_req!r}: it must be 'write' or 'null'")
             elif parameter._differentiable:  # noqa: SLF001  (nothing else tells a frozen weight from a running mean)
@@ -204,8 +206,10 @@ class _Layout:
         self.fixed = frozen.hexdigest() if any_frozen else ""
         self._parameters = list(kinds.values())
         segments = [
-            Segment(dtype=kind, optimizer=rule, parts=tuple(_part(parameter) for parameter in members))
-            for (kind, rule), members in kinds.items()
+            Segment(
+                dtype=kind, optimizer=rule, parts=tuple(_part(parameter) for parameter in members), sparse=bool(table)
+            )
+            for (kind, rule, table), members in kinds.items()
         ]
         if self._buffers:
             parts = tuple(_part(parameter) for parameter in self._buffers)
@@ -232,8 +236,12 @@ class _Layout:
 
     def collect_gradients(self, bundle: Bundle) -> None:
         """Copy the gradients to where they are sent from."""
-        for parameter, flat in self._trained(bundle):
-            np.copyto(flat, reading(parameter.list_grad()[0]))
+        for index, (parameters, array) in enumerate(zip(self._parameters, bundle.arrays, strict=False)):
+            if index in bundle.rows:
+                bundle.rows[index] = rows_of(parameters[0].list_grad())
+                continue
+            for parameter, flat in _pieces(parameters, array):
+                np.copyto(flat, reading(parameter.list_grad()[0]))
 
     def collect_buffers(self, weights: Bundle, bundle: Bundle, samples: int) -> None:
         """Put the change of the buffers, times the number of samples that made it, where the gradients go."""
