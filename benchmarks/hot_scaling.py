@@ -7,9 +7,13 @@
 load,
     push.  Without importing a framework, without a container, on one machine: as quick as a restart can be.
 
-The model has the sizes of ResNet-50's 161 tensors (102 MB), two workers, momentum SGD on the servers, servers 1 -> 2
--> 3. Forward and backward passes are a sleep (`--compute`), since what is measured is everything else; the gradient
-depends on the weights.  Suspension is the time between a worker being ready to push and being let to push.
+The model has the sizes of ResNet-50's 161 tensors (102 MB), two workers, momentum SGD on the servers; one server gets
+1, 2 or 4 more at once, and in (a) and (b) they leave again and others come, `--cycles` times in a job.  Forward and
+backward passes are a sleep (`--compute`), since what is measured is everything else; the gradient depends on the
+weights.  Suspension is the time between a worker being ready to push and being let to push.
+
+A second table has the steps of adding a server, by size of the model, as the paper's figure 12: start and registration
+of the new process, assignment of blocks, making ready (connections and memory), moving, and the workers' new plan.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -27,21 +32,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from resnet50 import resnet50_shapes
 
+from pslite.assignment import assign
+from pslite.blocks import cut
 from pslite.connect import session_for
 from pslite.coordinator import Settings
+from pslite.director import PlanReport
 from pslite.gradients import GradientSums
 from pslite.spec import SGD, JobSpec, Part, Segment, block_bytes_for
 from pslite.testing import LocalResult, Resize, pace, run_local
 
 WORKERS = 2
+TITLES = {
+    "tagged": "(a) version-tagged hand-off",
+    "stop": "(b) stop and notify",
+    "restart": "(c) checkpoint and restart",
+}
+#: versions between two changes of size
+PERIOD = 12
 
 
 def describe(scale: float, steps: int) -> JobSpec:
-    """Return the job; `scale` shrinks the model for a quick look."""
+    """Return the job; `scale` makes the model smaller or larger."""
     shapes = resnet50_shapes()
-    if scale < 1:
+    if scale != 1:
         shapes = [(max(1, int(np.prod(shape) * scale)),) for shape in shapes]
     parts = tuple(Part(f"t{i}", shape) for i, shape in enumerate(shapes))
     segments = (Segment(dtype="float32", optimizer=SGD(lr=0.01, momentum=0.9), parts=parts),)
@@ -90,47 +106,75 @@ def work(options: argparse.Namespace) -> None:
     session.finish()
 
 
-def command(options: argparse.Namespace, *more: str) -> list[str]:
+def command(options: argparse.Namespace, *more: str, scale: float = 0.0) -> list[str]:
     """Return the command of a worker."""
     return [
         sys.executable,
         __file__,
         "--role-worker",
-        f"--scale={options.scale}",
+        f"--scale={scale or options.scale}",
         f"--compute={options.compute}",
         f"--steps={options.steps}",
         *more,
     ]
 
 
-def hand_off(options: argparse.Namespace, way: str) -> LocalResult:
-    """Run a job that goes from one server to three."""
+class Registrations:
+    """How long new processes took from their start to their registration, in ms, as the coordinator tells of them."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+
+    def __call__(self, line: str) -> None:
+        """Take a line of the coordinator's."""
+        match = re.search(r"^ps-.*\(pid (\d+)\) has joined", line)
+        if match:
+            self.found.append((time.time() - psutil.Process(int(match[1])).create_time()) * 1e3)
+
+
+def hand_off(options: argparse.Namespace, way: str, added: int, scale: float) -> tuple[LocalResult, list[float]]:
+    """Run a job that gets so many servers, loses them, and again; return how registrations went too."""
     settings = Settings(
         grace=120.0, start=120.0, settle=120.0, lease=60.0, handoff="stop" if way == "stop" else "tagged"
     )
+    changes = [
+        Resize(PERIOD * number, WORKERS, 1 + added if number % 2 else 1) for number in range(1, 2 * options.cycles)
+    ]
+    registrations = Registrations()
     result = run_local(
-        command(options),
+        command(options, scale=scale),
         workers=WORKERS,
         servers=1,
-        schedule=[Resize(4, WORKERS, 2), Resize(9, WORKERS, 3)],
+        schedule=changes,
         settings=settings,
         timeout=600,
         environ={**os.environ, "DL2_QUIET": "1"},
+        say=registrations,
     )
     if result.state != "finished":
         raise SystemExit(f"{way}: {result.reason}")
-    return result
+    return result, registrations.found[1:]
 
 
-def restart(options: argparse.Namespace, servers: int) -> list[float]:
-    """Stop a job with so many servers, start it with one more; return each worker's stop-to-push time in ms."""
+def ups(result: LocalResult, added: int) -> list[tuple[PlanReport, list[float]]]:
+    """Return the plans that added servers, each with its workers' suspensions."""
+    waits = [result.suspensions_ms[WORKERS * i : WORKERS * (i + 1)] for i in range(len(result.plans) - 1)]
+    return [
+        (plan, list(found))
+        for plan, found in zip(result.plans[1:], waits, strict=True)
+        if plan.servers == 1 + added and len(plan.added) == added
+    ]
+
+
+def restart(options: argparse.Namespace, added: int) -> list[float]:
+    """Stop a job with one server, start it with so many more; return each worker's stop-to-push time in ms."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         quiet = {**os.environ, "DL2_QUIET": "1"}
         base = [f"--folder={name}"]
         run = [sys.executable, "-m", "pslite.run", f"--workers={WORKERS}"]
         first = subprocess.Popen(
-            [*run, f"--servers={servers}", *command(options, *base, "--stop-at=4")],
+            [*run, "--servers=1", *command(options, *base, "--stop-at=4")],
             env=quiet,
             stderr=subprocess.DEVNULL,
         )
@@ -143,7 +187,7 @@ def restart(options: argparse.Namespace, servers: int) -> list[float]:
         first.kill()
         first.wait()
         subprocess.run(
-            [*run, f"--servers={servers + 1}", *command(options, *base, "--load", "--steps=2")],
+            [*run, f"--servers={1 + added}", *command(options, *base, "--load", "--steps=2")],
             env=quiet,
             check=True,
             timeout=300,
@@ -164,67 +208,100 @@ def summary(waits: list[float]) -> dict[str, float]:
     }
 
 
+def steps(options: argparse.Namespace, scale: float) -> dict[str, float]:
+    """Return the medians of the steps of adding one server to a model of a size."""
+    result, registrations = hand_off(options, "tagged", 1, scale)
+    sizes = [block.nbytes for block in cut(describe(scale, options.steps))]
+    began = time.perf_counter()
+    assign(sizes, dict.fromkeys(range(len(sizes)), "ps-0"), ["ps-0", "ps-1"])
+    assigned = (time.perf_counter() - began) * 1e3
+    plans = ups(result, 1)
+    return {
+        "model_mb": sum(sizes) / 1e6,
+        "registration_ms": statistics.median(registrations),
+        "assignment_ms": assigned,
+        "prepare_ms": statistics.median(plan.prepare_ms for plan, _ in plans),
+        "move_ms": statistics.median(plan.move_ms for plan, _ in plans),
+        "moved_mb": statistics.median(plan.moved_bytes for plan, _ in plans) / 1e6,
+        "worker_ms": statistics.median(wait for _, found in plans for wait in found),
+    }
+
+
 def main() -> None:
-    """Run everything and print the table."""
+    """Run everything and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--cycles", type=int, default=2, help="how often servers come in a job")
     parser.add_argument("--compute", type=float, default=0.3, help="seconds of a forward and backward pass")
     parser.add_argument("--scale", type=float, default=1.0, help="size of the model, 1 = 102 MB")
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--adds", type=int, nargs="+", default=[1, 2, 4], help="servers that come at once")
+    parser.add_argument("--ways", nargs="+", default=list(TITLES), choices=list(TITLES))
+    parser.add_argument("--scales", type=float, nargs="*", default=[0.1, 0.5, 1.0, 2.0], help="of the second table")
+    parser.add_argument("--steps", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--role-worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--folder", default=".", help=argparse.SUPPRESS)
     parser.add_argument("--load", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--stop-at", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.steps = options.steps or PERIOD * (2 * options.cycles + 1)
     if options.role_worker:
         work(options)
         return
-    results: dict[str, Any] = {}
+    results: dict[str, Any] = {
+        "model_mb": describe(options.scale, options.steps).segments[0].nbytes / 1e6,
+        "compute_seconds": options.compute,
+        "machine": f"{os.cpu_count()} CPUs, {platform.machine()}, Python {platform.python_version()}",
+        "suspension": [],
+        "steps": [],
+    }
+    if not options.json:
+        print(f"{results['model_mb']:.0f} MB model, {WORKERS} workers; {results['machine']}\n")
+        print(
+            f"{'suspension of workers':30}{'servers':>9}{'p50 ms':>10}{'p99 ms':>10}{'max ms':>10}{'values':>8}  moved"
+        )
     digests = set()
-    waits: dict[str, list[float]] = {"tagged": [], "stop": [], "restart": []}
-    plans: dict[str, list[dict[str, float]]] = {"tagged": [], "stop": []}
-    for _ in range(options.repeats):
-        for way in ("tagged", "stop"):
-            result = hand_off(options, way)
-            waits[way] += result.suspensions_ms
-            digests.add(result.digest)
-            plans[way] += [
-                {
-                    "servers": p.servers,
-                    "moved_mb": p.moved_bytes / 1e6,
-                    "move_ms": p.move_ms,
-                    "prepare_ms": p.prepare_ms,
-                }
-                for p in result.plans[1:]
-            ]
-        for servers in (1, 2):
-            waits["restart"] += restart(options, servers)
-    results["suspension"] = {way: summary(values) for way, values in waits.items()}
-    results["plans"] = plans
+    for added in options.adds:
+        for way in options.ways:
+            waits: list[float] = []
+            plans: list[PlanReport] = []
+            for _ in range(options.repeats):
+                if way == "restart":
+                    waits += restart(options, added)
+                    continue
+                result, _ = hand_off(options, way, added, options.scale)
+                digests.add(result.digest)
+                for plan, found in ups(result, added):
+                    plans.append(plan)
+                    waits += found
+            row: dict[str, Any] = {"way": way, "servers": f"1 -> {1 + added}", **summary(waits)}
+            moved = ""
+            if plans:
+                row["moved_mb"] = round(statistics.median(plan.moved_bytes for plan in plans) / 1e6, 1)
+                row["move_ms"] = round(statistics.median(plan.move_ms for plan in plans), 1)
+                moved = f"{row['moved_mb']:.0f} MB in {row['move_ms']:.0f} ms"
+            results["suspension"].append(row)
+            if not options.json:
+                print(
+                    f"{TITLES[way]:30}{row['servers']:>9}{row['p50_ms']:10.3f}{row['p99_ms']:10.3f}{row['max_ms']:10.3f}"
+                    f"{row['values']:8d}  {moved}",
+                    flush=True,
+                )
     results["same_final_weights"] = len(digests) == 1
-    results["model_mb"] = describe(options.scale, options.steps).segments[0].nbytes / 1e6
-    results["compute_seconds"] = options.compute
-    results["machine"] = f"{os.cpu_count()} CPUs, {platform.machine()}, Python {platform.python_version()}"
+    if not options.json:
+        print(f"(a) and (b) end with the same weights: {'yes' if results['same_final_weights'] else 'NO'}\n")
+        print(f"{'model MB':>9}{'start':>9}{'assign':>9}{'prepare':>9}{'move':>9}{'workers':>9}  ms, 1 -> 2 servers")
+    for scale in options.scales:
+        found = steps(options, scale)
+        results["steps"].append(found)
+        if not options.json:
+            print(
+                f"{found['model_mb']:9.0f}{found['registration_ms']:9.0f}{found['assignment_ms']:9.2f}"
+                f"{found['prepare_ms']:9.0f}{found['move_ms']:9.0f}{found['worker_ms']:9.3f}",
+                flush=True,
+            )
     if options.json:
         print(json.dumps(results, indent=1))
-        return
-    print(f"{results['model_mb']:.0f} MB model, {WORKERS} workers, servers 1 -> 2 -> 3; {results['machine']}\n")
-    print(f"{'suspension of workers':34}{'p50 ms':>10}{'p99 ms':>10}{'max ms':>10}{'values':>8}")
-    titles = {
-        "tagged": "(a) version-tagged hand-off",
-        "stop": "(b) stop and notify",
-        "restart": "(c) checkpoint and restart",
-    }
-    for way, title in titles.items():
-        row = results["suspension"][way]
-        print(f"{title:34}{row['p50_ms']:10.3f}{row['p99_ms']:10.3f}{row['max_ms']:10.3f}{row['values']:8d}")
-    for way in ("tagged", "stop"):
-        for servers in (2, 3):
-            chosen = [p for p in plans[way] if p["servers"] == servers]
-            moved, took = (statistics.median(p[key] for p in chosen) for key in ("moved_mb", "move_ms"))
-            print(f"  {way}: to {servers} servers moved {moved:.0f} MB in {took:.0f} ms (median)")
-    print(f"(a) and (b) end with the same weights: {'yes' if results['same_final_weights'] else 'NO'}")
 
 
 if __name__ == "__main__":
