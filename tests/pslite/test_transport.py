@@ -20,7 +20,7 @@ from pslite.blocks import Block, cut
 from pslite.errors import AuthenticationError, ProtocolError, Unreachable
 from pslite.gradients import GradientSums
 from pslite.plan import Member
-from pslite.region import WEIGHTS, Mapped, Region
+from pslite.region import Arena, Mapped, Region
 from pslite.spec import SGD, JobSpec, Part, Segment
 from pslite.testing import Resize, run_local
 from pslite.transport import machine, open_listeners, reach
@@ -49,7 +49,7 @@ class Look:
 
 
 @pytest.mark.parametrize(
-    ("transport", "connections", "regions"), [("", 3, 9), ("unix", 3, 0), ("tcp", 0, 0)], ids=["shared", "unix", "tcp"]
+    ("transport", "connections", "regions"), [("", 3, 4), ("unix", 3, 0), ("tcp", 0, 0)], ids=["shared", "unix", "tcp"]
 )
 def test_processes_of_one_machine_share_memory_or_use_unix_sockets(transport, connections, regions):
     look = Look()
@@ -109,7 +109,7 @@ class Peer:
     def shared(self, link, header):
         self.seen.append(header)
         if header.kind == REGION:
-            link.regions[header.place] = Mapped(link.descriptor(), writable=header.place in WEIGHTS)
+            link.regions[header.place] = Mapped(link.descriptor())
 
 
 def test_a_block_is_seen_where_the_worker_has_it_and_cannot_be_written_to():
@@ -128,8 +128,8 @@ def test_a_block_is_seen_where_the_worker_has_it_and_cannot_be_written_to():
     seen = there.regions[3].array(block, 64)
     assert seen.tolist() == list(range(8))
     assert not seen.flags.writeable
-    there.regions[1].array(block, 64)[:] = 5.0
-    assert seen.tolist() == [5.0] * 8
+    np.frombuffer(region.memory, dtype="float32")[16:24] = 5.0
+    assert there.regions[1].array(block, 64).tolist() == seen.tolist() == [5.0] * 8
     with pytest.raises(ProtocolError, match="has no block 0"):
         there.regions[3].array(block, 4096 - 28)
     with pytest.raises(ProtocolError, match="announced shared memory and sent none"):
@@ -144,6 +144,24 @@ def test_a_block_is_seen_where_the_worker_has_it_and_cannot_be_written_to():
     del region
     assert seen.tolist() == [5.0] * 8
     there.close()
+
+
+def test_the_state_of_a_block_goes_back_to_the_system_with_its_last_array():
+    blocks = [Block(number, 0, 0, size, "float32", SGD(lr=0.1, momentum=0.9)) for number, size in ((4, 3000), (7, 500))]
+    arena = Arena(3, {block.number: 2 * block.nbytes for block in blocks})
+    first, second = (arena.state(block) for block in blocks)
+    assert [first.shape, second.shape] == [(2, 3000), (2, 500)]
+    assert arena.places == {4: 0, 7: 6}
+    first[:], second[:] = 1.0, 2.0
+    weights = first[0]
+    there = Mapped(os.dup(arena.region.fd))
+    seen = [there.array(block, 4096 * arena.places[block.number]) for block in blocks]
+    del first
+    assert seen[0].tolist() == [1.0] * 3000
+    del weights
+    assert not seen[0].any()
+    assert seen[1].tolist() == [2.0] * 500
+    arena.region.close()
 
 
 @pytest.mark.parametrize("transport", ["tcp", "unix"])

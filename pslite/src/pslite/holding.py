@@ -15,6 +15,7 @@ from pslite.tree import ROOT, TreeSum
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from pslite.region import Arena
     from pslite.wire import Link
 
 Array = NDArray[Any]
@@ -86,12 +87,14 @@ class Holding:
     """
 
     __slots__ = (
-        "arrivals", "block", "coming", "first", "guard", "here", "plan", "received", "rows", "since", "stamp", "state",
-        "sums", "total", "version", "waits",
+        "arena", "arrivals", "block", "coming", "first", "guard", "here", "plan", "received", "rows", "since", "stamp",
+        "state", "sums", "total", "version", "waits",
     )  # fmt: skip
 
-    def __init__(self, block: Block, plan: int, leaves: int) -> None:
+    def __init__(self, block: Block, plan: int, leaves: int, arena: Arena | None = None) -> None:
         self.block = block
+        #: where its state lies, if workers of this machine may look there
+        self.arena = arena
         #: the plan in force at `version`
         self.plan = plan
         #: completed updates; -1 until it is known
@@ -100,7 +103,8 @@ class Holding:
         self.first = 0
         self.here = False
         #: row 0 the weights, then the optimizer's slots
-        self.state: Array = np.empty((1 + slots(block.optimizer), block.size), dtype=block.dtype)
+        shape = 1 + slots(block.optimizer), block.size
+        self.state: Array = np.empty(shape, dtype=block.dtype) if arena is None else arena.state(block)
         self.state.fill(0)
         self.received: set[int] = set()
         self.sums: TreeSum[Array | Rows] = TreeSum(leaves, frozenset((ROOT,)))

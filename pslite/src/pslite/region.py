@@ -1,15 +1,17 @@
-"""Memory that processes of one machine share: one anonymous file of a fixed size for each bundle of a worker.
+"""Memory that processes of one machine share: anonymous files of a fixed size, which only their makers write to.
 
-Nobody finds it by a name: who has authenticated itself over a Unix socket is given its descriptor over the same
-(SCM_RIGHTS, unix(7)).  It is sealed (memfd_create(2)), so that its size cannot change under a reader, which would end
-it by SIGBUS.
+A worker has one for each bundle of gradients, a server one for the state of the blocks that a plan gives it.  Nobody
+finds it by a name: who has authenticated itself over a Unix socket is given its descriptor over the same (SCM_RIGHTS,
+unix(7)).  It is sealed (memfd_create(2)), so that its size cannot change under a reader, which would end it by SIGBUS.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
+import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -28,8 +30,6 @@ Array = NDArray[Any]
 
 #: set to "tcp" or "unix" to share no memory
 VARIABLE: Final = "DL2_TRANSPORT"
-#: numbers of the regions that take weights of even and of odd versions; gradients lie in those of higher numbers
-WEIGHTS: Final = (1, 2)
 #: arrays begin at multiples of a cache line
 _ALIGN: Final = 64
 
@@ -94,15 +94,55 @@ def _sealed(nbytes: int) -> int:
     return fd
 
 
+class Arena:
+    """The memory of a server for the state of some blocks, whose weights workers of the machine may look at.
+
+    Parameters
+    ----------
+    number
+        by which workers know it.
+    sizes
+        bytes of the state of each block, by its number.
+
+    """
+
+    def __init__(self, number: int, sizes: Mapping[int, int]) -> None:
+        self.number = number
+        #: in pages, by block
+        self.places: dict[int, int] = {}
+        end = 0
+        for block, nbytes in sizes.items():
+            self.places[block] = end
+            end += -(-nbytes // mmap.PAGESIZE)
+        self.region = Region(end * mmap.PAGESIZE)
+        self._sizes = sizes
+
+    def state(self, block: Block) -> Array:
+        """Return the memory for a block, all zero, shape (1 + slots, size); once.
+
+        It goes back to the system with the last array that lies in it.
+        """
+        begin = self.places[block.number] * mmap.PAGESIZE
+        piece = memoryview(self.region.memory)[begin : begin + self._sizes[block.number]]
+        memory = self.region.memory
+        if isinstance(memory, mmap.mmap):
+            weakref.finalize(piece, _give_back, memory, begin, piece.nbytes).atexit = False
+        found: Array = np.frombuffer(piece, dtype=block.dtype).reshape(-1, block.size)
+        return found
+
+
+def _give_back(memory: mmap.mmap, begin: int, nbytes: int) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        memory.madvise(mmap.MADV_REMOVE, begin, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+
+
 class Mapped:
-    """A peer's region, seen from here.
+    """A peer's region, seen from here; it cannot be written to.
 
     Parameters
     ----------
     fd
         its descriptor; ours from now on, and closed here.
-    writable
-        whether we write there.
 
     Raises
     ------
@@ -111,22 +151,21 @@ class Mapped:
 
     """
 
-    def __init__(self, fd: int, *, writable: bool) -> None:
+    def __init__(self, fd: int) -> None:
         try:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             # Pages of a huge size may not be there when they are touched, which ends a process.
             if not seals & fcntl.F_SEAL_SHRINK or os.fstatvfs(fd).f_bsize != mmap.PAGESIZE:
                 raise ProtocolError("shared memory of the wrong kind: it may change its size")
             self.nbytes = os.fstat(fd).st_size
-            access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-            self._memory = mmap.mmap(fd, self.nbytes, prot=access)
+            self._memory = mmap.mmap(fd, self.nbytes, prot=mmap.PROT_READ)
         except (OSError, ValueError, OverflowError) as error:
             raise ProtocolError(f"not shared memory: {error}") from error
         finally:
             os.close(fd)
 
     def array(self, block: Block, offset: int) -> Array:
-        """Return the memory of a block as an array; one that cannot be written to, unless the region is `writable`.
+        """Return the memory of a block as an array, whose bytes begin at an offset.
 
         Raises
         ------

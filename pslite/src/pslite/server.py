@@ -72,7 +72,7 @@ from pslite.optimizers import Updater, slots, square_norm
 from pslite.pace import PaceMeter
 from pslite.plan import Plan, Reduction, holders_of, reduction
 from pslite.rebuilding import Rebuilding, Slots, reads_checkpoint
-from pslite.region import WEIGHTS, Layout, Mapped
+from pslite.region import Arena, Layout, Mapped
 from pslite.replicas import LAG, Guards, Replicas, Step
 from pslite.rows import Rows, checked_length, parse
 from pslite.spec import LAMB, JobSpec, Sum
@@ -98,6 +98,7 @@ from pslite.wire import (
     WRONG_OWNER,
     Header,
     Link,
+    region_header,
 )  # fmt: skip
 
 #: seconds after which a broken data connection to a member fails the job, if the coordinator has not spoken before
@@ -106,6 +107,8 @@ _BROKEN_SECONDS = 3.0
 _LOOK_SECONDS = 0.2
 #: frames of state queued at a time: moving gives way to answering workers
 _STATE_WINDOW = 2
+#: highest number of shared memory
+_MOST_PLACE = (1 << 16) - 1
 
 
 #: what gradients are multiplied by, and for LAMB how many elements' updates by what
@@ -213,6 +216,8 @@ class Server:
         self._pool = BufferPool()
         self._scratch = bytearray()
         self._incoming: dict[Link, Array] = {}
+        #: by worker, numbers of our memory that it knows
+        self._shown: dict[Link, set[int]] = {}
         #: workers that want whole blocks
         self._asked: list[tuple[Link, Header]] = []
         #: connections that we opened to other servers
@@ -262,7 +267,7 @@ class Server:
         try:
             # until the coordinator, or the one that takes its place, knows all that we have said
             while self._status is None or not self._control.settled:
-                busy = self._may_plant() or (bool(self._outgoing) and self._may_move())
+                busy = self._may_plant() or self._can_move()
                 self._meter.end()
                 ready = self._selector.select(0 if busy else min(0.2, self._control.heartbeat))
                 self._meter.begin()
@@ -353,6 +358,7 @@ class Server:
             self._writing.discard(link)
             self._selector.unregister(link.sock)
             link.close()
+            self._shown.pop(link, None)
             buffer = self._incoming.pop(link, None)
             if buffer is not None:
                 self._pool.give(buffer)
@@ -529,10 +535,10 @@ class Server:
         if header.kind == REGION:
             if link.role != "worker" or header.place in link.regions or len(link.regions) >= MOST_REGIONS:
                 raise ProtocolError(f"{link.task} may not hand over shared memory number {header.place}")
-            link.regions[header.place] = Mapped(link.descriptor(), writable=header.place in WEIGHTS)
+            link.regions[header.place] = Mapped(link.descriptor())
             return
         region = link.regions.get(header.place)
-        if header.kind != PUSH or region is None or header.place in WEIGHTS or header.block >= len(self._blocks):
+        if header.kind != PUSH or region is None or header.block >= len(self._blocks):
             raise ProtocolError(f"{link.task} sent a frame that does not belong here")
         block = self._blocks[header.block]
         if header.length != block.nbytes or block.row or region.nbytes != self._layout.nbytes:
@@ -873,26 +879,27 @@ class Server:
             self._send_weights(link, header, holding, rows)
 
     def _send_weights(self, link: Link, header: Header, holding: Holding, rows: Rows | None) -> None:
-        """Send all weights of a block, or some rows: into the memory that the worker shares, or as a payload."""
-        block = holding.block
-        place = WEIGHTS[header.version % 2]
-        region = link.regions.get(place)
-        if region is None or region.nbytes != self._layout.nbytes:
-            # Ours do not change before all workers have pushed again; what another has from now on is freed.
-            if rows is None and not self._async and holding.block.number in self._holdings:
-                link.lend(header, holding.weights)
-            elif rows is None:
-                link.send(header, holding.weights)
-            else:
-                link.send(replace(header, kind=PARAM_ROWS, length=rows.nbytes), *rows.views())
-            return
-        # Nobody reads there: the worker has the version before, or it would not have pushed.
-        there = region.array(block, self._layout.blocks[block.number])
-        if rows is None:
-            np.copyto(there, holding.state[0])
+        """Send all weights of a block, or some rows: as a payload, or by saying where they lie in our memory."""
+        # Ours do not change before all workers have pushed again; what another server has from now on is freed.
+        stays = holding.block.number in self._holdings
+        if rows is not None:
+            link.send(replace(header, kind=PARAM_ROWS, length=rows.nbytes), *rows.views())
+        elif stays and holding.arena is not None and self._show(link, holding.arena):
+            link.send(replace(header, place=holding.arena.number, node=holding.arena.places[holding.block.number]))
+        elif stays and not self._async:
+            link.lend(header, holding.weights)
         else:
-            there.reshape(-1, block.row)[rows.numbers] = rows.values
-        link.send(replace(header, place=place))
+            link.send(header, holding.weights)
+
+    def _show(self, link: Link, arena: Arena) -> bool:
+        """Have a worker know the memory that weights lie in; returns whether it can."""
+        shown = self._shown.setdefault(link, set())
+        if not link.local or (arena.number not in shown and len(shown) >= MOST_REGIONS):
+            return False
+        if arena.number not in shown:
+            shown.add(arena.number)
+            link.hand(region_header(arena.number), arena.region.fd)
+        return True
 
     def _answer_fetches(self) -> None:
         """Send whole blocks to workers that asked for them; a block that is on its way to us is awaited."""
@@ -983,6 +990,16 @@ class Server:
         if stage is None or any(h.plan != stage.plan.number for h in self._holdings.values()):
             return False
         return not any(link.unsent for link in self._links.values())
+
+    def _can_move(self) -> bool:
+        """Whether the next block can leave at once: if its way is full, the selector tells when it is not."""
+        if not self._outgoing or not self._may_move():
+            return False
+        assert self._stamp is not None
+        holding = self._outgoing[0]
+        link = self._peers.get(self._stages[self._stamp[0]].plan.owner(holding.block.number).task)
+        waits = holding.waits or self._guards.owes(holding)
+        return not waits and link is not None and link.open and not link.unsent
 
     def _may_plant(self) -> bool:
         return self._guards.may_plant and not any(link.unsent for link in self._links.values())
@@ -1143,6 +1160,14 @@ class Server:
         block = self._blocks[number]
         return replace(block, optimizer=Sum()) if self._sums_only else block
 
+    def _arena(self, plan: Plan, numbers: list[int]) -> Arena | None:
+        """Make the memory for blocks that a plan gives us, if workers may look at it."""
+        if not numbers or plan.number > _MOST_PLACE:
+            return None
+        blocks = [self._kept(number) for number in numbers]
+        arena = Arena(plan.number, {b.number: (1 + slots(b.optimizer)) * b.nbytes for b in blocks})
+        return arena if arena.region.fd >= 0 else None
+
     def _make_ready(self, message: Prepare, held: set[int], kept: set[int]) -> None:
         """Second thread: allocate and touch what comes, connect to where the rest goes."""
         plan, spec = message.plan, message.spec
@@ -1152,7 +1177,8 @@ class Server:
             how = reduction(spec, len(plan.workers), plan.shares)
             expected = {node: plan.workers[i].task for i, nodes in enumerate(how.nodes) for node in nodes}
             mine = set(plan.blocks_of(self._identity.task))
-            gained = {b: Holding(self._kept(b), plan.number, how.leaves) for b in sorted(mine - held)}
+            arena = self._arena(plan, sorted(mine - held))
+            gained = {b: Holding(self._kept(b), plan.number, how.leaves, arena) for b in sorted(mine - held)}
             if self._sums_only:
                 for holding in gained.values():
                     holding.here = True

@@ -35,7 +35,7 @@ INIT = 5
 WRONG_OWNER = 6
 #: chief -> server: weights and optimizer slots of one block, from a checkpoint of `version`
 RESTORE = 7
-#: worker -> server: its shared memory number `place`, whose descriptor comes with the header
+#: worker -> server, server -> worker: its shared memory number `place`, whose descriptor comes with the header
 REGION = 8
 #: server -> worker: the rows of a sparse block that have changed since the version before the last, at `version`
 PARAM_ROWS = 9
@@ -75,8 +75,8 @@ _FILE = struct.Struct("i")
 _ANCILLARY = socket.CMSG_LEN(_FILE.size)
 #: bytes from which on memory is sent by reference, if it may be: below, to copy it costs less
 _REFERRED = 1 << 16
-#: bytes received from one peer before the others get their turn
-_BUDGET = 8 << 20
+#: bytes received from one peer, or looked at in its memory, before others get their turn and answers are sent
+_BUDGET = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,8 @@ class Header:
     """What a frame is. `plan` took effect at version `first`; `next_*` is the stamp of the coming plan, or 0. With a
     whole state `next_first` is the version from which on the optimizer's part counts.
 
-    With a `place` the payload does not follow: it lies in the worker's shared memory of that number.
+    With a `place` the payload does not follow: it lies in the sender's shared memory of that number; for PARAM, `node`
+    pages from its beginning.
     """
 
     kind: int
@@ -338,7 +339,7 @@ class Link:
             self._got += got
             budget -= got
             if got == target.nbytes:
-                self._advance(receiver)
+                budget -= self._advance(receiver)
         return True
 
     def _receive_header(self, target: memoryview) -> int:
@@ -349,14 +350,15 @@ class Link:
                 self._descriptors += [d for (d,) in _FILE.iter_unpack(data[: len(data) - len(data) % _FILE.size])]
         return got
 
-    def _advance(self, receiver: Receiver) -> None:
+    def _advance(self, receiver: Receiver) -> int:
+        """Take what is complete; return how many bytes of the peer's memory have been looked at."""
         if self._frame is None:
             header = unpack(self._header)
             if header.place:
                 self._got = 0
                 receiver.shared(self, header)
                 self._forget_descriptors()
-                return
+                return header.length
             self._forget_descriptors()
             payload = receiver.payload(self, header)
             if payload.nbytes != header.length:
@@ -369,6 +371,7 @@ class Link:
         else:
             header, self._frame, self._payload, self._got = self._frame, None, memoryview(b""), 0
             receiver.arrived(self, header)
+        return 0
 
     def close(self) -> None:
         """Close the socket."""

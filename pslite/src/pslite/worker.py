@@ -7,6 +7,7 @@ first one computes, and opens what a coming plan needs.  Taking a new plan into 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import queue
 import selectors
@@ -58,7 +59,7 @@ from pslite.messages import (
 from pslite.optimizers import slots
 from pslite.plan import Member, Plan
 from pslite.process import Host
-from pslite.region import WEIGHTS
+from pslite.region import Mapped
 from pslite.replica import Replica
 from pslite.rows import checked_length, parse
 from pslite.session import Given, Share, Stopwatch
@@ -73,6 +74,7 @@ from pslite.wire import (
     PARAM_ROWS,
     PUSH,
     REBUILD,
+    REGION,
     RESTORE,
     WHOLE,
     WRONG_OWNER,
@@ -152,7 +154,7 @@ class Worker(Membership):
         self._source: Plan | None = None
         self._first = 0
         #: number of the last bundle of gradients whose memory is shared, and numbers of those that a server knows
-        self._places = max(WEIGHTS)
+        self._places = 0
         self._shown: dict[Link, set[int]] = {}
         #: rows that are coming in
         self._rows: dict[Link, bytearray] = {}
@@ -586,16 +588,6 @@ class Worker(Membership):
             link.hand(region_header(place), bundle.region.fd)
         return True
 
-    def _show_weights(self, link: Link) -> None:
-        """Have a server that has just been reached know the memory that it may put weights into."""
-        for place, bundle in zip(WEIGHTS, self._bundles, strict=True):
-            if link.local and bundle.region.fd >= 0:
-                link.hand(region_header(place), bundle.region.fd)
-        try:
-            link.flush()
-        except PeerLost as error:
-            raise Unreachable(link.task, str(error)) from error
-
     def _enter(self, stage: _Stage, version: int) -> None:
         """Take a plan into use: it rules from `version` on."""
         self._entered = True
@@ -883,10 +875,21 @@ class Worker(Membership):
         return header.version == self._awaited and header.block in self._missing
 
     def shared(self, link: Link, header: Header) -> None:
-        """Take weights that the server has put into our memory."""
-        view = self.payload(link, header)
-        if header.kind != PARAM or header.place != WEIGHTS[header.version % 2] or header.length != view.nbytes:
+        """Take weights that lie in the server's memory, or that memory."""
+        if header.kind == REGION:
+            if link.role != "ps" or header.place in link.regions or len(link.regions) >= MOST_REGIONS:
+                raise ProtocolError(f"{link.task} may not hand over shared memory number {header.place}")
+            link.regions[header.place] = Mapped(link.descriptor())
+            return
+        region = link.regions.get(header.place)
+        if header.kind != PARAM or region is None:
             raise ProtocolError(f"{link.task} sent a frame that does not belong here")
+        view = self.payload(link, header)
+        block = self.blocks[header.block]
+        if not header.length == view.nbytes == block.nbytes:
+            raise ProtocolError(f"{link.task} announced {header.length} bytes, {block.nbytes} are right")
+        there = region.array(block, header.node * mmap.PAGESIZE)
+        np.copyto(np.frombuffer(view, dtype=there.dtype), there)
         self.arrived(link, header)
 
     def arrived(self, link: Link, header: Header) -> None:
@@ -987,11 +990,5 @@ class Worker(Membership):
         with turn:
             if self._reached.get(member.task) == member.incarnation:
                 return
-            link = Link(reach(member, self._identity), member.task, member.incarnation, "ps")
-            try:
-                self._show_weights(link)
-            except PsliteError:
-                link.close()
-                raise
-            links[member.task] = link
+            links[member.task] = Link(reach(member, self._identity), member.task, member.incarnation, "ps")
             self._reached[member.task] = member.incarnation
