@@ -8,6 +8,7 @@ unix(7)).  It is sealed (memfd_create(2)), so that its size cannot change under 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import mmap
 import os
@@ -122,12 +123,12 @@ class Arena:
 
         It goes back to the system with the last array that lies in it.
         """
-        begin = self.places[block.number] * mmap.PAGESIZE
-        piece = memoryview(self.region.memory)[begin : begin + self._sizes[block.number]]
-        memory = self.region.memory
+        begin, memory = self.places[block.number] * mmap.PAGESIZE, self.region.memory
+        # numpy keeps this very object, unlike a slice of a memoryview
+        piece = (ctypes.c_char * self._sizes[block.number]).from_buffer(memory, begin)
         if isinstance(memory, mmap.mmap):
-            weakref.finalize(piece, _give_back, memory, begin, piece.nbytes).atexit = False
-        found: Array = np.frombuffer(piece, dtype=block.dtype).reshape(-1, block.size)
+            weakref.finalize(piece, _give_back, memory, begin, ctypes.sizeof(piece)).atexit = False
+        found: Array = np.frombuffer(memoryview(piece), dtype=block.dtype).reshape(-1, block.size)
         return found
 
 

@@ -306,7 +306,7 @@ class Link:
                 count -= view.nbytes
             else:
                 out[0] = view[count:]
-                if lasting:
+                if lasting and out[0].nbytes >= _REFERRED:  # a short rest goes with the next header
                     self._lasting.add(id(out[0]))
                 return
 
