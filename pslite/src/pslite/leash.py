@@ -65,6 +65,8 @@ class Leash:
         self._told = 0.0
         #: the signal that ends the job
         self.ending = 0
+        #: whether the other process has died
+        self.orphaned = False
 
     def heed(self) -> None:
         """See what the other process says.
@@ -87,7 +89,7 @@ class Leash:
         if not still_open and not self.ending:
             if self._followed:
                 raise Fenced("dl2-run has died, and may be started again")
-            self.ending = signal.SIGKILL
+            self.ending, self.orphaned = signal.SIGKILL, True
             raise Cancelled("no word from dl2-run, which has died")
 
     def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:  # noqa: ARG002
@@ -136,5 +138,6 @@ class Leashed:
         return self._director.exchange(status, urgent=urgent)
 
     def close(self, status: Status) -> None:
-        """Tell it that the job is over."""
-        self._director.close(status)
+        """Tell it that the job is over; how dl2-run has died the scheduler knows best."""
+        if not self._leash.orphaned:
+            self._director.close(status)
