@@ -193,7 +193,17 @@ def test_a_task_whose_whole_process_group_is_killed_is_named_too(cluster: LocalC
     assert "signal 9" in cluster.task(job, "ps-0").note
 
 
-def test_a_killed_coordinator_ends_its_job_and_its_tasks(cluster: LocalCluster) -> None:
+def test_a_killed_coordinator_is_followed_by_another_one(cluster: LocalCluster) -> None:
+    job = cluster.train("mine", *SLOW, max_workers=2, max_ps=1)
+    cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
+    anchor = next(process for process in _mains(cluster) if process.environ()["DL2_ROLE"] == "coordinator")
+    (coordinator,) = anchor.children()
+    coordinator.kill()
+    ended = cluster.ended(job)
+    assert (ended.state, ended.digest) == (JobState.FINISHED, cluster.static_digest("--optimizer", "momentum"))
+
+
+def test_a_killed_dl2_run_around_a_coordinator_ends_its_job_and_its_tasks(cluster: LocalCluster) -> None:
     job = cluster.train("mine", "--step-seconds", "0.2", max_workers=2, max_ps=1)
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
     anchor = next(process for process in _mains(cluster) if process.environ()["DL2_ROLE"] == "coordinator")

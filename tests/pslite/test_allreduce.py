@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 from pslite_jobs import KillAt, command, static_digest
-from rehearsal import Event, Rehearsal, job, random_events
+from rehearsal import QUICK, Event, Rehearsal, job, random_events
 from rehearsal import static_digest as rehearsed_digest
 
 from pslite.blocks import cut
@@ -33,6 +34,8 @@ TORCH = str(Path(__file__).with_name("torch_worker.py"))
 SLOW = ("--step-seconds", "0.02", "--epochs", "8")
 PATIENT = Settings(grace=60.0, start=60.0, settle=60.0)
 LEASE = Settings(grace=60.0, start=60.0, heartbeat=0.2, lease=2.0)
+#: a member that dies unseen while there is no coordinator is given up so many seconds later
+BRIEF = replace(QUICK, lease=6.0)
 #: of each kind; thousands are gone through by setting it so
 SCHEDULES = int(os.environ.get("PSLITE_SCHEDULES", "20"))
 
@@ -116,12 +119,12 @@ def expected():
     return rehearsed_digest(job())
 
 
-@pytest.mark.parametrize("seed", range(SCHEDULES))
-def test_resizes_and_deaths(seed, expected):
+@pytest.mark.parametrize(("coordinators", "seed"), [(n, seed) for n in (0, 2) for seed in range(SCHEDULES // (n + 1))])
+def test_resizes_and_deaths(coordinators, seed, expected):
     rng = random.Random(seed)
-    events = random_events(rng, last=45, kills=["worker"] * rng.randint(0, 2))
+    events = random_events(rng, last=45, kills=["worker"] * rng.randint(0, 2) + ["coordinator"] * coordinators)
     workers = rng.randint(1, 4)
-    outcome = Rehearsal(job(architecture="allreduce"), workers=workers, servers=0, events=events).run()
+    outcome = Rehearsal(job(architecture="allreduce"), workers=workers, servers=0, events=events, settings=BRIEF).run()
     story = "\n".join([f"seed {seed}: {workers} workers", *map(str, events), *outcome.log])
     assert outcome.status.state == "finished", story
     assert outcome.status.result.digest == expected, story
