@@ -106,6 +106,7 @@ def kill_coordinator(state, killed):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--clip", "0.5"), ("--durability", "durable")], ids=" ".join)
 def test_a_killed_coordinator_is_followed_by_another_one_and_no_bit_differs(tmp_path, options):
     state = tmp_path / "state"
@@ -156,6 +157,7 @@ def test_a_coordinator_killed_in_the_middle_of_a_resize_under_the_daemon(tmp_pat
         daemon.close()
 
 
+@pytest.mark.slow
 def test_a_second_dl2_run_on_a_log_is_refused_and_one_after_the_first_goes_on(tmp_path):
     environ = {"DL2_STATE": str(tmp_path / "state"), "DL2_TOKEN": secrets.token_hex(32)}
     with told(dl2_run(*PACED), **environ) as first:
