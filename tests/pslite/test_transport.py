@@ -160,7 +160,9 @@ def test_the_state_of_a_block_goes_back_to_the_system_with_its_last_array():
     assert seen[0].tolist() == [1.0] * 3000
     del weights
     assert not seen[0].any()
-    assert seen[1].tolist() == [2.0] * 500
+    arena.keep()
+    del second
+    assert seen[1].tolist() == [2.0] * 500  # of a server that has ended
     arena.region.close()
 
 

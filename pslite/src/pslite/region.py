@@ -117,6 +117,7 @@ class Arena:
             end += -(-nbytes // mmap.PAGESIZE)
         self.region = Region(end * mmap.PAGESIZE)
         self._sizes = sizes
+        self._kept = False
 
     def state(self, block: Block) -> Array:
         """Return the memory for a block, all zero, shape (1 + slots, size); once.
@@ -127,14 +128,18 @@ class Arena:
         # numpy keeps this very object, unlike a slice of a memoryview
         piece = (ctypes.c_char * self._sizes[block.number]).from_buffer(memory, begin)
         if isinstance(memory, mmap.mmap):
-            weakref.finalize(piece, _give_back, memory, begin, ctypes.sizeof(piece)).atexit = False
+            weakref.finalize(piece, self._give_back, memory, begin, ctypes.sizeof(piece)).atexit = False
         found: Array = np.frombuffer(memoryview(piece), dtype=block.dtype).reshape(-1, block.size)
         return found
 
+    def keep(self) -> None:
+        """Give nothing back from now on: we end, and somebody may still be about to look."""
+        self._kept = True
 
-def _give_back(memory: mmap.mmap, begin: int, nbytes: int) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        memory.madvise(mmap.MADV_REMOVE, begin, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+    def _give_back(self, memory: mmap.mmap, begin: int, nbytes: int) -> None:
+        if not self._kept:
+            with contextlib.suppress(OSError, ValueError):
+                memory.madvise(mmap.MADV_REMOVE, begin, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
 
 
 class Mapped:

@@ -299,6 +299,9 @@ class Server:
             self._take_prepared()
         self._control.flush()
         self._closed = True
+        for holding in self._holdings.values():
+            if holding.arena is not None:
+                holding.arena.keep()
         self._close_prepared()
         for link in list(self._all_links):
             link.close()
