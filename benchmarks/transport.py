@@ -79,6 +79,7 @@ def work(options: argparse.Namespace) -> None:
     while session.version < spec.total_versions:
         if session.version == WARM and session.is_chief:
             cpu = cpu_seconds(options.root)
+        time.sleep(options.compute)
         began = time.monotonic()
         session.exchange(contributions, 0.0, 1)
         times.append((time.monotonic() - began) * 1e3)
@@ -98,7 +99,7 @@ def measure(options: argparse.Namespace, model: str, transport: str, workers: in
             [
                 sys.executable, __file__, "--work", "--model", model, "--steps", str(options.steps),
                 "--mode", options.mode, "--wire", options.wire, "--durability", options.durability,
-                "--root", str(os.getpid()), "--out", str(out),
+                "--compute", str(options.compute), "--root", str(os.getpid()), "--out", str(out),
             ],
             workers=workers, servers=servers, timeout=300, settings=Settings(grace=60.0, start=60.0, lease=60.0),
             environ={**os.environ, "DL2_QUIET": "1", "DL2_TRANSPORT": way, "DL2_ENCRYPT": encrypt},
@@ -120,6 +121,7 @@ def main() -> None:
     parser.add_argument("--mode", default="fast", choices=["fast", "exact"])
     parser.add_argument("--wire", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--durability", default="none", choices=["none", "relaxed", "durable"])
+    parser.add_argument("--compute", type=float, default=0.0, help="seconds that workers rest between two exchanges")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--model", default="resnet50", help=argparse.SUPPRESS)

@@ -129,11 +129,10 @@ def test_deaths_of_the_last_worker(seed, durability):
 
 
 def says_so(kind, outcome, story):
-    """Check that a result which differs from the undisturbed one says so, and only such a one."""
+    """Check that a result which differs from the undisturbed one says so; another one may be said to, too."""
     result = outcome.status.result
     said = [line for line in outcome.log if "INEXACT from version" in line and not line.startswith("finished")]
     assert (result.inexact_from is not None) == bool(said), story
-    assert result.inexact_from is None or result.digest != expected(kind), story
     assert result.inexact_from is not None or result.digest == expected(kind), story
 
 

@@ -1366,9 +1366,10 @@ class Coordinator:
                 self._drop_newcomer(f"not ready within {self._settings.prepare:g} s")
             return
         target = self._reply.members if self._reply is not None else None
-        # who has done its last step does no other one
-        drained = self._pending.drained if self._pending is not None else set()
-        present = self._servers_there() if vacancy.role == "ps" else sorted(self._workers_there() - drained)
+        # who is leaving does no other step
+        coming = self._pending.plan.tasks() & self._workers_there() if self._pending is not None else set()
+        old = {m.task for m in self._plan.workers} if self._plan is not None else set()
+        present = self._servers_there() if vacancy.role == "ps" else sorted(coming - old)
         joined = present + [task for task in self._joined(vacancy.role) if target is None or task in target]
         if joined:
             (self._seat_server if vacancy.role == "ps" else self._seat_worker)(vacancy, joined[0], now)
@@ -1420,6 +1421,9 @@ class Coordinator:
         member.channel.send(JobEnded(reason=f"{member.task} was given up: {text}"))
         self._substitutes, self._taking_over = {}, None
         self._vacate("worker", text)
+        # nobody waits for its death to be judged
+        self._take_overs += 1
+        self._tell(set(self._servers_there()), self._take_over_message())
         self._urgent = True
         return True
 

@@ -82,6 +82,8 @@ class Guards:
         #: block -> sums on their way, and how many of a block may be without that workers wait
         self._owed: dict[int, int] = {}
         self.lag = 0
+        #: sums that give way to answering workers
+        self._late: deque[tuple[str, Header, tuple[memoryview, ...]]] = deque()
         #: blocks that want another backup, with its task
         self._due: deque[tuple[Holding, str]] = deque()
         #: seeds that are not acknowledged: block -> task
@@ -116,11 +118,23 @@ class Guards:
             REPLICATE, holding.plan, block.number, 2 + len(step.factors), sum(view.nbytes for view in views),
             holding.version, holding.first, *stamp,
         )  # fmt: skip
-        for task in tasks:
+        self._late.extend((task, header, views) for task in tasks)
+        if not self.lag or holding.waits:
+            self.send_late()
+        self._sent[block.number, holding.version] = _Sent(holding, step.total, tasks)
+
+    @property
+    def late(self) -> bool:
+        """Whether there are sums to be sent."""
+        return bool(self._late)
+
+    def send_late(self) -> None:
+        """Send the sums that have given way so far."""
+        while self._late:
+            task, header, views = self._late.popleft()
             link = self._links.get(task)
             if link is not None and link.open:
                 link.send(header, *views)
-        self._sent[block.number, holding.version] = _Sent(holding, step.total, tasks)
 
     def _give(self, total: Array | Rows) -> None:
         if not isinstance(total, Rows):
@@ -198,6 +212,7 @@ class Guards:
         holding.waits = False
         self._seeds.pop(holding.block.number, None)
         self._due = deque((other, task) for other, task in self._due if other is not holding)
+        self._late = deque(late for late in self._late if late[1].block != holding.block.number)
         for key, sent in list(self._sent.items()):
             if sent.holding is holding:
                 del self._sent[key]

@@ -267,7 +267,7 @@ class Server:
         try:
             # until the coordinator, or the one that takes its place, knows all that we have said
             while self._status is None or not self._control.settled:
-                busy = self._may_plant() or self._can_move()
+                busy = self._may_tell() or self._may_plant() or self._can_move()
                 self._meter.end()
                 ready = self._selector.select(0 if busy else min(0.2, self._control.heartbeat))
                 self._meter.begin()
@@ -1007,7 +1007,12 @@ class Server:
     def _may_plant(self) -> bool:
         return self._guards.may_plant and not any(link.unsent for link in self._links.values())
 
+    def _may_tell(self) -> bool:
+        return self._guards.late and not any(link.unsent for link in self._links.values())
+
     def _move(self) -> None:
+        if self._may_tell():
+            self._guards.send_late()
         while self._may_plant():
             self._guards.plant_next()
         if not self._outgoing or not self._may_move():
