@@ -96,7 +96,6 @@ class _Stage:
 
     plan: Plan
     previous: Plan | None
-    links: dict[str, Link]
 
 
 class Worker(Membership):
@@ -180,7 +179,7 @@ class Worker(Membership):
         self._leaving = False
         self._finished: bool | None = None
         # shared with the control thread
-        self._staged: queue.SimpleQueue[_Stage | TakeOver | Promote | Census | Provide | Restart | int] = (
+        self._staged: queue.SimpleQueue[_Stage | Link | TakeOver | Promote | Census | Provide | Restart | int] = (
             queue.SimpleQueue()
         )
         self._closed = False
@@ -374,8 +373,8 @@ class Worker(Membership):
         with contextlib.suppress(queue.Empty):
             while True:
                 item = self._staged.get_nowait()
-                for link in item.links.values() if isinstance(item, _Stage) else ():
-                    link.close()
+                if isinstance(item, Link):
+                    item.close()
 
     def sever(self) -> None:
         """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
@@ -700,13 +699,14 @@ class Worker(Membership):
                 # its connections stay: the plan that is tried next probably needs them
                 self._stages.pop(item, None)
                 continue
-            self._stages[item.plan.number] = item
-            for link in item.links.values():
-                old = self._links.get(link.task)
+            if isinstance(item, Link):
+                old = self._links.get(item.task)
                 if old is not None:
                     self._unlink(old)
-                self._links[link.task] = link
-                self._selector.register(link.sock, selectors.EVENT_READ, link)
+                self._links[item.task] = item
+                self._selector.register(item.sock, selectors.EVENT_READ, item)
+                continue
+            self._stages[item.plan.number] = item
         done = self._done_plan
         if done and self._plan is not None and self._plan.number == done:
             self._done_plan, self._settled = 0, done
@@ -958,7 +958,6 @@ class Worker(Membership):
 
     def _make_ready(self, message: Prepare) -> None:
         """Open the connections that a plan needs; runs beside the computation."""
-        links: dict[str, Link] = {}
         plan, previous = message.plan, message.previous
         try:
             if not message.spec.agrees(self.spec):
@@ -967,28 +966,26 @@ class Worker(Membership):
                 self.spec, self.blocks = message.spec, cut(message.spec)
             servers = {m.task: m for p in (plan, previous) if p is not None for m in p.servers}
             for member in servers.values():
-                self._reach(member, links)
+                self._reach(member)
         except (PsliteError, ValueError) as error:
-            # the plan that is tried next probably needs the connections, and counts on them
-            self._staged.put(_Stage(plan, previous, links))
-            self._wake()
-            if self._closed:
-                self._close_staged()
+            # the connections that are made stay: the plan that is tried next probably needs them
             about = error.task if isinstance(error, Unreachable) else ""
             self._send(Nack(plan=plan.number, reason=str(error) or type(error).__name__, about=about))
             return
-        self._staged.put(_Stage(plan, previous, links))
+        self._staged.put(_Stage(plan, previous))
         self._wake()
-        if self._closed:
-            self._close_staged()
         self._send(Ready(plan=plan.number))
 
-    def _reach(self, member: Member, links: dict[str, Link]) -> None:
+    def _reach(self, member: Member) -> None:
         """Connect to a server, unless that is done: two plans may be made ready at a time."""
         with self._lock:
             turn = self._turns.setdefault(member.task, threading.Lock())
         with turn:
             if self._reached.get(member.task) == member.incarnation:
                 return
-            links[member.task] = Link(reach(member, self._identity), member.task, member.incarnation, "ps")
+            link = Link(reach(member, self._identity), member.task, member.incarnation, "ps")
             self._reached[member.task] = member.incarnation
+            self._staged.put(link)
+            self._wake()
+        if self._closed:
+            self._close_staged()
