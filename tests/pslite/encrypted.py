@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -83,6 +84,19 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
         far, _ = listener.accept()
         far.settimeout(20)
         return near, far
+
+
+def sealed_hello() -> bytes:
+    """Return what a TLS client says first."""
+    near, far = tcp_pair()
+    with near, far:
+        client = contexts(TOKEN).client.wrap_socket(near, do_handshake_on_connect=False)
+        client.setblocking(False)
+        with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError):
+            client.do_handshake()
+        greeting = far.recv(65536)
+        client.close()
+    return greeting
 
 
 def sealed_pair(

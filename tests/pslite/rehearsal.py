@@ -205,6 +205,16 @@ class Rehearsal:
         return self._status.version if self._status is not None else 0
 
     @property
+    def spec(self) -> JobSpec:
+        """What is trained."""
+        return self._spec
+
+    @property
+    def encrypt(self) -> Encryption:
+        """What goes over TLS."""
+        return self._encrypt
+
+    @property
     def address(self) -> str:
         """Where the coordinator is."""
         return self._address

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from encrypted import TOKEN, Door, Listener, listening, sealed_pair, tcp_pair
+from encrypted import TOKEN, Door, Listener, listening, sealed_hello, sealed_pair, tcp_pair
 from pslite_jobs import KillAt, command, static_digest
 from rehearsal import Event, Rehearsal, job
 from rehearsal import static_digest as rehearsed_digest
@@ -220,12 +220,11 @@ def test_a_handshake_that_was_recorded_opens_nothing():
         listener.wait()
         ((said, _),) = listener.heard
         assert len(said) > 500
-        with door.knock() as replay:
-            with contextlib.suppress(OSError):
-                replay.sendall(said)
-                replay.shutdown(socket.SHUT_WR)
-                while replay.recv(65536):
-                    pass
+        with door.knock() as replay, contextlib.suppress(OSError):
+            replay.sendall(said)
+            replay.shutdown(socket.SHUT_WR)
+            while replay.recv(65536):
+                pass
         door.wait(lambda: any("refused a connection from" in line for line in door.lines))
         assert len(door.welcome) == 1
 
@@ -256,14 +255,7 @@ def test_a_handshake_cannot_be_passed_on_to_another_connection():
 
 def test_a_doorway_goes_on_while_strangers_say_half_of_something():
     """Those that begin a TLS handshake and leave it, one byte at a time or none, hold nobody up."""
-    near, far = tcp_pair()
-    with near, far:
-        client = contexts(TOKEN).client.wrap_socket(near, do_handshake_on_connect=False)
-        client.setblocking(False)
-        with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError):
-            client.do_handshake()
-        greeting = far.recv(65536)
-        client.close()
+    greeting = sealed_hello()
     with Door() as door, contextlib.ExitStack() as stack:
         for size in (0, 1, 2, 3, 5, 100, len(greeting) - 1, len(greeting)):
             sock = stack.enter_context(door.knock())

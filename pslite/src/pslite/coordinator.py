@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -104,6 +104,8 @@ from pslite.usage import Usage
 
 #: how long members may take to read that the job is over
 _GOODBYE_SECONDS = 3.0
+#: what is listened to of members that are in no plan
+_FROM_ANYBODY: Final = (Beat, Failed, Leave, Describe, AtBarrier)
 #: so many workers that die at one version are no accident: the job fails
 _MOST_DEATHS = 3
 #: how long the other workers of an open job may go on by themselves after one has ended its loop: mostly all do at once
@@ -570,6 +572,8 @@ class Coordinator:
             member.channel.send(Taken(count=member.channel.taken))
         if isinstance(message, Taken):
             member.channel.confirm(message.count)
+        elif not isinstance(message, _FROM_ANYBODY) and not self._takes_part(member):
+            return
         elif isinstance(message, Beat):
             self._beat(member, message)
         elif isinstance(message, Failed):
@@ -606,6 +610,16 @@ class Coordinator:
             self._say(f"no checkpoint of version {message.version}: {member.task}: {message.reason}")
         else:
             self._take_plan_message(member, message)
+
+    def _takes_part(self, member: Seated) -> bool:
+        """Whether a member is or has been in a plan, or is about to be: what others say of one does not count."""
+        pending, vacancy = self._pending, self._vacancy
+        return (
+            member.state != "joined"
+            or (self._plan is not None and member.task in self._plan.tasks())
+            or (pending is not None and member.task in pending.members())
+            or (vacancy is not None and member.task == vacancy.task)
+        )
 
     def _take_plan_message(self, member: Seated, message: Message) -> None:
         pending, vacancy = self._pending, self._vacancy
@@ -690,10 +704,11 @@ class Coordinator:
     def _rejoin(self, connection: _Connection, hello: Hello, message: Rejoin) -> None:
         """Take a member back whose connection was lost."""
         member = self._members.get(hello.task)
-        if message.term > self._term:
-            raise Fenced(f"{hello.task} has spoken to a coordinator of term {message.term}, this one's is {self._term}")
         if connection.member is not None or hello.channel != "control":
             raise ProtocolError("Rejoin belongs at the beginning of a control connection")
+        known = member is not None and member.incarnation == hello.incarnation and self._takes_part(member)
+        if message.term > self._term and known:
+            raise Fenced(f"{hello.task} has spoken to a coordinator of term {message.term}, this one's is {self._term}")
         if member is None:
             if message.taken:
                 raise ProtocolError("it was a member, of which nothing is known here")
