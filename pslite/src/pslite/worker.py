@@ -307,16 +307,24 @@ class Worker(Membership):
             return
         if found is None:
             for number, view in enumerate(self.weights.views):
-                link = self._links[plan.owner(number).task]
+                link = self._link_of(plan, number)
                 link.send(Header(INIT, plan.number, number, 0, view.nbytes, 0, 0), view)
             return
         version = found.version
         self._say(f"the job goes on from version {version}: {found.place}")
         self._send(Restored(version=version, inexact_from=found.inexact_from))
         for block, state in found.states():
-            link = self._links[plan.owner(block.number).task]
+            link = self._link_of(plan, block.number)
             whole = state.reshape(-1).data.cast("B")
             link.send(Header(RESTORE, plan.number, block.number, 0, whole.nbytes, version, version), whole)
+
+    def _link_of(self, plan: Plan, block: int) -> Link:
+        """Return the connection to the owner of a block; raises PeerLost if that is gone before it has had anything."""
+        owner = plan.owner(block).task
+        link = self._links.get(owner)
+        if link is None:
+            raise PeerLost(f"the connection to {owner} ended before the job had begun")
+        return link
 
     def _begin_alone(self, plan: Plan, found: Checkpoint | Given | None) -> None:
         """We have the first state: the other workers get it from us."""
