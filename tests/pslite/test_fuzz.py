@@ -134,6 +134,8 @@ def as_member(rehearsal: Rehearsal, rng: random.Random, number: int) -> tuple[so
 
 def as_guest(rehearsal: Rehearsal, rng: random.Random, number: int) -> tuple[socket.socket, list[bytes]] | None:
     """The same at the coordinator's port, also as dl2-run; half of the time it joins."""
+    if not rehearsal.version:
+        return None  # the first plan may take in whoever is there
     role = rng.choice(("worker", "ps"))
     identity = Identity(role, f"{role}-{99 + number}", f"intruder-{number}", rehearsal.token, rehearsal.encrypt)
     sock, _ = connect(rehearsal.address, identity, rng.choice(("control", "control", "agent")), timeout=2.0)

@@ -776,6 +776,8 @@ class Coordinator:
 
     def _beat(self, member: Seated, message: Beat) -> None:
         member.channel.send(Alive())
+        if not self._takes_part(member):
+            return
         member.steps = message.steps or member.steps
         self._balance.note(member.task, message.pace, message.steps)
         if message.samples:
