@@ -24,7 +24,7 @@ FORGOTTEN = {
     "its own": {
         "job", "token", "director", "settings", "say", "encrypt", "address", "selector", "doorway", "journal", "term",
         "wake_out", "wake_in", "changed", "follows", "severed", "urgent", "cutting",
-        "ticked", "lenient_until",
+        "ticked", "lenient_until", "lenient",
     },
     "connections": {"connections", "agents"},
     "made of others": {"blocks"},

@@ -296,9 +296,9 @@ class Coordinator:
         self._follows = False
         self._severed = False
         self._cutting = threading.Lock()
-        #: when we have looked last at what is due; until when members that are not connected may come back
+        #: when we have looked last at what is due; until when which members may come back
         self._ticked = time.monotonic()
-        self._lenient_until = 0.0
+        self._lenient_until, self._lenient = 0.0, frozenset[str]()
         if journal is not None and journal.state is not None:
             self._go_on(journal.state, journal.scales)
 
@@ -313,7 +313,7 @@ class Coordinator:
             self._scales = msgspec.msgpack.decode(scales, type=dict[str, Clip | Trust]) if scales else {}
         self._follows = self._urgent = True
         now = time.monotonic()
-        self._lenient_until = now + self._settings.lease
+        self._lenient_until, self._lenient = now + self._settings.lease, frozenset(self._members)
         if self._plan is not None:
             self._balance.begin(now, self._plan)
         there = len(self._there())
@@ -446,7 +446,9 @@ class Coordinator:
         now = time.monotonic()
         if now - self._ticked > self._settings.lease / 4:
             # we were stopped, or starved: members have looked for another one, and come back now
-            self._lenient_until = self._lenient_until if now < self._lenient_until else now + self._settings.lease
+            if now >= self._lenient_until:
+                self._lenient_until = now + self._settings.lease
+            self._lenient = frozenset(self._members)
             if self._journal is not None:
                 self._journal.check()
         self._ticked = now
@@ -722,6 +724,7 @@ class Coordinator:
         line.attach(connection.channel, message.taken, (Resumed(taken=line.taken, term=self._term), *scales))
         connection.member = member
         member.heard, member.lost, member.lost_how = time.monotonic(), 0.0, ""
+        self._lenient -= {member.task}  # who is lost once more has died
         if member.state == "left":
             line.send(JobEnded(reason=f"{hello.task} was given up"))
 
@@ -884,7 +887,7 @@ class Coordinator:
                     self._left(member)
                 else:
                     self._member_failed(member, _how(told), fatal=not told.signal)
-            elif silent or now >= max(member.lost + patience, self._lenient_until):
+            elif silent or now >= max(member.lost + patience, self._lenient_until * (member.task in self._lenient)):
                 self._member_failed(
                     member, member.lost_how or "died: its connection ended, and nobody reported how its process did"
                 )

@@ -955,9 +955,13 @@ class Server:
         if not stage.began:
             stage.began = time.monotonic()
         holding.enter(number, first, stage.reduction.leaves)
-        if stage.plan.owner(holding.block.number).task != self._identity.task:
+        owner = stage.plan.owner(holding.block.number).task
+        if owner != self._identity.task:
             del self._holdings[holding.block.number]
             if self._sums_only:
+                if owner in self._gone:
+                    # it was counted as ours, and what will be said of it may be that it stays so
+                    self._unacknowledged[holding.block.number] = holding
                 self._report_moved()
                 return
             self._outgoing.append(holding)
