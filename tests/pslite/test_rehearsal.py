@@ -19,7 +19,7 @@ from weather import rough_weather
 from pslite.spec import LAMB, SGD, Adam
 
 #: of each kind; 10,000 in all are gone through by setting it so
-SCHEDULES = int(os.environ.get("PSLITE_SCHEDULES", "12"))
+SCHEDULES = int(os.environ.get("PSLITE_SCHEDULES", "8"))
 FIRST = int(os.environ.get("PSLITE_FIRST_SCHEDULE", "0"))
 
 #: a member that dies unseen while there is no coordinator is given up so many seconds later
