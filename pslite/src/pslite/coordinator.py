@@ -379,8 +379,9 @@ class Coordinator:
                 else:
                     self._fail(f"the coordinator ended: {error or type(error).__name__}")
             self._goodbye(0.5)
-            self._director.close(self.status())
+            # before the scheduler is told, who may not answer: whoever ends us may not wait for that
             self._forget()
+            self._director.close(self.status())
             raise
         else:
             self._goodbye(_GOODBYE_SECONDS)

@@ -207,7 +207,7 @@ class _Tasks:
 
 def _launched(environ: Mapping[str, str], say: Callable[[str], None]) -> int:
     """Be the coordinator that the scheduler of MXNet's launcher is."""
-    place = find_place(environ, say)
+    place = find_place(environ)
 
     def make(leash: Leash, listener: socket.socket, journal: Journal | None) -> Coordinator:
         return make_coordinator(environ, say, leash, listener, journal)
@@ -216,7 +216,7 @@ def _launched(environ: Mapping[str, str], say: Callable[[str], None]) -> int:
 
 
 def _standalone(tasks: _Tasks, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
-    place = find_place(environ, say)
+    place = find_place(environ)
     token = environ.get("DL2_TOKEN", "")
     if place.port and not token:
         raise UsageError(f"{place.folder} is the log of a job whose DL2_TOKEN must be given to go on with it")
@@ -265,7 +265,7 @@ class _Registration(msgspec.Struct):
 def _coordinate(tasks: _Tasks, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
     daemon = need(environ, "DL2_DAEMON")
     host = environ.get("DL2_HOST") or _own_name()
-    place = find_place(environ, say)
+    place = find_place(environ)
     with _listen(place) as listener:
         address = f"{host}:{listener.getsockname()[1]}"
         if environ.get("DL2_CREDENTIAL"):

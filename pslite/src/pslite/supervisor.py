@@ -42,18 +42,18 @@ _MOST_DEATHS = 10
 class Place:
     """Where a coordinator's log is."""
 
-    #: None: there is none, and the job ends with its coordinator
-    folder: Path | None
-    #: whether somebody else could start a coordinator on it
-    named: bool = False
+    #: what the user has named: somebody else, too, can start a coordinator on it
+    folder: Path | None = None
+    #: in a folder that is made for this job; without either there is no log, and the job ends with its coordinator
+    temporary: bool = False
     #: of the coordinator whose job is gone on with: the port at which members look for it; 0: a job begins
     port: int = 0
     #: the tasks that it wanted
     wanted: frozenset[str] = frozenset()
 
 
-def find_place(environ: Mapping[str, str], say: Callable[[str], None]) -> Place:
-    """Return where the log is: in the folder that DL2_STATE names, or in a temporary one.
+def find_place(environ: Mapping[str, str]) -> Place:
+    """Return where the log is: in the folder that DL2_STATE names, or in a temporary one, which is not made yet.
 
     Raises
     ------
@@ -63,24 +63,20 @@ def find_place(environ: Mapping[str, str], say: Callable[[str], None]) -> Place:
     """
     named = environ.get(VARIABLE, "")
     if named == _NONE:
-        return Place(None)
+        return Place()
     if not named:
-        try:
-            return Place(Path(tempfile.mkdtemp(prefix="pslite-")))
-        except OSError as error:
-            say(f"no place for the coordinator's log ({error.strerror}): the job ends if its coordinator dies")
-            return Place(None)
+        return Place(temporary=True)
     folder = Path(named)
     state = last_state(folder)
     if state is None:
-        return Place(folder, named=True)
+        return Place(folder)
     try:
         record = decode(state)
     except msgspec.MsgspecError as error:
         raise UsageError(f"the coordinator's log in {folder} ({VARIABLE}) is of another version: {error}") from error
     wanted = record.reply.members if record.reply is not None else None
     port = int(record.address.rpartition(":")[2])
-    return Place(folder, named=True, port=port, wanted=wanted or frozenset())
+    return Place(folder, port=port, wanted=wanted or frozenset())
 
 
 class Supervisor:
@@ -113,6 +109,7 @@ class Supervisor:
         self._make = make
         self._listener = listener
         self._place = place
+        self._folder = place.folder
         self._say = say
         self._director = director
         self._child = 0
@@ -129,13 +126,15 @@ class Supervisor:
         deaths = 0
         try:
             with handled(self._handle):
+                if self._place.temporary:
+                    self._folder = self._make_folder()
                 while True:
                     code = os.waitstatus_to_exitcode(self._live())
                     if code >= 0:
                         return code
                     deaths += 1
                     name = signal.Signals(-code).name
-                    if self._asked or self._place.folder is None or deaths == _MOST_DEATHS:
+                    if self._asked or self._folder is None or deaths == _MOST_DEATHS:
                         self._say(f"the coordinator was killed by {name}")
                         return 128 + (self._asked[0] if self._asked else -code)
                     self._say(f"the coordinator was killed by {name}; another one takes its place")
@@ -143,8 +142,16 @@ class Supervisor:
             self._listener.close()
             if self._director is not None:
                 self._director.stop(2.0)
-            if self._place.folder is not None and not self._place.named:
-                shutil.rmtree(self._place.folder, ignore_errors=True)
+            if self._place.temporary and self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _make_folder(self) -> Path | None:
+        """Make the temporary one; whatever ends us from here on removes it."""
+        try:
+            return Path(tempfile.mkdtemp(prefix="pslite-"))
+        except OSError as error:
+            self._say(f"no place for the coordinator's log ({error.strerror}): the job ends if its coordinator dies")
+            return None
 
     def _handle(self, number: int) -> None:
         """End the job; at once when asked for the second time."""
@@ -216,8 +223,8 @@ class Supervisor:
             # a terminal and a resource manager send signals to us too: it is the other process that heeds them
             for number in ENDING + OWN:
                 signal.signal(number, signal.SIG_IGN)
-            folder = self._place.folder
-            leash = Leash(sock, followed=self._place.named)
+            folder = self._folder
+            leash = Leash(sock, followed=self._place.folder is not None)
             coordinator = self._make(leash, self._listener, Journal(folder) if folder is not None else None)
             code = _run(coordinator, leash)
         except UsageError as error:
