@@ -883,12 +883,15 @@ class Coordinator:
             if not member.lost and (told is None or member.channel.channel is not None):
                 continue
             patience = self._settings.verdict * (1.0 if member.task in self._agents else 0.1)
+            given_up_at = member.lost + patience
+            if member.task in self._lenient:
+                given_up_at = max(given_up_at, self._lenient_until)
             if told is not None:
                 if self._ended_well(member, told):
                     self._left(member)
                 else:
                     self._member_failed(member, _how(told), fatal=not told.signal)
-            elif silent or now >= max(member.lost + patience, self._lenient_until * (member.task in self._lenient)):
+            elif silent or now >= given_up_at:
                 self._member_failed(
                     member, member.lost_how or "died: its connection ended, and nobody reported how its process did"
                 )

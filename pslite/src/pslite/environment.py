@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -55,10 +55,7 @@ def architecture_of(environ: Mapping[str, str]) -> Literal["ps", "allreduce"]:
         it is neither ps nor allreduce.
 
     """
-    text = environ.get("DL2_ARCHITECTURE") or "ps"
-    if text not in ("ps", "allreduce"):
-        raise UsageError(f"DL2_ARCHITECTURE is {text!r}: it must be ps or allreduce")
-    return "ps" if text == "ps" else "allreduce"
+    return cast("Literal['ps', 'allreduce']", _one_of(environ, "DL2_ARCHITECTURE", ("ps", "allreduce")) or "ps")
 
 
 def watch_seconds(environ: Mapping[str, str]) -> float:
@@ -89,10 +86,7 @@ def encryption_of(environ: Mapping[str, str]) -> Literal["", "none", "control", 
         it is none of none, control, all.
 
     """
-    text = environ.get(VARIABLE, "")
-    if text and text not in get_args(Encryption):
-        raise UsageError(f"{VARIABLE} is {text!r}: it must be none, control or all")
-    return cast("Literal['', 'none', 'control', 'all']", text)
+    return cast("Literal['', 'none', 'control', 'all']", _one_of(environ, VARIABLE, get_args(Encryption)))
 
 
 def balance_of(environ: Mapping[str, str]) -> Literal["speed", "even"]:
@@ -104,10 +98,16 @@ def balance_of(environ: Mapping[str, str]) -> Literal["speed", "even"]:
         it is neither speed nor even.
 
     """
-    text = environ.get("DL2_BALANCE") or "speed"
-    if text not in ("speed", "even"):
-        raise UsageError(f"DL2_BALANCE is {text!r}: it must be speed or even")
-    return "speed" if text == "speed" else "even"
+    return cast("Literal['speed', 'even']", _one_of(environ, "DL2_BALANCE", ("speed", "even")) or "speed")
+
+
+def _one_of(environ: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
+    """Return what a variable says, one of some words; "" if it is not set. Raises UsageError."""
+    text = environ.get(name, "")
+    if text and text not in choices:
+        *others, last = choices
+        raise UsageError(f"{name} is {text!r}: it must be {', '.join(others)} or {last}")
+    return text
 
 
 def need(environ: Mapping[str, str], name: str) -> str:
