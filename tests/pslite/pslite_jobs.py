@@ -32,7 +32,7 @@ def static_digest(*options: str) -> str:
 
 
 class KillAt:
-    """Kills the process of one task, once, as soon as the job has reached a version."""
+    """Kills the process of one task, once, as soon as the job has reached a version; says whether it has yet to."""
 
     def __init__(self, task, version, number=signal.SIGKILL):
         self.task, self.version, self.number = task, version, number
@@ -44,6 +44,7 @@ class KillAt:
             if member is not None:
                 self.pid = member.pid
                 os.kill(member.pid, self.number)
+        return self.pid is None
 
 
 class Replace(KillAt):
@@ -51,6 +52,7 @@ class Replace(KillAt):
 
     def __call__(self, status, director):
         before = self.pid
-        super().__call__(status, director)
+        pending = super().__call__(status, director)
         if self.pid is not None and before is None:
             director.replace(self.task)
+        return pending

@@ -256,6 +256,7 @@ class Kills:
             if {m.task for m in there} & have & director.targets - {victim.task}:
                 self.hit.add(victim.pid)
                 os.kill(victim.pid, signal.SIGKILL)
+        return bool(self.versions)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.slow) for seed in range(15)])

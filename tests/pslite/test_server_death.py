@@ -62,6 +62,7 @@ def test_a_newcomer_takes_over_replicas_and_survives_the_next_death():
             self.first(status, director)
             if status.plans and status.plans[-1].servers == 2 and "ps-2" in status.plans[-1].added:
                 self.second(status, director)
+            return self.second.pid is None
 
     # one is gone already when the size of 3 is asked for: the third is the second's replica
     schedule = [Resize(60, 2, 3, wait=False)]
@@ -116,8 +117,8 @@ def test_a_result_whose_optimizer_state_is_lost_says_so(optimizer):
     seen, kill = [], KillAt("ps-1", 20)
 
     def watch(status, director):
-        kill(status, director)
         seen.append(status)
+        return kill(status, director)
 
     result = run_local(command(*options), workers=2, servers=2, on_status=watch)
     assert result.state == "finished", result.log
@@ -183,7 +184,7 @@ class Kills:
         while self.plan and status.version >= self.plan[0][0]:
             _, choice, role = self.plan[0]
             if role == "ps" and (self.at_plan == status.plan or not status.plans or status.plans[-1].servers < 2):
-                return  # blocks have one copy only until the next plan is done
+                return False  # blocks have one copy only until the next plan is done
             self.plan.pop(0)
             there = [m for m in status.members if m.role == role and m.state == "active" and m.pid not in self.hit]
             stay = {m.pid for m in there if m.task in director.targets}
@@ -192,6 +193,7 @@ class Kills:
                 self.hit.add(victim.pid)
                 self.at_plan = status.plan if role == "ps" else self.at_plan
                 os.kill(victim.pid, signal.SIGKILL)
+        return bool(self.plan)
 
 
 @pytest.mark.slow

@@ -59,8 +59,7 @@ def test_resizes_and_deaths_of_an_encrypted_job_of_processes():
     kill_server = KillAt("ps-1", 70)
 
     def look(status, director):
-        kill(status, director)
-        kill_server(status, director)
+        return kill(status, director) | kill_server(status, director)
 
     result = run_local(
         command(*options), workers=2, servers=3, schedule=[Resize(30, 3, 3)], environ=ENCRYPTED, on_status=look

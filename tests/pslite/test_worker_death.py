@@ -107,6 +107,7 @@ def test_the_death_of_the_last_worker_ends_the_job_by_its_name():
                 self.pids = tuple(m.pid for m in workers)
                 for pid in self.pids:
                     os.kill(pid, signal.SIGKILL)
+            return not self.pids
 
     kill = KillBoth()
     result = run_local(command(*SLOW), workers=2, servers=1, on_status=kill)
@@ -147,6 +148,7 @@ def test_a_script_that_kills_one_worker_after_the_other_ends_the_job():
                 self.done = True
                 for member in workers[:3]:
                     os.kill(member.pid, signal.SIGKILL)
+            return not self.done
 
     slow = ("--step-seconds", "1.5")
     result = run_local(command(*slow), workers=5, servers=1, on_status=KillThree())
@@ -186,6 +188,7 @@ class Kills:
             if stay - {victim.pid}:
                 self.hit.add(victim.pid)
                 os.kill(victim.pid, number)
+        return bool(self.plan)
 
 
 @pytest.mark.parametrize(

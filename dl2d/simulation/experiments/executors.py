@@ -63,7 +63,9 @@ def _pool(runner: Runner, waiting: list[Cell], processes: int, suspects: list[Ce
             while waiting and len(running) < processes and not suspects:
                 cell = waiting.pop()
                 try:
-                    running[pool.submit(attempt, runner, cell)] = cell
+                    with _undisturbed():
+                        future = pool.submit(attempt, runner, cell)
+                    running[future] = cell
                 except BrokenProcessPool:
                     suspects.append(cell)
             ready, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -83,9 +85,20 @@ def _pool(runner: Runner, waiting: list[Cell], processes: int, suspects: list[Ce
                     child.terminate()
 
 
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Hold Ctrl-C back, for this process and for those that are started meanwhile, whose it is until they begin."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _begin() -> None:
     """Ctrl-C is the parent's to handle; a child never outlives it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

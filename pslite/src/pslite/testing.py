@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pslite.auth import TOKEN_BYTES
 from pslite.coordinator import Coordinator, Settings
@@ -40,17 +41,30 @@ class LocalResult:
     log: tuple[str, ...] = field(default=(), repr=False)
 
 
-class _Limited(LocalDirector):
-    """A local director that gives up after a time limit."""
+#: what a test does to a job; True says that it has not done it yet
+Hook = Callable[[Status, LocalDirector], bool | None]
 
-    deadline = float("inf")
-    hook: Callable[[Status, LocalDirector], None] | None = None
+
+class _Limited(LocalDirector):
+    """A local director that gives up after a time limit, and says when nothing more is going to be done to the job."""
+
+    def __init__(self, *args: Any, deadline: float, gate: Path, hook: Hook | None, **options: Any) -> None:
+        super().__init__(*args, on_schedule_done=self._complete, **options)
+        self._deadline = deadline
+        #: is there while the schedule, or the hook, still has something to do
+        self._gate = gate
+        self._hook = hook
+        self._scheduled = False
+
+    def _complete(self) -> None:
+        self._scheduled = True
 
     def exchange(self, status: Status, *, urgent: bool) -> Reply:
         reply = super().exchange(status, urgent=urgent)
-        if self.hook is not None:
-            self.hook(status, self)
-        return Reply(members=reply.members, stop=time.monotonic() > self.deadline)
+        pending = self._hook is not None and self._hook(status, self)
+        if self._scheduled and not pending:
+            self._gate.unlink(missing_ok=True)
+        return Reply(members=reply.members, stop=time.monotonic() > self._deadline)
 
 
 def run_local(
@@ -62,7 +76,7 @@ def run_local(
     timeout: float = 120.0,
     environ: Mapping[str, str] | None = None,
     settings: Settings | None = None,
-    on_status: Callable[[Status, LocalDirector], None] | None = None,
+    on_status: Hook | None = None,
     say: Callable[[str], None] | None = None,
 ) -> LocalResult:
     """Run a job on this machine and resize it by a schedule.
@@ -84,7 +98,8 @@ def run_local(
     settings
         times of the coordinator; work is dealt evenly unless they say otherwise.
     on_status
-        called about ten times a second with the status and the director (whose `processes` can be killed, say).
+        called about ten times a second with the status and the director (whose `processes` can be killed, say). While
+        it returns True it still has something to do, and a worker that calls `pace` does not end before.
     say
         takes the coordinator's lines as they come.
 
@@ -105,10 +120,10 @@ def run_local(
             servers=servers,
             schedule=schedule,
             environ={**(os.environ if environ is None else environ), _PACE: str(gate)},
-            on_schedule_done=lambda: gate.unlink(missing_ok=True),
+            deadline=time.monotonic() + timeout,
+            gate=gate,
+            hook=on_status,
         )
-        director.deadline = time.monotonic() + timeout
-        director.hook = on_status
         coordinator = Coordinator(
             job="local",
             token=secrets.token_bytes(TOKEN_BYTES),
@@ -136,9 +151,11 @@ def run_local(
 
 
 def pace(version: int, total: int) -> None:
-    """Call it in the loop of a test's worker: slows a job down while its schedule of resizes is not complete.
+    """Call it in the loop of a test's worker: slows a job down while something is still to be done to it.
 
-    The pause grows towards the last version, so that a slow machine does not finish the job before the schedule.
+    That is, its schedule of resizes is not complete, or `on_status` says that it is not done.
+
+    The pause grows towards the last version, so that a job on a slow machine does not end before.
     """
     path = os.environ.get(_PACE)
     if path and Path(path).exists():
