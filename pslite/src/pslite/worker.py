@@ -297,6 +297,8 @@ class Worker(Membership):
             stage = self._stages[self._begin]
             self._begin = 0
             self._send_first_weights(stage.plan)
+            for link in list(self._links.values()):
+                self._flush(link)  # now: what we wait for next are the answers
         return not self._missing
 
     def _send_first_weights(self, plan: Plan) -> None:
