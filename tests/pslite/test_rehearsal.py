@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from rehearsal import QUICK, Rehearsal, job, random_events, static_digest
 from weather import rough_weather
 
 from pslite.spec import LAMB, SGD, Adam
+from pslite.worker import Worker
 
 #: of each kind; 10,000 in all are gone through by setting it so
 SCHEDULES = int(os.environ.get("PSLITE_SCHEDULES", "8"))
@@ -39,7 +41,7 @@ WITHOUT_SLOTS = {"segments": segments(40, SGD(lr=0.001))}
 
 @pytest.fixture(autouse=True)
 def _tcp_if_encrypted(request, monkeypatch):
-    if kind_of(request.getfixturevalue("seed")) == "encrypted":
+    if "seed" in request.fixturenames and kind_of(request.getfixturevalue("seed")) == "encrypted":
         monkeypatch.setenv("DL2_TRANSPORT", "tcp")
 
 
@@ -144,3 +146,29 @@ def test_deaths_of_the_coordinator(seed):
     kills += ["worker"] * rng.randint(0, 1 if changes else 2)
     kills += ["ps"] * rng.randint(0, 2 if "durability" in changes else 0)
     go_through(seed, kind_of(seed), kills, **changes)
+
+
+def test_who_wakes_late_knows_of_a_plan_before_its_frames(monkeypatch):
+    reach, pump = Worker._reach, Worker._pump
+
+    def slowly(worker, member):
+        reach(worker, member)
+        time.sleep(0.05)  # the connection is there, the plan is not
+
+    def late(worker, done):
+        select = worker._selector.select
+
+        def oversleep(seconds):
+            if worker._links and not worker._stages and worker._identity.task != "worker-0":
+                time.sleep(0.3)
+            return select(seconds)
+
+        worker._selector.select = oversleep
+        pump(worker, done)
+        worker._selector.select = select
+
+    monkeypatch.setattr(Worker, "_reach", slowly)
+    monkeypatch.setattr(Worker, "_pump", late)
+    outcome = Rehearsal(job(epochs=2), workers=3, servers=1).run()
+    assert outcome.status.state == "finished", outcome.log
+    assert not outcome.surprises, outcome.surprises

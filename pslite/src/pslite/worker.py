@@ -629,13 +629,15 @@ class Worker(Membership):
                 self._flush(link)
             if done():
                 return
-            for key, mask in self._selector.select(0.2 if self._unheard else 1.0):
-                if key.data is None:
-                    with contextlib.suppress(BlockingIOError):
-                        self._wake_out.recv(256)
-                    continue
+            ready = self._selector.select(0.2 if self._unheard else 1.0)
+            if any(key.data is None for key, _ in ready):
+                # before any frame: it may be of the plan that we have just been made ready for
+                with contextlib.suppress(BlockingIOError):
+                    self._wake_out.recv(256)
+                self._check()
+            for key, mask in ready:
                 link = key.data
-                if mask & selectors.EVENT_READ and link.open:
+                if link is not None and mask & selectors.EVENT_READ and link.open:
                     reason = ""
                     try:
                         link.receive(self)
