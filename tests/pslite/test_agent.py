@@ -28,13 +28,15 @@ from pslite.testing import Resize, run_local
 from pslite.usage import Usage
 
 TOKEN = secrets.token_hex(32)
-#: says which signals it gets, and ends with status 5 when its input does
+#: says which signals it gets, and ends with status 5 when its input does; one that comes just before it waits is heard
 LISTENER = """
-import signal, sys
+import os, select, signal, sys
 def heard(number, frame): print(signal.Signals(number).name, flush=True)
+there, here = os.pipe2(os.O_NONBLOCK)
+signal.set_wakeup_fd(here)
 for name in sys.argv[1:]: signal.signal(getattr(signal, name), heard)
 print("ready", flush=True)
-sys.stdin.read()
+while 0 not in select.select([0, there], [], [])[0]: os.read(there, 100)
 sys.exit(5)
 """
 ALL = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -92,7 +94,7 @@ def test_a_second_interrupt_ends_children_too():
 
 def test_an_interrupt_at_a_terminal_comes_once():
     """The terminal gives it to all processes of the foreground, dl2-run and the task."""
-    script = LISTENER.replace("sys.stdin.read()", "import time; time.sleep(600)")
+    script = LISTENER.replace("[0, there]", "[there]")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}
     place = {"DL2_ROLE": "worker", "DL2_TASK": "w-0", "DL2_COORDINATOR": "127.0.0.1:9", "DL2_TOKEN": TOKEN}
     arguments = [sys.executable, "-m", "pslite.run", "--", sys.executable, "-c", script, "SIGINT"]
@@ -322,7 +324,7 @@ def test_data_is_there_before_a_worker_joins(tmp_path):
 
 def test_signals_to_a_job_on_this_machine(tmp_path):
     script = tmp_path / "wait.py"
-    script.write_text(LISTENER.replace("sys.stdin.read()", "import time; time.sleep(600)"))
+    script.write_text(LISTENER.replace("[0, there]", "[there]"))
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}
     with subprocess.Popen(
         [sys.executable, "-m", "pslite.run", "--servers", "1", "--", sys.executable, str(script), "SIGUSR1", "SIGINT"],

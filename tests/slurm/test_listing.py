@@ -20,7 +20,7 @@ from dl2d_slurm.listing import (
     parse_jobs,
     parse_nodes,
     records,
-    with_ending,
+    with_held,
 )
 
 WORD = "0f" * 16
@@ -188,9 +188,30 @@ def test_slurms_spelling_of_types_is_kept_for_submissions() -> None:
 )
 def test_an_ending_job_still_holds_its_room(row: dict[str, object], room: dict[str, float]) -> None:
     parsed = parse_jobs(jobs_of(job_row(1, State="COMPLETING", **row), job_row(2)), WORD)
-    nodes = with_ending(parse_nodes(nodes_of(node_row("n1"), node_row("n2")), WORD).nodes, parsed.ending)
+    nodes = with_held(parse_nodes(nodes_of(node_row("n1"), node_row("n2")), WORD).nodes, parsed)
     assert nodes[0].used == Resources.of(room)
     assert nodes[1].used == Resources()
+
+
+@pytest.mark.parametrize(
+    ("comment", "state", "used"),
+    [
+        (TAG, "RUNNING", {"cpu": 3, "memory": 300}),  # it had begun to end when sinfo was asked
+        ("", "RUNNING", {}),
+        (TAG, "SUSPENDED", {}),  # others may have its CPUs
+        (TAG, "PENDING", {}),
+    ],
+)
+def test_what_a_marked_job_held_is_the_least_that_is_used(comment: str, state: str, used: dict[str, float]) -> None:
+    row = job_row(1, State=state, Comment=comment, **{"tres-alloc": "cpu=3,mem=300M,node=1"})
+    nodes = with_held(parse_nodes(nodes_of(node_row("n1")), WORD).nodes, parse_jobs(jobs_of(row), WORD))
+    assert nodes[0].used == Resources.of(used)
+
+
+def test_what_runs_is_not_counted_twice() -> None:
+    row = job_row(1, State="RUNNING", Comment=TAG, **{"tres-alloc": "cpu=3,mem=300M,node=1"})
+    nodes = parse_nodes(nodes_of(node_row("n1", CPUsState="3/5/0/8", AllocMem="1000")), WORD).nodes
+    assert with_held(nodes, parse_jobs(jobs_of(row), WORD))[0].used == Resources.of(cpu=3, memory=1000)
 
 
 def test_the_last_field_may_hold_the_separator() -> None:

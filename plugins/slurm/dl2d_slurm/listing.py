@@ -48,6 +48,8 @@ class Jobs:
     jobs: tuple[RmJob, ...]
     #: Node and room of each job that is ending and ran on one node.
     ending: tuple[tuple[str, Resources], ...] = ()
+    #: Those of each marked job that runs.
+    running: tuple[tuple[str, Resources], ...] = ()
     #: States that no table has, and records that could not be read.
     strange: tuple[str, ...] = ()
 
@@ -97,6 +99,7 @@ def parse_jobs(text: str, word: str, *, fields: Sequence[str] = JOB_FIELDS, rule
     """
     jobs: list[RmJob] = []
     ending: list[tuple[str, Resources]] = []
+    running: list[tuple[str, Resources]] = []
     strange: list[str] = []
     for record in records(text, fields, word):
         if isinstance(record, str) or not record["JobID"].isascii() or not record["JobID"].isdecimal():
@@ -113,6 +116,8 @@ def parse_jobs(text: str, word: str, *, fields: Sequence[str] = JOB_FIELDS, rule
         if state is RmJobState.ENDING and len(placed) == 1:
             ending.append((node, _held(record)))
         comment = present(record["Comment"])
+        if state is RmJobState.RUNNING and len(placed) == 1 and parse_tag(comment) and record["State"] != "SUSPENDED":
+            running.append((node, _held(record)))
         started = seconds(record["StartTime"]) if rules and state in (RmJobState.RUNNING, RmJobState.ENDING) else 0
         jobs.append(
             RmJob(
@@ -126,7 +131,7 @@ def parse_jobs(text: str, word: str, *, fields: Sequence[str] = JOB_FIELDS, rule
                 static=static_job(record, _held(record), rules, started) if rules else None,
             )
         )
-    return Jobs(tuple(_without_forged_tags(jobs)), tuple(ending), tuple(strange))
+    return Jobs(tuple(_without_forged_tags(jobs)), tuple(ending), tuple(running), tuple(strange))
 
 
 def _held(record: Mapping[str, str]) -> Resources:
@@ -155,23 +160,33 @@ def _asked(record: Mapping[str, str]) -> dict[str, int]:
     return amounts
 
 
-def with_ending(nodes: Iterable[Node], ending: Iterable[tuple[str, Resources]]) -> tuple[Node, ...]:
+def with_held(nodes: Iterable[Node], jobs: Jobs) -> tuple[Node, ...]:
     """Nodes with the room of ending jobs counted as used.
 
     While the processes of a job are still being killed sinfo shows its room as free already, though Slurm gives it to
-    nobody until they are gone.
+    nobody until they are gone. A marked job that ran when squeue was asked, and had begun to end when sinfo was, holds
+    its room, too: what such jobs hold is the least that is used.
     """
-    extra: dict[str, Resources] = {}
-    for name, room in ending:
-        extra[name] = extra.get(name, NO_RESOURCES) + room
+    ending, running = _by_node(jobs.ending), _by_node(jobs.running)
     return tuple(
-        replace(node, used=_at_most(node.used + extra[node.name], node.capacity)) if node.name in extra else node
+        replace(node, used=_used(node, ending.get(node.name, NO_RESOURCES), running.get(node.name, NO_RESOURCES)))
+        if node.name in ending or node.name in running
+        else node
         for node in nodes
     )
 
 
-def _at_most(amount: Resources, most: Resources) -> Resources:
-    return Resources.of({name: min(value, most.get(name)) for name, value in amount.as_dict().items()})
+def _by_node(rooms: Iterable[tuple[str, Resources]]) -> dict[str, Resources]:
+    sums: dict[str, Resources] = {}
+    for name, room in rooms:
+        sums[name] = sums.get(name, NO_RESOURCES) + room
+    return sums
+
+
+def _used(node: Node, ending: Resources, running: Resources) -> Resources:
+    names = {*node.used.as_dict(), *ending.as_dict(), *running.as_dict()}
+    used = {name: max(node.used.get(name), running.get(name)) + ending.get(name) for name in names}
+    return Resources.of({name: min(amount, node.capacity.get(name)) for name, amount in used.items()})
 
 
 def _without_forged_tags(jobs: Iterable[RmJob]) -> Iterator[RmJob]:

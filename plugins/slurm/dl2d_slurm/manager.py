@@ -22,7 +22,7 @@ from dl2d_slurm.listing import (
     parse_jobs,
     parse_nodes,
     watched_fields,
-    with_ending,
+    with_held,
 )
 from dl2d_slurm.pace import TokenBucket
 from dl2d_slurm.settings import SlurmSettings
@@ -130,7 +130,7 @@ class SlurmManager:
         self._stopper.forget_all_but({job.handle for job in jobs.jobs if not job.state.ended})
         for remark in (*jobs.strange, *nodes.strange):
             self._report_once(remark)
-        self._last = RmSnapshot(now, with_ending(nodes.nodes, jobs.ending), jobs.jobs)
+        self._last = RmSnapshot(now, with_held(nodes.nodes, jobs), jobs.jobs)
         return self._last
 
     def _ask(self, *argv: str) -> str:

@@ -19,7 +19,7 @@ from pslite.gpus import open_gpus
 from pslite.informer import Informer
 from pslite.messages import AgentExit, AgentUsage
 from pslite.prefetch import Prefetch, prefetch
-from pslite.signals import ENDING, OWN, from_terminal, handled
+from pslite.signals import ENDING, OWN, from_terminal, handled, wait_for
 from pslite.usage import Usage, in_words
 from pslite.watch import Watch, family
 
@@ -111,7 +111,7 @@ class Agent:
         self._began.set()
         for number in self._early:
             process.send_signal(number)  # came as the process was being made
-        code = process.wait()
+        code = wait_for(process)
         self._over.set()
         usage = self._whole_life(before, time.monotonic() - since)
         self._say(f"{self._identity.task} has used {in_words(usage)}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -30,6 +32,27 @@ def handled(handler: Callable[[int], None], numbers: tuple[signal.Signals, ...] 
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def wait_for(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a child's end in the main thread, whose handlers of signals run at once; returns its `returncode`.
+
+    `process.wait()` would keep a signal that comes just before its system call from its handler until the child ends:
+    only a descriptor that signals are written to (`signal.set_wakeup_fd`) is readable still when one asks.
+    """
+    there, here = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    fd = signal.set_wakeup_fd(here, warn_on_full_buffer=False)
+    child = signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    try:
+        while (code := process.poll()) is None:
+            select.select([there], [], [])
+            os.read(there, 4096)
+        return code
+    finally:
+        signal.signal(signal.SIGCHLD, child)
+        signal.set_wakeup_fd(fd)
+        os.close(there)
+        os.close(here)
 
 
 def from_terminal() -> bool:
