@@ -80,6 +80,7 @@ def test_a_store_is_learned_from_and_the_result_simulated_and_gone_on_with(
     assert ran.json["history"][0]["phase"] == "start"
 
 
+@pytest.mark.slow
 def test_a_scheduler_is_learned_from_that_dl2d_only_looked_on_at(dl2d: Dl2d, tmp_path: Path) -> None:
     config = write_config(tmp_path, mode="observe", placement="load_balance")
     (tmp_path / "state").mkdir()

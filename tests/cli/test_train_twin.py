@@ -63,6 +63,7 @@ def test_a_checkpoint_comes_of_it_and_the_gate_is_recorded(dl2d: Dl2d, site: tup
     assert ("passed" if trial["passed"] else "failed") in shown
 
 
+@pytest.mark.slow
 def test_without_the_gate_nothing_is_registered_and_the_seed_decides(
     dl2d: Dl2d, site: tuple[Path, str], tmp_path: Path
 ) -> None:

@@ -81,7 +81,7 @@ def test_a_job_whose_tasks_are_large_gets_in_among_small_ones() -> None:
         world.close()
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(
         st.tuples(st.integers(1, 6), st.integers(0, 2), st.integers(1, 3), st.integers(1, 6)), min_size=2, max_size=4

@@ -124,6 +124,7 @@ def test_sigterm_leaves_the_jobs_alone_and_a_restart_takes_them_up(cluster: Loca
     assert (ended.state, ended.digest) == (JobState.FINISHED, cluster.static_digest("--optimizer", "momentum"))
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_is_replaced_and_the_job_says_what_is_lost(cluster: LocalCluster) -> None:
     job = cluster.train("mine", *SLOW, max_workers=2, max_ps=1)
     cluster.wait_until(
@@ -193,6 +194,7 @@ def test_a_task_whose_whole_process_group_is_killed_is_named_too(cluster: LocalC
     assert "signal 9" in cluster.task(job, "ps-0").note
 
 
+@pytest.mark.slow
 def test_a_killed_coordinator_is_followed_by_another_one(cluster: LocalCluster) -> None:
     job = cluster.train("mine", *SLOW, max_workers=2, max_ps=1)
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")

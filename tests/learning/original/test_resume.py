@@ -48,10 +48,11 @@ def weights(checkpoint: Checkpoint) -> dict[str, bytes]:
     return {name: np.asarray(array).tobytes() for name, array in checkpoint.weights.items()}
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_it_reaches_the_same_weights(tmp_path: Path) -> None:
     """In the midst of imitation, of a round, and where a state is just being written."""
     whole = train(TRAINING, VALIDATION, SMALL, seed=3)
-    for moment in ("imitation 10", "learning 1", "learning 2", "learning 3"):
+    for moment in ("imitation 10", "learning 1", "learning 3"):
         child = a_child(tmp_path)
         assert child.stdout is not None
         for line in child.stdout:
