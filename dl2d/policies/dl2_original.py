@@ -28,6 +28,8 @@ from dl2d.policies.sizing import STEPS, Batch, Sight, Sizing, grows, usable
 Matrix = NDArray[np.float32]
 #: Steps whose noise is drawn together.
 _DRAWN: Final = 32
+#: More than rounding may make of what a unit is given.
+_ROUNDED: Final = 1e-3
 
 
 class Network(Protocol):
@@ -62,8 +64,9 @@ class Dense:
         logits: Matrix = values @ last + bias
         return logits
 
-    def following(self, columns: Matrix, count: int, free: Matrix) -> Callable[[int | None], Matrix]:
+    def following(self, columns: Matrix, count: int, free: Matrix, most: Matrix) -> Callable[[int | None], Matrix]:
         """See ``SharedJobs.following``."""
+        del most
         return _FollowingDense(columns, count, free, self._layers)
 
     def shapes(self) -> list[tuple[int, int]]:
@@ -123,7 +126,7 @@ class SharedJobs:
         logits[:, -1] = (np.maximum(pooled, 0.0) @ void + void_bias)[:, 0]
         return logits
 
-    def following(self, columns: Matrix, count: int, free: Matrix) -> Callable[[int | None], Matrix]:
+    def following(self, columns: Matrix, count: int, free: Matrix, most: Matrix) -> Callable[[int | None], Matrix]:
         """Logits of one batch again and again, shape (3J + 1,).
 
         Parameters
@@ -131,14 +134,56 @@ class SharedJobs:
         columns
             What the jobs show, shape (J, features); the first ``count`` are there. Is looked at again at each call.
         free
-            Free shares, looked at again likewise.
+            Free shares, looked at again likewise; will not grow.
+        most
+            What the jobs will show at most, shape (count, features); they show no less than now.
 
         Returns
         -------
         Callable[[int | None], Matrix]
             Is told which job alone has changed since the last call.
         """
-        return _Following(columns, count, free, self._parts)
+        return _Following(columns, count, free, _without_idle(self._parts, columns[:count], free, most))
+
+
+def _bounds(
+    weights: Matrix, bias: Matrix, low: tuple[Matrix, Matrix], high: tuple[Matrix, Matrix]
+) -> tuple[Matrix, Matrix]:
+    """Between what a layer of ReLUs stays, shape (jobs, units), if its inputs stay between ``low`` and ``high``.
+
+    Inputs are of each job, shape (jobs, features), and of all jobs alike, shape (features,).
+    """
+    width = low[0].shape[1]
+    up, down = np.maximum(weights, 0.0), np.minimum(weights, 0.0)
+    least, most = (
+        one[0] @ up[:width] + other[0] @ down[:width] + (one[1] @ up[width:] + other[1] @ down[width:] + bias)
+        for one, other in ((low, high), (high, low))
+    )
+    # Not to be wrong by rounding.
+    return np.maximum(least - _ROUNDED, 0.0), np.maximum(most + _ROUNDED, 0.0)
+
+
+def _without_idle(
+    parts: Mapping[str, tuple[Matrix, Matrix]], columns: Matrix, free: Matrix, most: Matrix
+) -> Mapping[str, tuple[Matrix, Matrix]]:
+    """Layers of ``SharedJobs`` without the units that stay 0 whatever is given to these jobs; see ``following``."""
+    (first, first_bias), (second, second_bias) = parts["0"], parts["1"]
+    (last, last_bias), (void, void_bias) = parts["job"], parts["void"]
+    low, high = _bounds(
+        first, first_bias, (columns, np.minimum(free, 0.0)), (np.maximum(most, columns), np.maximum(free, 0.0))
+    )
+    means = [each.sum(axis=0) / np.float32(max(len(each), 1)) for each in (low, high)]
+    # What void goes by is what a job with nothing of its own would have.
+    nothing = np.zeros((1, first.shape[1]), dtype=np.float32)
+    own = [np.concatenate([each, nothing]) for each in (low, high)]
+    _, deep = _bounds(second, second_bias, (own[0], means[0]), (own[1], means[1]))
+    on, deep_on = high.any(axis=0), deep.any(axis=0)
+    return {
+        "0": (first[:, on], first_bias[on]),
+        "1": (np.ascontiguousarray(second[np.tile(on, 2)][:, deep_on]), second_bias[deep_on]),
+        "job": (last[deep_on], last_bias),
+        "void": (void[deep_on], void_bias),
+    }
 
 
 class _FollowingDense:
@@ -187,11 +232,12 @@ class _Following:
         (first, first_bias), (second, second_bias) = parts["0"], parts["1"]
         (last, last_bias), (void, void_bias) = parts["job"], parts["void"]
         width, size, deep = columns.shape[1], first.shape[1], second.shape[1]
-        self._columns, self._free = columns, free
+        self._free = free
         #: What each job shows, the free shares, and 1.
-        shown = np.ones((count, len(first) + 1), dtype=np.float32)
-        shown[:, :width] = columns[:count]
-        self._shown, self._shares, self._rows = shown.T, shown[:, width:-1], [row[:width] for row in shown]
+        self._shown = np.ones((len(first) + 1, count), dtype=np.float32)
+        self._shown[:width] = columns[:count].T
+        self._shares = list(self._shown[width:-1])
+        self._pairs = list(zip(self._shown[:width].T, columns[:count], strict=True))
         self._first = np.concatenate([first, first_bias[None]]).T
         #: Hidden units of jobs, and 1.
         whole = np.ones((size + 1, count), dtype=np.float32)
@@ -215,8 +261,10 @@ class _Following:
         """Logits, shape (3J + 1,): the same array at each call."""
         hidden, deep, zeros = self._hidden, self._deep, self._zeros
         if changed is not None:
-            self._rows[changed][:] = self._columns[changed]
-        self._shares[:] = self._free
+            into, column = self._pairs[changed]
+            into[:] = column
+        for share, free in zip(self._shares, self._free.tolist(), strict=True):
+            share.fill(free)
         # As a method ``dot`` takes less time than as a function, which counts as well.
         self._first.dot(self._shown, hidden)
         np.maximum(hidden, zeros[0], out=hidden)
@@ -403,7 +451,7 @@ class Dl2Original:
     def _scorer(self, batch: Batch) -> Callable[[int | None], Matrix]:
         """Gives the logits after each step, of which the job that it was given to is named."""
         if isinstance(self.network, Dense | SharedJobs):
-            return self.network.following(batch.columns, len(batch.jobs), batch.free)
+            return self.network.following(batch.columns, len(batch.jobs), batch.free, batch.most)
         network, observation = self.network, batch.observation
         return lambda _: network(observation)[0]
 

@@ -106,9 +106,11 @@ class Filling:
         )
 
     def _give(self, job: Job, step: Allocation) -> None:
-        has = self.allocations[job.key]
-        self.allocations[job.key] = Allocation(has.workers + step.workers, has.ps + step.ps)
-        self.actions.append((job.key, step))
+        key = job.key
+        workers, ps = self.allocations[key]
+        more, more_ps = step
+        self.allocations[key] = Allocation(workers + more, ps + more_ps)
+        self.actions.append((key, step))
 
     def _stop(self, job: Job, reason: Reason) -> Reason:
         self.reasons.setdefault(job.key, reason)

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from operator import add
 from typing import Any, Final, Self
 
 import numpy as np
@@ -33,6 +32,7 @@ _TASKS_SCALE: Final = 16.0
 _PLACE_SCALE: Final = 4.0
 #: What the actions of a job give it.
 STEPS: Final = (Allocation(1, 0), Allocation(0, 1), Allocation(1, 1))
+_WORKER, _PS = 0, 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +108,8 @@ class Sizing:
         self.whole = [max(capacity.get(name, 0), 1) for name in sight.resources]
         free = dict(packing.left().thousandths)
         self._used = [capacity.get(name, 0) - free.get(name, 0) for name in sight.resources]
+        #: Free share of each resource.
+        self.free = [1.0 - used / whole for used, whole in zip(self._used, self.whole, strict=True)]
         #: Amounts by the identity of demands, which are kept so that it stays their own.
         self._demands: dict[int, tuple[Resources, tuple[int, ...]]] = {}
         #: Numbers of steps that have room alike; and which of them are not known to have none.
@@ -133,10 +135,6 @@ class Sizing:
     def type_of(self, job: Job) -> int | None:
         """Place of its one-hot; None for a type that the network does not know."""
         return self._types.get(job.request.model)
-
-    def free(self) -> list[float]:
-        """Free share of each resource."""
-        return [1.0 - used / whole for used, whole in zip(self._used, self.whole, strict=True)]
 
     def kinds(self, job: Job) -> list[int]:
         """Numbers of a job's three steps in ``open``: equal demands have room alike.
@@ -170,10 +168,10 @@ class Sizing:
         step = STEPS[number]
         blocked: Blocked | None = self.filling.add(job, step)
         if blocked is None:
-            if step.workers:
-                self._used = [*map(add, self._used, self.amounts(job.request.worker))]
-            if step.ps:
-                self._used = [*map(add, self._used, self.amounts(job.request.ps))]
+            if number != _PS:
+                self._take(job.request.worker)
+            if number != _WORKER:
+                self._take(job.request.ps)
             if self._head_only:
                 # Another node may be looked at now.
                 self.open[:] = self.all_open = True
@@ -182,6 +180,12 @@ class Sizing:
         self.open[kind] = self.all_open = False
         self.reasons[job.key] = _refused(step, blocked)
         return False
+
+    def _take(self, demand: Resources) -> None:
+        for place, amount in enumerate(self.amounts(demand)):
+            if amount:
+                used = self._used[place] = self._used[place] + amount
+                self.free[place] = 1.0 - used / self.whole[place]
 
     def no_room(self, job: Job) -> Reason | None:
         """Why there is no room for a job's least size where it has nothing, else for any further step.
@@ -237,11 +241,12 @@ class Batch:
         self._sizing = sizing
         sight = sizing.sight
         self._types, self._extras = len(sight.models), sight.extras
-        self._allocations = sizing.filling.allocations
+        self._allocations, self._keys = sizing.filling.allocations, [job.key for job in jobs]
         #: Shape (1, inputs).
         self.observation = np.zeros((1, sight.inputs), dtype=np.float32)
         self.columns = self.observation[0, : sight.window * sight.width].reshape(sight.window, sight.width)
         self.free = self.observation[0, sight.window * sight.width :]
+        self._shown = list(self.columns[: len(jobs)])
         #: Of each job: amounts of a worker and of a PS with the whole, and the most of both.
         self._amounts = [
             tuple(zip(sizing.amounts(job.request.worker), sizing.amounts(job.request.ps), sizing.whole, strict=True))
@@ -252,6 +257,7 @@ class Batch:
         self._beyond = np.ones(sight.void + 1, dtype=np.bool_)
         self._beyond[-1] = False
         self._ends = self._beyond[: len(STEPS) * len(jobs)].reshape(len(jobs), len(STEPS))
+        self._ends[:] = False
         self._kinds = np.array([sizing.kinds(job) for job in jobs], dtype=np.int64).reshape(len(jobs), len(STEPS))
         self._closed = self._beyond.copy()
         self._choices = self._closed[: len(STEPS) * len(jobs)].reshape(len(jobs), len(STEPS))
@@ -268,7 +274,11 @@ class Batch:
             if sight.extras:
                 column[self._types + _SCALARS] = place / _PLACE_SCALE
                 column[self._types + _SCALARS + 1] = remaining / job.request.epochs
-            self._show(place)
+            self._show(place, *self._most[place])
+        #: What the jobs show with the most that they may have; shape (jobs, features).
+        self.most = self.columns[: len(jobs)].copy()
+        for place in range(len(jobs)):
+            self._look(place)
         self._show_free()
 
     def mask(self) -> NDArray[np.bool_]:
@@ -288,29 +298,36 @@ class Batch:
         place, number = divmod(action, len(STEPS))
         if not self._sizing.add(self.jobs[place], number):
             return False
-        self._show(place)
+        self._look(place)
         self._show_free()
         return True
 
-    def _show(self, place: int) -> None:
-        """Show dominant share, workers and PSs of a job, scaled, and what it may still be given."""
-        workers, ps = self._allocations[self.jobs[place].key]
+    def _look(self, place: int) -> None:
+        """Bring a job's column, and what it may still be given, up to date."""
+        workers, ps = self._allocations[self._keys[place]]
+        self._show(place, workers, ps)
+        most, most_ps = self._most[place]
+        end, end_ps = workers >= most, ps >= most_ps
+        if end or end_ps:
+            # For good: tasks are only added.
+            self._ends[place] = end, end_ps, True
+
+    def _show(self, place: int, workers: int, ps: int) -> None:
+        """Show dominant share, workers and PSs of a job, scaled."""
         share = 0.0
         for one, other, whole in self._amounts[place]:
             own = (workers * one + ps * other) / whole
-            share = max(share, own)
+            if own > share:  # noqa: PLR1730 - a call of ``max`` takes longer, thousands of times a slot
+                share = own
         # Numbers one by one: an array of a few takes longer.
-        column, at = self.columns[place], self._types + 2
+        column, at = self._shown[place], self._types + 2
         column[at], column[at + 1], column[at + 2] = share, workers / _TASKS_SCALE, ps / _TASKS_SCALE
         if self._extras:
             column[-2], column[-1] = _log1p(workers), _log1p(ps)
-        most, most_ps = self._most[place]
-        end, end_ps, ends = workers >= most, ps >= most_ps, self._ends[place]
-        ends[0], ends[1], ends[2] = end, end_ps, end or end_ps
 
     def _show_free(self) -> None:
         free = self.free
-        for place, share in enumerate(self._sizing.free()):
+        for place, share in enumerate(self._sizing.free):
             free[place] = share
 
 
