@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import threading
 import time
 from dataclasses import replace
 from functools import cache
@@ -14,9 +15,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from regression import segments
-from rehearsal import QUICK, Rehearsal, job, random_events, static_digest
+from rehearsal import QUICK, Event, Rehearsal, job, random_events, static_digest
 from weather import rough_weather
 
+from pslite.server import Server
 from pslite.spec import LAMB, SGD, Adam
 from pslite.worker import Worker
 
@@ -172,3 +174,21 @@ def test_who_wakes_late_knows_of_a_plan_before_its_frames(monkeypatch):
     outcome = Rehearsal(job(epochs=2), workers=3, servers=1).run()
     assert outcome.status.state == "finished", outcome.log
     assert not outcome.surprises, outcome.surprises
+
+
+@pytest.mark.parametrize("milliseconds", [0, 1, 2, 4, 6, 8])
+def test_the_only_server_dies_when_it_has_said_which_plan_comes(milliseconds, monkeypatch):
+    stamp_from = Server._stamp_from
+    events = [Event(20, workers=1)]
+    rehearsal = Rehearsal(job(), workers=3, servers=1, events=events)
+
+    def stamp(server, first):
+        stamp_from(server, first)
+        if server._identity.task == "ps-0":
+            threading.Timer(milliseconds / 1e3, rehearsal._happen, (Event(0, kill="ps"),)).start()
+
+    monkeypatch.setattr(Server, "_stamp_from", stamp)
+    outcome = rehearsal.run()
+    assert outcome.killed == ["ps-0"], outcome.log
+    assert outcome.status.state == "finished", outcome.log
+    assert not outcome.surprises, (outcome.surprises, outcome.log)

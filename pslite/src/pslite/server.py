@@ -1088,7 +1088,8 @@ class Server:
         if any(holding.plan != number for holding in self._holdings.values()):
             return
         stage.reported = True
-        self._stamp = None
+        if self._stamp is not None and self._stamp[0] <= number:
+            self._stamp = None  # that of a plan to come stays: a newcomer reports the plan in force, too
         self._control.send(
             Moved(plan=number, sent_bytes=stage.moved_bytes, move_ms=(time.monotonic() - stage.began) * 1e3)
         )
