@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
-from rehearsal import Rehearsal, job, random_events, static_digest
+from rehearsal import Event, Rehearsal, job, random_events, static_digest
 
 from pslite.blocks import cut
 from pslite.gradients import Bundle, Contribution
 from pslite.norms import Tensors
 from pslite.optimizers import Updater
+from pslite.server import Server
 from pslite.session import SingleSession
 from pslite.spec import LAMB, JobSpec, Mean, Part, Segment
 
@@ -119,3 +121,26 @@ def test_the_bits_of_the_static_run_under_resizes_and_deaths(seed, changes):
     assert outcome.status.result.digest == static_digest(spec), outcome.log
     assert not outcome.surprises, outcome.surprises
     assert static_digest(spec) != static_digest(plain)
+
+
+@pytest.mark.parametrize("changes", [{"clip_norm": 0.3}, {}], ids=["norm", "lamb"])
+def test_servers_die_when_only_some_have_heard_of_a_factor(changes, monkeypatch):
+    """What has come in their place has some blocks before the step, and the others after it."""
+    plain = job()
+    lamb = Segment(dtype="float32", optimizer=LAMB(lr=0.02), parts=plain.segments[0].parts)
+    rehearsal = Rehearsal(job(**changes or {"segments": (lamb, plain.segments[1])}), workers=2, servers=2)
+    take_scale = Server._take_scale
+
+    def take(server, message):
+        if message.version == 20 and server._identity.task == "ps-1":
+            for place in (0, 1):
+                threading.Timer(0.02, rehearsal._happen, (Event(0, kill="ps", choice=place),)).start()
+        else:
+            take_scale(server, message)
+
+    monkeypatch.setattr(Server, "_take_scale", take)
+    outcome = rehearsal.run()
+    assert sorted(outcome.killed) == ["ps-0", "ps-1"], outcome.log
+    assert outcome.status.state == "finished", outcome.log
+    assert outcome.status.version == 60, outcome.log
+    assert not outcome.surprises, (outcome.surprises, outcome.log)

@@ -853,12 +853,19 @@ class Coordinator:
         squares = self._squares.setdefault((message.version, message.of), {})
         squares.update(message.squares)
         tensors = Tensors(self._spec, self._blocks) if message.of == "update" else None
-        if len(squares) < (len(self._blocks) if tensors is None else len(tensors.asking)):
+        known = self._scales.get(message.of)
+        if known is not None and known.version != message.version:
+            known = None
+        if known is None and len(squares) < (len(self._blocks) if tensors is None else len(tensors.asking)):
             return
         if self._succession is not None and self._succession.newcomer:
             return  # servers have said how far they are, and must not go on
         del self._squares[message.version, message.of]
         servers = {m.task for plan in self._plans_in_force() for m in plan.servers}
+        if known is not None:
+            # who asks has come in the place of a server that died before it heard; other blocks have done the step
+            self._tell(servers, known)
+            return
         if tensors is not None:
             scale: Clip | Trust = Trust(version=message.version, factors=tensors.trust(squares))
         else:
