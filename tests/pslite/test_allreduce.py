@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pslite_jobs import KillAt, command, static_digest
+from pslite_jobs import KillAt, command, schedules, static_digest
 from rehearsal import QUICK, Event, Rehearsal, job, random_events
 from rehearsal import static_digest as rehearsed_digest
 
@@ -259,7 +259,8 @@ class Kills:
         return bool(self.versions)
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.slow) for seed in range(15)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", schedules(15))
 def test_kills_in_the_middle_of_resizes_of_real_processes(seed):
     rng = random.Random(seed)
     schedule, version = [], 0
