@@ -69,20 +69,20 @@ class Door:
     def wait(self, condition: Callable[[], object]) -> None:
         """Wait until something that the doorway does makes it true."""
         with self._changed:
-            assert self._changed.wait_for(condition, 20), self.lines
+            assert self._changed.wait_for(condition, 60), self.lines
 
     def knock(self) -> socket.socket:
         """Open a bare connection."""
         host, port = self.address.split(":")
-        return socket.create_connection((host, int(port)), timeout=20)
+        return socket.create_connection((host, int(port)), timeout=60)
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
     """Two ends of a TCP connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        near = socket.create_connection(listener.getsockname(), timeout=20)
+        near = socket.create_connection(listener.getsockname(), timeout=60)
         far, _ = listener.accept()
-        far.settimeout(20)
+        far.settimeout(60)
         return near, far
 
 
@@ -142,7 +142,7 @@ class Listener:
     def wait(self) -> None:
         """Wait until all connections have ended."""
         for thread in self._threads:
-            thread.join(20)
+            thread.join(60)
         for sock in self._sockets:
             sock.close()
 

@@ -73,7 +73,7 @@ def launch(command: list[str], workers: int, servers: int, **more: str) -> list[
     roles = ["scheduler", *["server"] * servers, *["worker"] * workers]
     processes = [subprocess.Popen(command, env={**common, "DMLC_ROLE": role}) for role in roles]
     try:
-        return [process.wait(120) for process in processes]
+        return [process.wait(250) for process in processes]
     finally:
         for process in processes:
             process.kill()

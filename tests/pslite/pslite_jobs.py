@@ -9,6 +9,12 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from pslite.coordinator import Settings
+
+#: of tests of leases: as short as it can be where a process may get no processor for seconds
+LEASE = Settings(grace=60.0, start=60.0, heartbeat=0.5, lease=8.0, balance="even")
+#: newcomers come together, however long they take
+PATIENT = Settings(grace=60.0, start=60.0, settle=60.0, verdict=6.0, balance="even")
 WORKER = str(Path(__file__).with_name("numpy_worker.py"))
 
 
@@ -27,15 +33,19 @@ def command(*options: str) -> list[str]:
 def static_digest(*options: str) -> str:
     """Return the digest of a job that is never resized, made by one process without any network."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith("DL2_")}
-    done = subprocess.run(command(*options), env=environ, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command(*options), env=environ, capture_output=True, text=True, timeout=200, check=True)
     return done.stdout.strip()
 
 
 class KillAt:
-    """Kills the process of one task, once, as soon as the job has reached a version; says whether it has yet to."""
+    """Kills the process of one task, once, as soon as the job has reached a version.
 
-    def __init__(self, task, version, number=signal.SIGKILL):
-        self.task, self.version, self.number = task, version, number
+    It says that it is not done until the job knows of the death, or with `planned` until there is a plan without the
+    task.
+    """
+
+    def __init__(self, task, version, number=signal.SIGKILL, *, planned=False):
+        self.task, self.version, self.number, self.planned = task, version, number, planned
         self.pid = None
 
     def __call__(self, status, director):
@@ -44,7 +54,9 @@ class KillAt:
             if member is not None:
                 self.pid = member.pid
                 os.kill(member.pid, self.number)
-        return self.pid is None
+        if self.planned:
+            return not any(self.task in plan.removed for plan in status.plans)
+        return not any(m.task == self.task and m.state == "left" for m in status.members)
 
 
 class Replace(KillAt):

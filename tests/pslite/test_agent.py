@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -66,7 +67,7 @@ def test_signals_are_passed_on(listener):
         listener.send_signal(getattr(signal, name))
         assert listener.stdout.readline() == f"{name}\n"
     listener.stdin.close()
-    assert listener.wait(20) == 5
+    assert listener.wait(60) == 5
 
 
 def test_a_second_interrupt_is_the_end(listener):
@@ -74,7 +75,7 @@ def test_a_second_interrupt_is_the_end(listener):
     assert listener.stdout.readline() == "SIGINT\n"
     assert listener.poll() is None
     listener.send_signal(signal.SIGINT)
-    assert listener.wait(20) == 128 + signal.SIGKILL
+    assert listener.wait(60) == 128 + signal.SIGKILL
 
 
 def test_a_second_interrupt_ends_children_too():
@@ -89,7 +90,7 @@ def test_a_second_interrupt_ends_children_too():
         assert process.stdout.readline() == "heard\n"
         process.send_signal(signal.SIGINT)
         assert process.stdout.read() == ""  # ends when nobody has it open any more
-        assert process.wait(20) == 128 + signal.SIGKILL
+        assert process.wait(60) == 128 + signal.SIGKILL
 
 
 def test_an_interrupt_at_a_terminal_comes_once():
@@ -102,25 +103,20 @@ def test_an_interrupt_at_a_terminal_comes_once():
     if not pid:
         os.execvpe(arguments[0], arguments, {**clean, **place})
     try:
-        heard = b""
-
-        def until(word, times):
-            nonlocal heard
-            while heard.count(word) < times:
-                heard += os.read(terminal, 1000)
-
-        until(b"ready", 1)
-        os.write(terminal, b"\x03")
-        until(b"SIGINT", 1)
-        os.write(terminal, b"\x03")
+        heard, typed = os.read(terminal, 1000), 0
+        while b"ready" not in heard:
+            heard += os.read(terminal, 1000)
+        with contextlib.suppress(OSError):  # nobody has it open any more
+            # the second one is the end, or a later one: what comes before dl2-run had a look at the one before is lost
+            while typed < 100:
+                os.write(terminal, b"\x03")
+                typed += 1
+                while heard.count(b"SIGINT") < typed:
+                    heard += os.read(terminal, 1000)
+        assert 2 <= typed < 100
         _, status = os.waitpid(pid, 0)
-        try:
-            while more := os.read(terminal, 1000):
-                heard += more
-        except OSError:
-            pass  # nobody has it open any more
-        # once for each that was typed, if the task was quick enough to say so before the second one killed it
-        assert 1 <= heard.count(b"SIGINT") <= 2
+        # once for each that was typed, if the task was quick enough to say so before the last one killed it
+        assert 1 <= heard.count(b"SIGINT") <= typed
         assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGKILL
     finally:
         os.close(terminal)
@@ -137,7 +133,7 @@ def test_signals_that_are_ignored_stay_so():
         env={**clean, **place},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
         check=True,
     )
     assert done.stdout == "True\n"
@@ -150,12 +146,12 @@ def test_a_signal_before_the_task_begins_ends_it_there(tmp_path):
         wait_for(began.exists)
         process.send_signal(signal.SIGUSR1)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 128 + signal.SIGTERM
+        assert process.wait(60) == 128 + signal.SIGTERM
         assert "before the task began" in process.stderr.read()
     assert not (tmp_path / "task").exists()
 
 
-def wait_for(condition, seconds=20):
+def wait_for(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -190,15 +186,15 @@ def reason_of(*task, **options):
     """Return why a job failed whose only worker was that command, the exit status of dl2-run, and what it said."""
     token, director, lines, said = bytes.fromhex(TOKEN), Listening(), [], []
     coordinator = Coordinator(
-        job="j", token=token, director=director, say=lines.append, settings=Settings(start=30.0), host="127.0.0.1"
+        job="j", token=token, director=director, say=lines.append, settings=Settings(start=60.0), host="127.0.0.1"
     )
     thread = threading.Thread(target=coordinator.run)
     thread.start()
-    director.started.wait(20)
+    director.started.wait(60)
     identity = Identity("worker", "worker-0", "i", token)
     agent = Agent(identity, director.address, task, os.environ, say=said.append, **options)
     status = agent.run()
-    thread.join(30)
+    thread.join(60)
     return director.status.reason, status, said
 
 
@@ -258,7 +254,7 @@ def test_a_coordinator_in_the_place_of_another_hears_it_too(tmp_path):
         thread.start()
         wait_for(lambda: "worker-0" in one._agents)
         first.stop = True
-        thread.join(30)
+        thread.join(60)
         other_thread.start()
         wait_for(lambda: "worker-0" in other._agents)
         gate.write_text("go on")
@@ -266,14 +262,15 @@ def test_a_coordinator_in_the_place_of_another_hears_it_too(tmp_path):
     changing = threading.Thread(target=change)
     changing.start()
     assert agent.run() == 3
-    changing.join(30)
-    runs[1][1].join(30)
+    changing.join(60)
+    runs[1][1].join(60)
     listener.close()
     assert second.status.reason.endswith("died: its process ended with status 3 before it joined"), said
 
 
 def test_what_tasks_use_and_how_they_end_is_in_the_jobs_status():
-    seen = {}
+    """It is resized when all has been seen of the worker that leaves."""
+    seen, ends, steps = {}, {}, {}
 
     def look(status, director):
         for member in status.members:
@@ -283,13 +280,15 @@ def test_what_tasks_use_and_how_they_end_is_in_the_jobs_status():
                 ends[member.task] = member
             if member.steps is not None:
                 steps[member.task] = member.steps
+        if len(seen) == 3 and len(steps) == 2:
+            director.resize(Resize(0, 1, 1))
+        return "worker-1" not in ends
 
-    ends, steps = {}, {}
     options = ("--epochs", "40", "--step-seconds", "0.005")
     environ = {**os.environ, "DL2_WATCH_SECONDS": "0.1"}
     result = run_local(
-        command(*options), workers=2, servers=1, schedule=[Resize(60, 1, 1)], environ=environ, on_status=look,
-        settings=Settings(grace=60.0, start=60.0, heartbeat=0.2),
+        command(*options), workers=2, servers=1, environ=environ, on_status=look,
+        settings=Settings(grace=60.0, start=60.0, heartbeat=0.2, balance="even"),
     )  # fmt: skip
     assert result.state == "finished", result.log
     assert result.digest == static_digest(*options)
@@ -310,7 +309,7 @@ def test_data_is_there_before_a_worker_joins(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "pslite.run", "--prefetch", str(tmp_path / "data"), "--", *command("--epochs", "2")],
         env={k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))},
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=200, check=True,
     )  # fmt: skip
     words = done.stderr.splitlines()
     read = next(i for i, line in enumerate(words) if "prefetch: 5 kB of 1 files" in line)
@@ -334,6 +333,6 @@ def test_signals_to_a_job_on_this_machine(tmp_path):
         process.send_signal(signal.SIGUSR1)
         assert process.stdout.readline() == "SIGUSR1\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 128 + signal.SIGTERM
+        assert process.wait(60) == 128 + signal.SIGTERM
         assert process.stdout.read() == ""  # ends when no task is left
         assert "job cancelled: its coordinator got SIGTERM" in process.stderr.read()

@@ -16,12 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pslite_jobs import KillAt, command, schedules, static_digest
+from pslite_jobs import LEASE, PATIENT, KillAt, command, schedules, static_digest
 from rehearsal import QUICK, Event, Rehearsal, job, random_events
 from rehearsal import static_digest as rehearsed_digest
 
 from pslite.blocks import cut
-from pslite.coordinator import Settings
 from pslite.errors import SpecError
 from pslite.gradients import Bundle
 from pslite.plan import reduction
@@ -32,8 +31,6 @@ from pslite.tree import ROOT, TreeSum
 
 TORCH = str(Path(__file__).with_name("torch_worker.py"))
 SLOW = ("--step-seconds", "0.02", "--epochs", "8")
-PATIENT = Settings(grace=60.0, start=60.0, settle=60.0)
-LEASE = Settings(grace=60.0, start=60.0, heartbeat=0.2, lease=2.0)
 #: a member that dies unseen while there is no coordinator is given up so many seconds later
 BRIEF = replace(QUICK, lease=6.0)
 #: of each kind; thousands are gone through by setting it so
@@ -185,7 +182,7 @@ def test_a_worker_that_hangs_is_given_up_after_its_lease():
     result = run_local(command(*SLOW), workers=3, servers=0, on_status=kill, settings=LEASE)
     assert result.state == "finished", result.log
     assert result.digest == static_digest(*SLOW)
-    assert any(f"(pid {kill.pid}) died or hangs: silent for 2 s; the others go on" in line for line in result.log)
+    assert any(f"(pid {kill.pid}) died or hangs: silent for 8 s; the others go on" in line for line in result.log)
 
 
 def test_the_death_of_the_last_worker_ends_the_job():
@@ -209,7 +206,7 @@ def test_a_job_goes_on_from_a_checkpoint_of_the_other_architecture(tmp_path):
 def test_fast_mode_stays_close(tmp_path):
     a, b = tmp_path / "a.npy", tmp_path / "b.npy"
     fast = ("--mode", "fast", "--optimizer", "momentum")
-    subprocess.run(command(*fast, "--save", str(a)), env=environ(), timeout=60, check=True, capture_output=True)
+    subprocess.run(command(*fast, "--save", str(a)), env=environ(), timeout=200, check=True, capture_output=True)
     result = run_local(command(*fast, "--save", str(b)), workers=2, servers=0, schedule=[Resize(10, 3, 0)])
     assert result.state == "finished", result.log
     np.testing.assert_allclose(np.load(a), np.load(b), rtol=1e-4, atol=1e-6)
@@ -217,23 +214,21 @@ def test_fast_mode_stays_close(tmp_path):
 
 def test_a_network_of_torch_has_one_digest_alone_with_servers_and_without(tmp_path):
     alone = subprocess.run(
-        [sys.executable, TORCH], env=environ(), capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, TORCH], env=environ(), capture_output=True, text=True, timeout=200, check=True
     )
     kill = KillAt("worker-0", 20)
-    without = run_local(
-        [sys.executable, TORCH], workers=2, servers=0, schedule=[Resize(8, 3, 0)], on_status=kill, timeout=200
-    )
+    without = run_local([sys.executable, TORCH], workers=2, servers=0, schedule=[Resize(8, 3, 0)], on_status=kill)
     assert without.state == "finished", without.log
-    servers = run_local([sys.executable, TORCH], workers=1, servers=1, timeout=200)
+    servers = run_local([sys.executable, TORCH], workers=1, servers=1)
     assert {alone.stdout.strip()} == {without.digest, servers.digest}
 
 
 @pytest.mark.slow
 def test_a_loop_in_the_style_of_ddp_has_one_digest_at_any_size():
     command_ = [sys.executable, TORCH, "--own-backward"]
-    alone = subprocess.run(command_, env=environ(), capture_output=True, text=True, timeout=120, check=True)
+    alone = subprocess.run(command_, env=environ(), capture_output=True, text=True, timeout=200, check=True)
     schedule = [Resize(5, 3, 0), Resize(15, 2, 0, oldest=True)]
-    result = run_local(command_, workers=1, servers=0, schedule=schedule, timeout=200)
+    result = run_local(command_, workers=1, servers=0, schedule=schedule)
     assert result.state == "finished", result.log
     assert result.digest == alone.stdout.strip()
 

@@ -64,15 +64,20 @@ def a_checkpoint(folder: Path, version: int = 2, **changes) -> Path:
 def test_a_job_whose_server_died_goes_on_at_another_size_with_the_same_bits(tmp_path):
     options = (*ADAM, "--checkpoint", str(tmp_path), "--every", "7")
     strict = (*options, "--step-seconds", "0.02", "--on-loss", "fail")
-    first = run_local(command(*strict), workers=3, servers=2, on_status=KillAt("ps-1", 40))
+    kill = KillAt("ps-1", 40)
+
+    def when_there_is_one(status, director):
+        return latest(tmp_path) is None or kill(status, director)
+
+    first = run_local(command(*strict), workers=3, servers=2, on_status=when_there_is_one)
     assert first.state == "failed"
     assert "on_loss is 'fail'" in first.reason
     place = latest(tmp_path)
     assert place is not None
     version = Checkpoint(place).version
     assert version % 7 == 0
-    assert version >= 28
-    again = run_local(command(*options), workers=2, servers=3, schedule=[Resize(version + 10, 4, 1)])
+    assert version >= 7
+    again = run_local(command(*options), workers=2, servers=3, schedule=[Resize(version + 3, 4, 1)])
     assert again.state == "finished", again.log
     assert again.plans[0].first_version == version
     assert any(f"goes on from its checkpoint of version {version}" in line for line in again.log)
@@ -87,12 +92,13 @@ def test_checkpoints_made_in_the_middle_of_resizes_are_whole(tmp_path):
         place = latest(tmp_path / "kept")
         if place is not None and not (copies / place.name).exists():
             shutil.copytree(place, copies / place.name)
+        return not copies.exists() or len(list(copies.iterdir())) < 6
 
     options = (*ADAM, "--checkpoint", str(tmp_path / "kept"), "--every", "1")
     result = run_local(command(*options), workers=2, servers=1, schedule=schedule, on_status=copy)
     assert result.state == "finished", result.log
     found = sorted(copies.iterdir())
-    assert len(found) > 5
+    assert len(found) >= 6
     assert 0 < len(list((tmp_path / "kept").iterdir())) <= KEPT
     for place in found[:: max(1, len(found) // 6)]:
         folder = tmp_path / f"from-{place.name}"
@@ -100,15 +106,15 @@ def test_checkpoints_made_in_the_middle_of_resizes_are_whole(tmp_path):
         environ = {name: value for name, value in os.environ.items() if not name.startswith("DL2_")}
         alone = subprocess.run(
             command(*ADAM, "--checkpoint", str(folder)),
-            env=environ, capture_output=True, text=True, timeout=60, check=True,
+            env=environ, capture_output=True, text=True, timeout=200, check=True,
         )  # fmt: skip
         assert alone.stdout.strip() == static_digest(*ADAM), place.name
 
 
 def test_a_job_alone_makes_them_too(tmp_path):
-    options = (*ADAM, "--checkpoint", str(tmp_path), "--every", "50")
+    options = (*ADAM, "--checkpoint", str(tmp_path), "--every", "100")
     environ = {name: value for name, value in os.environ.items() if not name.startswith("DL2_")}
-    subprocess.run(command(*options), env=environ, capture_output=True, timeout=60, check=True)
+    subprocess.run(command(*options), env=environ, capture_output=True, timeout=200, check=True)
     assert Checkpoint(latest(tmp_path)).version == 100
     result = run_local(command(*options), workers=2, servers=2)
     assert (result.state, result.digest) == ("finished", static_digest(*ADAM))
@@ -124,7 +130,7 @@ def test_a_checkpoint_of_the_last_version_leaves_nothing_to_do(tmp_path):
 
 
 def test_more_epochs_go_on_and_another_script_is_refused_with_the_difference(tmp_path):
-    kept = ("--checkpoint", str(tmp_path), "--every", "11")
+    kept = ("--checkpoint", str(tmp_path), "--every", "22")
     run_local(command("--epochs", "2", *kept))
     longer = run_local(command("--epochs", "4", *kept))
     assert (longer.state, longer.digest) == ("finished", static_digest("--epochs", "4"))
@@ -138,11 +144,11 @@ def test_more_epochs_go_on_and_another_script_is_refused_with_the_difference(tmp
 
 
 def test_one_that_cannot_be_written_is_told_and_the_job_goes_on(tmp_path):
-    (tmp_path / "0000000030.part").touch()
-    result = run_local(command("--checkpoint", str(tmp_path), "--every", "30"))
+    (tmp_path / "0000000050.part").touch()
+    result = run_local(command("--checkpoint", str(tmp_path), "--every", "50"))
     assert (result.state, result.digest) == ("finished", static_digest())
-    assert any("no checkpoint of version 30: ps-0" in line and "File exists" in line for line in result.log)
-    assert Checkpoint(latest(tmp_path)).version == 90
+    assert any("no checkpoint of version 50: ps-0" in line and "File exists" in line for line in result.log)
+    assert Checkpoint(latest(tmp_path)).version == 100
 
 
 def test_a_folder_that_is_none_is_told_before_anything_is_trained(tmp_path):
@@ -155,13 +161,18 @@ def test_a_folder_that_is_none_is_told_before_anything_is_trained(tmp_path):
 def test_a_network_goes_on_with_the_same_bits(tmp_path):
     environ = {name: value for name, value in os.environ.items() if not name.startswith("DL2_")}
     alone = subprocess.run(
-        [sys.executable, TORCH_SCRIPT], env=environ, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, TORCH_SCRIPT], env=environ, capture_output=True, text=True, timeout=200, check=True
     )
     script = [sys.executable, TORCH_SCRIPT, "--checkpoint", str(tmp_path / "kept"), "--on-loss", "fail"]
-    first = run_local(script, workers=2, servers=2, on_status=KillAt("ps-0", 15), timeout=200)
+    kill = KillAt("ps-0", 15)
+
+    def when_there_is_one(status, director):
+        return latest(tmp_path / "kept") is None or kill(status, director)
+
+    first = run_local(script, workers=2, servers=2, on_status=when_there_is_one)
     assert first.state == "failed"
     out = tmp_path / "model.pt"
-    again = run_local([*script, "--out", str(out)], workers=1, servers=1, timeout=200)
+    again = run_local([*script, "--out", str(out)], workers=1, servers=1)
     assert again.state == "finished", again.log
     assert again.plans[0].first_version >= 6
     assert again.plans[0].first_version % 6 == 0
@@ -248,7 +259,7 @@ def test_a_damaged_one_is_refused_by_name(tmp_path, damage, words):
 
 def test_a_version_that_comes_too_early_is_left_out_whole(tmp_path, monkeypatch):
     job, told, gate = spec(tmp_path), [], threading.Event()
-    monkeypatch.setattr("pslite.checkpoint.os.fsync", lambda _: gate.wait(20))
+    monkeypatch.setattr("pslite.checkpoint.os.fsync", lambda _: gate.wait(100))
     saver = Saver(job, "ps-0", told.append)
     blocks = states(job)
     for version in range(1, 5):

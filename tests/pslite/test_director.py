@@ -24,6 +24,8 @@ class Daemon:
 
     def __init__(self):
         self.beats: list[dict] = []
+        #: how many were answered with an error
+        self.refused = 0
         self.registrations: list[dict] = []
         self.targets: list[str] = []
         self.stop = False
@@ -76,14 +78,16 @@ class Daemon:
             if authorization != f"Bearer {self.credential}":
                 return 401, {"error": "wrong credential"}
             if self.status != 200:
+                self.refused += 1
+                self.changed.notify_all()
                 return self.status, {"error": "not now"}
             self.beats.append(body)
             self.changed.notify_all()
             return 200, {"members": self.targets, "stop": self.stop, "heartbeat_seconds": 0.2}
 
-    def want(self, *tasks, options=()):
+    def want(self, *tasks, options=(), **environ):
         with self.changed:
-            self.changed.wait_for(lambda: self.beats, 20)
+            self.changed.wait_for(lambda: self.beats, 60)
             self.targets = list(tasks)
             address = self.beats[-1]["address"]
         for task in tasks:
@@ -95,6 +99,7 @@ class Daemon:
                     DL2_TASK=task,
                     DL2_COORDINATOR=address,
                     DL2_TOKEN=self.token,
+                    **environ,
                 )
 
     def launch(self, name, arguments, **environ):
@@ -108,7 +113,7 @@ class Daemon:
         )
         return self.processes[name]
 
-    def wait(self, condition, seconds=30):
+    def wait(self, condition, seconds=120):
         with self.changed:
             assert self.changed.wait_for(lambda: self.beats and condition(self.beats[-1]), seconds), self.beats[-1:]
             return self.beats[-1]
@@ -122,6 +127,15 @@ class Daemon:
         self.server.shutdown()
         self.thread.join()
         self.server.server_close()
+
+
+@pytest.fixture
+def gate(tmp_path, monkeypatch):
+    """While this file is there jobs become slower towards their end."""
+    path = tmp_path / "something-is-still-to-be-done"
+    path.touch()
+    monkeypatch.setenv("PSLITE_PACE_FILE", str(path))
+    return path
 
 
 @pytest.fixture
@@ -144,7 +158,7 @@ def coordinator(daemon, **environ):
     )
 
 
-def test_a_job_under_a_daemon_grows_shrinks_and_finishes(daemon):
+def test_a_job_under_a_daemon_grows_shrinks_and_finishes(daemon, gate):
     options = ("--epochs", "40", "--step-seconds", "0.01")
     process = coordinator(daemon)
     first = daemon.wait(lambda beat: beat["state"] == "waiting")
@@ -156,14 +170,15 @@ def test_a_job_under_a_daemon_grows_shrinks_and_finishes(daemon):
     daemon.wait(lambda beat: beat["plan"] >= 2 and sum(m["state"] == "active" for m in beat["members"]) == 4)
     daemon.want("worker-1", "ps-1")
     beat = daemon.wait(lambda beat: any(m["state"] == "left" for m in beat["members"]))
+    gate.unlink()
     assert beat["epochs"] == 40.0
     assert beat["total_versions"] == 440
-    assert daemon.processes["worker-0"].wait(20) == 0
-    assert daemon.processes["ps-0"].wait(20) == 0
+    assert daemon.processes["worker-0"].wait(60) == 0
+    assert daemon.processes["ps-0"].wait(60) == 0
     last = daemon.wait(lambda beat: beat["state"] == "finished")
     assert last["result"] == {"digest": static_digest("--epochs", "40"), "versions": 440, "inexact_from": None}
     assert last["epoch"] == 40.0
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     numbers = [plan["number"] for beat in daemon.beats for plan in beat["plans"]]
     assert numbers == sorted(set(numbers)), "a plan is told once"
     plans = [plan for beat in daemon.beats for plan in beat["plans"]]
@@ -193,24 +208,24 @@ def test_a_job_under_a_daemon_grows_shrinks_and_finishes(daemon):
     assert gone["usage"]["memory_peak"] > 10 << 20
 
 
-def test_a_job_goes_on_without_its_daemon(daemon):
+def test_a_job_goes_on_without_its_daemon(daemon, gate):
     options = ("--epochs", "30", "--step-seconds", "0.01")
     process = coordinator(daemon)
     daemon.want("worker-0", "ps-0", options=options)
     before = daemon.wait(lambda beat: beat["state"] == "running")["version"]
     daemon.status = 503
-    deadline = time.monotonic() + 1.5
-    while time.monotonic() < deadline:
-        time.sleep(0.05)
-    daemon.status = 200
+    with daemon.changed:
+        assert daemon.changed.wait_for(lambda: daemon.refused >= 2, 60)
+        daemon.status = 200
     after = daemon.wait(lambda beat: beat["version"] > before)
     assert after["members"]
+    gate.unlink()
     daemon.wait(lambda beat: beat["state"] == "finished")
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 def test_a_task_that_is_withdrawn_before_it_is_a_member_ends_well(daemon):
-    options = ("--epochs", "300", "--shards", "1", "--step-seconds", "0.01")
+    options = ("--epochs", "30000", "--shards", "1", "--step-seconds", "0.01")
     process = coordinator(daemon)
     daemon.want("worker-0", "ps-0", options=options)
     daemon.wait(lambda beat: beat["state"] == "running")
@@ -218,10 +233,10 @@ def test_a_task_that_is_withdrawn_before_it_is_a_member_ends_well(daemon):
     daemon.want("worker-0", "worker-1", "ps-0", options=options)
     daemon.wait(lambda beat: {"worker-1": "joined"} in [{m["task"]: m["state"]} for m in beat["members"]])
     daemon.want("worker-0", "ps-0")
-    assert daemon.processes["worker-1"].wait(20) == 0
+    assert daemon.processes["worker-1"].wait(60) == 0
     assert daemon.processes["worker-0"].poll() is None
     daemon.stop = True
-    assert process.wait(20) == 1
+    assert process.wait(60) == 1
 
 
 def test_stop_cancels_a_job(daemon):
@@ -231,8 +246,8 @@ def test_stop_cancels_a_job(daemon):
     daemon.stop = True
     last = daemon.wait(lambda beat: beat["state"] == "cancelled")
     assert last["reason"] == "the scheduler cancelled it"
-    assert process.wait(20) == 1
-    assert daemon.processes["worker-0"].wait(20) == 1
+    assert process.wait(60) == 1
+    assert daemon.processes["worker-0"].wait(60) == 1
 
 
 @pytest.fixture
@@ -276,22 +291,22 @@ def test_an_anchor_registers_itself(daemon, munge, tmp_path, options, kept):
     assert not any(name.startswith(("SLURM_", "DL2_")) for name in body["env"])
     assert body["address"].startswith("127.0.0.1:")
     process.terminate()
-    assert process.wait(40) == 128 + 15
+    assert process.wait(60) == 128 + 15
     assert "not available" in process.stderr.read()
     assert daemon.beats[-1]["state"] == "cancelled"
 
 
 @pytest.mark.parametrize(("servers", "members"), [(1, {"worker-0", "worker-1", "ps-0"}), (0, {"worker-0", "worker-1"})])
-def test_under_a_daemon_that_looks_on_a_job_starts_its_own_tasks(daemon, munge, servers, members):
+def test_under_a_daemon_that_looks_on_a_job_starts_its_own_tasks(daemon, gate, munge, servers, members):
     daemon.static, daemon.stop = True, True  # whatever it says changes nothing
     arguments = ["--workers", "2", "--servers", str(servers), *command("--epochs", "4")]
     process = daemon.launch(
         "coordinator", arguments, DL2_DAEMON=daemon.url, DL2_HOST="127.0.0.1", SLURM_JOB_ID="4711", PATH=munge
     )
-    last = daemon.wait(lambda beat: beat["state"] in ("finished", "failed"), 60)
-    assert (process.wait(40), last["state"]) == (0, "finished"), last
-    active = [{member["task"] for member in beat["members"] if member["state"] == "active"} for beat in daemon.beats]
-    assert members in active
+    daemon.wait(lambda beat: {m["task"] for m in beat["members"] if m["state"] == "active"} == members)
+    gate.unlink()
+    last = daemon.wait(lambda beat: beat["state"] in ("finished", "failed"))
+    assert (process.wait(60), last["state"]) == (0, "finished"), last
     assert "only looks on: 2 workers" in process.stderr.read()
     if servers:
         assert last["result"]["digest"] == static_digest("--epochs", "4")
@@ -300,7 +315,7 @@ def test_under_a_daemon_that_looks_on_a_job_starts_its_own_tasks(daemon, munge, 
 def test_a_refused_registration_ends_with_status_2(daemon, munge):
     daemon.refuse_register = "malformed #DL2 line 3: epocs"
     process = daemon.launch("coordinator", ["x"], DL2_DAEMON=daemon.url, SLURM_JOB_ID="1", PATH=munge)
-    assert process.wait(20) == 2
+    assert process.wait(60) == 2
     assert "malformed #DL2 line 3: epocs" in process.stderr.read()
 
 
@@ -324,7 +339,7 @@ def test_wrong_use_ends_with_status_2_and_says_what(environ, arguments, text):
         env={**clean, **environ},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 2, done.stderr
@@ -334,10 +349,10 @@ def test_wrong_use_ends_with_status_2_and_says_what(environ, arguments, text):
 
 def test_signals_reach_the_command_and_set_the_status(daemon):
     process = daemon.launch("standalone", ["sleep", "60"])
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
         line = process.stderr.readline()
         if "ps-0" in line:
             break
     process.terminate()
-    assert process.wait(20) == 128 + 15
+    assert process.wait(60) == 128 + 15

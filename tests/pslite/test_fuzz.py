@@ -26,7 +26,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from encrypted import sealed_hello
-from regression import segments
+from regression import Regression, segments
 from rehearsal import Event, Rehearsal, job, static_digest
 
 from pslite.auth import Identity, connect
@@ -36,6 +36,7 @@ from pslite.errors import AuthenticationError, PsliteError
 from pslite.handover import Giving, Taking
 from pslite.messages import PROTOCOL, FromMember, Hello, Join
 from pslite.plan import Member
+from pslite.session import Session
 from pslite.spec import LAMB
 from pslite.wire import KINDS, Header, Link
 
@@ -195,6 +196,23 @@ class Intruder:
                 self.cut_off += 1
 
 
+def until(enough: Callable[[], bool]) -> type[Regression]:
+    """A job whose workers wait before the last versions until an intruder has been there often enough."""
+
+    class Patient(Regression):
+        def train(self, session: Session, *, before_step: Callable[[int], None], **hooks: Callable[..., None]) -> None:
+            latest = time.monotonic() + 20.0
+
+            def wait(version: int) -> None:
+                before_step(version)
+                while version >= 50 and not enough() and time.monotonic() < latest:
+                    time.sleep(0.01)
+
+            super().train(session, before_step=wait, **hooks)
+
+    return Patient
+
+
 @contextlib.contextmanager
 def little_memory() -> Iterator[None]:
     """Nothing like what is announced is allocated, not even for a moment."""
@@ -222,8 +240,16 @@ def test_somebody_who_is_in_no_plan_does_no_harm(monkeypatch, seed, way, encrypt
     spec = job(**changes)
     expected = static_digest(spec)
     events = [Event(10, workers=3, servers=3), Event(25, workers=2, servers=2)]
-    rehearsal = Rehearsal(spec, workers=2, servers=2, events=events, step_seconds=0.02, encrypt=encrypt)
+    intruders: list[Intruder] = []
+
+    def enough():
+        return bool(intruders) and intruders[0].visits > 10 and intruders[0].cut_off > 5
+
+    rehearsal = Rehearsal(
+        spec, workers=2, servers=2, events=events, step_seconds=0.02, encrypt=encrypt, model=until(enough)
+    )
     with little_memory(), Intruder(rehearsal, seed, way) as intruder:
+        intruders.append(intruder)
         outcome = rehearsal.run()
     story = "\n".join([*outcome.log[-40:], *outcome.surprises])
     assert outcome.status.state == "finished", story
@@ -249,7 +275,8 @@ def test_a_joiner_with_a_wrong_secret_is_refused_and_logged():
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("DL2_TRANSPORT", "tcp")
-            rehearsal = Rehearsal(job(), workers=1, servers=2, step_seconds=0.01, encrypt=encrypt)
+            told = until(lambda refused=refused: any("wrong token" in text for text in refused))
+            rehearsal = Rehearsal(job(), workers=1, servers=2, step_seconds=0.01, encrypt=encrypt, model=told)
             with Intruder(rehearsal, 0, way):
                 outcome = rehearsal.run()
         assert outcome.status.state == "finished", outcome.log

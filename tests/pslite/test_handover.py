@@ -64,7 +64,7 @@ class Pair:
             whole = states(1)[0].reshape(-1).data.cast("B")
             link.send(Header(STATE, plan, 0, 0, whole.nbytes, 7, 7, crc=crc(whole)), whole)
             link.flush()
-            self.done.wait(10)
+            self.done.wait(60)
             link.close()
 
         self.done = threading.Event()
@@ -79,7 +79,7 @@ def test_all_of_it_arrives_with_its_version():
     assert pair.take() == 41
     assert all(np.array_equal(a, b) for a, b in zip(pair.found, states(5.0), strict=True))
     while not giving.spares(1):  # it is woken for every block
-        assert pair.woken.wait(10)
+        assert pair.woken.wait(60)
         pair.woken.clear()
     assert not giving.failure
 

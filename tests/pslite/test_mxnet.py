@@ -13,12 +13,10 @@ from sklearn.datasets import load_digits
 
 sys.path.insert(0, str(Path(__file__).parent))
 from mxnet_jobs import CHECKS, SCRIPT, Unavailable, environ, launch, make_environment
-from pslite_jobs import KillAt
+from pslite_jobs import PATIENT, KillAt
 
-from pslite.coordinator import Settings
 from pslite.testing import Resize, run_local
 
-PATIENT = Settings(grace=60.0, start=60.0, settle=60.0)
 FOLDER = Path(__file__).parents[2] / "build" / "mxnet"
 
 
@@ -48,7 +46,7 @@ def script(python, digits):
 
 
 def run(command, **more):
-    values = {"workers": 2, "servers": 2, "settings": PATIENT, "timeout": 100, **more}
+    values = {"workers": 2, "servers": 2, "settings": PATIENT, **more}
     return run_local(command, environ=environ(), **values)
 
 
@@ -85,7 +83,7 @@ def same(first, second):
 )
 def test_without_a_job(python, check):
     done = subprocess.run(
-        [python, CHECKS, check], env=environ(), capture_output=True, text=True, timeout=60, check=False
+        [python, CHECKS, check], env=environ(), capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("right\n")
@@ -161,7 +159,9 @@ def test_a_row_sparse_script_is_resized_in_the_middle(script, tmp_path):
 def test_a_script_is_resized_in_the_middle(script, tmp_path):
     out, log = tmp_path / "out", tmp_path / "log"
     schedule = [Resize(8, workers=3, servers=1), Resize(25, workers=1, servers=3)]
-    result = run(script("loop", epochs=12, sleep=0.05, out=out, log=log), workers=2, servers=2, schedule=schedule)
+    result = run(
+        script("loop", epochs=12, pace=230, sleep=0.05, out=out, log=log), workers=2, servers=2, schedule=schedule
+    )
     assert result.state == "finished", result.log
     assert [(plan.workers, plan.servers) for plan in result.plans] == [(2, 2), (3, 1), (1, 3)]
     assert set(result.exit_codes.values()) == {0}
@@ -183,7 +183,7 @@ def test_a_script_is_resized_in_the_middle(script, tmp_path):
 @pytest.mark.slow
 def test_asynchronous_training_learns_and_is_resized(script, tmp_path):
     out, states = tmp_path / "out", tmp_path / "states"
-    command = script("loop", epochs=6, sleep=0.03, kvstore="dist_async", out=out, save=states)
+    command = script("loop", epochs=6, pace=110, sleep=0.03, kvstore="dist_async", out=out, save=states)
     result = run(command, workers=2, servers=1, schedule=[Resize(10, workers=3, servers=2)])
     assert result.state == "finished", result.log
     assert [(plan.workers, plan.servers) for plan in result.plans] == [(2, 1), (3, 2)]
@@ -237,8 +237,17 @@ def test_mxnets_launcher_starts_ours(script, tmp_path):
 
 @pytest.mark.slow
 def test_no_worker_can_come_where_the_workers_hold_the_weights(script):
+    lines = []
+
+    def go_on_without(status, director):
+        refused = any("refused worker-2" in line and "update_on_kvstore=False" in line for line in lines)
+        if refused:
+            director.resize(Resize(0, workers=2, servers=1))
+        return not refused
+
+    command = script("loop", "--local", epochs=3, pace=55, sleep=0.1)
     schedule = [Resize(5, workers=3, servers=1)]
-    result = run(script("loop", "--local", epochs=3, sleep=0.1), workers=2, servers=1, schedule=schedule)
+    result = run(command, workers=2, servers=1, schedule=schedule, on_status=go_on_without, say=lines.append)
     assert result.state == "finished", result.log
     assert any("refused worker-2" in line and "update_on_kvstore=False" in line for line in result.log)
 
@@ -247,7 +256,7 @@ def test_no_worker_can_come_where_the_workers_hold_the_weights(script):
 
 
 def static(command):
-    done = subprocess.run(command, env=environ(), capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(command, env=environ(), capture_output=True, text=True, timeout=200, check=True)
     return done.stdout.strip()
 
 

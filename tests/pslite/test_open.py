@@ -10,15 +10,13 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pslite_jobs import KillAt
+from pslite_jobs import PATIENT, KillAt
 
-from pslite.coordinator import Settings
 from pslite.errors import SpecError
 from pslite.spec import SGD, JobSpec, Part, Segment
 from pslite.testing import Resize, run_local
 
 SCRIPT = str(Path(__file__).with_name("open_worker.py"))
-PATIENT = Settings(grace=60.0, start=60.0, settle=60.0)
 
 
 def command(out, *options):
@@ -39,7 +37,7 @@ def expected(steps, start=1.0, velocity=0.0):
 
 
 def run(out, *options, workers=2, servers=2, **more):
-    result = run_local(command(out, *options), workers=workers, servers=servers, settings=PATIENT, timeout=100, **more)
+    result = run_local(command(out, *options), workers=workers, servers=servers, settings=PATIENT, **more)
     assert result.state == "finished", result.log
     return result
 
@@ -63,7 +61,7 @@ def test_workers_know_their_place_first_and_the_first_ones_rule_counts(tmp_path)
 
 def test_the_same_in_one_process(tmp_path):
     out = tmp_path / "out"
-    subprocess.run(command(out), check=True, timeout=60)
+    subprocess.run(command(out), check=True, timeout=200)
     found = read(out, "single")
     assert (found["places"], found["version"]) == ([[0, 1]], 20)
     assert found["weight"] == pytest.approx(expected(20)[0], rel=1e-5)

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pslite_jobs import command, static_digest
+from pslite_jobs import PATIENT, command, static_digest
 
 from pslite.coordinator import Settings
 from pslite.testing import Resize, run_local
-
-PATIENT = Settings(grace=60.0, start=60.0, settle=60.0)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +108,7 @@ def test_the_stop_and_notify_way_gives_the_same_weights():
         workers=2,
         servers=1,
         schedule=[Resize(5, 2, 3), Resize(20, 3, 1, oldest=True)],
-        settings=Settings(grace=60.0, start=60.0, settle=60.0, handoff="stop"),
+        settings=Settings(grace=60.0, start=60.0, settle=60.0, handoff="stop", balance="even"),
     )
     assert result.state == "finished", result.log
     assert result.digest == static_digest("--optimizer", "adam")
@@ -125,7 +123,7 @@ def test_a_change_at_the_very_end_is_dropped_cleanly():
         servers=1,
         schedule=[Resize(25, 3, 2)],
         environ=None,
-        settings=Settings(grace=60.0, start=60.0, settle=0.0),
+        settings=Settings(grace=60.0, start=60.0, settle=0.0, balance="even"),
     )
     assert result.state == "finished", result.log
     assert result.digest == static_digest("--epochs", "3")

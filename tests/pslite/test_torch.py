@@ -15,16 +15,14 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pslite_jobs import KillAt
+from pslite_jobs import PATIENT, KillAt
 
-from pslite.coordinator import Settings
 from pslite.errors import SpecError, UsageError
 from pslite.sampler import permutation
 from pslite.testing import Resize, run_local
 from pslite.torch import LAMB, SGD, Adam, Constant, Cosine, ElasticJob, Group, Milestones, Polynomial, StepDecay
 
 SCRIPT = str(Path(__file__).with_name("torch_worker.py"))
-PATIENT = Settings(grace=60.0, start=60.0, settle=60.0)
 
 
 def data(samples=50):
@@ -252,7 +250,7 @@ def environ():
 
 def test_a_convolutional_network_resized_has_the_bits_of_a_static_run(tmp_path):
     static = subprocess.run(
-        [sys.executable, SCRIPT], env=environ(), capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, SCRIPT], env=environ(), capture_output=True, text=True, timeout=200, check=True
     )
     out = tmp_path / "model.pt"
     result = run_local(
@@ -261,7 +259,6 @@ def test_a_convolutional_network_resized_has_the_bits_of_a_static_run(tmp_path):
         servers=1,
         schedule=[Resize(4, 3, 3), Resize(10, 1, 2, oldest=True)],
         settings=PATIENT,
-        timeout=200,
     )
     assert result.state == "finished", result.log
     assert [(p.workers, p.servers) for p in result.plans] == [(2, 1), (3, 3), (1, 2)]
@@ -275,12 +272,12 @@ def test_a_convolutional_network_whose_first_worker_is_killed_has_the_bits_of_a_
     alone, out = tmp_path / "alone.pt", tmp_path / "model.pt"
     static = subprocess.run(
         [sys.executable, SCRIPT, "--out", str(alone)],
-        env=environ(), capture_output=True, text=True, timeout=120, check=True,
+        env=environ(), capture_output=True, text=True, timeout=200, check=True,
     )  # fmt: skip
     kill = KillAt("worker-0", 4)
     result = run_local(
         [sys.executable, SCRIPT, "--out", str(out)],
-        workers=2, servers=1, schedule=[Resize(10, 2, 2)], on_status=kill, settings=PATIENT, timeout=200,
+        workers=2, servers=1, schedule=[Resize(10, 2, 2)], on_status=kill, settings=PATIENT
     )  # fmt: skip
     assert result.state == "finished", result.log
     assert any(f"(pid {kill.pid}) died: killed by signal 9 (SIGKILL)" in line for line in result.log)
@@ -297,13 +294,12 @@ def test_fast_mode_under_resizing_stays_close(tmp_path):
     script = str(Path(__file__).parents[2] / "examples" / "train_digits.py")
     options = [sys.executable, script, "--model", "small", "--mode", "fast", "--epochs", "8", "--step-seconds", "0.005"]
     a, b = tmp_path / "a.pt", tmp_path / "b.pt"
-    subprocess.run([*options, "--out", str(a)], env=environ(), timeout=120, check=True)
+    subprocess.run([*options, "--out", str(a)], env=environ(), timeout=200, check=True)
     result = run_local(
         [*options, "--out", str(b)],
         workers=2,
         servers=1,
         schedule=[Resize(3, 3, 2), Resize(20, 2, 1, oldest=True)],
-        timeout=200,
     )
     assert result.state == "finished", result.log
     first, second = torch.load(a, weights_only=True), torch.load(b, weights_only=True)

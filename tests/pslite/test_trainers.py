@@ -21,7 +21,7 @@ from pslite.testing import Resize, run_local
 from pslite.torch_rules import Elsewhere, groups_of
 
 #: their imports take seconds of CPU time
-PATIENT = Settings(grace=120.0, start=120.0, settle=120.0)
+PATIENT = Settings(grace=120.0, start=120.0, settle=120.0, balance="even")
 FOLDER = Path(__file__).parents[2] / "build" / "trainers"
 #: what `pslite[huggingface]` and `pslite[lightning]` ask for
 PACKAGES = ["transformers>=5.20,<6", "accelerate>=1.1,<2", "lightning>=2.6,<2.7"]
@@ -37,7 +37,7 @@ def python():
 
 
 def alone(command):
-    done = subprocess.run(command, env=environ(), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environ(), capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 
@@ -52,7 +52,7 @@ def test_a_trainer_resized_has_the_bits_of_one_process(python, tmp_path, trainer
     schedule = [Resize(4, 3, 2 * servers), Resize(25, 2, servers, oldest=True)]
     result = run_local(
         [*command, str(resized)],
-        workers=2, servers=servers, schedule=schedule, environ=environ(), settings=PATIENT, timeout=250,
+        workers=2, servers=servers, schedule=schedule, environ=environ(), settings=PATIENT,
     )  # fmt: skip
     assert result.state == "finished", result.log
     assert [plan.workers for plan in result.plans] == [2, 3, 2]

@@ -109,7 +109,7 @@ class Listening:
                 sock.sendall(self.side.feed(data))
 
     def close(self):
-        self.thread.join(10)
+        self.thread.join(60)
         self.socket.close()
 
 
@@ -127,12 +127,12 @@ def test_both_sides_must_know_the_token(changes, expected, error):
     try:
         me = Identity("ps", "ps-0", "x", TOKEN)
         if error is None:
-            sock, challenge = connect(there.address, me, "data", timeout=10)
+            sock, challenge = connect(there.address, me, "data", timeout=60)
             sock.close()
             assert challenge.task == "coordinator"
         else:
             with pytest.raises(AuthenticationError, match=error):
-                connect(there.address, me, "data", timeout=10, incarnation=expected)
+                connect(there.address, me, "data", timeout=60, incarnation=expected)
     finally:
         there.close()
 
@@ -142,7 +142,7 @@ def test_an_impostor_that_accepts_without_knowing_the_token_is_found_out():
     there.side._judge = lambda hello, proof: _forged(there.side)
     try:
         with pytest.raises(AuthenticationError, match="could not prove"):
-            connect(there.address, Identity("ps", "ps-0", "x", TOKEN), "data", timeout=10)
+            connect(there.address, Identity("ps", "ps-0", "x", TOKEN), "data", timeout=60)
     finally:
         there.close()
 
@@ -288,7 +288,7 @@ def test_connections_inside_the_machine_are_not_paced_and_others_are_as_the_syst
     with listen("127.0.0.1") as there:
         there.setblocking(True)
         unpace(there)
-        with open_connection(*there.getsockname(), timeout=10) as here, there.accept()[0] as other:
+        with open_connection(*there.getsockname(), timeout=60) as here, there.accept()[0] as other:
             restore(other)
             assert congestion(here) == congestion(other) == b"reno"
             monkeypatch.setattr("pslite.congestion.stays_inside", lambda sock: False)
@@ -297,7 +297,7 @@ def test_connections_inside_the_machine_are_not_paced_and_others_are_as_the_syst
             restore(other)
             assert congestion(other) == system
     with pytest.raises(OSError, match="refused"):
-        open_connection(*there_was(), timeout=10)
+        open_connection(*there_was(), timeout=60)
 
 
 def there_was():

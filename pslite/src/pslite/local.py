@@ -13,7 +13,7 @@ from typing import Literal
 
 from pslite.director import Reply, Status
 
-_END_SECONDS = 10.0
+_END_SECONDS = 15.0
 _FAILED_END_SECONDS = 2.0
 
 
@@ -100,6 +100,12 @@ class LocalDirector:
         """The tasks that should be members."""
         return frozenset(self._targets["worker"] + self._targets["ps"])
 
+    def resize(self, change: Resize) -> None:
+        """Change the sizes at once, whatever the version is."""
+        self._counts = {"worker": change.workers, "ps": change.servers}
+        self._oldest = change.oldest
+        self._fit()
+
     def replace(self, task: str) -> None:
         """Start another task in the place of one that is gone, as a scheduler would."""
         for role, have in self._targets.items():
@@ -140,10 +146,7 @@ class LocalDirector:
         while self._schedule and status.version >= self._schedule[0].at_version:
             if self._schedule[0].wait and not self._settled(status):
                 break
-            change = self._schedule.pop(0)
-            self._counts = {"worker": change.workers, "ps": change.servers}
-            self._oldest = change.oldest
-            self._fit()
+            self.resize(self._schedule.pop(0))
         if not self._schedule and self._on_schedule_done is not None and self._settled(status):
             self._on_schedule_done()
             self._on_schedule_done = None
@@ -163,15 +166,20 @@ class LocalDirector:
 
     def close(self, status: Status) -> None:
         """Wait for the tasks to end, and end those that do not."""
-        # after a failure some may not have joined yet, and would try to for long
-        self.stop(_END_SECONDS if status.state == "finished" else _FAILED_END_SECONDS)
+        # after a failure some may not have joined yet, and would try to for long; members know of it
+        members = {member.task for member in status.members}
+        strangers = _END_SECONDS if status.state == "finished" else _FAILED_END_SECONDS
+        began = time.monotonic()
+        self._end({task: began + (_END_SECONDS if task in members else strangers) for task in self.processes})
 
     def stop(self, seconds: float) -> None:
         """Give the processes so long to end by themselves, then kill their groups."""
-        deadline = time.monotonic() + seconds
-        for process in self.processes.values():
+        self._end(dict.fromkeys(self.processes, time.monotonic() + seconds))
+
+    def _end(self, deadlines: Mapping[str, float]) -> None:
+        for task, process in self.processes.items():
             try:
-                process.wait(max(0.0, deadline - time.monotonic()))
+                process.wait(max(0.0, deadlines[task] - time.monotonic()))
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()

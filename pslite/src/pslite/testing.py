@@ -20,6 +20,10 @@ from pslite.local import LocalDirector, Resize
 __all__ = ["LocalResult", "Resize", "pace", "run_local"]
 
 _PACE = "PSLITE_PACE_FILE"
+#: of jobs whose processes may be starved: newcomers and dl2-run's word on how a process ended are waited for
+_SETTINGS = Settings(grace=60.0, start=60.0, verdict=6.0, balance="even")
+#: of `pace`, in seconds: one pause at the most, and between two looks at whether it is over
+_LONGEST_PAUSE, _LOOK = 5.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def run_local(
     workers: int = 1,
     servers: int = 1,
     schedule: Sequence[Resize] = (),
-    timeout: float = 120.0,
+    timeout: float = 240.0,
     environ: Mapping[str, str] | None = None,
     settings: Settings | None = None,
     on_status: Hook | None = None,
@@ -129,7 +133,7 @@ def run_local(
             token=secrets.token_bytes(TOKEN_BYTES),
             director=director,
             say=note,
-            settings=settings or Settings(grace=60.0, start=60.0, balance="even"),
+            settings=settings or _SETTINGS,
             host="127.0.0.1",
             encrypt=encryption_of(os.environ if environ is None else environ) or "control",
         )
@@ -155,8 +159,11 @@ def pace(version: int, total: int) -> None:
 
     That is, its schedule of resizes is not complete, or `on_status` says that it is not done.
 
-    The pause grows towards the last version, so that a job on a slow machine does not end before.
+    The pause grows towards the last version, so that a job does not end before on a machine on which a newcomer takes
+    half a minute to start; it is over as soon as all is done.
     """
     path = os.environ.get(_PACE)
-    if path and Path(path).exists():
-        time.sleep(min(2.0, 0.01 * (total / max(1, total - version)) ** 2))
+    left = max(1, total - version)
+    until = time.monotonic() + min(_LONGEST_PAUSE, max(0.01 * (total / left) ** 2, 60.0 / (left * (left + 1))))
+    while path and Path(path).exists() and (rest := until - time.monotonic()) > 0:
+        time.sleep(min(rest, _LOOK))
