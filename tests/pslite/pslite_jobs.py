@@ -40,22 +40,22 @@ def static_digest(*options: str) -> str:
 class KillAt:
     """Kills the process of one task, once, as soon as the job has reached a version.
 
-    It says that it is not done until the job knows of the death, or with `planned` until there is a plan without the
-    task.
+    It says that it is not done until the job knows of the death, or with `planned` until there is another plan.
     """
 
     def __init__(self, task, version, number=signal.SIGKILL, *, planned=False):
         self.task, self.version, self.number, self.planned = task, version, number, planned
         self.pid = None
+        self.plans = 0
 
     def __call__(self, status, director):
         if self.pid is None and status.version >= self.version:
             member = next((m for m in status.members if m.task == self.task), None)
             if member is not None:
-                self.pid = member.pid
+                self.pid, self.plans = member.pid, len(status.plans)
                 os.kill(member.pid, self.number)
         if self.planned:
-            return not any(self.task in plan.removed for plan in status.plans)
+            return self.pid is None or len(status.plans) == self.plans
         return not any(m.task == self.task and m.state == "left" for m in status.members)
 
 
