@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -56,7 +57,11 @@ class KillAt:
                 os.kill(member.pid, self.number)
         if self.planned:
             return self.pid is None or len(status.plans) == self.plans
-        return not any(m.task == self.task and m.state == "left" for m in status.members)
+        known = any(m.task == self.task and m.state == "left" for m in status.members)
+        if known and self.number == signal.SIGSTOP:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)  # it need not be waited for
+        return not known
 
 
 class Replace(KillAt):
