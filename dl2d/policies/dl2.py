@@ -53,6 +53,7 @@ from dl2d.policies.layout import Layouts, largest, least_seconds
 from dl2d.policies.level import at_level, levels
 from dl2d.policies.remaining import samples_left
 from dl2d.policies.resizing import in_next_slot, stays
+from dl2d.policies.scouts import BOLDER, scouts
 
 _NAME: Final = "dl2"
 #: Folder of the checkpoint that comes with dl2d.
@@ -183,13 +184,15 @@ class Dl2:
         """Surfaces, and which of them each job has, alike jobs the same; -1 for a job that no size is known for."""
         belief = self._believe(deciding.snapshot)
         labels = Labels(deciding.snapshot, belief)
+        first = scouts(deciding.snapshot, labels) if self._explored > 0 else frozenset()
         groups: list[Surface] = []
         known: dict[tuple[object, ...], int] = {}
         of_job = []
         for place, job in enumerate(deciding.snapshot.jobs):
             held = deciding.held[job.key] if self._resize_seconds else NOTHING
             shown = labels.of(job)
-            key = (*alike(shown.request), shown.own, deciding.floors[place], held)
+            optimism = self._hoped(shown.request) * (BOLDER if job.key in first else 1.0)
+            key = (*alike(shown.request), shown.own, deciding.floors[place], held, optimism)
             key += (*deciding.names, *deciding.capacity.tolist())
             if deciding.layouts is not None:
                 key += deciding.layouts.key(shown.request)
@@ -197,7 +200,7 @@ class Dl2:
                 if key not in self._surfaces:
                     if len(self._surfaces) >= _MOST_KEPT:
                         self._surfaces.clear()
-                    self._surfaces[key] = self._surface(belief, deciding, shown, deciding.floors[place], held)
+                    self._surfaces[key] = self._surface(belief, deciding, shown, deciding.floors[place], held, optimism)
                 one = self._surfaces[key]
                 known[key] = -1 if one is None else len(groups)
                 if one is not None:
@@ -205,12 +208,15 @@ class Dl2:
             of_job.append(known[key])
         return groups, of_job
 
+    def _hoped(self, request: JobRequest) -> float:
+        """Deviations that are hoped for where nobody is bolder."""
+        return self._optimism if TrainingKind.of(request) in self._known_kinds else self._explored
+
     def _surface(
-        self, belief: Belief, deciding: _Deciding, shown: Shown, floor: Allocation, held: Allocation
+        self, belief: Belief, deciding: _Deciding, shown: Shown, floor: Allocation, held: Allocation, optimism: float
     ) -> Surface | None:
         request = shown.request
-        known = TrainingKind.of(request) in self._known_kinds
-        rates = belief.grid(request, self._optimism if known else self._explored, shown.own)
+        rates = belief.grid(request, optimism, shown.own)
         if deciding.layouts is not None:
             rates = deciding.layouts.together(request, rates)
         rates = in_next_slot(rates, held, self._resize_seconds / self._slot_seconds)
