@@ -1426,9 +1426,10 @@ class Coordinator:
         newest, previous = plans[-1], plans[-2] if len(plans) > 1 else None
         self._say(f"{member.title} takes the place of servers that are gone")
         vacancy.waits_for = {(task, plan.number) for plan in plans if plan.number not in known}
-        for plan in plans:
+        for plan, before in zip(plans, [None, *plans], strict=False):
             if plan.number not in known:
-                self._tell({task}, Prepare(plan=plan, previous=None, spec=self._spec))
+                # it has to know which workers a plan to come adds
+                self._tell({task}, Prepare(plan=plan, previous=before, spec=self._spec))
         if not known:
             workers = self._workers_there()
             vacancy.waits_for |= {(worker, newest.number) for worker in workers}

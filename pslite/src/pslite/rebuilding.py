@@ -107,7 +107,8 @@ class Rebuilding:
     def awaits(self, header: Header) -> bool:
         """Whether the weights that come with a frame are awaited."""
         entry = self._entries.get(header.block)
-        return entry is not None and entry.header is None and entry.version == header.version
+        # a worker may have got the next version meanwhile, from an owner that has given the block away since
+        return entry is not None and entry.header is None and entry.version <= header.version
 
     def weights(self, header: Header, data: Array) -> None:
         """The weights of a block have come."""
@@ -136,7 +137,8 @@ class Rebuilding:
             if header is None or entry.reads:
                 continue
             del self._entries[number]
-            self._states[number] = entry.kept
+            # the coordinator compares it with the version that it knows of
+            self._states[number] = entry.version if entry.kept == header.version else min(entry.kept, entry.version - 1)
             if entry.kept < 0:
                 holding.since = header.version
             holding.version, holding.plan, holding.first = header.version, header.plan, header.first
