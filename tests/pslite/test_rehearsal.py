@@ -18,6 +18,7 @@ from regression import segments
 from rehearsal import QUICK, Event, Rehearsal, job, random_events, static_digest
 from weather import rough_weather
 
+from pslite.messages import PlanDone
 from pslite.server import Server
 from pslite.spec import LAMB, SGD, Adam
 from pslite.worker import Worker
@@ -192,3 +193,31 @@ def test_the_only_server_dies_when_it_has_said_which_plan_comes(milliseconds, mo
     assert outcome.killed == ["ps-0"], outcome.log
     assert outcome.status.state == "finished", outcome.log
     assert not outcome.surprises, (outcome.surprises, outcome.log)
+
+
+def test_connections_for_the_next_plan_outlast_the_end_of_the_one_before(monkeypatch):
+    """Members hear at different times that a plan is done, and one is in the next already."""
+    reach, hear, read_control = Worker._reach, Worker._hear, Server._read_control
+
+    def slowly(worker, member):
+        reach(worker, member)
+        time.sleep(0.15)
+
+    def late(worker, message):
+        if isinstance(message, PlanDone):
+            threading.Timer(0.05, hear, (worker, message)).start()
+        else:
+            hear(worker, message)
+
+    def seldom(server):
+        if server._identity.task != "ps-0" or time.monotonic() - server._looked > 0.1:
+            read_control(server)
+
+    monkeypatch.setattr(Worker, "_reach", slowly)
+    monkeypatch.setattr(Worker, "_hear", late)
+    monkeypatch.setattr(Server, "_read_control", seldom)
+    events = [Event(0, workers=3, servers=2), Event(1, servers=3)]
+    rehearsal = Rehearsal(job(epochs=30), workers=2, servers=1, events=events, step_seconds=0.01)
+    outcome = rehearsal.run()
+    assert outcome.status.state == "finished", outcome.log
+    assert not outcome.surprises, outcome.surprises

@@ -1410,6 +1410,7 @@ class Server:
             self._greet(holding, resume)
 
     def _plan_done(self, number: int) -> None:
+        before = {task for plan in self._plans() for task in plan.tasks()}
         for old in [n for n in self._stages if n < number]:
             self._forget(old)
         self._current = self._settled = number
@@ -1426,7 +1427,8 @@ class Server:
         for task in [task for task in self._peers if task not in backups]:
             self._drop(self._peers[task])
         members = stage.plan.tasks()
-        for task in [task for task in self._links if task not in members]:
+        # who is in none of these may be a newcomer that has heard of the next plan before us
+        for task in [task for task in self._links if task in before - members]:
             self._drop(self._links[task])
         self._lost.clear()
         copies = max(len(stage.plan.workers), len(stage.expected))

@@ -722,9 +722,9 @@ class Worker(Membership):
         done = self._done_plan
         if done and self._plan is not None and self._plan.number == done:
             self._done_plan, self._settled = 0, done
-            for number in [n for n in self._stages if n < done]:
-                del self._stages[number]
-            self._close_unused()
+            before = [stage.previous for stage in self._stages.values()]
+            before += [self._stages.pop(number).plan for number in [n for n in self._stages if n < done]]
+            self._close_unused({member.task for plan in before if plan is not None for member in plan.servers})
 
     def _follow(self, message: Promote) -> None:
         """Some blocks have other owners: what was pushed to the one before in this step is pushed again."""
@@ -822,10 +822,10 @@ class Worker(Membership):
             except PsliteError as error:
                 self._say(f"cannot send weights to {owner.task}: {error}")
 
-    def _close_unused(self) -> None:
-        """Close connections to servers that are in no plan any more."""
+    def _close_unused(self, before: set[str]) -> None:
+        """Close connections to servers of plans before that are in no plan any more; others may be in one to come."""
         wanted = {member.task for stage in self._stages.values() for member in stage.plan.servers}
-        for task in [task for task in self._links if task not in wanted]:
+        for task in [task for task in self._links if task in before - wanted]:
             self._unlink(self._links[task])
 
     def payload(self, link: Link, header: Header) -> memoryview:
