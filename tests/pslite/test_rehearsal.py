@@ -147,7 +147,7 @@ def test_deaths_of_the_coordinator(seed):
     kills = ["coordinator"] * rng.randint(1, 4)
     changes = rng.choice([{}, {"durability": "durable"}, {"update": "worker"}])
     kills += ["worker"] * rng.randint(0, 1 if changes else 2)
-    kills += ["ps"] * rng.randint(0, 2 if "durability" in changes else 0)
+    kills += ["ps"] * rng.randint(0, 2 if changes else 0)
     go_through(seed, kind_of(seed), kills, **changes)
 
 
