@@ -19,6 +19,7 @@ from rehearsal import QUICK, Event, Rehearsal, job, random_events, static_digest
 from weather import rough_weather
 
 from pslite.messages import PlanDone
+from pslite.replicas import Guards
 from pslite.server import Server
 from pslite.spec import LAMB, SGD, Adam
 from pslite.worker import Worker
@@ -221,3 +222,25 @@ def test_connections_for_the_next_plan_outlast_the_end_of_the_one_before(monkeyp
     outcome = rehearsal.run()
     assert outcome.status.state == "finished", outcome.log
     assert not outcome.surprises, outcome.surprises
+
+
+@pytest.mark.parametrize("durability", ["durable", "relaxed"])
+def test_a_backup_that_leaves_need_not_acknowledge_what_the_next_one_has(durability, monkeypatch):
+    told, may_plant, lost = Guards.told, Guards.may_plant, []
+
+    def late(guards):
+        return may_plant.fget(guards) and (bool(lost) or all(holding.plan == 1 for holding, _ in guards._due))
+
+    def lose(guards, link, header):
+        if link.task == "ps-2" and header.plan == 2:
+            lost.append(header)  # it has gone with the plan before
+            return None
+        return told(guards, link, header)
+
+    monkeypatch.setattr(Guards, "told", lose)
+    # who comes in its place is sent the state later than it a sum
+    monkeypatch.setattr(Guards, "may_plant", property(late))
+    outcome = Rehearsal(job(durability=durability), workers=2, servers=3, events=[Event(10, servers=2)]).run()
+    assert lost, outcome.log
+    assert outcome.status.state == "finished", outcome.log
+    assert not outcome.surprises, (outcome.surprises, outcome.log)

@@ -160,6 +160,17 @@ class Guards:
             return sent.holding
         return None
 
+    def settle(self) -> list[Holding]:
+        """A plan is in force everywhere: who is no backup any more may have gone before it could acknowledge a sum.
+
+        Those that came in its place have all that it was sent. Returns the blocks whose workers can be answered now.
+        """
+        free = []
+        for (_, version), sent in list(self._sent.items()):
+            sent.waits_for &= set(sent.holding.guards)
+            free.append(self._finished(sent, version))
+        return [holding for holding in free if holding is not None]
+
     def owes(self, holding: Holding) -> bool:
         """Whether sums of a block are on their way."""
         return self._owed.get(holding.block.number, 0) > 0

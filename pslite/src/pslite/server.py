@@ -1423,6 +1423,8 @@ class Server:
             # one that left with the plan before, where the one that should follow it is gone
             if holding.guard and (backup is None or holding.guard != backup.task) and self._guards.dismiss(holding):
                 self._answer(holding)
+        for holding in self._guards.settle():
+            self._answer(holding)
         backups = {task for holding in self._holdings.values() for task in holding.guards}
         for task in [task for task in self._peers if task not in backups]:
             self._drop(self._peers[task])
