@@ -43,6 +43,15 @@ sys.exit(5)
 ALL = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
+@pytest.fixture(autouse=True)
+def _heeded():
+    """What runs the tests may ignore signals (nohup, a background job); who is started here does not."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def start(*arguments, role="worker", options=(), **environ):
     """Start dl2-run around a command; nobody listens where its coordinator should be."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}

@@ -70,7 +70,7 @@ from pslite.messages import (
 from pslite.norms import Squares, Tensors
 from pslite.optimizers import Updater, slots, square_norm
 from pslite.pace import PaceMeter
-from pslite.plan import Plan, Reduction, holders_of, reduction
+from pslite.plan import Member, Plan, Reduction, holders_of, reduction
 from pslite.rebuilding import Rebuilding, Slots, reads_checkpoint
 from pslite.region import Arena, Layout, Mapped
 from pslite.replicas import LAG, Guards, Replicas, Step
@@ -132,7 +132,6 @@ class _Stage:
     #: memory for replicas that we have not kept so far
     replicas: dict[int, Holding]
     #: new connections to the servers that get blocks from us or keep our replicas
-    links: dict[str, Link] = field(default_factory=dict)
     #: tree nodes of workers that are gone, which nobody pushes in async mode
     left_out: set[int] = field(default_factory=set)
     moved_bytes: int = 0
@@ -222,6 +221,10 @@ class Server:
         self._asked: list[tuple[Link, Header]] = []
         #: connections that we opened to other servers
         self._peers: dict[str, Link] = {}
+        #: those on their way here from threads that make plans ready; one at a time to each server, for one that is
+        #: there already would lose what is on it
+        self._opened: dict[str, Link] = {}
+        self._turns: dict[str, threading.Lock] = {}
         self._guards = Guards(self._peers, self._pool)
         self._replicas = Replicas(self._apply)
         #: block -> its owners before others died; what they sent until they heard of it comes late
@@ -1185,7 +1188,6 @@ class Server:
         """Second thread: allocate and touch what comes, connect to where the rest goes."""
         plan, spec = message.plan, message.spec
         result: _Stage | Nack
-        links: dict[str, Link] = {}
         try:
             how = reduction(spec, len(plan.workers), plan.shares)
             expected = {node: plan.workers[i].task for i, nodes in enumerate(how.nodes) for node in nodes}
@@ -1204,15 +1206,10 @@ class Server:
             self._pool.reserve([self._blocks[b] for b in others], 1)
             targets = [plan.owner(b) for b in held - mine] + [m for b in mine if (m := plan.backup(b)) is not None]
             for member in {member.task: member for member in targets}.values():
-                present = self._peers.get(member.task)
-                if present is None or present.incarnation != member.incarnation:
-                    sock = reach(member, self._identity)
-                    links[member.task] = Link(sock, member.task, member.incarnation, "ps")
+                self._reach(member)
             newcomers = {m.task for m in plan.workers} - old
-            result = _Stage(plan, message.previous, how, expected, gained, newcomers, replicas, links)
+            result = _Stage(plan, message.previous, how, expected, gained, newcomers, replicas)
         except (PsliteError, MemoryError, ValueError) as error:
-            for link in links.values():
-                link.close()
             about = error.task if isinstance(error, Unreachable) else ""
             result = Nack(plan=plan.number, reason=str(error) or type(error).__name__, about=about)
         self._done.put((plan.number, result))
@@ -1221,13 +1218,30 @@ class Server:
         if self._closed:
             self._close_prepared()
 
+    def _reach(self, member: Member) -> None:
+        """Second thread: open a connection to a server, where another thread has not."""
+        with self._turns.setdefault(member.task, threading.Lock()):
+            # one that was opened is a peer's before it is not among the opened any more
+            present = self._opened.get(member.task) or self._peers.get(member.task)
+            if present is None or present.incarnation != member.incarnation:
+                sock = reach(member, self._identity)
+                self._opened[member.task] = Link(sock, member.task, member.incarnation, "ps")
+
+    def _take_opened(self) -> None:
+        for task, link in list(self._opened.items()):
+            old = self._peers.get(task)
+            if old is not None:
+                self._drop(old)
+            self._peers[task] = link
+            self._adopt(link, incoming=False)
+            if self._opened.get(task) is link:
+                del self._opened[task]
+
     def _close_prepared(self) -> None:
         """Close what was made ready for a plan and not taken into use; from any thread."""
-        with contextlib.suppress(queue.Empty):
+        with contextlib.suppress(KeyError):
             while True:
-                _, result = self._done.get_nowait()
-                for link in result.links.values() if isinstance(result, _Stage) else ():
-                    link.close()
+                self._opened.popitem()[1].close()
 
     def _report_read(self, found: Slots) -> None:
         """Thread of `Rebuilding`: what it has read."""
@@ -1246,6 +1260,7 @@ class Server:
             self._wake_out.recv(256)
         while not self._done.empty():
             number, result = self._done.get()
+            self._take_opened()
             if isinstance(result, Nack | Saved | NotSaved):
                 self._control.send(result)
                 continue
@@ -1257,12 +1272,6 @@ class Server:
                 continue
             self._stages[number] = result
             self._replicas.expect(result.replicas)
-            for link in result.links.values():
-                old = self._peers.get(link.task)
-                if old is not None:
-                    self._drop(old)
-                self._peers[link.task] = link
-                self._adopt(link, incoming=False)
             self._current = self._current or number
             self._control.send(Ready(plan=number))
 

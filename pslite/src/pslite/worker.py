@@ -401,6 +401,8 @@ class Worker(Membership):
             item = self._staged.get()
             if isinstance(item, Census | Provide):
                 self._help(item)
+            elif isinstance(item, Link):
+                item.close()
         if self._saver is not None:
             self._saver.close()
         if self._replica is not None and self._finished:
