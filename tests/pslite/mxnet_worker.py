@@ -70,12 +70,12 @@ def job(options):
             keep(options.out, net)
 
 
-def slow_down(version, total):
+def slow_down(kvstore, total):
     """Slow down while the job is still to be resized; `total` is about how many steps there are, 0 for never."""
     if total:
         from pslite.testing import pace  # noqa: PLC0415  (MXNet's own servers have no pslite)
 
-        pace(min(version, total - 1), total)
+        pace(min(kvstore.version, total - 1), total)
 
 
 def loop(options):
@@ -112,7 +112,7 @@ def loop(options):
             trainer.step(options.batch * kvstore.num_workers)
             steps += 1
             time.sleep(options.sleep)
-            slow_down(kvstore.version, options.pace)
+            slow_down(kvstore, options.pace)
             if options.log:
                 with Path(f"{options.log}.{os.environ.get('DL2_TASK', 'single')}").open("a") as file:
                     file.write(f"{kvstore.rank} {kvstore.num_workers} {float(loss.mean().asscalar())}\n")
@@ -185,7 +185,7 @@ def embedding(options):
                 loss = loss_of(scores, mx.nd.array(labels[first : first + options.batch])).mean()
             loss.backward()
             trainer.step(1)
-            slow_down(kvstore.version, options.pace)
+            slow_down(kvstore, options.pace)
     weights = {
         "table": table.weight.row_sparse_data(mx.nd.arange(1088)) if options.rows == "weight" else table.weight.data()
     }
