@@ -99,15 +99,6 @@ def dl2_run(*options):
     return [sys.executable, "-m", "pslite.run", "--workers", "2", "--servers", "2", "--", *command(*options)]
 
 
-@pytest.fixture
-def gate(tmp_path, monkeypatch):
-    """While this file is there jobs become slower towards their end: something is still to be done to them."""
-    path = tmp_path / "something-is-still-to-be-done"
-    path.touch()
-    monkeypatch.setenv("PSLITE_PACE_FILE", str(path))
-    return path
-
-
 def kill_coordinator(state, killed):
     """Kill the process that holds the log, if it is not one of those killed before: then the next one."""
     while True:

@@ -130,15 +130,6 @@ class Daemon:
 
 
 @pytest.fixture
-def gate(tmp_path, monkeypatch):
-    """While this file is there jobs become slower towards their end."""
-    path = tmp_path / "something-is-still-to-be-done"
-    path.touch()
-    monkeypatch.setenv("PSLITE_PACE_FILE", str(path))
-    return path
-
-
-@pytest.fixture
 def daemon():
     daemon = Daemon()
     try:

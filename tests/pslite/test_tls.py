@@ -25,7 +25,7 @@ from rehearsal import static_digest as rehearsed_digest
 
 from pslite.auth import Identity, connect
 from pslite.channel import Channel, Inbox, cut_off, frame, receive_one
-from pslite.environment import encryption_of
+from pslite.environment import encryption_of, job_encryption
 from pslite.errors import AuthenticationError, PsliteError, UsageError
 from pslite.messages import Accepted, Beat, Challenge, FromMember, Handshake
 from pslite.testing import Resize, run_local
@@ -427,6 +427,7 @@ def test_what_is_encrypted_is_one_of_three():
         "all",
     ]
     assert encryption_of({}) == ""
+    assert [job_encryption(environ) for environ in ({}, {VARIABLE: "all"})] == ["control", "all"]
     with pytest.raises(UsageError, match="DL2_ENCRYPT is 'yes': it must be none, control or all"):
         encryption_of({VARIABLE: "yes"})
 

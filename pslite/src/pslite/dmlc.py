@@ -15,7 +15,7 @@ from pslite.auth import parse_token
 from pslite.channel import listen
 from pslite.coordinator import Coordinator, Settings
 from pslite.director import Reply, Status
-from pslite.environment import balance_of, encryption_of, need
+from pslite.environment import balance_of, job_encryption, need
 from pslite.errors import UsageError
 from pslite.journal import Journal
 from pslite.leash import Leash, Leashed
@@ -106,7 +106,7 @@ def make_coordinator(
         settings=Settings(grace=60.0, balance=balance_of(environ)),
         address_host=need(environ, "DMLC_PS_ROOT_URI"),
         listener=listener,
-        encrypt=encryption_of(environ) or "control",
+        encrypt=job_encryption(environ),
         journal=journal,
     )
 

@@ -89,6 +89,11 @@ def encryption_of(environ: Mapping[str, str]) -> Literal["", "none", "control", 
     return cast("Literal['', 'none', 'control', 'all']", _one_of(environ, VARIABLE, get_args(Encryption)))
 
 
+def job_encryption(environ: Mapping[str, str]) -> Encryption:
+    """Return what a coordinator has its job encrypt: control unless DL2_ENCRYPT is set.  Raises as `encryption_of`."""
+    return encryption_of(environ) or "control"
+
+
 def balance_of(environ: Mapping[str, str]) -> Literal["speed", "even"]:
     """Return what DL2_BALANCE says: by speed unless it is set.
 

@@ -26,7 +26,15 @@ from pslite.channel import listen
 from pslite.coordinator import Coordinator, Settings
 from pslite.director import HttpDirector, Watched
 from pslite.dmlc import is_launched, launched_listener, make_coordinator, task_variables
-from pslite.environment import balance_of, encryption_of, need, role_of, task_environment, watch_seconds
+from pslite.environment import (
+    balance_of,
+    encryption_of,
+    job_encryption,
+    need,
+    role_of,
+    task_environment,
+    watch_seconds,
+)
 from pslite.errors import PsliteError, UsageError
 from pslite.journal import Journal
 from pslite.leash import Leash, Leashed
@@ -231,7 +239,7 @@ def _standalone(tasks: _Tasks, environ: Mapping[str, str], say: Callable[[str], 
             settings=Settings(grace=_GRACE_SECONDS, start=_START_SECONDS, balance=balance_of(environ)),
             host="127.0.0.1",
             listener=listener,
-            encrypt=encryption_of(environ) or "control",
+            encrypt=job_encryption(environ),
             journal=journal,
         )
 
@@ -297,7 +305,7 @@ def _coordinate(tasks: _Tasks, environ: Mapping[str, str], say: Callable[[str], 
                 settings=settings,
                 address_host=host,
                 listener=listener,
-                encrypt=encryption_of(environ) or "control",
+                encrypt=job_encryption(environ),
                 journal=journal,
             )
 

@@ -14,7 +14,7 @@ from typing import Any
 from pslite.auth import TOKEN_BYTES
 from pslite.coordinator import Coordinator, Settings
 from pslite.director import PlanReport, Reply, Status
-from pslite.environment import encryption_of
+from pslite.environment import job_encryption
 from pslite.local import LocalDirector, Resize
 
 __all__ = ["LocalResult", "Resize", "pace", "run_local"]
@@ -135,7 +135,7 @@ def run_local(
             say=note,
             settings=settings or _SETTINGS,
             host="127.0.0.1",
-            encrypt=encryption_of(os.environ if environ is None else environ) or "control",
+            encrypt=job_encryption(os.environ if environ is None else environ),
         )
         try:
             status = coordinator.run()
