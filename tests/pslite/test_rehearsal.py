@@ -18,7 +18,7 @@ from regression import segments
 from rehearsal import QUICK, Event, Rehearsal, job, random_events, static_digest
 from weather import rough_weather
 
-from pslite.messages import PlanDone
+from pslite.messages import Exit, PlanDone, TakeOver
 from pslite.replicas import Guards
 from pslite.server import Server
 from pslite.spec import LAMB, SGD, Adam
@@ -193,6 +193,35 @@ def test_the_only_server_dies_when_it_has_said_which_plan_comes(milliseconds, mo
     outcome = rehearsal.run()
     assert outcome.killed == ["ps-0"], outcome.log
     assert outcome.status.state == "finished", outcome.log
+    assert not outcome.surprises, (outcome.surprises, outcome.log)
+
+
+def test_a_dead_workers_part_is_done_whatever_becomes_of_a_server_that_leaves(monkeypatch):
+    """It is to hear of the death, and says nothing more; meanwhile the plan that goes on without it is done."""
+    enter, obey = Worker._enter, Server._obey
+    rehearsal = Rehearsal(job(), workers=3, servers=2, events=[Event(10, servers=1, oldest=True)])
+
+    def die(member):
+        rehearsal._killed.append(member._identity.task)
+        member.sever()
+
+    def enter_and_die(worker, stage, version):
+        if stage.plan.number == 2 and worker._identity.task == "worker-2":
+            die(worker)
+        enter(worker, stage, version)
+
+    def hear_nothing(server, message):
+        if server._identity.task == "ps-0" and isinstance(message, Exit):
+            die(server)
+        if server._identity.task != "ps-0" or not isinstance(message, TakeOver):
+            obey(server, message)
+
+    monkeypatch.setattr(Worker, "_enter", enter_and_die)
+    monkeypatch.setattr(Server, "_obey", hear_nothing)
+    outcome = rehearsal.run()
+    assert sorted(outcome.killed) == ["ps-0", "worker-2"], outcome.log
+    assert outcome.status.state == "finished", outcome.log
+    assert outcome.status.result.digest == expected("plain"), outcome.log
     assert not outcome.surprises, (outcome.surprises, outcome.log)
 
 

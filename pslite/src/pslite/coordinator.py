@@ -1879,6 +1879,9 @@ class Coordinator:
         self._tell(gone, Exit(reason="drained: the job goes on without this task"))
         for task in gone:
             self._members[task].finished = self._members[task].drained = True
+        if self._taking_over is not None:
+            self._taking_over.waits_for -= gone  # nobody pushes to them any more, and they may be dead
+            self._take_over_parts()
         self._urgent = True
 
     def _report(self, pending: Pending) -> None:
