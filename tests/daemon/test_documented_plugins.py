@@ -53,7 +53,7 @@ def test_the_documented_policy_decides_whole_ticks() -> None:
 
 
 @pytest.mark.usefixtures("site")
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=30)
 @given(snapshots)
 def test_the_documented_policy_answers_whatever_it_is_shown(snapshot: Any) -> None:
     policy = load_policy("even")

@@ -705,7 +705,7 @@ def shared() -> Iterator[tuple[ApiWorld, JobKey]]:
     world.close()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(beat=_beats)
 def test_no_heartbeat_breaks_the_daemon(shared, beat) -> None:
     world, job = shared
@@ -730,7 +730,7 @@ _json = st.recursive(
 _keys = st.sampled_from([*REQUEST, "name", "ps", "batch", "max_workers", "min_ps", "allowed_workers", "architecture"])
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(
     changes=st.dictionaries(st.one_of(_keys, st.text(max_size=5)), _json, max_size=3), whole=st.one_of(st.none(), _json)
 )

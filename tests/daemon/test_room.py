@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from daemon.world import World, nodes
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dl2d.core.cluster import Task, TaskState
@@ -81,7 +81,7 @@ def test_a_job_whose_tasks_are_large_gets_in_among_small_ones() -> None:
         world.close()
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12)
 @given(
     st.lists(
         st.tuples(st.integers(1, 6), st.integers(0, 2), st.integers(1, 3), st.integers(1, 6)), min_size=2, max_size=4

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from daemon.world import World, nodes
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from structlog.testing import capture_logs
@@ -366,7 +366,7 @@ def test_cool_down_holds_a_job_at_its_size(build) -> None:
     assert world.has(first) == (4, 4)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(
     st.lists(
         st.tuples(

@@ -178,7 +178,7 @@ def histories(draw: Any) -> History:
     return a_history(*jobs, speeds=speeds)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(histories(), st.integers(0, 2**32), st.floats(60.0, 4000.0))
 def test_whatever_was_recorded_makes_workloads_that_can_be_run(history: History, seed: int, slot: float) -> None:
     """Every job comes once, fits, is known by its kind's name, and is as long as it was; the file format takes it."""

@@ -214,7 +214,7 @@ _sizes = st.tuples(st.integers(1, 30), st.integers(1, 30))
 _speeds = st.one_of(st.just(0.0), st.floats(1e-6, 1e9))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.dictionaries(_sizes, _speeds, max_size=12), max_size=4),
     st.integers(1, 60),
@@ -264,7 +264,7 @@ def test_an_optimism_that_is_none_is_refused(optimism: float) -> None:
         Lookahead(optimism=optimism)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.dictionaries(_sizes, _speeds, max_size=8), min_size=3, max_size=3), max_size=4), st.data())
 def test_what_is_taken_over_from_the_belief_before_changes_nothing(
     news: list[list[dict[tuple[int, int], float]]], data: st.DataObject

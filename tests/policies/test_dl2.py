@@ -161,7 +161,7 @@ def test_allreduce_gets_workers_alone() -> None:
 
 
 @hypothesis.given(snapshots)
-@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.settings(max_examples=60)
 def test_decisions_are_decisions_and_fit(snapshot: Snapshot) -> None:
     decision = ask(KNOWING, snapshot)
     check(decision, snapshot)
@@ -173,7 +173,7 @@ def test_decisions_are_decisions_and_fit(snapshot: Snapshot) -> None:
 
 
 @hypothesis.given(snapshots)
-@hypothesis.settings(deadline=None, max_examples=30)
+@hypothesis.settings(max_examples=30)
 def test_no_job_falls_below_its_floor(snapshot: Snapshot) -> None:
     decision = ask(KNOWING, snapshot)
     running = {number: entry.allocation for number, entry in enumerate(decision.jobs) if entry.allocation != NOTHING}

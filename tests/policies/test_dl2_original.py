@@ -110,7 +110,7 @@ def played(
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(snapshot=snapshots, seed=st.integers(0, 5))
 def test_its_decisions_are_ones(snapshot: Snapshot, seed: int, sampled: bool) -> None:
     policy = Dl2Original(a_checkpoint(seed, resources=["cpu", "gpu"], first_bundles=seed % 2 == 0), sampled=sampled)
@@ -231,7 +231,7 @@ def test_capacity_that_changes_under_it_is_made_the_best_of() -> None:
 
 @pytest.mark.parametrize("extras", [False, True])
 @pytest.mark.parametrize("network", ["dense", "shared"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(snapshot=snapshots, seed=st.integers(0, 5))
 def test_what_did_not_change_is_not_worked_out_again_and_nothing_else_is_different(
     snapshot: Snapshot, seed: int, network: str, extras: bool
@@ -246,7 +246,7 @@ def test_what_did_not_change_is_not_worked_out_again_and_nothing_else_is_differe
         assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 2**32 - 1), shift=st.floats(-6, 2), own=st.floats(-4, 0), jobs=st.integers(1, 4))
 def test_units_that_cannot_come_on_are_left_out_and_no_others(seed: int, shift: float, own: float, jobs: int) -> None:
     """The lower the biases, and what of a job itself counts in the second layer, the more; void has nothing of its own.

@@ -84,7 +84,7 @@ def test_workers_beyond_a_count_that_is_allowed_are_taken_back() -> None:
 
 
 @hypothesis.given(snapshots, st.integers(0, 10**6))
-@hypothesis.settings(deadline=None, max_examples=80)
+@hypothesis.settings(max_examples=80)
 def test_placing_puts_every_task_on_its_node(snapshot: Snapshot, seed: int) -> None:
     draw = np.random.default_rng(seed)
     bare = a_snapshot(list(snapshot.jobs), list(snapshot.nodes))

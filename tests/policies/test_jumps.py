@@ -37,7 +37,7 @@ def test_of_sizes_those_remain_that_no_faster_one_undercuts(seed: int, unit: int
     assert made.log_rate[1:].tolist() == sorted(made.log_rate[1:], reverse=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), hidden=st.integers(0, 2), growing=st.booleans())
 def test_jumps_are_chosen_by_the_scores_that_all_can_look_up(seed: int, hidden: int, growing: bool) -> None:
     """Each job has the score with which it got where it is; growing ends where no jump has room."""

@@ -304,7 +304,7 @@ _workloads = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=60)
 @hypothesis.given(_workloads, st.booleans(), st.sampled_from([LoadBalance(), BestFit(), Optimus()]))
 def test_what_is_decided_is_what_runs(given_workload, empties, placement) -> None:
     cluster_of = [

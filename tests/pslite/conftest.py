@@ -1,13 +1,8 @@
-"""Settings of the tests of pslite, and what several of them need."""
+"""What several tests of pslite need."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
-
-# the machine may be busy: how long an example takes says nothing
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
 
 
 @pytest.fixture

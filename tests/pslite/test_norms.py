@@ -71,7 +71,7 @@ def algorithm_2(rule, sizes, gradients, start):
     block=st.sampled_from([16, 64, 1024]),
     zero=st.booleans(),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_it_computes_what_the_paper_says(rule, sizes, seed, block, zero):
     rng = np.random.Generator(np.random.PCG64(seed))
     start = rng.standard_normal(sum(sizes))

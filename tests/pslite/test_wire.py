@@ -239,7 +239,7 @@ def carry(family, frames):
 
 
 @pytest.mark.parametrize("family", ["tcp", "unix"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(frames=st.lists(st.tuples(st.sampled_from(range(len(SIZES))), st.booleans()), max_size=8))
 def test_memory_that_is_lent_arrives_in_its_place(family, frames):
     assert carry(family, frames)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.test_replay import PAPER, make, run, workload
 
@@ -76,7 +76,7 @@ def _made(shapes, nodes):
     )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(_shapes, st.integers(1, 6), st.integers(1, 6))
 def test_more_capacity_never_raises_it_and_it_holds(shapes, nodes, more) -> None:
     smaller, larger = bound(_made(shapes, nodes + 1)), bound(_made(shapes, nodes + 1 + more))

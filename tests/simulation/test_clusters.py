@@ -202,7 +202,7 @@ def plainly(clusters: Clusters, targets: np.ndarray, *, in_turn: bool) -> list[l
     return clusters.sizes.tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.booleans(), st.integers(0, 3))
 def test_filling_goes_as_if_task_by_task(seed: int, in_turn: bool, slots: int) -> None:
     draw = np.random.default_rng(seed)
@@ -239,7 +239,7 @@ def plainly_laid(clusters: Clusters, tasks: np.ndarray, amounts: np.ndarray) -> 
     return placed
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.integers(0, 10**6))
 def test_laying_goes_as_if_task_by_task_or_not_at_all(seed: int) -> None:
     draw = np.random.default_rng(seed)
@@ -297,7 +297,7 @@ def test_a_slot_is_filled_once() -> None:
         clusters.fill(clusters.most)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6))
 def test_capacity_holds_and_work_is_conserved(seed: int) -> None:
     """Under random sizes: no node is over-used, books agree with sizes, and all epochs are done exactly once."""

@@ -181,7 +181,7 @@ def allowed(env: ClusterEnv, window: list[int]) -> list[int]:
     return [*mask, 1]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.integers(1, 8), st.booleans())
 def test_the_mask_says_exactly_what_fits_and_what_it_allows_is_done(seed: int, window: int, first: bool) -> None:
     """Masks are those found by trying; an allowed action adds its tasks where ``give`` does; no node is over-used."""
@@ -221,7 +221,7 @@ def test_the_mask_says_exactly_what_fits_and_what_it_allows_is_done(seed: int, w
             break
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 10**6))
 def test_rewards_of_an_episode_sum_to_its_jobs(seed: int) -> None:
     """Whatever is done, every job's share of its declared epochs sums to one."""

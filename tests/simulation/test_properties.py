@@ -6,7 +6,7 @@ import dataclasses
 from itertools import pairwise
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.test_replay import PAPER, make
 
@@ -90,7 +90,7 @@ options = st.builds(
 )
 policies = st.sampled_from([Drf, Fifo, Srtf, Optimus])
 changes = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), max_size=4)
-slow = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+slow = settings(max_examples=25)
 
 
 class Watched:

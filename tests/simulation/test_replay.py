@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.reference import average_jct
 
@@ -223,7 +223,7 @@ def test_progress_is_told() -> None:
     assert told == sorted(told)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(st.integers(0, 4), st.floats(0.5, 30), st.integers(1, 8), st.integers(0, 8), st.integers(1, 6)),

@@ -97,7 +97,7 @@ def test_physical_by_hand() -> None:
 
 
 @given(DESCRIPTIONS, st.integers(0, 20), st.integers(0, 20))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_grid_is_every_single_speed_and_descriptions_round_trip(description, workers: int, ps: int) -> None:
     speed = parse_speed(description)
     grid = speed.grid(workers, ps)
@@ -114,7 +114,7 @@ def test_the_grid_is_every_single_speed_and_descriptions_round_trip(description,
 
 
 @given(DESCRIPTIONS.filter(lambda description: "formula" in description), st.integers(1, 40), st.integers(1, 40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_formula_gains_more_than_it_is_given(description, workers: int, ps: int) -> None:
     """A worker more never raises the speed of each; except where servers cost by the piece, they never slow a job."""
     speed = parse_speed(description)
@@ -137,7 +137,7 @@ def test_counts_outside_the_bounds_are_refused(counts) -> None:
 
 
 @given(POINTS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_table_gives_measurements_back_exactly_and_passes_near_them(measured) -> None:
     table = points_of(measured)
     grid = table.grid(24, 24)
@@ -151,7 +151,7 @@ def test_a_table_gives_measurements_back_exactly_and_passes_near_them(measured) 
 
 
 @given(POINTS.filter(lambda measured: len(measured) > 1), COUNTS, COUNTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_table_agrees_with_another_implementation(measured, ps: int, workers: int) -> None:
     interpolate = pytest.importorskip("scipy.interpolate")
     at = np.array(sorted(measured), dtype=float)

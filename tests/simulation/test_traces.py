@@ -254,7 +254,7 @@ CELLS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.data())
 def test_fuzzed_tables_raise_nothing_but_workload_errors_and_counts_are_conserved(tmp_path: Path, data) -> None:
     name = data.draw(st.sampled_from(sorted(FORMATS)))
@@ -275,7 +275,7 @@ def test_fuzzed_tables_raise_nothing_but_workload_errors_and_counts_are_conserve
         assert read_workload(describe_workload(trace.workload)) == trace.workload
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.sampled_from(sorted(FORMATS)), st.binary(max_size=200), st.booleans())
 def test_fuzzed_bytes_raise_nothing_but_workload_errors(
     tmp_path: Path, name: str, rest: bytes, with_header: bool
@@ -287,7 +287,7 @@ def test_fuzzed_bytes_raise_nothing_but_workload_errors(
     assert balanced(trace)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 10**6), st.integers(0, 10**5), st.integers(0, 1200)), min_size=1, max_size=12

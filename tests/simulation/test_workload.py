@@ -141,7 +141,7 @@ JOBS = st.builds(
 
 
 @given(st.lists(JOBS, min_size=1, max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_described_reads_back_equal(entries) -> None:
     for number, entry in enumerate(entries):
         entry["id"] = str(number)
@@ -373,7 +373,7 @@ def places(value, at=()):
 
 
 @given(st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_a_spoiled_workload_reads_or_says_why(data) -> None:
     whole = copy.deepcopy(workload(job(), job(id="2", model="ring"), job(id="3", model="vgg-16", min_ps=1)))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -401,7 +401,7 @@ def test_a_spoiled_workload_reads_or_says_why(data) -> None:
 
 
 @given(JSON | st.text() | st.binary())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_text_reads_or_says_why(tmp_path_factory, value) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzzed.json"
     path.write_bytes(value if isinstance(value, bytes) else json.dumps(value).encode())
@@ -410,7 +410,7 @@ def test_any_text_reads_or_says_why(tmp_path_factory, value) -> None:
 
 
 @given(JSON)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_description_of_a_speed_reads_or_says_why(value) -> None:
     for description in (value, {"table": value}, {"points": value}, {"formula": "ps-sync", "theta": value, "batch": 1}):
         try:

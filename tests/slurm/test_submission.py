@@ -26,14 +26,14 @@ def run(text: str) -> bytes:
     return done.stdout
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(TEXT, max_size=5))
 def test_words_of_the_command_arrive_unchanged(words: list[str]) -> None:
     launch = Launch(("/usr/bin/printf", "%s\\0", *words, "end"), "/")
     assert run(script(launch)).decode().split("\0") == [*words, "end", ""]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.dictionaries(NAMES, TEXT, max_size=5))
 def test_values_of_variables_arrive_unchanged(env: dict[str, str]) -> None:
     launch = Launch(("/usr/bin/env", "-0"), "/", tuple(env.items()))

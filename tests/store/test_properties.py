@@ -21,7 +21,7 @@ from dl2d.core.store import JobChange, Slot, TaskChange
 from dl2d.store.sql import SqlStore
 
 # The store may be shared by examples, because each makes a job of its own.
-_EXAMPLES = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+_EXAMPLES = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 _TASKS = 3
 _STEPS = st.tuples(st.integers(0, _TASKS - 1), st.sampled_from(TaskState))
 
@@ -132,7 +132,7 @@ def _at_once(*works: Callable[[], None]) -> None:
         raise errors[0]
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     first=st.lists(st.lists(_STEPS, min_size=1, max_size=4), min_size=5, max_size=12),
     second=st.lists(st.lists(_STEPS, min_size=1, max_size=4), min_size=5, max_size=12),
