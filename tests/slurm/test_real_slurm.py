@@ -341,8 +341,8 @@ def test_capabilities(real: Real, manager: SlurmManager) -> None:
     assert able.version[0].isdigit()
 
 
-def test_a_controller_that_is_down_is_unavailable_and_comes_back(real: Real) -> None:
-    manager = manager_of(real.cluster, command_timeout_seconds=2)
+def test_a_controller_that_is_down_is_unavailable_and_comes_back(real: Real, manager: SlurmManager) -> None:
+    impatient = manager_of(real.cluster, command_timeout_seconds=2)
     handle = manager.submit(alices(real, FOREVER))
     wait_for(real, manager, handle, RmJobState.RUNNING)
     missing = manager_of(real.cluster, munge_socket="/nonexistent/socket")
@@ -351,10 +351,10 @@ def test_a_controller_that_is_down_is_unavailable_and_comes_back(real: Real) -> 
     real.cluster.stop_controller()
     try:
         for ask in (
-            manager.snapshot,
-            lambda: manager.submit(alices(real, "true")),
-            lambda: manager.stop([handle], 600),
-            lambda: manager.vouch(handle, proof(real, real.alice, handle)),
+            impatient.snapshot,
+            lambda: impatient.submit(alices(real, "true")),
+            lambda: impatient.stop([handle], 600),
+            lambda: impatient.vouch(handle, proof(real, real.alice, handle)),
         ):
             with pytest.raises(Unavailable):
                 ask()
@@ -364,7 +364,7 @@ def test_a_controller_that_is_down_is_unavailable_and_comes_back(real: Real) -> 
     assert listed(manager, handle).state is RmJobState.RUNNING
     manager.stop([handle], 0)
     wait_for_end(real, manager, handle)
-    manager.close()
+    impatient.close()
 
 
 def test_nothing_of_a_cluster_is_left_when_its_test_is_killed(tmp_path: Path) -> None:
