@@ -18,9 +18,10 @@ from regression import segments
 from rehearsal import QUICK, Event, Rehearsal, job, random_events, static_digest
 from weather import rough_weather
 
-from pslite.messages import Exit, PlanDone, TakeOver
+from pslite.dialer import Dialer
+from pslite.messages import Abort, Commit, Exit, Nack, PlanDone, TakeOver
 from pslite.replicas import Guards
-from pslite.server import Server
+from pslite.server import Server, _Stage
 from pslite.spec import LAMB, SGD, Adam
 from pslite.worker import Worker
 
@@ -153,11 +154,12 @@ def test_deaths_of_the_coordinator(seed):
 
 
 def test_who_wakes_late_knows_of_a_plan_before_its_frames(monkeypatch):
-    reach, pump = Worker._reach, Worker._pump
+    pump = Worker._pump
 
-    def slowly(worker, member):
-        reach(worker, member)
-        time.sleep(0.05)  # the connection is there, the plan is not
+    class Slow(Dialer):
+        def reach(self, *whom):
+            super().reach(*whom)
+            time.sleep(0.05)  # the connection is there, the plan is not
 
     def late(worker, done):
         select = worker._selector.select
@@ -171,7 +173,7 @@ def test_who_wakes_late_knows_of_a_plan_before_its_frames(monkeypatch):
         pump(worker, done)
         worker._selector.select = select
 
-    monkeypatch.setattr(Worker, "_reach", slowly)
+    monkeypatch.setattr("pslite.worker.Dialer", Slow)
     monkeypatch.setattr(Worker, "_pump", late)
     outcome = Rehearsal(job(epochs=2), workers=3, servers=1).run()
     assert outcome.status.state == "finished", outcome.log
@@ -227,11 +229,12 @@ def test_a_dead_workers_part_is_done_whatever_becomes_of_a_server_that_leaves(mo
 
 def test_connections_for_the_next_plan_outlast_the_end_of_the_one_before(monkeypatch):
     """Members hear at different times that a plan is done, and one is in the next already."""
-    reach, hear, read_control = Worker._reach, Worker._hear, Server._read_control
+    hear, read_control = Worker._hear, Server._read_control
 
-    def slowly(worker, member):
-        reach(worker, member)
-        time.sleep(0.15)
+    class Slow(Dialer):
+        def reach(self, *whom):
+            super().reach(*whom)
+            time.sleep(0.15)
 
     def late(worker, message):
         if isinstance(message, PlanDone):
@@ -243,7 +246,7 @@ def test_connections_for_the_next_plan_outlast_the_end_of_the_one_before(monkeyp
         if server._identity.task != "ps-0" or time.monotonic() - server._looked > 0.1:
             read_control(server)
 
-    monkeypatch.setattr(Worker, "_reach", slowly)
+    monkeypatch.setattr("pslite.worker.Dialer", Slow)
     monkeypatch.setattr(Worker, "_hear", late)
     monkeypatch.setattr(Server, "_read_control", seldom)
     events = [Event(0, workers=3, servers=2), Event(1, servers=3)]
@@ -251,6 +254,78 @@ def test_connections_for_the_next_plan_outlast_the_end_of_the_one_before(monkeyp
     outcome = rehearsal.run()
     assert outcome.status.state == "finished", outcome.log
     assert not outcome.surprises, outcome.surprises
+
+
+def test_two_plans_that_are_made_ready_at_a_time_share_connections_and_the_first_is_passed_over(monkeypatch):
+    """A plan is given up while a server and a worker make it ready; the next one adds the same server."""
+    server_ready, worker_ready, obey, hear = Server._make_ready, Worker._make_ready, Server._obey, Worker._hear
+    opened, given_up, committed = threading.Event(), threading.Event(), threading.Event()
+    here, threads, stale = threading.local(), [], []
+
+    class Late(_Stage):
+        def __init__(self, *of):
+            super().__init__(*of)
+            if here.late:
+                opened.set()
+                committed.wait(20)
+
+    def server_prepares(server, message, *rest):
+        here.late = message.plan.number == 2 and server._identity.task == "ps-0"
+        if here.late:
+            threads.append(threading.current_thread())
+        server_ready(server, message, *rest)
+
+    def worker_prepares(worker, message):
+        if message.plan.number == 2 and worker._identity.task == "worker-0":
+            opened.wait(20)
+            worker._send(Nack(plan=2, reason="not now"))
+            given_up.wait(20)
+        worker_ready(worker, message)
+
+    def obeys(server, message):
+        obey(server, message)
+        if server._identity.task == "ps-0" and isinstance(message, Commit):
+            committed.set()
+            threads[0].join()
+            server._take_prepared()  # before anything moves
+
+    def hears(worker, message):
+        hear(worker, message)
+        if worker._identity.task == "worker-0" and isinstance(message, Abort):
+            given_up.set()
+
+    def watch(kind, name):
+        take = getattr(kind, name)
+
+        def taking(member):
+            take(member)
+            if {2, 3} <= member._stages.keys():
+                stale.append(member._identity.task)
+
+        monkeypatch.setattr(kind, name, taking)
+
+    monkeypatch.setattr("pslite.server._Stage", Late)
+    monkeypatch.setattr(Server, "_make_ready", server_prepares)
+    monkeypatch.setattr(Worker, "_make_ready", worker_prepares)
+    monkeypatch.setattr(Server, "_obey", obeys)
+    monkeypatch.setattr(Worker, "_hear", hears)
+    watch(Server, "_take_prepared")
+    watch(Worker, "_take_staged")
+    rehearsal = Rehearsal(job(), workers=2, servers=1, events=[Event(5, servers=2)])
+    begin_step = rehearsal._begin_step
+
+    def begins_step(task, version):
+        begin_step(task, version)
+        if version == 9:
+            committed.wait(20)
+
+    monkeypatch.setattr(rehearsal, "_begin_step", begins_step)
+    outcome = rehearsal.run()
+    assert any(line.startswith("plan 3 done") for line in outcome.log), outcome.log
+    assert outcome.status.state == "finished", outcome.log
+    assert outcome.status.result.digest == expected("plain"), outcome.log
+    assert not outcome.surprises, (outcome.surprises, outcome.log)
+    assert not stale
 
 
 @pytest.mark.parametrize("durability", ["durable", "relaxed"])

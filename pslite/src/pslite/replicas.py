@@ -165,11 +165,7 @@ class Guards:
 
         Those that came in its place have all that it was sent. Returns the blocks whose workers can be answered now.
         """
-        free = []
-        for (_, version), sent in list(self._sent.items()):
-            sent.waits_for &= set(sent.holding.guards)
-            free.append(self._finished(sent, version))
-        return [holding for holding in free if holding is not None]
+        return self._wait_for(lambda sent: sent.waits_for & set(sent.holding.guards))
 
     def owes(self, holding: Holding) -> bool:
         """Whether sums of a block are on their way."""
@@ -238,9 +234,13 @@ class Guards:
                 holding.guard, holding.coming = holding.coming, ""
             if holding.coming in gone:
                 holding.coming = ""
+        return self._wait_for(lambda sent: sent.waits_for - set(gone))
+
+    def _wait_for(self, still: Callable[[_Sent], set[str]]) -> list[Holding]:
+        """Have each sum wait for those that `still` names; returns the blocks whose workers can be answered now."""
         free = []
         for (_, version), sent in list(self._sent.items()):
-            sent.waits_for -= set(gone)
+            sent.waits_for = still(sent)
             free.append(self._finished(sent, version))
         return [holding for holding in free if holding is not None]
 

@@ -28,6 +28,7 @@ from pslite.auth import Acceptor, Identity
 from pslite.blocks import Block, cut
 from pslite.channel import cut_off
 from pslite.checkpoint import Saver
+from pslite.dialer import Dialer
 from pslite.doorway import Doorway
 from pslite.encoding import Encoding, encoding_of, narrow, wire_bytes
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, Unreachable
@@ -70,13 +71,13 @@ from pslite.messages import (
 from pslite.norms import Squares, Tensors
 from pslite.optimizers import Updater, slots, square_norm
 from pslite.pace import PaceMeter
-from pslite.plan import Member, Plan, Reduction, holders_of, reduction
+from pslite.plan import Plan, Reduction, holders_of, reduction
 from pslite.rebuilding import Rebuilding, Slots, reads_checkpoint
 from pslite.region import Arena, Layout, Mapped
 from pslite.replicas import LAG, Guards, Replicas, Step
 from pslite.rows import Rows, checked_length, parse
 from pslite.spec import LAMB, JobSpec, Sum
-from pslite.transport import machine, open_listeners, reach, tune
+from pslite.transport import machine, open_listeners, tune
 from pslite.wire import (
     FETCH,
     FIRST_STATE,
@@ -131,7 +132,6 @@ class _Stage:
     newcomers: set[str]
     #: memory for replicas that we have not kept so far
     replicas: dict[int, Holding]
-    #: new connections to the servers that get blocks from us or keep our replicas
     #: tree nodes of workers that are gone, which nobody pushes in async mode
     left_out: set[int] = field(default_factory=set)
     moved_bytes: int = 0
@@ -221,10 +221,7 @@ class Server:
         self._asked: list[tuple[Link, Header]] = []
         #: connections that we opened to other servers
         self._peers: dict[str, Link] = {}
-        #: those on their way here from threads that make plans ready; one at a time to each server, for one that is
-        #: there already would lose what is on it
-        self._opened: dict[str, Link] = {}
-        self._turns: dict[str, threading.Lock] = {}
+        self._dialer = Dialer(self._hand_in)
         self._guards = Guards(self._peers, self._pool)
         self._replicas = Replicas(self._apply)
         #: block -> its owners before others died; what they sent until they heard of it comes late
@@ -235,11 +232,14 @@ class Server:
         self._keeps = False
         self._acknowledged: set[int] = set()
         self._refused = 0
-        self._done: queue.SimpleQueue[tuple[int, _Stage | Nack | Saved | NotSaved | Slots]] = queue.SimpleQueue()
+        #: what other threads have done
+        self._done: queue.SimpleQueue[_Stage | Link | Nack | Saved | NotSaved | Slots] = queue.SimpleQueue()
+        #: plans that were given up, perhaps while they were made ready
+        self._given_up: set[int] = set()
         #: blocks that a worker, who goes on where all others are gone, has as a version before theirs
         self._ahead: dict[int, str] = {}
         #: blocks that we make anew for others that are gone
-        self._rebuilding = Rebuilding(self._report_read)
+        self._rebuilding = Rebuilding(self._hand_in)
         self._saver: Saver | None = None
         #: of blocks whose sums are whole, not told yet, by what they are of
         self._squares: dict[Literal["gradient", "update"], dict[int, Squares]] = {"gradient": {}, "update": {}}
@@ -371,6 +371,8 @@ class Server:
             for links in (self._links, self._peers):
                 if links.get(link.task) is link:
                     del links[link.task]
+                    if links is self._peers:
+                        self._dialer.lost(link)
 
     def _serve(self, link: Link, mask: int) -> None:
         if not link.open:
@@ -1108,6 +1110,7 @@ class Server:
         if isinstance(message, Prepare):
             self._prepare(message)
         elif isinstance(message, Abort):
+            self._given_up.add(message.plan)
             self._forget(message.plan)
         elif isinstance(message, Commit):
             if self._stamp is not None and self._stamp[0] == message.plan:
@@ -1161,7 +1164,7 @@ class Server:
             self._guards.lag = LAG if message.spec.durability == "relaxed" else 0
             if message.spec.checkpoint and not self._sums_only:
                 name = f"{self._identity.task}-{self._identity.incarnation[:8]}"
-                self._saver = Saver(message.spec, name, self._report_saved)
+                self._saver = Saver(message.spec, name, self._hand_in)
         elif message.spec != self._spec:
             self._control.send(Nack(plan=message.plan.number, reason="the job's description has changed"))
             return
@@ -1206,74 +1209,54 @@ class Server:
             self._pool.reserve([self._blocks[b] for b in others], 1)
             targets = [plan.owner(b) for b in held - mine] + [m for b in mine if (m := plan.backup(b)) is not None]
             for member in {member.task: member for member in targets}.values():
-                self._reach(member)
+                self._dialer.reach(member, self._identity)
             newcomers = {m.task for m in plan.workers} - old
             result = _Stage(plan, message.previous, how, expected, gained, newcomers, replicas)
         except (PsliteError, MemoryError, ValueError) as error:
             about = error.task if isinstance(error, Unreachable) else ""
             result = Nack(plan=plan.number, reason=str(error) or type(error).__name__, about=about)
-        self._done.put((plan.number, result))
+        self._hand_in(result)
+
+    def _hand_in(self, result: _Stage | Link | Nack | Saved | NotSaved | Slots) -> None:
+        """Another thread: have the loop take what was made ready, opened, written or read."""
+        self._done.put(result)
         with contextlib.suppress(OSError):
             self._wake_in.send(b"x")
         if self._closed:
             self._close_prepared()
 
-    def _reach(self, member: Member) -> None:
-        """Second thread: open a connection to a server, where another thread has not."""
-        with self._turns.setdefault(member.task, threading.Lock()):
-            # one that was opened is a peer's before it is not among the opened any more
-            present = self._opened.get(member.task) or self._peers.get(member.task)
-            if present is None or present.incarnation != member.incarnation:
-                sock = reach(member, self._identity)
-                self._opened[member.task] = Link(sock, member.task, member.incarnation, "ps")
-
-    def _take_opened(self) -> None:
-        for task, link in list(self._opened.items()):
-            old = self._peers.get(task)
-            if old is not None:
-                self._drop(old)
-            self._peers[task] = link
-            self._adopt(link, incoming=False)
-            if self._opened.get(task) is link:
-                del self._opened[task]
-
     def _close_prepared(self) -> None:
-        """Close what was made ready for a plan and not taken into use; from any thread."""
-        with contextlib.suppress(KeyError):
+        """Close what was opened for a plan and not taken into use; from any thread."""
+        with contextlib.suppress(queue.Empty):
             while True:
-                self._opened.popitem()[1].close()
-
-    def _report_read(self, found: Slots) -> None:
-        """Thread of `Rebuilding`: what it has read."""
-        self._done.put((0, found))
-        with contextlib.suppress(OSError):
-            self._wake_in.send(b"x")
-
-    def _report_saved(self, message: Saved | NotSaved) -> None:
-        """Saver's thread: what it has written."""
-        self._done.put((0, message))
-        with contextlib.suppress(OSError):
-            self._wake_in.send(b"x")
+                result = self._done.get_nowait()
+                if isinstance(result, Link):
+                    result.close()
 
     def _take_prepared(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._wake_out.recv(256)
         while not self._done.empty():
-            number, result = self._done.get()
-            self._take_opened()
+            result = self._done.get()
             if isinstance(result, Nack | Saved | NotSaved):
                 self._control.send(result)
-                continue
-            if isinstance(result, Slots):
+            elif isinstance(result, Link):
+                old = self._peers.get(result.task)
+                if old is not None:
+                    self._drop(old)
+                self._peers[result.task] = result
+                self._adopt(result, incoming=False)
+            elif isinstance(result, Slots):
                 if result.reason:
                     self._say(f"no optimizer state from a checkpoint: {result.reason}")
                 self._rebuilding.slots(result)
                 self._take_rebuilt()
-                continue
-            self._stages[number] = result
-            self._replicas.expect(result.replicas)
-            self._current = self._current or number
-            self._control.send(Ready(plan=number))
+            elif result.plan.number not in self._given_up:
+                number = result.plan.number
+                self._stages[number] = result
+                self._replicas.expect(result.replicas)
+                self._current = self._current or number
+                self._control.send(Ready(plan=number))
 
     def _forget(self, number: int) -> None:
         # its connections stay: the plan that is tried next probably needs them

@@ -24,6 +24,7 @@ from pslite.auth import Identity
 from pslite.blocks import Block, cut
 from pslite.channel import cut_off
 from pslite.checkpoint import Checkpoint, Saver, to_resume
+from pslite.dialer import Dialer
 from pslite.encoding import Encoding, encoding_of, wire_bytes
 from pslite.errors import PeerLost, ProtocolError, PsliteError, Unreachable, UsageError
 from pslite.gradients import Array, Bundle, Contribution
@@ -57,7 +58,7 @@ from pslite.messages import (
     Drained as DrainedMessage,
 )
 from pslite.optimizers import slots
-from pslite.plan import Member, Plan
+from pslite.plan import Plan
 from pslite.process import Host
 from pslite.region import Mapped
 from pslite.replica import Replica
@@ -158,6 +159,8 @@ class Worker(Membership):
         #: rows that are coming in
         self._rows: dict[Link, bytearray] = {}
         self._stages: dict[int, _Stage] = {}
+        #: plans that were given up, perhaps while they were made ready
+        self._given_up: set[int] = set()
         self._stamp: tuple[int, int] | None = None
         self._missing: set[int] = set()
         self._awaited = -1
@@ -183,9 +186,7 @@ class Worker(Membership):
             queue.SimpleQueue()
         )
         self._closed = False
-        #: server -> its incarnation that we have, or will have, a connection to; and who may make one
-        self._reached: dict[str, str] = {}
-        self._turns: dict[str, threading.Lock] = {}
+        self._dialer = Dialer(self._hand_in)
         self._begin = 0
         self._resumed = 0
         self._done_plan = 0
@@ -671,8 +672,7 @@ class Worker(Membership):
     def _unlink(self, link: Link) -> None:
         if self._links.get(link.task) is link:
             del self._links[link.task]
-            if self._reached.get(link.task) == link.incarnation:
-                del self._reached[link.task]
+            self._dialer.lost(link)
         self._writing.discard(link)
         self._shown.pop(link, None)
         self._rows.pop(link, None)
@@ -712,6 +712,7 @@ class Worker(Membership):
             if isinstance(item, int):
                 # its connections stay: the plan that is tried next probably needs them
                 self._stages.pop(item, None)
+                self._given_up.add(item)
                 continue
             if isinstance(item, Link):
                 old = self._links.get(item.task)
@@ -720,7 +721,8 @@ class Worker(Membership):
                 self._links[item.task] = item
                 self._selector.register(item.sock, selectors.EVENT_READ, item)
                 continue
-            self._stages[item.plan.number] = item
+            if item.plan.number not in self._given_up:
+                self._stages[item.plan.number] = item
         done = self._done_plan
         if done and self._plan is not None and self._plan.number == done:
             self._done_plan, self._settled = 0, done
@@ -980,26 +982,18 @@ class Worker(Membership):
                 self.spec, self.blocks = message.spec, cut(message.spec)
             servers = {m.task: m for p in (plan, previous) if p is not None for m in p.servers}
             for member in servers.values():
-                self._reach(member)
+                self._dialer.reach(member, self._identity)
         except (PsliteError, ValueError) as error:
             # the connections that are made stay: the plan that is tried next probably needs them
             about = error.task if isinstance(error, Unreachable) else ""
             self._send(Nack(plan=plan.number, reason=str(error) or type(error).__name__, about=about))
             return
-        self._staged.put(_Stage(plan, previous))
-        self._wake()
+        self._hand_in(_Stage(plan, previous))
         self._send(Ready(plan=plan.number))
 
-    def _reach(self, member: Member) -> None:
-        """Connect to a server, unless that is done: two plans may be made ready at a time."""
-        with self._lock:
-            turn = self._turns.setdefault(member.task, threading.Lock())
-        with turn:
-            if self._reached.get(member.task) == member.incarnation:
-                return
-            link = Link(reach(member, self._identity), member.task, member.incarnation, "ps")
-            self._reached[member.task] = member.incarnation
-            self._staged.put(link)
-            self._wake()
+    def _hand_in(self, result: _Stage | Link) -> None:
+        """Have the user's thread take what was made ready or opened."""
+        self._staged.put(result)
+        self._wake()
         if self._closed:
             self._close_staged()

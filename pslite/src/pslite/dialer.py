@@ -1,0 +1,50 @@
+"""Connections to servers, opened beside the work for plans to come: one to each server at a time.
+
+Two plans may be made ready at once.  A second connection would take the place of the first, and what is on that would
+be lost.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from pslite.auth import Identity
+from pslite.plan import Member
+from pslite.transport import reach
+from pslite.wire import Link
+
+
+class Dialer:
+    """Opens them, in any number of threads.
+
+    Parameters
+    ----------
+    take
+        takes a connection, in the thread that has opened it.
+
+    """
+
+    def __init__(self, take: Callable[[Link], None]) -> None:
+        self._take = take
+        self._lock = threading.Lock()
+        #: server -> its incarnation that there is, or is about to be, a connection to; and who may open one
+        self._reached: dict[str, str] = {}
+        self._turns: dict[str, threading.Lock] = {}
+
+    def reach(self, member: Member, identity: Identity) -> None:
+        """Open a connection to a server, unless there is one or another thread does it.  Raises Unreachable."""
+        with self._lock:
+            turn = self._turns.setdefault(member.task, threading.Lock())
+        with turn:
+            if self._reached.get(member.task) != member.incarnation:
+                link = Link(reach(member, identity), member.task, member.incarnation, "ps")
+                with self._lock:
+                    self._reached[member.task] = member.incarnation
+                self._take(link)
+
+    def lost(self, link: Link) -> None:
+        """Know that a connection which was taken is there no more."""
+        with self._lock:
+            if self._reached.get(link.task) == link.incarnation:
+                del self._reached[link.task]
