@@ -153,6 +153,19 @@ def test_deaths_of_the_coordinator(seed):
     go_through(seed, kind_of(seed), kills, **changes)
 
 
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + SCHEDULES))
+def test_deaths_of_coordinators_and_servers_on_a_bad_network(seed, monkeypatch):
+    rough_weather(monkeypatch, seed)
+    rng = random.Random(seed)
+    kills = ["coordinator"] * rng.randint(1, 3) + ["ps"] * rng.randint(1, 2) + ["worker"] * rng.randint(0, 1)
+    changes = rng.choice([{}, {"durability": "relaxed"}, {"durability": "durable"}, {"update": "worker"}])
+    kind = kind_of(seed)
+    outcome, story = rehearse(seed, kind, kills, **changes)
+    says_so(kind, outcome, story)
+    lossless = "update" in changes or changes.get("durability") == "durable"
+    assert not lossless or outcome.status.result.inexact_from is None, story
+
+
 def test_who_wakes_late_knows_of_a_plan_before_its_frames(monkeypatch):
     pump = Worker._pump
 

@@ -1,4 +1,4 @@
-"""A bad network: sockets that take and give a few bytes at a time, late, and gradients that come twice."""
+"""A bad network: few bytes at a time, late; gradients that come twice; control connections that break."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import random
 import socket
 from collections.abc import Sequence
 
+from pslite.channel import cut_off
+from pslite.lifeline import Lifeline
+from pslite.messages import FromCoordinator
 from pslite.tls import Sealed
 from pslite.wire import PUSH, Link
 
@@ -56,3 +59,19 @@ def rough_weather(monkeypatch, seed: int, *, twice: float = 0.1) -> None:
 
     monkeypatch.setattr(Link, "__init__", rough_begin)
     monkeypatch.setattr(Link, "send", send_twice)
+
+
+def cut_lines(monkeypatch, seed: int, *, often: float = 0.01) -> None:
+    """Break control connections, as often as that of all times that a member looks at its own; members come back."""
+    rng = random.Random(seed)
+    look = Lifeline.look
+
+    def look_or_break(line: Lifeline) -> list[FromCoordinator]:
+        heard = look(line)
+        channel = line._line.channel
+        # who has only just come has not been let in yet
+        if channel is not None and line._term and rng.random() < often:
+            cut_off([channel.sock])
+        return heard
+
+    monkeypatch.setattr(Lifeline, "look", look_or_break)
