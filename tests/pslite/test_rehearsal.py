@@ -16,7 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from regression import segments
 from rehearsal import QUICK, Event, Rehearsal, job, random_events, static_digest
-from weather import rough_weather
+from weather import cut_lines, rough_weather
 
 from pslite.dialer import Dialer
 from pslite.messages import Abort, Commit, Exit, Nack, PlanDone, TakeOver
@@ -31,6 +31,8 @@ FIRST = int(os.environ.get("PSLITE_FIRST_SCHEDULE", "0"))
 
 #: a member that dies unseen while there is no coordinator is given up so many seconds later
 BRIEF = replace(QUICK, lease=6.0)
+#: and one whose connection breaks has a second to come back
+PATIENT = replace(BRIEF, verdict=10.0)
 
 JOBS = {
     "plain": {},
@@ -61,7 +63,7 @@ def go_through(seed, kind, kills, **changes):
     assert outcome.status.result.digest == expected(kind), story
 
 
-def rehearse(seed, kind, kills, *, workers=4, any_worker=False, **changes):
+def rehearse(seed, kind, kills, *, workers=4, any_worker=False, settings=None, **changes):
     """Go through a schedule that must end well; every version counts itself, so that none is lost or done twice."""
     rng = random.Random(seed)
     # where replicas are needed one may die, and two are left
@@ -70,7 +72,7 @@ def rehearse(seed, kind, kills, *, workers=4, any_worker=False, **changes):
     workers, servers = rng.randint(1, workers), rng.randint(least, 4)
     spec = job(**JOBS[kind], **changes)
     encrypt = "all" if kind == "encrypted" else "control"
-    settings = QUICK if "coordinator" not in kills else BRIEF
+    settings = settings or (QUICK if "coordinator" not in kills else BRIEF)
     outcome = Rehearsal(
         spec, workers=workers, servers=servers, events=events, settings=settings, encrypt=encrypt, any_worker=any_worker
     ).run()
@@ -159,8 +161,11 @@ def test_deaths_of_coordinators_and_servers_on_a_bad_network(seed, monkeypatch):
     rng = random.Random(seed)
     kills = ["coordinator"] * rng.randint(1, 3) + ["ps"] * rng.randint(1, 2) + ["worker"] * rng.randint(0, 1)
     changes = rng.choice([{}, {"durability": "relaxed"}, {"durability": "durable"}, {"update": "worker"}])
+    settings = rng.choice([BRIEF, PATIENT])
+    if settings is PATIENT:
+        cut_lines(monkeypatch, seed, often=0.02)
     kind = kind_of(seed)
-    outcome, story = rehearse(seed, kind, kills, **changes)
+    outcome, story = rehearse(seed, kind, kills, settings=settings, **changes)
     says_so(kind, outcome, story)
     lossless = "update" in changes or changes.get("durability") == "durable"
     assert not lossless or outcome.status.result.inexact_from is None, story

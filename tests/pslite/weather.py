@@ -61,7 +61,7 @@ def rough_weather(monkeypatch, seed: int, *, twice: float = 0.1) -> None:
     monkeypatch.setattr(Link, "send", send_twice)
 
 
-def cut_lines(monkeypatch, seed: int, *, often: float = 0.01) -> None:
+def cut_lines(monkeypatch, seed: int, *, often: float) -> None:
     """Break control connections, as often as that of all times that a member looks at its own; members come back."""
     rng = random.Random(seed)
     look = Lifeline.look
