@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import socket
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pslite_jobs import KillAt, command
-from regression import Regression, table_segments
-from rehearsal import Event, Rehearsal, job, random_events
+from pslite_jobs import KillAt, Replace, command
+from regression import Regression, segments, table_segments
+from rehearsal import QUICK, Event, Rehearsal, job, random_events
+from weather import rough_weather
 
 from pslite.checkpoint import Checkpoint, latest
 from pslite.errors import SpecError
 from pslite.session import SingleSession
-from pslite.spec import LAMB, SGD, Segment
+from pslite.spec import LAMB, SGD, Adam, Mean, Part, Segment
 from pslite.testing import Resize, run_local
+
+#: of those with deaths of servers; more are gone through by setting it so
+SCHEDULES = int(os.environ.get("PSLITE_SCHEDULES", "8"))
+FIRST = int(os.environ.get("PSLITE_FIRST_SCHEDULE", "0"))
+
+
+#: a member that dies unseen while there is no coordinator is given up so many seconds later
+BRIEF = replace(QUICK, lease=6.0)
 
 
 class Loose(Regression):
@@ -96,6 +108,51 @@ def test_deaths_leave_samples_out_but_nothing_hangs(seed, transport, monkeypatch
     assert np.all(seen >= 60.0 - 0.75 * until - 1e-9), (outcome.killed, plans)
 
 
+#: the counter is in so many places, each a block of its own
+PLACES = 24
+
+
+def counted_in_many_places(optimizer, **changes):
+    weights, _ = segments(40, optimizer)
+    counter = Segment(dtype="float64", optimizer=Mean(), parts=(Part("seen", (PLACES,)),))
+    return job(mode="async", segments=(weights, counter), block_bytes=8, **changes)
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + SCHEDULES))
+def test_a_dead_servers_blocks_go_on_from_workers_weights_and_others_lose_nothing(seed, monkeypatch):
+    monkeypatch.setenv("DL2_TRANSPORT", ("", "tcp")[seed % 2])
+    rng = random.Random(seed)
+    staleness = rng.choice((0, 1, 2, 5, 1024))
+    optimizer = rng.choice((SGD(lr=0.001), SGD(lr=0.001, momentum=0.9), Adam(lr=0.01)))
+    kills = [*["ps"] * rng.randint(1, 2), *["worker"] * rng.choice((0, 0, 1))]
+    kills += ["coordinator"] * rng.choice((0, 0, 0, 1))
+    events = random_events(rng, last=45, kills=kills)
+    workers, servers = rng.randint(1, 4), rng.randint(1, 4)
+    spec = counted_in_many_places(optimizer, staleness=staleness)
+    if seed % 5 == 4:
+        rough_weather(monkeypatch, seed)
+    settings = QUICK if "coordinator" not in kills else BRIEF
+    rehearsal = Rehearsal(spec, workers=workers, servers=servers, events=events, settings=settings, model=Loose)
+    outcome = rehearsal.run()
+    sizes = f"seed {seed}: {workers} workers, {servers} servers, staleness {staleness}, killed {outcome.killed}"
+    story = "\n".join([sizes, *map(str, events), *outcome.log, *outcome.surprises])
+    assert outcome.status.state == "finished", story
+    assert outcome.status.version == spec.total_versions, story
+    assert not outcome.surprises, story
+    said = [line for line in outcome.log if line.startswith("INEXACT from version")]
+    assert (outcome.status.result.inexact_from is not None) == bool(said), story
+    assert rehearsal._regression.ends, story
+    restored = sum(int(count) for line in said for count in re.findall(r"(\d+) blocks? go", line))
+    deaths = sum(task.startswith("ps") for task in outcome.killed)
+    for seen in rehearsal._regression.ends:
+        # what was pushed last may count twice, in no version more than once for each death
+        assert np.all(seen <= 60.0 + 2.0 * deaths + 1e-9), (seen, story)
+        if deaths == len(outcome.killed):
+            # nobody's samples are left out: other blocks have each contribution once
+            assert np.sum(np.abs(seen - 60.0) > 1e-9) <= restored, (seen, story)
+            assert np.all(seen >= 60.0 - (min(staleness, 60) + 2.0) * deaths - 1e-9), (seen, story)
+
+
 def test_with_staleness_nobody_waits_for_the_slowest_within_its_bound():
     """A worker that stands still holds the other one up after `staleness` versions, and not before."""
     reached, stands, goes_on = [], threading.Event(), threading.Event()
@@ -146,6 +203,31 @@ def test_processes_are_killed_and_resized(transport):
     )  # fmt: skip
     assert result.state == "finished", result.log
     assert any("its samples are left out until the next plan" in line for line in result.log)
+
+
+ASYNC = ("--mode", "async", "--staleness", "3", "--step-seconds", "0.01", "--epochs", "15")
+
+
+@pytest.mark.parametrize(("servers", "how", "task"), [(2, KillAt, "ps-1"), (1, Replace, "ps-0")])
+def test_a_killed_server_is_survived_and_the_result_says_so(servers, how, task):
+    options = command(*ASYNC, "--optimizer", "momentum")
+    result = run_local(options, workers=3, servers=servers, on_status=how(task, 20))
+    assert result.state == "finished", result.log
+    assert result.inexact_from >= 20 - 3 - 1  # the slowest worker may not have had its answer
+    (story,) = [line for line in result.log if line.startswith(f"INEXACT from version {result.inexact_from} on: ")]
+    assert "on from a worker's weights of version" in story
+    assert "with an optimizer that begins anew" in story
+    assert story.endswith("what was pushed to them last may be left out, or count twice")
+    assert result.log[-1].endswith(f"INEXACT from version {result.inexact_from} on")
+
+
+def test_who_prefers_it_has_the_job_end_with_a_server():
+    kill = KillAt("ps-1", 20)
+    result = run_local(command(*ASYNC, "--on-loss", "fail"), workers=2, servers=2, on_status=kill)
+    assert result.state == "failed"
+    died = f"ps-1 on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9 (SIGKILL)"
+    assert result.reason.startswith(died)
+    assert "on_loss is 'fail'" in result.reason
 
 
 @pytest.mark.parametrize(

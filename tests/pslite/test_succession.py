@@ -72,7 +72,7 @@ def test_only_what_an_optimizer_keeps_can_be_lost():
 
 
 def test_what_became_of_blocks_in_words():
-    assert account({0: -1, 1: -1, 2: 5}, {0: 7, 1: 7, 2: 7}) == (
+    assert account({0: -1, 1: -1, 2: 5}, {0: 7, 1: 7, 2: 7}, {0, 1, 2}) == (
         "2 blocks go on from a worker's weights of version 7, with an optimizer that begins anew; "
         "1 block goes on from a worker's weights of version 7, with the optimizer's state of version 5"
     )

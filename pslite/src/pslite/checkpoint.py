@@ -275,6 +275,8 @@ class Saver:
         #: the version that is being written, and how many of its blocks are not on disk yet
         self._open = -1
         self._unwritten = 0
+        #: its blocks that have been taken: one that a server gives away and gets back may come to it twice
+        self._taken: set[int] = set()
         self._left_out = -1
         self._files = 0
         self._free: dict[tuple[str, tuple[int, ...]], list[Array]] = {}
@@ -290,7 +292,12 @@ class Saver:
                 self._left_out = version
                 reason = f"version {self._open} is still being written"
             else:
+                if version != self._open:
+                    self._taken.clear()
                 self._open = version
+                if number in self._taken:
+                    return
+                self._taken.add(number)
                 self._unwritten += 1
                 free = self._free.setdefault((state.dtype.name, state.shape), [])
                 copy = free.pop() if free else np.empty_like(state)

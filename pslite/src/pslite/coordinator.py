@@ -45,6 +45,7 @@ from pslite.messages import (
     Broken,
     Census,
     Clip,
+    Clocks,
     Commit,
     Complete,
     Copies,
@@ -1171,8 +1172,11 @@ class Coordinator:
         """Have others own the blocks of a server that died; returns whether that is possible."""
         assert self._spec is not None
         pending = self._pending
-        if self._spec.asynchronous or (pending is not None and pending.previous is None):
+        if pending is not None and pending.previous is None:
             return False
+        if self._spec.asynchronous and self._spec.on_loss == "fail":
+            self._fail(f"{text}; without a common step something is lost with it, and on_loss is 'fail'")
+            return True
         if pending is not None and pending.phase == "preparing":
             self._abort(pending, text)
         member.state = "left"
@@ -1235,6 +1239,9 @@ class Coordinator:
         succession.waits_for.discard(member.task)
         found = succession.held if member.role == "worker" else succession.copies
         succession.came[member.task] = message.came
+        succession.reached = max(succession.reached, message.reached)
+        if self._pending is not None and message.stamp[0] == self._pending.plan.number:
+            succession.stamp = message.stamp
         for block, version in message.versions.items():
             found.setdefault(block, {})[member.task] = version
         if not succession.waits_for and succession.newcomer:
@@ -1282,8 +1289,24 @@ class Coordinator:
             Promote(
                 number=succession.number, gone=gone, owners=owners,
                 rebuilt={block: loss.version for block, loss in choice.losses.items()}, snapshot=self._snapshot,
+                clocks=self._clocks(succession, choice) if self._spec.asynchronous else None,
             ),
         )  # fmt: skip
+
+    def _clocks(self, succession: Succession, choice: Choice) -> Clocks:
+        """Return, for async mode, how far the workers of blocks are that are made anew; from there on it is inexact."""
+        pending, stamp = self._pending, succession.stamp
+        if pending is not None and pending.previous is not None and not stamp[0] and pending.first >= 0:
+            stamp = pending.plan.number, pending.first  # nobody may have heard of it but us
+        workers = {
+            # a copy has been given away, if at all, when all had got as far
+            block: {task: max(version, loss.kept) for task, version in succession.held[block].items()}
+            for block, loss in choice.losses.items()
+        }
+        found = {version for versions in workers.values() for version in versions.values()}
+        if found:
+            self._inexact_from = min(found if self._inexact_from is None else {*found, self._inexact_from})
+        return Clocks(workers, stamp, max({succession.reached, *found}))
 
     def _go_to(self, gone: tuple[str, ...], owners: dict[int, Member]) -> None:
         """Have the plans in force go on with other owners."""
@@ -1347,6 +1370,15 @@ class Coordinator:
     def _may_go_on(self, succession: Succession, choice: Choice) -> bool:
         """Note what is not exact from here on; returns whether the job goes on so."""
         assert self._spec is not None
+        if self._spec.asynchronous:
+            if choice.losses:
+                versions = {block: loss.version for block, loss in choice.losses.items()}
+                self._say(
+                    f"INEXACT from version {self._inexact_from} on: "
+                    f"{account(dict.fromkeys(versions, -1) | succession.states, versions, self._lossy(choice))}; "
+                    "what was pushed to them last may be left out, or count twice"
+                )
+            return True
         lost = {
             block: succession.states.get(block, -1)
             for block in self._lossy(choice)
@@ -1357,7 +1389,7 @@ class Coordinator:
                 self._say(f"{len(choice.losses)} blocks go on from what workers have of them, nothing is lost")
             return True
         versions = {block: choice.losses[block].version for block in lost}
-        story = account(lost, versions)
+        story = account(lost, versions, lost)
         if self._spec.on_loss == "fail":
             why = "; ".join(self._lost_servers.values())
             self._fail(f"{why}; {story}, and on_loss is 'fail'")

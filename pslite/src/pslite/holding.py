@@ -66,7 +66,7 @@ class BufferPool:
 class Arrivals:
     """What a block of an async job knows of its workers."""
 
-    __slots__ = ("highest", "received", "staged", "waiting")
+    __slots__ = ("anew", "highest", "received", "staged", "waiting")
 
     def __init__(self) -> None:
         #: by version, the nodes whose contributions are applied; of versions that are not complete
@@ -77,6 +77,8 @@ class Arrivals:
         self.waiting: list[tuple[Link, int]] = []
         #: the highest version that a worker has been sent
         self.highest = 0
+        #: whether the block was made anew, so that it may be a version behind what its workers were told
+        self.anew = False
 
 
 class Holding:

@@ -176,6 +176,10 @@ class Copies(Message, frozen=True):
     versions: dict[int, int]
     #: of a worker that updates for itself: the version that it got from another one, so that it has no sums of it
     came: int = -1
+    #: the plan that has been said to come next, and the version from which on it rules
+    stamp: tuple[int, int] = (0, 0)
+    #: async mode, of a server: the highest version that a worker has pushed to it
+    reached: int = -1
 
 
 class Promoted(Message, frozen=True):
@@ -395,6 +399,17 @@ class Resumption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workers: dict[int, tuple[Member, ...]]
 
 
+class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Async mode: how far the workers of blocks are whose servers are gone."""
+
+    #: by block and worker, the version of the weights that it has: all that it pushed before is in them
+    workers: dict[int, dict[str, int]]
+    #: the plan that has been said to come next, and the version from which on it rules
+    stamp: tuple[int, int]
+    #: the highest version that somebody may have pushed
+    reached: int
+
+
 class Promote(Message, frozen=True):
     """Servers are gone, and under every plan in force others own their blocks."""
 
@@ -406,6 +421,7 @@ class Promote(Message, frozen=True):
     #: the version of the checkpoint that has the optimizer's state where no server does; -1: none
     snapshot: int = -1
     resume: Resumption | None = None
+    clocks: Clocks | None = None
 
 
 class Restart(Message, frozen=True):

@@ -32,13 +32,14 @@ from pslite.dialer import Dialer
 from pslite.doorway import Doorway
 from pslite.encoding import Encoding, encoding_of, narrow, wire_bytes
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, Unreachable
-from pslite.holding import Array, BufferPool, Holding
+from pslite.holding import Array, Arrivals, BufferPool, Holding
 from pslite.lifeline import Lifeline
 from pslite.messages import (
     Abort,
     Beat,
     Census,
     Clip,
+    Clocks,
     Commit,
     Copies,
     DigestRequest,
@@ -240,6 +241,8 @@ class Server:
         self._ahead: dict[int, str] = {}
         #: blocks that we make anew for others that are gone
         self._rebuilding = Rebuilding(self._hand_in)
+        #: async mode: how far the workers of these are
+        self._clocks = Clocks({}, (0, 0), -1)
         self._saver: Saver | None = None
         #: of blocks whose sums are whole, not told yet, by what they are of
         self._squares: dict[Literal["gradient", "update"], dict[int, Squares]] = {"gradient": {}, "update": {}}
@@ -611,6 +614,12 @@ class Server:
         if buffer is None:
             self._refused += 1
             holding = self._find(header)
+            if self._async and holding is not None and self._is_in(header, holding):
+                # pushed again, for the server that should have answered is gone
+                holding.arrivals.waiting.append((link, header.version + 1))
+                if holding.here:
+                    self._answer_waiting(holding)
+                return
             late = holding is not None and header.version < holding.version
             if holding is not None and late and self._ahead.get(header.block) == link.task:
                 del self._ahead[header.block]
@@ -639,6 +648,8 @@ class Server:
             self._pool.give(buffer)
         if self._async:
             assert not isinstance(gradient, Rows)
+            if holding.arrivals.anew:
+                self._catch_up(holding, link.task, header.version)
             holding.arrivals.received.setdefault(header.version, set()).add(header.node)
             holding.arrivals.staged.append((link, header.version, gradient))
             self._apply_staged(holding)
@@ -658,14 +669,18 @@ class Server:
         stamp = self._stamp
         beyond = stamp is not None and header.version >= stamp[1]
         plan = stamp[0] if stamp is not None and beyond else holding.plan
-        doubled = header.node in holding.arrivals.received.get(header.version, ())
-        if header.version < holding.version or header.plan != plan or doubled:
+        if header.plan != plan or self._is_in(header, holding):
             return None
         if self._stages[plan].expected.get(header.node) != link.task:
             raise ProtocolError(f"tree node {header.node} is not {link.task}'s to push under plan {plan}")
-        if header.version - holding.version > self._spec.staleness:
+        if header.version - holding.version > self._spec.staleness + holding.arrivals.anew:
             raise ProtocolError(f"{link.task} is at version {header.version}, {holding.version} is not complete")
         return holding
+
+    @staticmethod
+    def _is_in(header: Header, holding: Holding) -> bool:
+        """Whether what comes with a frame has come before."""
+        return header.version < holding.version or header.node in holding.arrivals.received.get(header.version, ())
 
     def _apply_staged(self, holding: Holding) -> None:
         """Apply what has come, if the block is here."""
@@ -726,7 +741,7 @@ class Server:
             # Who has come so far is past it, although others are not.
             if self._stamp is not None and holding.plan != self._stamp[0] and version <= self._stamp[1]:
                 next_plan, next_first = self._stamp
-            arrivals.highest = max(arrivals.highest, version)
+        arrivals.highest = max(arrivals.highest, version)
         header = Header(
             PARAM, holding.plan, block.number, 0, block.nbytes, version, holding.first, next_plan, next_first
         )  # fmt: skip
@@ -1300,8 +1315,14 @@ class Server:
             self._answer(holding)
         self._keeps = message.keep
         found = {block: self._newest(block) for block in message.blocks}
-        versions = {block: holding.version for block, holding in found.items() if holding is not None}
-        self._control.send(Copies(number=message.number, versions=versions))
+        # in async mode an owner's copy is as new as what any worker has been sent
+        versions = {
+            block: max(holding.version, holding.arrivals.highest)
+            for block, holding in found.items()
+            if holding is not None
+        }
+        reached, stamp = self._reached() if self._async else -1, self._stamp or (0, 0)
+        self._control.send(Copies(number=message.number, versions=versions, stamp=stamp, reached=reached))
         self._report_moved()
 
     def _hear_out(self, link: Link) -> None:
@@ -1340,6 +1361,10 @@ class Server:
         ours = []
         found = {block: self._newest(block) for block in message.owners}
         self._rebuilding.begin(message.number)
+        if message.clocks is not None:
+            self._clocks = message.clocks
+            if self._stamp is None and self._clocks.stamp[0] > self._settled:
+                self._stamp = self._clocks.stamp if self._clocks.stamp[0] in self._stages else None
         for block, owner in message.owners.items():
             newest = found[block]
             for holding in (self._holdings.pop(block, None), self._unacknowledged.pop(block, None)):
@@ -1357,6 +1382,7 @@ class Server:
                 self._rebuilding.expect(made, message.rebuilt[block], reads=reads)
             else:
                 assert newest is not None
+                newest.here = True  # the weights that it awaited may be gone with the worker that had them
                 ours.append(newest)
         self._keeps = False
         for block in self._acknowledged & self._unacknowledged.keys():
@@ -1378,6 +1404,8 @@ class Server:
             return
         self._holdings.update({holding.block.number: holding for holding in made})
         for holding in made:
+            if self._async:
+                self._set_clock(holding)
             self._take_on(holding)
         if not self._rebuilding.busy:
             self._control.send(Rebuilt(number=self._rebuilding.number, states=self._rebuilding.report()))
@@ -1392,6 +1420,9 @@ class Server:
         stage = self._stages[holding.plan]
         if holding.plan > self._settled and not stage.began:
             stage.began = time.monotonic()
+        if self._async:
+            self._advance(holding)  # workers are answered when they push
+            return
         holding.begin(stage.reduction.leaves)
         if self._stamp is not None and holding.version == self._stamp[1] and holding.plan != self._stamp[0]:
             self._cross(holding, *self._stamp)
@@ -1400,6 +1431,55 @@ class Server:
         else:
             self._answer(holding, but=resume.worker)
             self._greet(holding, resume)
+
+    # --- servers that are gone, in async mode -----------------------------------------------------------------------
+
+    def _reached(self) -> int:
+        """The highest version that somebody may have pushed to us."""
+        coming = [holding for stage in self._stages.values() for holding in stage.gained.values()]
+        holdings = [*self._holdings.values(), *coming]
+        return max((max((holding.version, *holding.arrivals.received)) for holding in holdings), default=-1)
+
+    def _set_clock(self, holding: Holding) -> None:
+        """Have a block that was made anew go on from what its workers have: who has a version has pushed all before."""
+        known = self._clocks.workers.get(holding.block.number, {})
+        newest = max(known.values(), default=holding.version)
+        stage = self._stages[min(self._stages)]
+        # who is in the plan in force and neither there any more nor dead has finished, when others had their last step
+        done = newest + 1
+        nodes = later = {n: known.get(task, done) for n, task in stage.expected.items() if n not in stage.left_out}
+        version = min((newest, *nodes.values()))
+        coming, first = self._stamp or (0, 0)
+        if coming > stage.plan.number:
+            following = self._stages[coming]
+            began = dict.fromkeys(following.newcomers, first)
+            there = {n: task for n, task in following.expected.items() if n not in following.left_out}
+            later = {node: known.get(task, began.get(task, done)) for node, task in there.items()}
+            if version >= first:
+                stage = following
+                version = min((newest, *later.values()))
+        arrivals = holding.arrivals = Arrivals()
+        arrivals.anew = True
+        arrivals.highest = newest
+        if holding.block.number == 0:
+            arrivals.highest = max(arrivals.highest, self._clocks.reached)
+        for pushed in range(version, max((*nodes.values(), *later.values()), default=version)):
+            which = later if coming and pushed >= first else nodes
+            arrivals.received[pushed] = {node for node, has in which.items() if has > pushed}
+        holding.plan, holding.version = stage.plan.number, version
+        holding.first = first if coming == holding.plan else min(holding.first, version)
+        holding.since = min(holding.since, version)
+        if coming == holding.plan:
+            links = [self._links[task] for task in stage.newcomers - known.keys() if task in self._links]
+            arrivals.waiting = [(link, first) for link in links]
+
+    def _catch_up(self, holding: Holding, task: str, version: int) -> None:
+        """A worker that pushes a version has pushed all before, though its answer may have come after it was asked."""
+        for before in range(holding.version, version):
+            coming, first = self._stamp or (0, 0)
+            number = coming if coming and before >= first else holding.plan
+            nodes = {node for node, other in self._stages[number].expected.items() if other == task}
+            holding.arrivals.received.setdefault(before, set()).update(nodes)
 
     def _plan_done(self, number: int) -> None:
         before = {task for plan in self._plans() for task in plan.tasks()}

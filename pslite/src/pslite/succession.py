@@ -58,6 +58,9 @@ class Succession:
     held: dict[int, dict[str, int]] = field(default_factory=dict)
     #: worker -> version up to which what it has does not come from servers
     came: dict[str, int] = field(default_factory=dict)
+    #: async mode: the plan that members know to come next with its first version, the highest version pushed anywhere
+    stamp: tuple[int, int] = (0, 0)
+    reached: int = -1
     #: who goes on where all other workers are gone, under which plan, and at which version
     newcomer: str = ""
     plan: int = 0
@@ -159,11 +162,16 @@ def inexact(blocks: Sequence[Block], losses: Mapping[int, Loss]) -> list[int]:
     return [number for number in losses if slots(blocks[number].optimizer)]
 
 
-def account(states: Mapping[int, int], versions: Mapping[int, int]) -> str:
-    """Say what became of blocks: `states` has the versions of their optimizers' state, `versions` of their weights."""
-    groups: dict[tuple[int, int], int] = Counter((versions[block], state) for block, state in states.items())
+def account(states: Mapping[int, int], versions: Mapping[int, int], keeping: Collection[int]) -> str:
+    """Say what became of blocks: `states` has the versions of their optimizers' state, `versions` of their weights;
+    the optimizers of those `keeping` have a state.
+    """
+    groups: dict[tuple[int, bool, int], int] = Counter(
+        (versions[block], block in keeping, state) for block, state in states.items()
+    )
     return "; ".join(
-        f"{count} block{'s' * (count > 1)} go{'es' * (count == 1)} on from a worker's weights of version {version}, "
-        + (f"with the optimizer's state of version {state}" if state >= 0 else "with an optimizer that begins anew")
-        for (version, state), count in sorted(groups.items())
+        f"{count} block{'s' * (count > 1)} go{'es' * (count == 1)} on from a worker's weights of version {version}"
+        + (f", with the optimizer's state of version {state}" if keeps and state >= 0 else "")
+        + (", with an optimizer that begins anew" if keeps and state < 0 else "")
+        for (version, keeps, state), count in sorted(groups.items())
     )

@@ -746,9 +746,14 @@ class Worker(Membership):
             stage = self._stages[plan.number]
             self._plan = stage.plan
             self._source = stage.plan if source.number == plan.number else stage.previous
-            self._push(self._plan, self._sent, [self.blocks[number] for number in owners])
+            again = owners if not self.spec.asynchronous or self._leaving else self._unanswered(owners)
+            self._push(self._plan, self._sent, [self.blocks[number] for number in again])
             self._send_first_state(owners)
             self._ask_for(self._plan, owners.keys() & self._fetching.keys())
+
+    def _unanswered(self, blocks: Iterable[int]) -> list[int]:
+        """Those of some blocks of which there is no answer to this step's push."""
+        return [block for block in blocks if self._newest(block) <= self.version]
 
     def _forget(self, gone: Iterable[str]) -> None:
         """Take nothing more from servers that are gone."""
@@ -771,7 +776,13 @@ class Worker(Membership):
         came = -1
         if self._replica is not None and (self.late or not self._entered):
             came = self._came if self._entered else self._awaited
-        self._send(Copies(number=message.number, versions=versions, came=came))
+        self._send(Copies(number=message.number, versions=versions, came=came, stamp=self._next_stamp()))
+
+    def _next_stamp(self) -> tuple[int, int]:
+        """The plan that comes next, or that not everybody has moved to yet, and its first version; (0, 0) if none."""
+        plan = self._plan
+        coming = (plan.number, self._first) if plan is not None and plan.number > self._settled else (0, 0)
+        return self._stamp or (coming if self._entered else (0, 0))
 
     def _provide(self, message: Provide) -> None:
         """Send weights to servers that take the place of others."""
@@ -801,7 +812,7 @@ class Worker(Membership):
         """The loop is over, and its thread does something else: do for others what must be done."""
         if isinstance(message, Census):
             versions = dict.fromkeys(message.blocks, self.version)
-            self._send(Copies(number=message.number, versions=versions))
+            self._send(Copies(number=message.number, versions=versions, stamp=self._next_stamp()))
         elif isinstance(message, Provide):
             threading.Thread(target=self._provide_late, args=(message,), name="pslite-provide", daemon=True).start()
 
