@@ -16,7 +16,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -635,7 +635,10 @@ class Server:
                 raise ProtocolError(f"plan {header.next_plan} is announced but was never prepared")
             self._stamp = (header.next_plan, header.next_first)
         holding = self._find(header)
-        assert holding is not None
+        if holding is None:
+            # a server has died while it came, and the block is made anew: it is pushed again
+            self._pool.give(buffer)
+            return
         gradient: Array | Rows = buffer
         if holding.block.row:
             gradient = parse(holding.block, buffer.data)
@@ -1315,12 +1318,9 @@ class Server:
             self._answer(holding)
         self._keeps = message.keep
         found = {block: self._newest(block) for block in message.blocks}
-        # in async mode an owner's copy is as new as what any worker has been sent
-        versions = {
-            block: max(holding.version, holding.arrivals.highest)
-            for block, holding in found.items()
-            if holding is not None
-        }
+        versions = {block: holding.version for block, holding in found.items() if holding is not None}
+        if self._async:
+            versions |= self._told(found)
         reached, stamp = self._reached() if self._async else -1, self._stamp or (0, 0)
         self._control.send(Copies(number=message.number, versions=versions, stamp=stamp, reached=reached))
         self._report_moved()
@@ -1433,6 +1433,11 @@ class Server:
             self._greet(holding, resume)
 
     # --- servers that are gone, in async mode -----------------------------------------------------------------------
+
+    @staticmethod
+    def _told(found: Mapping[int, Holding | None]) -> dict[int, int]:
+        """The highest versions that workers have of blocks: what we have of one is as new as that."""
+        return {block: max(h.version, h.arrivals.highest) for block, h in found.items() if h is not None}
 
     def _reached(self) -> int:
         """The highest version that somebody may have pushed to us."""
