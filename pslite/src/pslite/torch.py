@@ -102,8 +102,8 @@ class ElasticJob(LoopJob):
         and loses nothing. Two servers at least; they answer when both have a step. "relaxed": they answer before, and
         a death may cost the last steps of the optimizer's state. "none": it costs that state.
     on_loss
-        if optimizer state is lost with a server: "restore": the job goes on with the weights that workers have, and
-        says that its result is not exact; "fail": it ends.
+        if optimizer state is lost with a server (in async mode: if one dies): "restore": the job goes on with the
+        weights that workers have, and says that its result is not exact; "fail": it ends.
     checkpoint
         folder in which the servers keep the last two checkpoints, weights and optimizer state; all tasks must be able
         to reach it.
