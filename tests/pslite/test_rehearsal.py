@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import sys
 import threading
 import time
@@ -18,8 +19,10 @@ from regression import segments
 from rehearsal import QUICK, Event, Rehearsal, job, random_events, static_digest
 from weather import cut_lines, rough_weather
 
+from pslite.blocks import cut
 from pslite.dialer import Dialer
 from pslite.messages import Abort, Commit, Exit, Nack, PlanDone, TakeOver
+from pslite.optimizers import slots
 from pslite.replicas import Guards
 from pslite.server import Server, _Stage
 from pslite.spec import LAMB, SGD, Adam
@@ -243,6 +246,38 @@ def test_a_dead_workers_part_is_done_whatever_becomes_of_a_server_that_leaves(mo
     assert outcome.status.state == "finished", outcome.log
     assert outcome.status.result.digest == expected("plain"), outcome.log
     assert not outcome.surprises, (outcome.surprises, outcome.log)
+
+
+def test_a_server_dies_while_blocks_of_another_are_made_anew(monkeypatch):
+    """What is lost of those that are whole by then is told with the rest."""
+    count_copies, take_rebuilt = Server._count_copies, Server._take_rebuilt
+    own, reported = {}, threading.Event()
+
+    def count_first(server, message):
+        own.setdefault(server._identity.task, {n for n, h in server._holdings.items() if slots(h.block.optimizer)})
+        count_copies(server, message)
+
+    def report_or_die(server):
+        task = server._identity.task
+        if task == "ps-2" and task not in rehearsal._killed:
+            assert reported.wait(60)
+            rehearsal._killed.append(task)
+            server.sever()
+            return
+        take_rebuilt(server)
+        if task == "ps-1" and not server._rebuilding.busy:
+            reported.set()
+
+    monkeypatch.setattr(Server, "_count_copies", count_first)
+    monkeypatch.setattr(Server, "_take_rebuilt", report_or_die)
+    spec, kills = job(), [Event(10, kill="ps")]
+    rehearsal = Rehearsal(spec, workers=2, servers=3, events=kills)
+    outcome = rehearsal.run()
+    assert outcome.status.state == "finished", outcome.log
+    assert outcome.killed == ["ps-0", "ps-2"]
+    told = [line for line in outcome.log if line.startswith("INEXACT")]
+    lost = sum(int(count) for line in told for count in re.findall(r"(\d+) blocks? go", line))
+    assert lost == sum(bool(slots(block.optimizer)) for block in cut(spec)) - len(own["ps-1"]), outcome.log
 
 
 def test_connections_for_the_next_plan_outlast_the_end_of_the_one_before(monkeypatch):

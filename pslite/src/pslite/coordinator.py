@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -99,7 +99,7 @@ from pslite.plan import Member, Plan, make_plan, next_members, reduction
 from pslite.record import Pending, Record, Seated, TakingOver, Vacancy, decode, encode
 from pslite.session import digest_of
 from pslite.spec import JobSpec, Sum, differences
-from pslite.succession import Choice, Succession, account, choose, holders, inexact
+from pslite.succession import Choice, Loss, Succession, account, choose, holders, inexact
 from pslite.tls import VARIABLE, Encryption, contexts
 from pslite.usage import Usage
 
@@ -1205,7 +1205,7 @@ class Coordinator:
         blocks = {block for plan in plans for task in self._lost_servers for block in plan.blocks_of(task)}
         servers = set(self._servers_there())
         self._successions += 1
-        self._succession = None
+        superseded, self._succession = self._succession, None
         self._urgent = True
         if not self._able_servers():
             self._vacate("ps", next(reversed(self._lost_servers.values())))
@@ -1214,7 +1214,7 @@ class Coordinator:
         ask_workers = self._spec.durability != "durable"
         self._succession = Succession(
             self._successions, tuple(sorted(blocks | self._orphans)), set(), workers=ask_workers
-        )
+        ).after(superseded)
         self._count(servers | (self._workers_there() if ask_workers else set()))
 
     def _workers_there(self) -> set[str]:
@@ -1269,7 +1269,9 @@ class Coordinator:
             self._fail(f"{why}; {blocks} of the model had no copy anywhere else")
             return
         succession.choice = choice
-        certain = [b for b in self._lossy(choice) if choice.losses[b].version != self._snapshot]
+        for block in choice.losses:
+            succession.states.pop(block, None)  # made anew once more
+        certain = [b for b in self._lossy(choice.losses) if choice.losses[b].version != self._snapshot]
         if certain and self._spec.on_loss == "fail":
             self._fail(f"{why}; optimizer state of {len(certain)} blocks is lost, and on_loss is 'fail'")
             return
@@ -1316,10 +1318,10 @@ class Coordinator:
             pending.previous = self._plan
             pending.plan = pending.plan.without(gone, owners)
 
-    def _lossy(self, choice: Choice) -> list[int]:
+    def _lossy(self, losses: Mapping[int, Loss]) -> list[int]:
         """Blocks that lose some of what an optimizer keeps."""
         assert self._spec is not None
-        return inexact(self._blocks, choice.losses) if self._spec.update == "server" else []
+        return inexact(self._blocks, losses) if self._spec.update == "server" else []
 
     def _promoted(self, member: Seated, message: Promoted) -> None:
         succession, pending = self._succession, self._pending
@@ -1356,7 +1358,7 @@ class Coordinator:
         if self._vacancy is not None and (self._vacancy.role == "ps" or succession.newcomer):
             self._vacancy = None
         self._orphans.clear()
-        if succession.choice is not None and not self._may_go_on(succession, succession.choice):
+        if not self._may_go_on(succession):
             return
         workers = self._workers_there()
         self._tell(workers, Promote(number=succession.number, gone=tuple(self._lost_servers), owners=self._heirs))
@@ -1367,28 +1369,29 @@ class Coordinator:
             self._ask_for_digests()
         self._urgent = True
 
-    def _may_go_on(self, succession: Succession, choice: Choice) -> bool:
+    def _may_go_on(self, succession: Succession) -> bool:
         """Note what is not exact from here on; returns whether the job goes on so."""
         assert self._spec is not None
+        losses = succession.losses()
         if self._spec.asynchronous:
-            if choice.losses:
-                versions = {block: loss.version for block, loss in choice.losses.items()}
+            if losses:
+                versions = {block: loss.version for block, loss in losses.items()}
                 self._say(
                     f"INEXACT from version {self._inexact_from} on: "
-                    f"{account(dict.fromkeys(versions, -1) | succession.states, versions, self._lossy(choice))}; "
+                    f"{account(dict.fromkeys(versions, -1) | succession.states, versions, self._lossy(losses))}; "
                     "what was pushed to them last may be left out, or count twice"
                 )
             return True
         lost = {
             block: succession.states.get(block, -1)
-            for block in self._lossy(choice)
-            if succession.states.get(block, -1) != choice.losses[block].version
+            for block in self._lossy(losses)
+            if succession.states.get(block, -1) != losses[block].version
         }
         if not lost:
-            if choice.losses:
-                self._say(f"{len(choice.losses)} blocks go on from what workers have of them, nothing is lost")
+            if losses:
+                self._say(f"{len(losses)} blocks go on from what workers have of them, nothing is lost")
             return True
-        versions = {block: choice.losses[block].version for block in lost}
+        versions = {block: losses[block].version for block in lost}
         story = account(lost, versions, lost)
         if self._spec.on_loss == "fail":
             why = "; ".join(self._lost_servers.values())
@@ -1543,7 +1546,8 @@ class Coordinator:
         self._tell({task}, TakeOver(number=self._take_overs, gone=tuple(self._dead), nodes=nodes))
         self._successions += 1
         blocks = tuple(block.number for block in self._blocks)
-        self._succession = Succession(self._successions, blocks, set(), workers=False, newcomer=task)
+        fresh = Succession(self._successions, blocks, set(), workers=False, newcomer=task)
+        self._succession = fresh.after(self._succession)
         self._count(servers)
 
     def _resume_with(self, succession: Succession) -> None:

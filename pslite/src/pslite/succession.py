@@ -71,6 +71,18 @@ class Succession:
     choice: Choice | None = None
     #: by block, of which version the optimizer's state is that it goes on with
     states: dict[int, int] = field(default_factory=dict)
+    #: those of one before that this one has taken the place of
+    before: dict[int, Loss] = field(default_factory=dict)
+
+    def after(self, superseded: Succession | None) -> Succession:
+        """Account for what that one, whose place this takes, has not accounted for."""
+        if superseded is not None:
+            self.states, self.before = dict(superseded.states), superseded.losses()
+        return self
+
+    def losses(self) -> dict[int, Loss]:
+        """Return blocks that are made anew from weights, or were by one before: whole by now, and not accounted for."""
+        return {**self.before, **(self.choice.losses if self.choice is not None else {})}
 
 
 def choose(
