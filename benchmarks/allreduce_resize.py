@@ -6,7 +6,8 @@ measured is everything else.
 
 pslite: workers 1 -> 2 -> 3 -> 2.  The gap of a resize is how much longer the workers that stay had between the last
 step before it and the first after it, or between that one and the second (a joiner gets its state then), than the
-median of the steps that follow.  What is printed as suspension is the part of it that pslite itself knows of.
+median of the steps that follow; pauses in which the job waits for a newcomer, so as not to end before it comes, are
+taken off.  What is printed as suspension is the part of the gap that pslite itself knows of.
 torchrun: nodes 1 -> 2 -> 1 with an agent of its own each, `--nnodes=1:2`, a checkpoint every 10 steps, which the script
 writes and loads.  The gap is the time without a finished step; steps done over are those since the checkpoint.
 """
@@ -71,9 +72,11 @@ def work(options: argparse.Namespace) -> None:
     session = session_for(spec)
     session.weights.arrays[0][:] = np.linspace(-1, 1, session.weights.arrays[0].size, dtype=np.float32)
     session.start()
-    sums = GradientSums(spec, session.blocks)
+    sums = GradientSums(spec, session.supply)
     while session.version < spec.total_versions:
+        begun = time.monotonic()
         pace(session.version, spec.total_versions)
+        paused = time.monotonic() - begun
         time.sleep(options.compute)
         nodes, again = session.share.nodes, False
         while nodes:
@@ -83,7 +86,7 @@ def work(options: argparse.Namespace) -> None:
                 np.multiply(session.weights.arrays[0], 0.1, out=bundle.arrays[0])
                 sums.add(leaf, bundle)
             nodes, again = session.exchange(sums.contributions, 0.0, 1), True
-        note(folder, f"{task}.steps", version=session.version)
+        note(folder, f"{task}.steps", version=session.version, paused=paused)
     session.finish()
 
 
@@ -106,9 +109,10 @@ def with_pslite(options: argparse.Namespace, mode: str, folder: Path) -> dict[st
         name.removesuffix(".steps"): {line["version"]: line["at"] for line in lines}
         for name, lines in read(folder, "*.steps").items()
     }
+    paused = {line["version"]: line["paused"] for line in read(folder, "worker-0.steps")["worker-0.steps"]}
     started = {name.removesuffix(".started"): lines[0]["at"] for name, lines in read(folder, "*.started").items()}
     first = ends["worker-0"]
-    took = {version: first[version] - first[version - 1] for version in first if version - 1 in first}
+    took = {v: first[v] - first[v - 1] - paused[v] for v in first if v - 1 in first}
     rows = []
     for before, plan in zip(result.plans, result.plans[1:], strict=False):
         clock = plan.first_version

@@ -85,7 +85,7 @@ def work(options: argparse.Namespace) -> None:
     else:
         weights[:] = np.linspace(-1, 1, weights.size, dtype=np.float32)
     session.start()
-    sums = GradientSums(spec, session.blocks)
+    sums = GradientSums(spec, session.supply)
     while session.version < spec.total_versions:
         pace(session.version, spec.total_versions)
         time.sleep(options.compute)

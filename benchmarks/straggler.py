@@ -53,7 +53,7 @@ def work(options: argparse.Namespace) -> None:
     session = session_for(spec)
     session.weights.arrays[0][:] = np.linspace(-1, 1, session.weights.arrays[0].size, dtype=np.float32)
     session.start()
-    sums = GradientSums(spec, session.blocks)
+    sums = GradientSums(spec, session.supply)
     seconds = options.shard * (options.slowdown if os.environ["DL2_TASK"] == SLOW else 1.0)
     times = [time.monotonic()]
     while session.version < spec.total_versions:

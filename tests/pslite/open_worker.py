@@ -57,7 +57,7 @@ def main():
         session.begin_with(Given("the test", options.from_version, tuple(arrays), session.blocks))
     session.start()
     began = session.version
-    sums = GradientSums(session.spec, session.blocks)
+    sums = GradientSums(session.spec, session.supply)
     steps = options.leave if options.leave and session.place[0] else options.steps
     while session.version < began + steps:
         pace(session.version, options.steps)

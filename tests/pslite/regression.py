@@ -59,7 +59,7 @@ class Regression:
         spec = self.spec
         session.weights.arrays[0][:] = np.linspace(-0.1, 0.1, spec.segments[0].size, dtype=np.float32)
         session.start()
-        sums = GradientSums(spec, session.blocks)
+        sums = GradientSums(spec, session.supply)
         while session.version < spec.total_versions:
             before_step(session.version)
             epoch, first, count = spec.position(session.version)

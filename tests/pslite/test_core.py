@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from pslite.assignment import assign
 from pslite.blocks import cut
 from pslite.errors import SpecError
+from pslite.gradients import GradientSums, Supply
 from pslite.optimizers import Updater, slots
 from pslite.plan import next_members, reduction
 from pslite.sampler import permutation, stream
 from pslite.schedules import Constant, Cosine, Milestones, Polynomial, StepDecay
 from pslite.shards import ranges, sample_slice
 from pslite.spec import SGD, Adam, JobSpec, Mean, Part, Segment, block_bytes_for, differences
-from pslite.tree import ROOT, TreeSum, cover, span, width
+from pslite.tree import ROOT, TreeSum, cover, held, span, width
 
 # --- tree -----------------------------------------------------------------------------------------------------------
 
@@ -87,6 +88,51 @@ def test_numbers_of_pushes_for_sixteen_shards():
         8: 8,
         16: 16,
     }
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shards", "most"),
+    [(0, 1, 16, 1), (0, 2, 4, 2), (2, 4, 4, 2), (0, 4, 4, 3), (1, 4, 4, 3), (0, 16, 16, 5)],
+)
+def test_values_held_while_a_sum_is_made(low, high, shards, most):
+    assert held(cover(low, high, shards), shards) == most
+
+
+class Counting(Supply):
+    def __init__(self, spec, blocks):
+        super().__init__(spec, blocks)
+        self.given = []
+
+    def take(self):
+        self.given.append(super().take())
+        return self.given[-1]
+
+
+@given(st.integers(1, 16), st.data())
+def test_a_step_needs_as_much_memory_as_is_said_before_it(shards, data):
+    workers = data.draw(st.integers(1, shards))
+    spec = make_spec(shards=shards, batch=16, samples=16)
+    nodes = reduction(spec, workers).nodes[data.draw(st.integers(0, workers - 1))]
+    supply = Counting(spec, cut(spec))
+    supply.reserve(held(nodes, shards))
+    sums = GradientSums(spec, supply)
+    for _ in range(2):
+        sums.begin(shards, nodes)
+        for node in nodes:
+            for leaf in range(*span(node, shards)):
+                sums.add(leaf, sums.take())
+    assert len(supply.given) == held(nodes, shards)
+
+
+def test_memory_that_is_there_before_is_what_is_given():
+    spec = make_spec()
+    supply = Supply(spec, cut(spec))
+    first = supply.take()
+    supply.reserve(3)
+    supply.reserve(3)
+    taken = [first, *(supply.take() for _ in range(3))]
+    assert len({bundle.memory.ctypes.data for bundle in taken}) == 4
+    assert not any(bundle.memory.any() for bundle in taken)
 
 
 def test_a_value_above_every_top_is_refused():

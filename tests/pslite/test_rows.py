@@ -253,7 +253,7 @@ def test_tables_can_have_an_optimizer_of_their_own():
 def test_a_bundle_used_again_has_no_rows():
     spec = job(segments=table_segments(30, 2, SGD(lr=0.1)))
     session = SingleSession(spec)
-    sums = GradientSums(spec, session.blocks)
+    sums = GradientSums(spec, session.supply)
     for _ in range(2):
         sums.begin(1, (1,))
         bundle = sums.take()

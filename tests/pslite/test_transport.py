@@ -19,7 +19,7 @@ from pslite_jobs import KillAt, command, static_digest
 from pslite.auth import Acceptor, Identity, connect
 from pslite.blocks import Block, cut
 from pslite.errors import AuthenticationError, ProtocolError, Unreachable
-from pslite.gradients import GradientSums
+from pslite.gradients import GradientSums, Supply
 from pslite.plan import Member
 from pslite.region import Arena, Mapped, Region
 from pslite.spec import SGD, JobSpec, Part, Segment
@@ -89,7 +89,7 @@ def test_gradients_that_servers_may_look_at_are_left_alone():
         segments=(Segment(dtype="float32", optimizer=SGD(lr=0.1), parts=(Part("w", (4,)),)),),
         samples=8, batch=8, epochs=1, seed=0, mode="exact", shards=4, block_bytes=1024,
     )  # fmt: skip
-    sums = GradientSums(spec, cut(spec))
+    sums = GradientSums(spec, Supply(spec, cut(spec)))
     sums.begin(4, (2,))
     for leaf in (0, 1):
         bundle = sums.take()
@@ -181,6 +181,14 @@ def test_memory_is_plain_where_none_may_be_shared(transport):
     region = Region(100, {"DL2_TRANSPORT": transport})
     assert region.fd < 0
     assert len(region.memory) == 100
+
+
+def test_memory_of_a_worker_without_servers_is_its_own():
+    region = Region(5000, {}, shared=False)
+    assert region.fd < 0
+    assert bytes(region.memory) == bytes(5000)
+    np.frombuffer(region.memory, dtype=np.uint8)[:] = 7
+    assert bytes(region.memory) == b"\7" * 5000
 
 
 def test_open_files_that_belong_to_no_header_are_closed():

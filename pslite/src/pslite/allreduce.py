@@ -30,7 +30,7 @@ from pslite.auth import Identity
 from pslite.blocks import cut
 from pslite.checkpoint import Saver, to_resume
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, UsageError
-from pslite.gradients import Bundle, Contribution
+from pslite.gradients import Bundle, Contribution, Supply
 from pslite.group import Bytes, Group, RelayStore, Work
 from pslite.handover import Giving, Taking
 from pslite.membership import Membership
@@ -64,6 +64,7 @@ from pslite.session import Share, Stopwatch
 from pslite.slices import Division
 from pslite.spec import JobSpec
 from pslite.summing import Summing, room
+from pslite.tree import held
 
 _LOOK_SECONDS = 1.0
 #: how long the end of a process may wait until a group's threads have ended
@@ -122,6 +123,7 @@ class AllReduceWorker(Membership):
         super().__init__(identity, coordinator, spec, say=say, join_timeout=join_timeout, process=process)
         self.blocks = cut(spec)
         self.weights = Bundle(spec, self.blocks)
+        self.supply = Supply(spec, self.blocks)
         self.share = Share(spec, 1, 0)
         self._host = host
         self._replica = Replica(spec, self.blocks, self.weights)
@@ -580,7 +582,9 @@ class AllReduceWorker(Membership):
                 raise UsageError("the job's description has changed")
             if rank >= 0:
                 group = Group(plan.number, rank, size, store, self._host, self._bell.set)
-                memory = room(self.spec, size, rank, self.weights.memory.size)
+                how = Division(self.spec, size, range(size), self.weights.memory.size)
+                memory = room(self.spec, how, rank)
+                self.supply.reserve(held(how.nodes[rank], how.leaves))
         except PsliteError as error:
             if not store.closed:
                 self._send(Nack(plan=plan.number, reason=str(error) or type(error).__name__))

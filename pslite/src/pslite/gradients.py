@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -22,12 +23,12 @@ class Bundle:
     """One flat array per segment of the job, and the byte view of each block in them.
 
     They lie in memory that servers of the same machine look into: what is pushed must stay as it is until the next
-    version is complete.
+    version is complete.  Without servers it is the worker's own.
     """
 
     def __init__(self, spec: JobSpec, blocks: Sequence[Block]) -> None:
         layout = Layout(spec, blocks)
-        self.region = Region(layout.nbytes)
+        self.region = Region(layout.nbytes, shared=spec.architecture != "allreduce")
         self.arrays: list[Array] = [
             np.frombuffer(self.region.memory, dtype=segment.dtype, count=segment.size, offset=offset)
             for segment, offset in zip(spec.segments, layout.arrays, strict=True)
@@ -102,12 +103,35 @@ class Contribution:
         self.bundle = bundle
 
 
-class GradientSums:
-    """Adds the gradients of a worker's shards along the fixed tree; bundles are used again from step to step."""
+class Supply:
+    """Makes bundles for the gradients of a job, some of them before they are needed; any thread may call it."""
 
     def __init__(self, spec: JobSpec, blocks: tuple[Block, ...]) -> None:
         self._spec = spec
         self._blocks = blocks
+        self._lock = threading.Lock()
+        self._ready: list[Bundle] = []
+        self._taken = 0
+
+    def take(self) -> Bundle:
+        """Return a bundle full of zeros, to be kept."""
+        with self._lock:
+            self._taken += 1
+            return self._ready.pop() if self._ready else Bundle(self._spec, self._blocks)
+
+    def reserve(self, count: int) -> None:
+        """Make what is missing for so many in all, those that were taken among them."""
+        with self._lock:
+            while self._taken + len(self._ready) < count:
+                self._ready.append(Bundle(self._spec, self._blocks))
+
+
+class GradientSums:
+    """Adds the gradients of a worker's shards along the fixed tree; bundles are used again from step to step."""
+
+    def __init__(self, spec: JobSpec, supply: Supply) -> None:
+        self._spec = spec
+        self._supply = supply
         self._free: list[Bundle] = []
         self._tree: TreeSum[Bundle] = TreeSum(1, frozenset((1,)))
         self._leaves = 1
@@ -130,16 +154,11 @@ class GradientSums:
     def take(self, *, zero: bool = True) -> Bundle:
         """Return a bundle full of zeros, or with `zero` False of anything."""
         if not self._free:
-            return Bundle(self._spec, self._blocks)
+            return self._supply.take()
         bundle = self._free.pop()
         if zero:
             bundle.clear()
         return bundle
-
-    def reserve(self, count: int) -> None:
-        """Make bundles beforehand."""
-        while len(self._free) < count:
-            self._free.append(Bundle(self._spec, self._blocks))
 
     def add(self, leaf: int, bundle: Bundle) -> None:
         """Add the gradients of one leaf (a shard, or in fast mode the worker)."""

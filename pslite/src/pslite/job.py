@@ -110,7 +110,7 @@ class LoopJob(ABC):
         self._values: Layout = layout
         self._session: Session = session_for(self.spec)
         layout.adopt(self._session.weights)
-        self._sums = GradientSums(self.spec, self._session.blocks)
+        self._sums = GradientSums(self.spec, self._session.supply)
         #: where the gradients of the batch just given go; None once they are there
         self._bundle: Bundle | None = None
         self._samples = 0

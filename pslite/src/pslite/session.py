@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from pslite.blocks import Block, cut
 from pslite.checkpoint import complete, to_resume, write_blocks
-from pslite.gradients import Array, Bundle, Contribution
+from pslite.gradients import Array, Bundle, Contribution, Supply
 from pslite.plan import reduction
 from pslite.replica import Replica
 from pslite.spec import JobSpec
@@ -69,6 +69,8 @@ class Session(Protocol):
     #: filled by the adapter with initial weights before `start`; holds the weights of `version` afterwards. Another
     #: bundle after each step: until a new version is complete the old one stays as it is
     weights: Bundle
+    #: where memory for gradients comes from
+    supply: Supply
     #: completed updates
     version: int
     share: Share
@@ -149,6 +151,7 @@ class SingleSession:
         self.spec: JobSpec
         self.blocks: tuple[Block, ...] = ()
         self.weights: Bundle
+        self.supply: Supply
         self.version = 0
         self.share: Share
         self._replica: Replica
@@ -161,6 +164,7 @@ class SingleSession:
         self.spec = spec
         self.blocks = cut(spec)
         self.weights = Bundle(spec, self.blocks)
+        self.supply = Supply(spec, self.blocks)
         self.share = Share(spec, 1, 0)
         self._replica = Replica(spec, self.blocks, self.weights)
 

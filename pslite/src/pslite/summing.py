@@ -9,6 +9,7 @@ import numpy as np
 from pslite.blocks import Block
 from pslite.gradients import Bundle, Contribution
 from pslite.group import Bytes, Group, Work
+from pslite.region import Region
 from pslite.slices import Division, add_slices
 from pslite.spec import JobSpec
 
@@ -77,12 +78,12 @@ class Summing:
         return [group.broadcast(self._total.memory[low:high], rank) for rank, low, high in places]
 
 
-def room(spec: JobSpec, size: int, rank: int, nbytes: int) -> list[Bytes]:
+def room(spec: JobSpec, how: Division, rank: int) -> list[Bytes]:
     """Make the memory that a member of a group needs for what it gets from others, by round; it is touched."""
-    if spec.mode == "fast" or size == 1:
+    if spec.mode == "fast" or len(how.nodes) == 1:
         return []
-    how = Division(spec, size, range(size), nbytes)
-    memory = [np.empty(sum(how.received(index, rank)), dtype=np.uint8) for index in range(how.rounds)]
+    sizes = [sum(how.received(index, rank)) for index in range(how.rounds)]
+    memory = [np.frombuffer(Region(size, shared=False).memory, dtype=np.uint8) for size in sizes]
     for piece in memory:
         piece.fill(0)
     return memory

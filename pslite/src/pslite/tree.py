@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 ROOT = 1
 
@@ -44,6 +44,23 @@ def cover(low: int, high: int, leaves: int) -> tuple[int, ...]:
         else:
             waiting += (2 * node + 1, 2 * node)
     return tuple(found)
+
+
+def held(nodes: Collection[int], leaves: int) -> int:
+    """Return how many values there are at most while those of `nodes` are made, leaf by leaf."""
+    values = most = 0
+
+    def combine(left: None, right: None) -> None:  # noqa: ARG001 - the tree's, here only counted
+        nonlocal values
+        values -= 1
+
+    tree: TreeSum[None] = TreeSum(leaves, frozenset(nodes))
+    for node in nodes:
+        for leaf in range(*span(node, leaves)):
+            values += 1
+            most = max(most, values)
+            tree.add(width(leaves) + leaf, None, combine)
+    return most
 
 
 class TreeSum(Generic[T]):

@@ -27,7 +27,7 @@ from pslite.checkpoint import Checkpoint, Saver, to_resume
 from pslite.dialer import Dialer
 from pslite.encoding import Encoding, encoding_of, wire_bytes
 from pslite.errors import PeerLost, ProtocolError, PsliteError, Unreachable, UsageError
-from pslite.gradients import Array, Bundle, Contribution
+from pslite.gradients import Array, Bundle, Contribution, Supply
 from pslite.membership import Membership
 from pslite.messages import (
     Abort,
@@ -242,6 +242,7 @@ class Worker(Membership):
         self.spec = spec
         self.blocks = cut(spec)
         self.weights = Bundle(spec, self.blocks)
+        self.supply = Supply(spec, self.blocks)
         if spec.update == "server":
             self._bundles = self.weights, Bundle(spec, self.blocks)
         else:

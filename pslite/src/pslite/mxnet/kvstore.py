@@ -522,7 +522,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             session.begin_with(self._state(self._given))
         self._started = True
         session.start()
-        self._sums = GradientSums(session.spec, session.blocks)
+        self._sums = GradientSums(session.spec, session.supply)
         self._write(self._firsts)
         if self._optimizer is not None and self._optimizer.lr_scheduler is None:
             self._rate = self._optimizer.lr
