@@ -18,7 +18,7 @@ import os
 import socket
 import sys
 import threading
-from collections import deque
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -68,7 +68,9 @@ from pslite.tree import held
 
 _LOOK_SECONDS = 1.0
 #: how long the end of a process may wait until a group's threads have ended
-_CLOSE_SECONDS = 1.0
+_CLOSE_SECONDS = 10.0
+#: and until one that is being made has failed, for which members may wait in vain
+_FAIL_SECONDS = 1.0
 
 
 class _GroupBroken(Exception):
@@ -130,8 +132,9 @@ class AllReduceWorker(Membership):
         self._summing = Summing(spec, self.blocks)
         self._plan: Plan | None = None
         self._group: Group | None = None
-        #: groups that were used last: they take a moment to close
-        self._used: deque[Group] = deque(maxlen=3)
+        #: groups that are there (they take a moment to close), and threads that make some
+        self._made: list[Group] = []
+        self._making: list[threading.Thread] = []
         self._division = Division(spec, 1, (0,), self.weights.memory.size)
         #: whether others have the weights of the present version and we get them in the coming step; from whom, and
         #: which version that is
@@ -218,8 +221,13 @@ class AllReduceWorker(Membership):
     def _close(self) -> None:
         self._abandon()
         self._close_groups(sys.maxsize)
-        for group in self._used:
-            group.join(_CLOSE_SECONDS)
+        began = time.monotonic()
+        with self._stages_lock:
+            making, made = [*self._making], [*self._made]
+        for thread in making:
+            thread.join(max(0.0, began + _FAIL_SECONDS - time.monotonic()))
+        for group in made:
+            group.join(max(0.0, began + _CLOSE_SECONDS - time.monotonic()))
         if self._taking is not None:
             self._taking.close()
 
@@ -378,7 +386,6 @@ class AllReduceWorker(Membership):
         self._watch.total_ms = 0.0
         self._watch.start()
         self._plan, self._group = plan, group
-        self._used.append(group)
         self._summing.reserve(stage.room)
         versions = self._versions(group)
         self._watch.stop()
@@ -537,9 +544,13 @@ class AllReduceWorker(Membership):
         if isinstance(message, Prepare):
             number = message.plan.number
             store = RelayStore(lambda key, value: self._send(Publish(plan=number, key=key, value=value)))
+            making = threading.Thread(
+                target=self._make_ready, args=(message, store), name="pslite-prepare", daemon=True
+            )
             with self._stages_lock:
                 self._stores[number] = store
-            threading.Thread(target=self._make_ready, args=(message, store), name="pslite-prepare", daemon=True).start()
+                self._making = [thread for thread in self._making if thread.is_alive()] + [making]
+                making.start()
             if message.recover:
                 self._recovery = number
         elif isinstance(message, Published):
@@ -582,6 +593,8 @@ class AllReduceWorker(Membership):
                 raise UsageError("the job's description has changed")
             if rank >= 0:
                 group = Group(plan.number, rank, size, store, self._host, self._bell.set)
+                with self._stages_lock:
+                    self._made = [other for other in self._made if not other.join(0.0)] + [group]
                 how = Division(self.spec, size, range(size), self.weights.memory.size)
                 memory = room(self.spec, how, rank)
                 self.supply.reserve(held(how.nodes[rank], how.leaves))

@@ -149,6 +149,8 @@ class Group:
         self._backend: Any = None
         #: operations that may be under way
         self._works: list[Work] = []
+        #: held while it is closed: whoever joins then waits for all of it
+        self._lock = threading.Lock()
         self._closing: threading.Thread | None = None
         if size == 1:
             return
@@ -195,18 +197,26 @@ class Group:
     def close(self) -> None:
         """Fail what is under way, and close the connections: nothing is written into anybody's memory any more."""
         self._store.close()
-        backend, self._backend = self._backend, None
-        if backend is None:
-            return
-        self._cut(backend)
-        # Torch's object waits for its threads when it goes: that is nobody's to wait for.
-        self._closing = threading.Thread(target=self._drop, args=([backend],), name="pslite-group", daemon=True)
-        self._closing.start()
+        with self._lock:
+            backend, self._backend = self._backend, None
+            if backend is None:
+                return
+            self._cut(backend)
+            # Torch's object waits for its threads when it goes: that is nobody's to wait for.
+            closing = threading.Thread(target=self._drop, args=([backend],), name="pslite-group", daemon=True)
+            del backend
+            closing.start()
+            self._closing = closing
 
-    def join(self, seconds: float) -> None:
-        """Wait until a closed group is gone, at the end of a process."""
-        if self._closing is not None:
-            self._closing.join(seconds)
+    def join(self, seconds: float) -> bool:
+        """Wait until a closed group is gone, and tell whether it is.
+
+        A process must not end before: a thread of Python's that comes out of torch then has the process aborted.
+        """
+        with self._lock:
+            if self._closing is not None:
+                self._closing.join(seconds)
+            return self._backend is None and (self._closing is None or not self._closing.is_alive())
 
     def _cut(self, backend: Any) -> None:
         # One that is closed already fails without closing the others.
