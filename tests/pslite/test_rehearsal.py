@@ -26,6 +26,7 @@ from pslite.optimizers import slots
 from pslite.replicas import Guards
 from pslite.server import Server, _Stage
 from pslite.spec import LAMB, SGD, Adam
+from pslite.succession import choose
 from pslite.worker import Worker
 
 #: of each kind; 10,000 in all are gone through by setting it so
@@ -278,6 +279,52 @@ def test_a_server_dies_while_blocks_of_another_are_made_anew(monkeypatch):
     told = [line for line in outcome.log if line.startswith("INEXACT")]
     lost = sum(int(count) for line in told for count in re.findall(r"(\d+) blocks? go", line))
     assert lost == sum(bool(slots(block.optimizer)) for block in cut(spec)) - len(own["ps-1"]), outcome.log
+
+
+def test_weights_are_had_from_a_worker_that_is_about_to_join(monkeypatch):
+    """It has some of them, as the first version of its plan, and has not entered that yet."""
+    answer, provide = Server._answer, Worker._provide
+    spec, crossed = job(), set()
+    rehearsal = Rehearsal(spec, workers=1, servers=1, events=[Event(8, workers=2)])
+
+    def answer_one_and_die(server, holding, **how):
+        if server._identity.task == "ps-0" and holding.plan == 2:
+            if crossed:
+                if not rehearsal._killed:
+                    rehearsal._happen(Event(0, kill="ps"))
+                return
+            crossed.add(holding.block.number)
+        answer(server, holding, **how)
+        if crossed and server._identity.task == "ps-0":
+            newcomer = rehearsal._members["worker-1"]
+            while not newcomer._entered and crossed & newcomer._missing:
+                for link in server._links.values():
+                    link.flush()
+                time.sleep(0.001)
+
+    def provide_last(worker, message):
+        heir = rehearsal._members["ps-1"]
+        while worker._identity.task == "worker-0" and not crossed & heir._holdings.keys():
+            time.sleep(0.001)
+        provide(worker, message)
+
+    def from_the_newcomer(wanted, blocks, copies, held, *others):
+        choice = choose(wanted, blocks, copies, held, *others)
+        losses = {
+            block: replace(loss, worker="worker-1") if held[block].get("worker-1") == loss.version else loss
+            for block, loss in choice.losses.items()
+        }
+        asked.update(block for block, loss in losses.items() if loss.worker == "worker-1")
+        return replace(choice, losses=losses)
+
+    asked = set()
+    monkeypatch.setattr(Server, "_answer", answer_one_and_die)
+    monkeypatch.setattr(Worker, "_provide", provide_last)
+    monkeypatch.setattr("pslite.coordinator.choose", from_the_newcomer)
+    outcome = rehearsal.run()
+    assert asked == crossed, "\n".join(outcome.log)
+    assert outcome.status.state == "finished", outcome.log
+    assert outcome.killed[:1] == ["ps-0"]
 
 
 def test_connections_for_the_next_plan_outlast_the_end_of_the_one_before(monkeypatch):

@@ -797,9 +797,11 @@ class Worker(Membership):
         """Return what a server needs that is to own a block: nobody changes it as long as nobody owns it."""
         plan, version = self._plan, self._newest(number)
         assert plan is not None
-        stamp = self._stamp or ((plan.number, self._first) if plan.number > self._settled else (0, 0))
+        # who joins has got them as its plan's first version
+        first = self._first if self._entered else self._awaited
+        stamp = self._stamp or ((plan.number, first) if plan.number > self._settled else (0, 0))
         view = self._bundles[version % 2].views[number]
-        return Header(REBUILD, plan.number, number, 0, view.nbytes, version, self._first, *stamp), view
+        return Header(REBUILD, plan.number, number, 0, view.nbytes, version, first, *stamp), view
 
     def _restart(self, message: Restart) -> None:
         """All other workers are gone: what has come for a plan that would have followed theirs is not for us."""
