@@ -376,8 +376,7 @@ class Rehearsal:
             active &= self._stepping
         elif self._spec.durability != "durable":
             # workers have what is lost; another server comes in the place of the last one
-            begun = any(line.startswith("plan 1 done") for line in self._log)
-            return {"workers", "newcomers"} if begun else set()
+            return {"workers", "newcomers"}
         elif not self._protected():
             return set()
         return active & set(self._targets[role]) - set(self._killed)

@@ -27,6 +27,7 @@ from pslite.replicas import Guards
 from pslite.server import Server, _Stage
 from pslite.spec import LAMB, SGD, Adam
 from pslite.succession import choose
+from pslite.wire import INIT
 from pslite.worker import Worker
 
 #: of each kind; 10,000 in all are gone through by setting it so
@@ -200,6 +201,66 @@ def test_who_wakes_late_knows_of_a_plan_before_its_frames(monkeypatch):
     outcome = Rehearsal(job(epochs=2), workers=3, servers=1).run()
     assert outcome.status.state == "finished", outcome.log
     assert not outcome.surprises, outcome.surprises
+
+
+FIRST_PLANS = {
+    "none": {},
+    "durable": {"durability": "durable"},
+    "clipped": {"clip_norm": 0.5},
+    "async": {"mode": "async"},
+    "only adds up": {"update": "worker"},
+}
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 4, 8])
+@pytest.mark.parametrize("how", FIRST_PLANS)
+@pytest.mark.parametrize("servers", [1, 3])
+def test_a_server_dies_as_the_job_begins(after, how, servers, monkeypatch):
+    """It has had so many blocks of the first weights, or gradients; nothing is lost with it."""
+    spec = job(**FIRST_PLANS[how])
+    rehearsal = Rehearsal(spec, workers=3, servers=servers)
+    arrived, pushed, begin, count = Server.arrived, Server._pushed, Worker._send_first_weights, []
+
+    def die():
+        rehearsal._killed.append("ps-0")
+        rehearsal._targets["ps"].remove("ps-0")
+        rehearsal._members["ps-0"].sever()
+        with rehearsal._lock:
+            rehearsal._fit(oldest=False)
+        rehearsal._wake()
+
+    def note(server):
+        if server._identity.task == "ps-0":
+            count.append(server)
+            if len(count) == after:
+                die()
+
+    def arrive(server, link, header):
+        if header.kind == INIT:
+            note(server)
+        arrived(server, link, header)
+
+    def push(server, link, header):
+        note(server)
+        pushed(server, link, header)
+
+    def begins(worker, plan):
+        if not after:
+            die()
+        begin(worker, plan)
+
+    monkeypatch.setattr(Server, "arrived", arrive)
+    monkeypatch.setattr(Server, "_pushed", push)
+    monkeypatch.setattr(Worker, "_send_first_weights", begins)
+    outcome = rehearsal.run()
+    story = "\n".join([*outcome.log, *outcome.surprises])
+    assert outcome.killed == ["ps-0"], story
+    assert outcome.status.state == "finished", story
+    assert outcome.status.version == spec.total_versions, story
+    assert not outcome.surprises, story
+    if how != "async":
+        assert outcome.status.result.inexact_from is None, story
+        assert outcome.status.result.digest == static_digest(spec), story
 
 
 @pytest.mark.parametrize("milliseconds", [0, 1, 2, 4, 6, 8])

@@ -275,6 +275,8 @@ class Coordinator:
         self._inexact_from: int | None = None
         #: the newest checkpoint of this job that is whole; -1 if there is none
         self._snapshot = -1
+        #: the job began with what a checkpoint, or its script, had of an optimizer's state
+        self._began_with_state = False
         #: by version, the files of a checkpoint that is being written
         self._saves: dict[int, dict[str, SavedFile]] = {}
         #: by version and of what, the sums of squares of the blocks that have their sums
@@ -822,6 +824,7 @@ class Coordinator:
         pending, version = self._pending, message.version
         if pending is not None and pending.previous is None and pending.plan.workers[0].task == member.task:
             pending.first = self._version = version
+            self._began_with_state = True
             self._inexact_from = message.inexact_from
             if self._spec is not None and self._spec.checkpoint:
                 self._snapshot = version
@@ -1092,12 +1095,15 @@ class Coordinator:
     def _is_before_first_weights(self, member: Seated) -> bool:
         """Whether a worker dies that has weights which nobody else has: the first one, as it sends them."""
         pending = self._pending
-        return (
-            pending is not None
-            and pending.previous is None
-            and pending.plan.workers[0].task == member.task
-            and not pending.moved.keys() >= pending.movers()
-        )
+        return pending is not None and pending.plan.workers[0].task == member.task and not self._servers_have_begun()
+
+    def _servers_have_begun(self) -> bool:
+        """Whether servers have had the weights with which the job begins."""
+        pending = self._pending
+        if pending is None or pending.previous is not None:
+            return True
+        # who has pushed has had all of them
+        return bool(pending.pushed) or pending.moved.keys() >= pending.movers()
 
     def _somebody_has_the_state(self) -> bool:
         """Whether weights are left: where workers have them, with one that was there before or has begun to push."""
@@ -1172,8 +1178,6 @@ class Coordinator:
         """Have others own the blocks of a server that died; returns whether that is possible."""
         assert self._spec is not None
         pending = self._pending
-        if pending is not None and pending.previous is None:
-            return False
         if self._spec.asynchronous and self._spec.on_loss == "fail":
             self._fail(f"{text}; without a common step something is lost with it, and on_loss is 'fail'")
             return True
@@ -1298,7 +1302,7 @@ class Coordinator:
     def _clocks(self, succession: Succession, choice: Choice) -> Clocks:
         """Return, for async mode, how far the workers of blocks are that are made anew; from there on it is inexact."""
         pending, stamp = self._pending, succession.stamp
-        if pending is not None and pending.previous is not None and not stamp[0] and pending.first >= 0:
+        if pending is not None and not stamp[0] and pending.first >= 0:
             stamp = pending.plan.number, pending.first  # nobody may have heard of it but us
         workers = {
             # a copy has been given away, if at all, when all had got as far
@@ -1315,13 +1319,17 @@ class Coordinator:
         pending = self._pending
         self._plan = self._plan and self._plan.without(gone, owners)
         if pending is not None:
-            pending.previous = self._plan
+            # the first plan takes nobody's place
+            pending.previous = pending.previous and self._plan
             pending.plan = pending.plan.without(gone, owners)
 
     def _lossy(self, losses: Mapping[int, Loss]) -> list[int]:
         """Blocks that lose some of what an optimizer keeps."""
         assert self._spec is not None
-        return inexact(self._blocks, losses) if self._spec.update == "server" else []
+        if self._spec.update == "worker":
+            return []
+        # before the first step there is nothing to lose, unless the job has begun with an optimizer's state
+        return [b for b in inexact(self._blocks, losses) if losses[b].version or self._began_with_state]
 
     def _promoted(self, member: Seated, message: Promoted) -> None:
         succession, pending = self._succession, self._pending
@@ -1476,7 +1484,9 @@ class Coordinator:
         """Wait for another worker, where servers have all that it needs; returns whether they have."""
         assert self._spec is not None
         spec, succession = self._spec, self._succession
-        if spec.update == "worker" or spec.open or spec.asynchronous or self._all_reduce or not self._reports:
+        if spec.update == "worker" or spec.open or spec.asynchronous or self._all_reduce:
+            return False
+        if not self._servers_have_begun():
             return False
         if self._orphans or (succession is not None and succession.workers):
             return False  # weights that only workers had
@@ -1501,13 +1511,15 @@ class Coordinator:
         member, pending = self._members[task], self._pending
         self._say(f"{member.title} takes the place of workers that are gone")
         member.state = "active"
-        vacancy.task, vacancy.began, vacancy.waits_for = task, now, set()
+        vacancy.task, vacancy.began, vacancy.waits_for, vacancy.member = task, now, set(), False
         news: list[Prepare] = []
         if task not in self._plan.tasks():
             self._plan = self._plan.instead(self._gone_of(self._plan), member.record())
             news.append(Prepare(plan=self._plan, previous=None, spec=self._spec))
-        vacancy.member = pending is not None and task in pending.plan.tasks()
-        if pending is not None:
+        if pending is not None and pending.previous is None:
+            pending.plan = self._plan
+        elif pending is not None:
+            vacancy.member = task in pending.plan.tasks()
             pending.previous = self._plan
             if not vacancy.member:
                 pending.plan = pending.plan.instead(self._gone_of(pending.plan), member.record())
@@ -1615,7 +1627,8 @@ class Coordinator:
     def _plans_in_force(self) -> list[Plan]:
         """The plan in force, and the one that is taking its place."""
         pending = self._pending
-        coming = pending.plan if pending is not None and pending.phase == "committed" else None
+        follows = pending is not None and pending.phase == "committed" and pending.previous is not None
+        coming = pending.plan if pending is not None and follows else None
         return [plan for plan in (self._plan, coming) if plan is not None]
 
     def _there(self) -> set[str]:

@@ -180,6 +180,7 @@ class Record(msgspec.Struct, kw_only=True):
     vacancy: Vacancy | None
     inexact_from: int | None
     snapshot: int
+    began_with_state: bool
     saves: dict[int, dict[str, SavedFile]]
     broken: tuple[float, int, str] | None
     breaks: list[int]

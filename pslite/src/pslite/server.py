@@ -1452,9 +1452,12 @@ class Server:
         stage = self._stages[min(self._stages)]
         # who is in the plan in force and neither there any more nor dead has finished, when others had their last step
         done = newest + 1
-        nodes = later = {n: known.get(task, done) for n, task in stage.expected.items() if n not in stage.left_out}
-        version = min((newest, *nodes.values()))
         coming, first = self._stamp or (0, 0)
+        # who is about to come with the first plan has had nothing yet
+        began = dict.fromkeys(stage.newcomers if coming == stage.plan.number else (), first)
+        there = {n: task for n, task in stage.expected.items() if n not in stage.left_out}
+        nodes = later = {node: known.get(task, began.get(task, done)) for node, task in there.items()}
+        version = min((newest, *nodes.values()))
         if coming > stage.plan.number:
             following = self._stages[coming]
             began = dict.fromkeys(following.newcomers, first)

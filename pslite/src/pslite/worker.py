@@ -88,7 +88,7 @@ from pslite.wire import (
 _VERDICT_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 #: what the user's thread has to hear when others are gone
-_Told = TakeOver | Promote | Census | Provide | Restart
+_Told = TakeOver | Promote | Census | Provide | Restart | Begin
 
 
 @dataclass(frozen=True)
@@ -182,12 +182,9 @@ class Worker(Membership):
         self._leaving = False
         self._finished: bool | None = None
         # shared with the control thread
-        self._staged: queue.SimpleQueue[_Stage | Link | TakeOver | Promote | Census | Provide | Restart | int] = (
-            queue.SimpleQueue()
-        )
+        self._staged: queue.SimpleQueue[_Stage | Link | _Told | int] = queue.SimpleQueue()
         self._closed = False
         self._dialer = Dialer(self._hand_in)
-        self._begin = 0
         self._resumed = 0
         self._done_plan = 0
         self._seat: tuple[int, int] | None = None
@@ -197,6 +194,8 @@ class Worker(Membership):
         #: the last plan that everybody has moved to, and the version with which we came
         self._settled = 0
         self._came = 0
+        #: the job has begun with weights of ours
+        self._began = False
         #: the only plan whose weights we begin with, if that is certain
         self._only = 0
         #: blocks whose optimizer state is on its way to us
@@ -281,7 +280,7 @@ class Worker(Membership):
         else:
             self._send(Describe(spec=self.spec))
         self._missing = set(range(len(self.blocks)))
-        self._pump(self._first_weights_here)
+        self._pump(lambda: not self._missing)
         stage = self._stages[self._plan.number] if self._plan else None
         assert stage is not None
         if self._replica is None:
@@ -293,42 +292,37 @@ class Worker(Membership):
         self._enter(stage, self._awaited)
         self._meter.begin()
 
-    def _first_weights_here(self) -> bool:
-        if self._begin:
-            self._take_staged()
-            stage = self._stages[self._begin]
-            self._begin = 0
-            self._send_first_weights(stage.plan)
-            for link in list(self._links.values()):
-                self._flush(link)  # now: what we wait for next are the answers
-        return not self._missing
-
     def _send_first_weights(self, plan: Plan) -> None:
         """We are the chief: the job begins with our weights, or goes on from a checkpoint."""
         found = self._given or to_resume(self.spec)
         if self._replica is not None:
             self._begin_alone(plan, found)
             return
+        self._plan = self._source = plan
+        self._awaited, self._began = 0, True
         if found is None:
             for number, view in enumerate(self.weights.views):
-                link = self._link_of(plan, number)
-                link.send(Header(INIT, plan.number, number, 0, view.nbytes, 0, 0), view)
+                self._send_first(plan, number, Header(INIT, plan.number, number, 0, view.nbytes, 0, 0), view)
             return
-        version = found.version
+        version = self._awaited = found.version
         self._say(f"the job goes on from version {version}: {found.place}")
         self._send(Restored(version=version, inexact_from=found.inexact_from))
         for block, state in found.states():
-            link = self._link_of(plan, block.number)
             whole = state.reshape(-1).data.cast("B")
-            link.send(Header(RESTORE, plan.number, block.number, 0, whole.nbytes, version, version), whole)
+            view = self._bundles[version % 2].views[block.number]
+            view[:] = whole[: view.nbytes]
+            header = Header(RESTORE, plan.number, block.number, 0, whole.nbytes, version, version)
+            self._send_first(plan, block.number, header, whole)
 
-    def _link_of(self, plan: Plan, block: int) -> Link:
-        """Return the connection to the owner of a block; raises PeerLost if that is gone before it has had anything."""
+    def _send_first(self, plan: Plan, block: int, header: Header, state: memoryview) -> None:
         owner = plan.owner(block).task
         link = self._links.get(owner)
-        if link is None:
-            raise PeerLost(f"the connection to {owner} ended before the job had begun")
-        return link
+        if link is not None:
+            link.send(header, state)
+        else:
+            # who takes its place, if it is gone, is sent all that it lacks
+            reason = f"the connection to {owner} ended before the job had begun"
+            self._unheard.setdefault(owner, (time.monotonic(), reason))
 
     def _begin_alone(self, plan: Plan, found: Checkpoint | Given | None) -> None:
         """We have the first state: the other workers get it from us."""
@@ -710,6 +704,9 @@ class Worker(Membership):
             if isinstance(item, Restart):
                 self._restart(item)
                 continue
+            if isinstance(item, Begin):
+                self._send_first_weights(self._stages[item.plan].plan)
+                continue
             if isinstance(item, int):
                 # its connections stay: the plan that is tried next probably needs them
                 self._stages.pop(item, None)
@@ -768,7 +765,9 @@ class Worker(Membership):
         """The version of the weights (of the sums, if workers update) that we have of a block; -1 if there are none."""
         if block not in self._missing:
             return self._awaited
-        return self._awaited - 1 if self._entered else -1
+        if self._entered:
+            return self._awaited - 1
+        return self._awaited if self._began else -1
 
     def _say_what_is_here(self, message: Census) -> None:
         """Servers are gone: what they have sent of these blocks stays, and nothing more comes."""
@@ -792,6 +791,8 @@ class Worker(Membership):
             if link is not None:
                 header, view = self._rebuild(number)
                 link.send(header, view)
+                if number in self._missing and header.version == self._awaited:
+                    self._have(number)  # they are our own, with which the job begins
 
     def _rebuild(self, number: int) -> tuple[Header, memoryview]:
         """Return what a server needs that is to own a block: nobody changes it as long as nobody owns it."""
@@ -901,6 +902,13 @@ class Worker(Membership):
             return whole
         return memoryview(bytearray(whole.nbytes))
 
+    def _have(self, block: int) -> None:
+        """The weights of a block that were awaited are here."""
+        self._missing.discard(block)
+        take = self._bundles[self._awaited % 2].take
+        if take is not None:
+            take(self.blocks[block])
+
     def _wants(self, header: Header) -> bool:
         return header.version == self._awaited and header.block in self._missing
 
@@ -948,10 +956,7 @@ class Worker(Membership):
             rows = parse(block, memoryview(self._rows.pop(link)))
             array = self._bundles[header.version % 2].arrays[block.segment][block.offset : block.offset + block.size]
             array.reshape(-1, block.row)[rows.numbers] = rows.values
-        self._missing.discard(header.block)
-        take = self._bundles[header.version % 2].take
-        if take is not None:
-            take(self.blocks[header.block])
+        self._have(header.block)
         if header.next_plan:
             self._stamp = (header.next_plan, header.next_first)
 
@@ -977,8 +982,6 @@ class Worker(Membership):
             self._seat = message.rank, message.workers
         elif isinstance(message, BarrierOpen):
             self._barriers_open += 1
-        elif isinstance(message, Begin):
-            self._begin = message.plan
         elif isinstance(message, Resume):
             self._resumed = message.plan
         elif isinstance(message, PlanDone):
