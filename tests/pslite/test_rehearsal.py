@@ -17,7 +17,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from regression import segments
 from rehearsal import QUICK, Event, Rehearsal, job, random_events, static_digest
-from weather import cut_lines, rough_weather
+from weather import cut_data, cut_lines, rough_weather
 
 from pslite.blocks import cut
 from pslite.dialer import Dialer
@@ -115,6 +115,21 @@ def test_frames_in_pieces_late_and_twice(seed, monkeypatch):
     rough_weather(monkeypatch, seed)
     kills = [["ps", "worker"], ["worker"], []][seed % 3]
     go_through(seed, kind_of(seed), kills, durability="durable")
+
+
+WAYS = [{}, {"durability": "durable"}, {"durability": "relaxed"}, {"update": "worker"}]
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + 2 * SCHEDULES))
+def test_data_connections_that_break_are_opened_again(seed, monkeypatch):
+    if seed % 3 == 2:
+        rough_weather(monkeypatch, seed)
+    broken = cut_data(monkeypatch, seed, often=0.01)
+    rng = random.Random(seed)
+    way = rng.choice(WAYS)
+    kills = ["worker"] * rng.randint(0, 1) + ["ps"] * (rng.randint(0, 1) if "update" in way else 0)
+    go_through(seed, kind_of(seed), kills, settings=PATIENT, **way)
+    assert broken
 
 
 def some_deaths(seed):

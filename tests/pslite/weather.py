@@ -1,4 +1,4 @@
-"""A bad network: few bytes at a time, late; gradients that come twice; control connections that break."""
+"""A bad network: few bytes at a time, late; gradients that come twice; connections that break."""
 
 from __future__ import annotations
 
@@ -75,3 +75,22 @@ def cut_lines(monkeypatch, seed: int, *, often: float) -> None:
         return heard
 
     monkeypatch.setattr(Lifeline, "look", look_or_break)
+
+
+def cut_data(monkeypatch, seed: int, *, often: float) -> list[Link]:
+    """Break connections of workers to servers: soon once, then as often as that of all times that a server reads.
+
+    Returns those that were broken, which grows.
+    """
+    rng = random.Random(seed)
+    receive, broken = Link.receive, []
+    soon = iter([*[False] * rng.randint(0, 20), True])
+
+    def receive_or_break(link: Link, receiver) -> bool:
+        if link.role == "worker" and (next(soon, False) or rng.random() < often):
+            broken.append(link)
+            cut_off([link.sock])
+        return receive(link, receiver)
+
+    monkeypatch.setattr(Link, "receive", receive_or_break)
+    return broken

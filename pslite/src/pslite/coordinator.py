@@ -86,6 +86,7 @@ from pslite.messages import (
     Resumption,
     Saved,
     Seat,
+    Severed,
     Stamped,
     Taken,
     TakenOver,
@@ -584,6 +585,8 @@ class Coordinator:
             self._beat(member, message)
         elif isinstance(message, Failed):
             self._member_failed(member, message.reason, fatal=True)
+        elif isinstance(message, Severed):
+            self._part(member, message)
         elif isinstance(message, TakenOver):
             self._taken_over(member, message.number)
         elif isinstance(message, Copies):
@@ -941,6 +944,15 @@ class Coordinator:
         alone = not any(other.role == member.role for other in self._waiting())
         if self._plan is None and self._settings.start is not None and alone:
             self._fail(text)  # nobody starts another one
+
+    def _part(self, member: Seated, message: Severed) -> None:
+        """Two members live and cannot reach each other: go on without one, a worker if one is, for nothing is lost."""
+        other = self._members.get(message.task)
+        if other is None or "left" in (member.state, other.state) or other.lost or member.lost:
+            return  # one of them is judged already, or about to be
+        away = member if member.role == "worker" else other
+        stays = other if away is member else member
+        self._member_failed(away, f"cannot reach {stays.title}, although both live: {message.reason}")
 
     # --- all-reduce: groups that are broken -----------------------------------------------------------------------
 

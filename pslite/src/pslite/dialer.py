@@ -1,4 +1,4 @@
-"""Connections to servers, opened beside the work for plans to come: one to each server at a time.
+"""Connections to servers, opened beside the work for plans to come, and again when they break: one to each at a time.
 
 Two plans may be made ready at once.  A second connection would take the place of the first, and what is on that would
 be lost.
@@ -6,13 +6,18 @@ be lost.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
 from pslite.auth import Identity
+from pslite.errors import PsliteError
 from pslite.plan import Member
 from pslite.transport import reach
 from pslite.wire import Link
+
+#: seconds between two tries to open a connection again, the first and the longest
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 
 
 class Dialer:
@@ -28,6 +33,7 @@ class Dialer:
     def __init__(self, take: Callable[[Link], None]) -> None:
         self._take = take
         self._lock = threading.Lock()
+        self._closed = threading.Event()
         #: server -> its incarnation that there is, or is about to be, a connection to; and who may open one
         self._reached: dict[str, str] = {}
         self._turns: dict[str, threading.Lock] = {}
@@ -43,8 +49,26 @@ class Dialer:
                     self._reached[member.task] = member.incarnation
                 self._take(link)
 
+    def again(self, member: Member, identity: Identity, wanted: Callable[[], bool]) -> None:
+        """Try to open a connection to a server in a thread of its own, as long as it is `wanted`."""
+
+        def try_again() -> None:
+            pause = _FIRST_PAUSE
+            # if the server has gone, we are about to hear of it
+            while not self._closed.wait(pause) and wanted():
+                with contextlib.suppress(PsliteError):
+                    self.reach(member, identity)
+                    return
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+        threading.Thread(target=try_again, name="pslite-redial", daemon=True).start()
+
     def lost(self, link: Link) -> None:
         """Know that a connection which was taken is there no more."""
         with self._lock:
             if self._reached.get(link.task) == link.incarnation:
                 del self._reached[link.task]
+
+    def close(self) -> None:
+        """Try to open no connection again; from any thread."""
+        self._closed.set()

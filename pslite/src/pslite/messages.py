@@ -266,6 +266,13 @@ class Failed(Message, frozen=True):
     reason: str
 
 
+class Severed(Message, frozen=True):
+    """Member: the connection between me and that one broke, and is not there again, although nobody says it is gone."""
+
+    task: str
+    reason: str
+
+
 class Leave(Message, frozen=True):
     """Member: my process ends in good order."""
 
@@ -518,6 +525,7 @@ FromMember = (
     | Finished
     | Digests
     | Failed
+    | Severed
     | Leave
     | AgentExit
     | AgentUsage

@@ -64,6 +64,7 @@ from pslite.messages import (
     Refused,
     Resumption,
     Saved,
+    Severed,
     Stamped,
     TakenOver,
     TakeOver,
@@ -80,6 +81,7 @@ from pslite.rows import Rows, checked_length, parse
 from pslite.spec import LAMB, JobSpec, Sum
 from pslite.transport import machine, open_listeners, tune
 from pslite.wire import (
+    AGAIN,
     FETCH,
     FIRST_STATE,
     INIT,
@@ -103,7 +105,7 @@ from pslite.wire import (
     region_header,
 )  # fmt: skip
 
-#: seconds after which a broken data connection to a member fails the job, if the coordinator has not spoken before
+#: seconds after which the coordinator is told of a broken data connection to a member that it has not given up
 _BROKEN_SECONDS = 3.0
 #: the longest time between two looks at the control connection
 _LOOK_SECONDS = 0.2
@@ -190,6 +192,8 @@ class Server:
         self._all_links: set[Link] = set()
         self._writing: set[Link] = set()
         self._lost: dict[str, tuple[float, str]] = {}
+        #: members that have sent what they must not
+        self._unruly: set[str] = set()
         #: workers that the coordinator has said are gone
         self._gone: set[str] = set()
         self._spec: JobSpec | None = None
@@ -218,7 +222,7 @@ class Server:
         self._incoming: dict[Link, Array] = {}
         #: by worker, numbers of our memory that it knows
         self._shown: dict[Link, set[int]] = {}
-        #: workers that want whole blocks
+        #: workers that want whole blocks, or weights that they lack
         self._asked: list[tuple[Link, Header]] = []
         #: connections that we opened to other servers
         self._peers: dict[str, Link] = {}
@@ -239,6 +243,8 @@ class Server:
         self._given_up: set[int] = set()
         #: blocks that a worker, who goes on where all others are gone, has as a version before theirs
         self._ahead: dict[int, str] = {}
+        #: how it does, last
+        self._resumption: Resumption | None = None
         #: blocks that we make anew for others that are gone
         self._rebuilding = Rebuilding(self._hand_in)
         #: async mode: how far the workers of these are
@@ -328,7 +334,7 @@ class Server:
         for task, (since, reason) in list(self._lost.items()):
             if self._control.late(since, _BROKEN_SECONDS):
                 del self._lost[task]
-                self._fail(reason)
+                self._control.send(Severed(task=task, reason=reason))
 
     def _fail(self, reason: str) -> None:
         self._control.send(Failed(reason=reason))
@@ -343,11 +349,18 @@ class Server:
             token=self._identity.token,
             encrypt=self._identity.encrypt or "none",
             channel="data",
-            verdict=_data_only,
+            verdict=self._verdict,
         )
+
+    def _verdict(self, hello: Hello) -> str:
+        if hello.task in self._gone:
+            return f"{hello.task} was given up"
+        return "" if hello.channel == "data" else "this is a parameter server: it takes data connections only"
 
     def _welcome(self, sock: socket.socket, hello: Hello) -> None:
         tune(sock)
+        if hello.role == "worker" and hello.task not in self._unruly:
+            self._lost.pop(hello.task, None)  # it is there again, and says what it lacks
         self._adopt(Link(sock, hello.task, hello.incarnation, hello.role), incoming=True)
 
     # --- data connections -----------------------------------------------------------------------------------------
@@ -389,6 +402,7 @@ class Server:
             self._broken(link, str(error))
         except ProtocolError as error:
             self._say(f"closed the connection of {link.task}: {error}")
+            self._unruly.add(link.task)
             self._broken(link, f"{link.task} broke the protocol: {error}")
 
     def _broken(self, link: Link, reason: str) -> None:
@@ -435,7 +449,7 @@ class Server:
             buffer = self._pool.take(block, encoding.dtype if encoding is not None else "")
             self._incoming[link] = buffer
             return buffer.data.cast("B")
-        if header.kind in (STATE_ACK, FETCH, REPLICATED, SEEDED):
+        if header.kind in (STATE_ACK, FETCH, REPLICATED, SEEDED, AGAIN):
             return memoryview(b"")
         if header.kind == FIRST_STATE:
             stage = self._stages.get(header.plan)
@@ -466,6 +480,12 @@ class Server:
                 return memoryview(self._scratch)[: block.nbytes]
             self._incoming[link] = np.empty(block.nbytes, dtype=np.uint8)
             return self._incoming[link].data
+        if header.kind in (INIT, RESTORE) and header.block in self._holdings:
+            # sent again, for the connection broke when it had come
+            if header.length > (1 + slots(block.optimizer)) * block.nbytes:
+                raise ProtocolError(f"{header.length} bytes are no state of block {header.block}")
+            self._incoming[link] = np.empty(header.length, dtype=np.uint8)
+            return self._incoming[link].data
         if header.kind in (INIT, STATE, RESTORE):
             holding = self._awaited(link, header)
             return holding.weights if header.kind == INIT else holding.whole
@@ -481,7 +501,7 @@ class Server:
                 other = self._links.get(task)
                 if other is not None:
                     other.send(header, state)
-        elif header.kind in (INIT, RESTORE):
+        elif header.kind in (INIT, RESTORE) and self._incoming.pop(link, None) is None:
             holding = self._awaited(link, header)
             self._enter_gained(holding, header)
             self._settle(holding)
@@ -510,7 +530,7 @@ class Server:
             if weights is not None:
                 self._rebuilding.weights(header, weights)
                 self._take_rebuilt()
-        elif header.kind == FETCH:
+        elif header.kind in (FETCH, AGAIN):
             self._asked.append((link, header))
             self._answer_fetches()
         elif header.kind == STATE_ACK:
@@ -928,19 +948,44 @@ class Server:
         return True
 
     def _answer_fetches(self) -> None:
-        """Send whole blocks to workers that asked for them; a block that is on its way to us is awaited."""
-        waiting = []
-        for link, header in self._asked:
+        """Send blocks to workers that asked for them; one that is on its way to us is awaited."""
+        asked, self._asked = self._asked, []
+        for link, header in asked:
             holding = self._holdings.get(header.block)
+            if not link.open:
+                continue
+            if holding is None or not holding.here:
+                self._asked.append((link, header))
+            elif header.kind == AGAIN:
+                self._answer_again(link, header, holding)
             # in async mode it is as it is
-            if holding is not None and holding.here and (self._async or holding.version == header.version):
+            elif self._async or holding.version == header.version:
                 whole = holding.settled().reshape(-1).data.cast("B")
                 link.send(
                     Header(WHOLE, header.plan, header.block, 0, whole.nbytes, header.version, holding.first), whole
                 )
-            elif link.open:
-                waiting.append((link, header))
-        self._asked = waiting
+            else:
+                self._asked.append((link, header))
+
+    def _answer_again(self, link: Link, header: Header, holding: Holding) -> None:
+        """Answer a worker once more, whose connection broke, unless the answer is still to come."""
+        stage = self._stages[holding.plan]
+        comes = header.version < 0 and link.task in stage.newcomers
+        if self._sums_only and comes:
+            for other in self._links.values():
+                if other.role == "worker" and other.task not in stage.newcomers:
+                    other.send(Header(AGAIN, holding.plan, header.block, 0, 0, -1, 0))
+            return
+        version, resume = holding.first if comes else header.version, self._resumption
+        if resume is not None and header.version < 0 and link.task == resume.worker:
+            if holding.version in (resume.version, resume.version + 1):
+                self._greet(holding, resume)
+        elif self._async:
+            if version >= 0:
+                holding.arrivals.waiting.append((link, version))
+                self._answer_waiting(holding)
+        elif version == holding.version and not holding.waits:
+            self._send_weights(link, self._answer_header(holding), holding, None)
 
     def _tell_norms(self) -> None:
         """Tell the coordinator of the blocks whose sums have become whole since the last time."""
@@ -1352,6 +1397,7 @@ class Server:
             stage.reported = stage.plan.number <= self._settled
         self._ahead.clear()
         if message.resume is not None:
+            self._resumption = message.resume
             for number, workers in message.resume.workers.items():
                 if number in self._stages:
                     stage = self._stages[number]
@@ -1516,7 +1562,3 @@ class Server:
         copies = max(len(stage.plan.workers), len(stage.expected))
         wanted = [(holding.block, copies) for holding in self._holdings.values()]
         self._pool.trim(wanted + [(holding.block, 1) for holding in self._replicas.kept.values()])
-
-
-def _data_only(hello: Hello) -> str:
-    return "" if hello.channel == "data" else "this is a parameter server: it takes data connections only"

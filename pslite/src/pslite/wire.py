@@ -56,10 +56,13 @@ SEEDED = 13
 FIRST_STATE = 22
 #: worker -> server that takes the place of another one: weights of one block at `version`
 REBUILD = 23
+#: worker -> server, over a connection that takes the place of a broken one: I lack that block at `version`; -1: the
+#: first that is for me.  Server -> workers: one that has just come lacks its first state
+AGAIN = 24
 KINDS = frozenset(
     (
         PUSH, PARAM, STATE, STATE_ACK, INIT, WRONG_OWNER, RESTORE, REGION, PARAM_ROWS, FETCH, WHOLE, REPLICATE,
-        REPLICATED, SEED, SEEDED, FIRST_STATE, REBUILD,
+        REPLICATED, SEED, SEEDED, FIRST_STATE, REBUILD, AGAIN,
     )
 )  # fmt: skip
 

@@ -52,13 +52,14 @@ from pslite.messages import (
     Restored,
     Resume,
     Seat,
+    Severed,
     TakeOver,
 )
 from pslite.messages import (
     Drained as DrainedMessage,
 )
 from pslite.optimizers import slots
-from pslite.plan import Plan
+from pslite.plan import Member, Plan
 from pslite.process import Host
 from pslite.region import Mapped
 from pslite.replica import Replica
@@ -67,6 +68,7 @@ from pslite.session import Given, Share, Stopwatch
 from pslite.spec import JobSpec
 from pslite.transport import reach
 from pslite.wire import (
+    AGAIN,
     FETCH,
     FIRST_STATE,
     INIT,
@@ -84,7 +86,7 @@ from pslite.wire import (
     region_header,
 )
 
-#: how long a broken data connection waits for the coordinator's verdict
+#: how long a broken data connection may take to be there again, or the coordinator to say why it will not
 _VERDICT_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 #: what the user's thread has to hear when others are gone
@@ -173,6 +175,10 @@ class Worker(Membership):
         self._sent: list[Contribution] = []
         #: servers whose connections have ended, and those that refused a push: since when, until it is known why
         self._unheard: dict[str, tuple[float, str]] = {}
+        #: those whose connections have ended, and are opened again
+        self._severed: set[str] = set()
+        #: to which servers we have sent blocks that they make anew, last
+        self._provided: dict[int, Member] = {}
         self._spare = bytearray()
         self._due: tuple[int, ...] = ()
         self._watch_gate = Stopwatch()
@@ -190,7 +196,7 @@ class Worker(Membership):
         self._seat: tuple[int, int] | None = None
         self._barriers_open = 0
         self._barriers = 0
-        self._given: Given | None = None
+        self._given: Given | Checkpoint | None = None
         #: the last plan that everybody has moved to, and the version with which we came
         self._settled = 0
         self._came = 0
@@ -294,35 +300,39 @@ class Worker(Membership):
 
     def _send_first_weights(self, plan: Plan) -> None:
         """We are the chief: the job begins with our weights, or goes on from a checkpoint."""
-        found = self._given or to_resume(self.spec)
+        self._given = found = self._given or to_resume(self.spec)
         if self._replica is not None:
             self._begin_alone(plan, found)
             return
         self._plan = self._source = plan
         self._awaited, self._began = 0, True
-        if found is None:
-            for number, view in enumerate(self.weights.views):
-                self._send_first(plan, number, Header(INIT, plan.number, number, 0, view.nbytes, 0, 0), view)
-            return
-        version = self._awaited = found.version
-        self._say(f"the job goes on from version {version}: {found.place}")
-        self._send(Restored(version=version, inexact_from=found.inexact_from))
-        for block, state in found.states():
-            whole = state.reshape(-1).data.cast("B")
-            view = self._bundles[version % 2].views[block.number]
-            view[:] = whole[: view.nbytes]
-            header = Header(RESTORE, plan.number, block.number, 0, whole.nbytes, version, version)
-            self._send_first(plan, block.number, header, whole)
+        if found is not None:
+            self._awaited = found.version
+            self._say(f"the job goes on from version {found.version}: {found.place}")
+            self._send(Restored(version=found.version, inexact_from=found.inexact_from))
+            for block, state in found.states():
+                weights = self._bundles[found.version % 2].views[block.number]
+                weights[:] = state[0].data.cast("B")
+        for server in plan.servers:
+            if server.task in self._links:
+                self._send_first_blocks(plan, server.task)
+            else:
+                # who takes its place, if it is gone, is sent all that it lacks
+                self._sever(server.task, f"the connection to {server.task} ended before the job had begun")
 
-    def _send_first(self, plan: Plan, block: int, header: Header, state: memoryview) -> None:
-        owner = plan.owner(block).task
-        link = self._links.get(owner)
-        if link is not None:
-            link.send(header, state)
-        else:
-            # who takes its place, if it is gone, is sent all that it lacks
-            reason = f"the connection to {owner} ended before the job had begun"
-            self._unheard.setdefault(owner, (time.monotonic(), reason))
+    def _send_first_blocks(self, plan: Plan, server: str) -> None:
+        """Send a server those of the first weights that are its own."""
+        link, found, numbers = self._links[server], self._given, self._missing.intersection(plan.blocks_of(server))
+        if found is None:
+            for number in sorted(numbers):
+                view = self._bundles[0].views[number]
+                link.send(Header(INIT, plan.number, number, 0, view.nbytes, 0, 0), view)
+            return
+        for block, state in found.states():
+            if block.number in numbers:
+                whole = state.reshape(-1).data.cast("B")
+                version = found.version
+                link.send(Header(RESTORE, plan.number, block.number, 0, whole.nbytes, version, version), whole)
 
     def _begin_alone(self, plan: Plan, found: Checkpoint | Given | None) -> None:
         """We have the first state: the other workers get it from us."""
@@ -368,6 +378,7 @@ class Worker(Membership):
 
     def _close(self) -> None:
         self._closed = True
+        self._dialer.close()
         self._close_staged()
         for link in [*self._links.values(), *self._late_links]:
             link.close()
@@ -384,6 +395,7 @@ class Worker(Membership):
 
     def sever(self) -> None:
         """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
+        self._dialer.close()
         super().sever()
         cut_off([link.sock for link in list(self._links.values())])
 
@@ -659,10 +671,51 @@ class Worker(Membership):
             (self._writing.add if link.unsent else self._writing.discard)(link)
 
     def _lost(self, link: Link, reason: str) -> None:
-        """A server's connection ended: fine if it has left, otherwise the coordinator knows (or will soon) why."""
+        """A server's connection ended: fine if it has left; else it is gone, as we shall hear, or is opened again."""
         self._unlink(link)
-        if not self._leaving and self._plan is not None and link.task in self._plan.tasks() - self._gone:
-            self._unheard[link.task] = time.monotonic(), reason
+        servers = self._servers() if self._plan is None else {m.task: m for m in self._plan.servers}
+        if link.task in servers.keys() - self._gone:
+            self._sever(link.task, reason)
+
+    def _servers(self) -> dict[str, Member]:
+        """All that are in a plan."""
+        plans = [plan for stage in self._stages.values() for plan in (stage.previous, stage.plan) if plan is not None]
+        return {member.task: member for plan in plans for member in plan.servers}
+
+    def _sever(self, server: str, reason: str) -> None:
+        """A connection is not there that should be: open it again."""
+        if not self._leaving:
+            self._unheard[server] = time.monotonic(), reason
+        self._severed.add(server)
+        self._dialer.again(self._servers()[server], self._identity, lambda: server in self._severed)
+
+    def _resume(self, server: str) -> None:
+        """A connection is there again: what was on the one before may be lost, in both directions."""
+        self._severed.discard(server)
+        self._unheard.pop(server, None)
+        plan = self._plan
+        if plan is not None:
+            numbers = plan.blocks_of(server)
+            if self._began and not self._entered:
+                self._send_first_blocks(plan, server)
+            self._send_first_state(numbers)
+            self._push(plan, self._sent, [self.blocks[number] for number in self._unanswered(numbers)])
+            self._ask_for(plan, self._fetching.keys() & set(numbers))
+            for number in [number for number, owner in self._provided.items() if owner.task == server]:
+                link = self._links[server]
+                header, view = self._rebuild(number)
+                link.send(header, view)
+        self._ask_again()
+
+    def _ask_again(self) -> None:
+        """Ask whoever may have them for the weights that we lack; what they have sent may be lost, or on its way."""
+        version = self._awaited if self._entered or self._began else -1
+        plans = [plan for stage in self._stages.values() for plan in (stage.previous, stage.plan) if plan is not None]
+        for number in self._missing:
+            for owner in {plan.owner(number).task for plan in plans}:
+                link = self._links.get(owner)
+                if link is not None:
+                    link.send(Header(AGAIN, 0, number, 0, 0, version, 0))
 
     def _unlink(self, link: Link) -> None:
         if self._links.get(link.task) is link:
@@ -679,9 +732,10 @@ class Worker(Membership):
         """Look at what the control thread has heard."""
         super()._check()
         self._take_staged()
-        for since, reason in self._unheard.values():
+        for server, (since, reason) in list(self._unheard.items()):
             if self._line is not None and self._line.late(since, _VERDICT_SECONDS):
-                raise PeerLost(f"{reason}, and the coordinator does not say why")
+                del self._unheard[server]
+                self._send(Severed(task=server, reason=reason))
 
     def _take_staged(self) -> None:
         while not self._staged.empty():
@@ -718,6 +772,8 @@ class Worker(Membership):
                     self._unlink(old)
                 self._links[item.task] = item
                 self._selector.register(item.sock, selectors.EVENT_READ, item)
+                if item.task in self._severed:
+                    self._resume(item.task)
                 continue
             if item.plan.number not in self._given_up:
                 self._stages[item.plan.number] = item
@@ -738,6 +794,7 @@ class Worker(Membership):
                 previous=stage.previous and stage.previous.without(gone, owners),
             )
         self._forget(gone)
+        self._provided = {}
         self._unheard.clear()
         plan, source = self._plan, self._source
         if plan is not None and source is not None:
@@ -756,6 +813,7 @@ class Worker(Membership):
     def _forget(self, gone: Iterable[str]) -> None:
         """Take nothing more from servers that are gone."""
         self._gone |= set(gone)
+        self._severed.difference_update(gone)
         for task in gone:
             self._unheard.pop(task, None)
             if task in self._links:
@@ -786,6 +844,7 @@ class Worker(Membership):
 
     def _provide(self, message: Provide) -> None:
         """Send weights to servers that take the place of others."""
+        self._provided = dict(message.owners)
         for number, owner in message.owners.items():
             link = self._links.get(owner.task)
             if link is not None:
@@ -849,7 +908,7 @@ class Worker(Membership):
 
     def payload(self, link: Link, header: Header) -> memoryview:
         """Say where the payload of a frame goes: straight into the weights."""
-        if header.kind == WRONG_OWNER:
+        if header.kind in (WRONG_OWNER, AGAIN):
             return memoryview(b"")
         if header.kind == WHOLE and header.block in self._fetching and header.version == self.version:
             whole: memoryview = self._fetching[header.block].reshape(-1).data.cast("B")
@@ -938,6 +997,9 @@ class Worker(Membership):
                 "it does not own it"
             )
             self._unheard[link.task] = time.monotonic(), text
+            return
+        if header.kind == AGAIN:
+            self._send_first_state([header.block])
             return
         if header.kind == WHOLE:
             self._fetching.pop(header.block, None)
