@@ -1062,7 +1062,8 @@ class Coordinator:
         pending = self._pending
         early = bool(member.finished_at) and not member.finished
         self._dead[member.task] = -1 if early else self._version
-        if self._is_before_first_weights(member) or not self._somebody_has_the_state():
+        first = self._is_before_first_weights(member)
+        if (first and self._spec is not None and self._spec.update == "worker") or not self._somebody_has_the_state():
             return False
         if sum(version == self._version for version in self._dead.values()) >= _MOST_DEATHS:
             self._say(f"{_MOST_DEATHS} workers died at version {self._version}")
@@ -1096,7 +1097,12 @@ class Coordinator:
         self._tell(servers, self._take_over_message())
         self._take_over_parts()
         self._urgent = True
-        self._recount()
+        if first:
+            # what it had sent of them may be everything
+            self._orphans.update(block.number for block in self._blocks)
+            self._succeed(text)
+        else:
+            self._recount()
         return True
 
     def _recount(self) -> None:
@@ -1105,7 +1111,7 @@ class Coordinator:
             self._succeed()
 
     def _is_before_first_weights(self, member: Seated) -> bool:
-        """Whether a worker dies that has weights which nobody else has: the first one, as it sends them."""
+        """Whether a worker dies that may have weights which nobody else has: the first one, as it sends them."""
         pending = self._pending
         return pending is not None and pending.plan.workers[0].task == member.task and not self._servers_have_begun()
 
@@ -1114,8 +1120,10 @@ class Coordinator:
         pending = self._pending
         if pending is None or pending.previous is not None:
             return True
-        # who has pushed has had all of them
-        return bool(pending.pushed) or pending.moved.keys() >= pending.movers()
+        assert self._spec is not None
+        if self._spec.update == "server" and pending.pushed:
+            return True  # who has pushed has had all of them
+        return pending.moved.keys() >= pending.movers()
 
     def _somebody_has_the_state(self) -> bool:
         """Whether weights are left: where workers have them, with one that was there before or has begun to push."""
@@ -1214,7 +1222,7 @@ class Coordinator:
         """Those that know the plan in force, not only the one that is taking its place."""
         return [m.task for m in self._plan.servers if m.task in self._there()] if self._plan is not None else []
 
-    def _succeed(self) -> None:
+    def _succeed(self, why: str = "") -> None:
         """Ask who is left what it has of the blocks of servers that are gone, and of those that nobody owns yet."""
         assert self._spec is not None
         plans = self._plans_in_force()
@@ -1229,7 +1237,11 @@ class Coordinator:
         # Where every block has a replica that workers wait for, nobody else need be asked.
         ask_workers = self._spec.durability != "durable"
         self._succession = Succession(
-            self._successions, tuple(sorted(blocks | self._orphans)), set(), workers=ask_workers
+            self._successions,
+            tuple(sorted(blocks | self._orphans)),
+            set(),
+            workers=ask_workers,
+            why="; ".join(filter(None, (why, *self._lost_servers.values()))),
         ).after(superseded)
         self._count(servers | (self._workers_there() if ask_workers else set()))
 
@@ -1278,7 +1290,7 @@ class Coordinator:
             succession.workers = True
             self._count(self._workers_there())
             return
-        why = "; ".join(self._lost_servers.values())
+        why = succession.why
         if choice.nowhere:
             count = len(choice.nowhere)
             blocks = f"{count} blocks" if count > 1 else f"block {choice.nowhere[0]}"
@@ -1414,8 +1426,7 @@ class Coordinator:
         versions = {block: losses[block].version for block in lost}
         story = account(lost, versions, lost)
         if self._spec.on_loss == "fail":
-            why = "; ".join(self._lost_servers.values())
-            self._fail(f"{why}; {story}, and on_loss is 'fail'")
+            self._fail(f"{succession.why}; {story}, and on_loss is 'fail'")
             return False
         first = min(versions.values())
         self._inexact_from = first if self._inexact_from is None else min(first, self._inexact_from)

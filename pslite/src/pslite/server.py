@@ -233,6 +233,8 @@ class Server:
         self._former: dict[int, set[str]] = {}
         self._outgoing: deque[Holding] = deque()
         self._unacknowledged: dict[int, Holding] = {}
+        #: whose last sums workers may lack as long as not all have moved to the plan that made them others'
+        self._parted: dict[int, Holding] = {}
         #: whether blocks are kept until it is said who owns them, and which of these have arrived elsewhere
         self._keeps = False
         self._acknowledged: set[int] = set()
@@ -951,7 +953,7 @@ class Server:
         """Send blocks to workers that asked for them; one that is on its way to us is awaited."""
         asked, self._asked = self._asked, []
         for link, header in asked:
-            holding = self._holdings.get(header.block)
+            holding = self._holdings.get(header.block) or self._parted.get(header.block)
             if not link.open:
                 continue
             if holding is None or not holding.here:
@@ -1027,6 +1029,7 @@ class Server:
         if owner != self._identity.task:
             del self._holdings[holding.block.number]
             if self._sums_only:
+                self._parted[holding.block.number] = holding
                 if owner in self._gone:
                     # it was counted as ours, and what will be said of it may be that it stays so
                     self._unacknowledged[holding.block.number] = holding
@@ -1341,6 +1344,8 @@ class Server:
         for task in message.gone:
             self._lost.pop(task, None)
             if task in self._links:
+                if not self._settled:
+                    self._hear_out(self._links[task])  # nobody else may have its first weights
                 self._drop(self._links[task])
         self._gone.update(message.gone)
         if self._async:
@@ -1354,7 +1359,8 @@ class Server:
         """Servers are gone: nothing that they have sent counts from now on, and nobody waits for them."""
         for task in message.gone:
             for link in [links[task] for links in (self._links, self._peers) if task in links]:
-                self._hear_out(link)
+                if self._replicated:
+                    self._hear_out(link)
                 self._drop(link)
             self._lost.pop(task, None)
         self._gone.update(message.gone)
@@ -1372,10 +1378,9 @@ class Server:
 
     def _hear_out(self, link: Link) -> None:
         """Take what has come over a connection before it is given up."""
-        if self._replicated:
-            with contextlib.suppress(PeerLost, ProtocolError):
-                while link.receive(self):
-                    pass
+        with contextlib.suppress(PeerLost, ProtocolError):
+            while link.receive(self):
+                pass
 
     def _newest(self, block: int) -> Holding | None:
         """What we have of a block, as its owner, on its way to another one, or as a replica."""
@@ -1540,6 +1545,7 @@ class Server:
         for old in [n for n in self._stages if n < number]:
             self._forget(old)
         self._current = self._settled = number
+        self._parted = {block: holding for block, holding in self._parted.items() if holding.plan > number}
         if self._stamp is not None and self._stamp[0] <= number:
             self._stamp = None
         stage = self._stages[number]

@@ -69,6 +69,8 @@ class Succession:
     ahead: int = 0
     phase: Literal["counting", "restarting", "promoting", "rebuilding"] = "counting"
     choice: Choice | None = None
+    #: why it came to it
+    why: str = ""
     #: by block, of which version the optimizer's state is that it goes on with
     states: dict[int, int] = field(default_factory=dict)
     #: those of one before that this one has taken the place of
@@ -78,6 +80,7 @@ class Succession:
         """Account for what that one, whose place this takes, has not accounted for."""
         if superseded is not None:
             self.states, self.before = dict(superseded.states), superseded.losses()
+            self.why = self.why or superseded.why
         return self
 
     def losses(self) -> dict[int, Loss]:
