@@ -20,6 +20,8 @@ from rehearsal import QUICK, Event, Rehearsal, job, random_events, static_digest
 from weather import cut_data, cut_lines, rough_weather
 
 from pslite.blocks import cut
+from pslite.channel import cut_off
+from pslite.coordinator import Coordinator
 from pslite.dialer import Dialer
 from pslite.messages import Abort, Commit, Exit, Nack, PlanDone, TakeOver
 from pslite.optimizers import slots
@@ -227,7 +229,7 @@ FIRST_PLANS = {
 }
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 4, 8])
+@pytest.mark.parametrize("after", [0, 1, 3, 8])
 @pytest.mark.parametrize("how", FIRST_PLANS)
 @pytest.mark.parametrize("servers", [1, 3])
 def test_a_server_dies_as_the_job_begins(after, how, servers, monkeypatch):
@@ -236,19 +238,11 @@ def test_a_server_dies_as_the_job_begins(after, how, servers, monkeypatch):
     rehearsal = Rehearsal(spec, workers=3, servers=servers)
     arrived, pushed, begin, count = Server.arrived, Server._pushed, Worker._send_first_weights, []
 
-    def die():
-        rehearsal._killed.append("ps-0")
-        rehearsal._targets["ps"].remove("ps-0")
-        rehearsal._members["ps-0"].sever()
-        with rehearsal._lock:
-            rehearsal._fit(oldest=False)
-        rehearsal._wake()
-
     def note(server):
         if server._identity.task == "ps-0":
             count.append(server)
             if len(count) == after:
-                die()
+                kill(rehearsal, "ps-0")
 
     def arrive(server, link, header):
         if header.kind == INIT:
@@ -261,7 +255,7 @@ def test_a_server_dies_as_the_job_begins(after, how, servers, monkeypatch):
 
     def begins(worker, plan):
         if not after:
-            die()
+            kill(rehearsal, "ps-0")
         begin(worker, plan)
 
     monkeypatch.setattr(Server, "arrived", arrive)
@@ -276,6 +270,112 @@ def test_a_server_dies_as_the_job_begins(after, how, servers, monkeypatch):
     if how != "async":
         assert outcome.status.result.inexact_from is None, story
         assert outcome.status.result.digest == static_digest(spec), story
+
+
+def kill(rehearsal, task):
+    """Have it die, and another one come in its place."""
+    role = task.split("-")[0]
+    rehearsal._killed.append(task)
+    rehearsal._targets[role].remove(task)
+    rehearsal._members[task].sever()
+    with rehearsal._lock:
+        rehearsal._fit(oldest=False)
+    rehearsal._wake()
+
+
+@pytest.mark.parametrize("how", ["none", "durable", "clipped"])
+def test_the_first_worker_dies_before_it_is_known_that_servers_have_its_weights(how, monkeypatch):
+    """As another coordinator may find it, to whom nobody has said so yet."""
+    spec = job(**FIRST_PLANS[how])
+    rehearsal = Rehearsal(spec, workers=3, servers=2)
+    begin_step, begun, unknown = rehearsal._begin_step, Coordinator._servers_have_begun, []
+
+    def dies(task, version):
+        if task == "worker-0" and version == 3 and not rehearsal._killed:
+            kill(rehearsal, "worker-0")
+        begin_step(task, version)
+
+    def have_begun(coordinator):
+        if not unknown and "worker-0" in rehearsal._killed:
+            unknown.append(coordinator)
+            return False
+        return begun(coordinator)
+
+    def is_first(coordinator, member):
+        return not coordinator._servers_have_begun()
+
+    monkeypatch.setattr(rehearsal, "_begin_step", dies)
+    monkeypatch.setattr(Coordinator, "_servers_have_begun", have_begun)
+    monkeypatch.setattr(Coordinator, "_is_before_first_weights", is_first)
+    outcome = rehearsal.run()
+    assert unknown
+    assert outcome.status.state == "finished", outcome.log
+    assert outcome.status.result.inexact_from is None, outcome.log
+    assert outcome.status.result.digest == static_digest(spec), outcome.log
+    assert not outcome.surprises, (outcome.surprises, outcome.log)
+
+
+def test_nobody_has_what_the_first_worker_has_not_sent(monkeypatch):
+    rehearsal = Rehearsal(job(), workers=3, servers=2)
+    begin = Worker._send_first_weights
+
+    def dies(worker, plan):
+        kill(rehearsal, worker._identity.task)
+        begin(worker, plan)
+
+    monkeypatch.setattr(Worker, "_send_first_weights", dies)
+    outcome = rehearsal.run()
+    assert outcome.status.state == "failed", outcome.log
+    assert re.search(r"worker-\d on .* died: .*blocks of the model had no copy anywhere else", outcome.status.reason)
+
+
+def unreachable(monkeypatch, task):
+    """Have no connection to a server be opened again."""
+    again = Dialer.again
+
+    def hardly(dialer, member, *rest):
+        if member.task != task:
+            again(dialer, member, *rest)
+
+    monkeypatch.setattr(Dialer, "again", hardly)
+    monkeypatch.setattr("pslite.server._BROKEN_SECONDS", 0.1)
+
+
+def test_a_worker_that_cannot_reach_a_server_any_more_is_done_without(monkeypatch):
+    unreachable(monkeypatch, "ps-0")
+    rehearsal = Rehearsal(job(), workers=3, servers=2)
+    begin_step = rehearsal._begin_step
+
+    def cut(task, version):
+        begin_step(task, version)
+        if task == "worker-1" and version == 20:
+            cut_off([rehearsal._members[task]._links["ps-0"].sock])
+
+    monkeypatch.setattr(rehearsal, "_begin_step", cut)
+    outcome = rehearsal.run()
+    assert any("worker-1" in line and "cannot reach ps-0" in line for line in outcome.log), outcome.log
+    assert outcome.status.state == "finished", outcome.log
+    assert outcome.status.result.digest == expected("plain"), outcome.log
+    assert {line.split(":")[0] for line in outcome.surprises} <= {"worker-1"}, outcome.surprises
+
+
+def test_a_server_that_another_one_cannot_reach_any_more_is_done_without(monkeypatch):
+    monkeypatch.setattr("pslite.server._BROKEN_SECONDS", 0.1)
+    rehearsal = Rehearsal(job(durability="durable"), workers=2, servers=3)
+    begin_step, cut = rehearsal._begin_step, []
+
+    def cut_one(task, version):
+        begin_step(task, version)
+        if version == 20 and not cut:
+            cut.extend(list(rehearsal._members["ps-0"]._peers.values())[:1])
+            cut_off([cut[0].sock])
+
+    monkeypatch.setattr(rehearsal, "_begin_step", cut_one)
+    outcome = rehearsal.run()
+    assert any("cannot reach ps-" in line for line in outcome.log), outcome.log
+    assert outcome.status.state == "finished", outcome.log
+    assert outcome.status.result.inexact_from is None, outcome.log
+    assert outcome.status.result.digest == expected("plain"), outcome.log
 
 
 @pytest.mark.parametrize("milliseconds", [0, 1, 2, 4, 6, 8])
