@@ -634,6 +634,8 @@ class Coordinator:
         pending, vacancy = self._pending, self._vacancy
         number = getattr(message, "plan", 0)
         if vacancy is not None and (member.task, number) in vacancy.waits_for and isinstance(message, Ready | Nack):
+            if isinstance(message, Nack) and message.about not in ("", vacancy.task):
+                return  # about one that was to come in this one's place; it has been asked again
             if isinstance(message, Nack):
                 self._drop_newcomer(f"{member.title} cannot reach it: {message.reason}")
             vacancy.waits_for.discard((member.task, number))

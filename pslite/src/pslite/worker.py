@@ -673,14 +673,18 @@ class Worker(Membership):
     def _lost(self, link: Link, reason: str) -> None:
         """A server's connection ended: fine if it has left; else it is gone, as we shall hear, or is opened again."""
         self._unlink(link)
-        servers = self._servers() if self._plan is None else {m.task: m for m in self._plan.servers}
-        if link.task in servers.keys() - self._gone:
+        if link.task in self._servers():
             self._sever(link.task, reason)
 
+    def _plans(self) -> list[Plan]:
+        """The plans in force, and those to come."""
+        stages = self._stages.values()
+        before = [stage.previous for stage in stages if stage.previous and stage.plan.number > self._settled]
+        return [*before, *(stage.plan for stage in stages)]
+
     def _servers(self) -> dict[str, Member]:
-        """All that are in a plan."""
-        plans = [plan for stage in self._stages.values() for plan in (stage.previous, stage.plan) if plan is not None]
-        return {member.task: member for plan in plans for member in plan.servers}
+        """Their servers."""
+        return {m.task: m for plan in self._plans() for m in plan.servers if m.task not in self._gone}
 
     def _sever(self, server: str, reason: str) -> None:
         """A connection is not there that should be: open it again."""
@@ -710,7 +714,7 @@ class Worker(Membership):
     def _ask_again(self) -> None:
         """Ask whoever may have them for the weights that we lack; what they have sent may be lost, or on its way."""
         version = self._awaited if self._entered or self._began else -1
-        plans = [plan for stage in self._stages.values() for plan in (stage.previous, stage.plan) if plan is not None]
+        plans = self._plans()
         for number in self._missing:
             for owner in {plan.owner(number).task for plan in plans}:
                 link = self._links.get(owner)
@@ -772,17 +776,22 @@ class Worker(Membership):
                     self._unlink(old)
                 self._links[item.task] = item
                 self._selector.register(item.sock, selectors.EVENT_READ, item)
-                if item.task in self._severed:
+                if item.task in self._severed or (self._plan is not None and item.task in self._plan.tasks()):
                     self._resume(item.task)
                 continue
             if item.plan.number not in self._given_up:
                 self._stages[item.plan.number] = item
+                for task in self._servers().keys() - self._links.keys() - self._severed:
+                    self._sever(task, f"the connection to {task} ended before its plan had begun")
         done = self._done_plan
         if done and self._plan is not None and self._plan.number == done:
             self._done_plan, self._settled = 0, done
             before = [stage.previous for stage in self._stages.values()]
             before += [self._stages.pop(number).plan for number in [n for n in self._stages if n < done]]
             self._close_unused({member.task for plan in before if plan is not None for member in plan.servers})
+            for task in self._severed - self._servers().keys():
+                self._severed.discard(task)
+                self._unheard.pop(task, None)
 
     def _follow(self, message: Promote) -> None:
         """Some blocks have other owners: what was pushed to the one before in this step is pushed again."""
