@@ -624,3 +624,28 @@ def test_a_backup_that_leaves_need_not_acknowledge_what_the_next_one_has(durabil
     assert lost, outcome.log
     assert outcome.status.state == "finished", outcome.log
     assert not outcome.surprises, (outcome.surprises, outcome.log)
+
+
+def test_a_plan_is_done_although_a_backup_to_come_is_gone(monkeypatch):
+    """The state that was to be sent to it last of all is not, and nobody acknowledges anything."""
+    plant, may_plant, gone, begun = Guards.plant, Guards.may_plant, [], []
+
+    def late(guards):
+        if any(holding.plan == 2 for holding, _ in guards._due):
+            begun.append(time.monotonic())
+            return time.monotonic() - begun[0] > 0.3
+        return may_plant.fget(guards)
+
+    def plant_if_there(guards, holding, task):
+        if holding.plan == 2:
+            gone.append(task)
+            return
+        plant(guards, holding, task)
+
+    monkeypatch.setattr(Guards, "may_plant", property(late))
+    monkeypatch.setattr(Guards, "plant", plant_if_there)
+    spec = job(durability="relaxed", epochs=60)
+    outcome = Rehearsal(spec, workers=2, servers=1, events=[Event(10, servers=2)], step_seconds=0.004).run()
+    assert gone
+    assert any(line.startswith("plan 2 done") for line in outcome.log), outcome.log
+    assert outcome.status.state == "finished", outcome.log

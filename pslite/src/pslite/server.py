@@ -436,6 +436,8 @@ class Server:
 
     def payload(self, link: Link, header: Header) -> memoryview:
         """Say where the payload of a frame goes."""
+        if header.kind == AGAIN and self._spec is None:
+            return memoryview(b"")  # the worker has been told sooner than we what the job is
         if header.block >= len(self._blocks):
             raise ProtocolError(f"block {header.block} does not exist")
         block = self._blocks[header.block]
@@ -1090,6 +1092,7 @@ class Server:
             self._guards.send_late()
         while self._may_plant():
             self._guards.plant_next()
+            self._report_moved()  # whom it was for may be gone, and then nothing is to be awaited
         if not self._outgoing or not self._may_move():
             return
         assert self._stamp is not None
