@@ -29,7 +29,7 @@ from pslite.replicas import Guards
 from pslite.server import Server, _Stage
 from pslite.spec import LAMB, SGD, Adam
 from pslite.succession import choose
-from pslite.wire import INIT
+from pslite.wire import INIT, RESTORE
 from pslite.worker import Worker
 
 #: of each kind; 10,000 in all are gone through by setting it so
@@ -281,6 +281,38 @@ def kill(rehearsal, task):
     with rehearsal._lock:
         rehearsal._fit(oldest=False)
     rehearsal._wake()
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_server_dies_as_the_job_goes_on_from_a_checkpoint(after, servers, monkeypatch, tmp_path):
+    """What its optimizer kept is there."""
+    spec = job(checkpoint=str(tmp_path), checkpoint_every=10)
+    undisturbed = static_digest(job())
+    Rehearsal(job(checkpoint=str(tmp_path), checkpoint_every=10, epochs=5), workers=2, servers=2).run()
+    rehearsal = Rehearsal(spec, workers=2, servers=servers)
+    arrived, begin, count = Server.arrived, Worker._send_first_weights, []
+
+    def arrive(server, link, header):
+        if header.kind == RESTORE and server._identity.task == "ps-0":
+            count.append(header)
+            if len(count) == after:
+                kill(rehearsal, "ps-0")
+        arrived(server, link, header)
+
+    def begins(worker, plan):
+        if not after:
+            kill(rehearsal, "ps-0")
+        begin(worker, plan)
+
+    monkeypatch.setattr(Server, "arrived", arrive)
+    monkeypatch.setattr(Worker, "_send_first_weights", begins)
+    outcome = rehearsal.run()
+    assert outcome.killed == ["ps-0"], outcome.log
+    assert any("goes on from its checkpoint" in line for line in outcome.log), outcome.log
+    assert outcome.status.state == "finished", outcome.log
+    assert outcome.status.result.inexact_from is None, outcome.log
+    assert outcome.status.result.digest == undisturbed, outcome.log
 
 
 @pytest.mark.parametrize("how", ["none", "durable", "clipped"])

@@ -310,28 +310,23 @@ class Worker(Membership):
             self._awaited = found.version
             self._say(f"the job goes on from version {found.version}: {found.place}")
             self._send(Restored(version=found.version, inexact_from=found.inexact_from))
-            for block, state in found.states():
-                weights = self._bundles[found.version % 2].views[block.number]
-                weights[:] = state[0].data.cast("B")
-        for server in plan.servers:
-            if server.task in self._links:
-                self._send_first_blocks(plan, server.task)
-            else:
-                # who takes its place, if it is gone, is sent all that it lacks
-                self._sever(server.task, f"the connection to {server.task} ended before the job had begun")
+        self._send_first_blocks(plan, self._missing)
 
-    def _send_first_blocks(self, plan: Plan, server: str) -> None:
-        """Send a server those of the first weights that are its own."""
-        link, found, numbers = self._links[server], self._given, self._missing.intersection(plan.blocks_of(server))
+    def _send_first_blocks(self, plan: Plan, numbers: Collection[int]) -> None:
+        """Send servers their blocks; who is not there, or takes its place, is sent all that it lacks later."""
+        version, found = self._awaited, self._given
+        links = {number: self._links.get(plan.owner(number).task) for number in numbers}
         if found is None:
-            for number in sorted(numbers):
+            for number, link in links.items():
                 view = self._bundles[0].views[number]
-                link.send(Header(INIT, plan.number, number, 0, view.nbytes, 0, 0), view)
+                if link is not None:
+                    link.send(Header(INIT, plan.number, number, 0, view.nbytes, 0, 0), view)
             return
         for block, state in found.states():
-            if block.number in numbers:
+            link = links.get(block.number)
+            self._bundles[version % 2].views[block.number][:] = state[0].data.cast("B")
+            if link is not None:
                 whole = state.reshape(-1).data.cast("B")
-                version = found.version
                 link.send(Header(RESTORE, plan.number, block.number, 0, whole.nbytes, version, version), whole)
 
     def _begin_alone(self, plan: Plan, found: Checkpoint | Given | None) -> None:
@@ -701,7 +696,7 @@ class Worker(Membership):
         if plan is not None:
             numbers = plan.blocks_of(server)
             if self._began and not self._entered:
-                self._send_first_blocks(plan, server)
+                self._send_first_blocks(plan, self._missing.intersection(numbers))
             self._send_first_state(numbers)
             self._push(plan, self._sent, [self.blocks[number] for number in self._unanswered(numbers)])
             self._ask_for(plan, self._fetching.keys() & set(numbers))
