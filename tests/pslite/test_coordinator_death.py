@@ -111,6 +111,22 @@ def kill_coordinator(state, killed):
 
 
 @pytest.mark.slow
+def test_a_coordinator_that_hangs_is_followed_by_another_one_and_no_bit_differs(tmp_path, gate):
+    state = tmp_path / "state"
+    with told(dl2_run(*PACED, "--clip", "0.5"), DL2_STATE=str(state)) as job:
+        job.wait_for("epoch ")
+        hanging = int((state / "lock").read_text())
+        os.kill(hanging, signal.SIGSTOP)
+        job.wait_for("the coordinator hangs")
+        job.wait_for("goes on from its log")
+        with pytest.raises(ProcessLookupError):
+            os.kill(hanging, 0)
+        gate.unlink()
+        assert job.end() == 0, "\n".join(job.lines)
+    assert job.finished() == static_digest(*JOB, "--clip", "0.5")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--clip", "0.5"), ("--durability", "durable")], ids=" ".join)
 def test_a_killed_coordinator_is_followed_by_another_one_and_no_bit_differs(tmp_path, gate, options):
     state = tmp_path / "state"

@@ -13,8 +13,9 @@ from pslite.channel import Channel, Inbox
 from pslite.director import Director, Reply, Status
 from pslite.errors import Cancelled, Fenced
 
-#: the least time between two statuses that tell no news, in seconds
+#: the least time between two statuses that tell no news, and between two signs of life, in seconds
 _STATUS_SECONDS = 0.1
+_LIVING_SECONDS = 0.5
 _CLOSE_SECONDS = 5.0
 MAX_BYTES = 64 << 20
 
@@ -32,6 +33,12 @@ class Told(msgspec.Struct, frozen=True, tag=True):
     status: Status
     urgent: bool
     last: bool = False
+
+
+class Living(msgspec.Struct, frozen=True, tag=True):
+    """Coordinator: I am at work; `closing` where a director takes its time with the end of the job."""
+
+    closing: bool = False
 
 
 class Wish(msgspec.Struct, frozen=True, tag=True):
@@ -92,6 +99,14 @@ class Leash:
             self.ending, self.orphaned = signal.SIGKILL, True
             raise Cancelled("no word from dl2-run, which has died")
 
+    def live(self, *, closing: bool = False) -> None:
+        """Show the other process, now and then, that we are at work."""
+        now = time.monotonic()
+        if closing or (not self._channel.unsent and now - self._told >= _LIVING_SECONDS):
+            self._told = now
+            self._channel.send(Living(closing))
+        self._channel.flush()
+
     def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:  # noqa: ARG002
         """Have the real one start."""
         self._channel.send(Started(address, token))
@@ -135,9 +150,11 @@ class Leashed:
     def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
         """Tell it; return its wishes."""
         self._leash.heed()
+        self._leash.live()
         return self._director.exchange(status, urgent=urgent)
 
     def close(self, status: Status) -> None:
         """Tell it that the job is over; how dl2-run has died the scheduler knows best."""
         if not self._leash.orphaned:
+            self._leash.live(closing=True)
             self._director.close(status)

@@ -1,4 +1,5 @@
-"""Keeps a job's coordinator alive: it runs in a process of its own, and when that dies another goes on from its log.
+"""Keeps a job's coordinator alive: it runs in a process of its own, and when that dies, or hangs, another goes on from
+its log.
 
 The process that does so does as little as can be: it holds the listening socket, so that members that come meanwhile
 wait in its queue, and the director that starts tasks here, so that they stay the processes of one parent.
@@ -8,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import socket
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,7 +28,7 @@ from pslite.channel import Channel, Inbox
 from pslite.coordinator import Coordinator
 from pslite.errors import Cancelled, PsliteError, UsageError
 from pslite.journal import Journal, last_state
-from pslite.leash import MAX_BYTES, End, Leash, Started, Told, Wish
+from pslite.leash import MAX_BYTES, End, Leash, Living, Started, Told, Wish
 from pslite.local import LocalDirector
 from pslite.record import decode
 from pslite.signals import ENDING, OWN, handled
@@ -36,6 +39,10 @@ VARIABLE = "DL2_STATE"
 _NONE = "none"
 #: a coordinator that has died so often is not started again
 _MOST_DEATHS = 10
+#: one that says nothing for so long hangs: half of the lease, after which its members look for another one
+_HANG_SECONDS = 5.0
+#: the time between two looks at that
+_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,7 @@ class Supervisor:
         self._say = say
         self._director = director
         self._child = 0
-        self._channel: Channel[Started | Told] | None = None
+        self._channel: Channel[Started | Living | Told] | None = None
         #: signals that asked for the end of the job
         self._asked: list[int] = []
         #: whether the coordinator has been told of the first; whether nothing is being sent to it, so that it can be
@@ -185,7 +192,7 @@ class Supervisor:
         theirs.close()
         with ours:
             self._child = child
-            self._channel = Channel(ours, Inbox(Started | Told, MAX_BYTES))
+            self._channel = Channel(ours, Inbox(Started | Living | Told, MAX_BYTES))
             ours.setblocking(True)
             self._told = False
             self._direct(self._channel)
@@ -194,16 +201,32 @@ class Supervisor:
         self._child = 0
         return status
 
-    def _direct(self, channel: Channel[Started | Told]) -> None:
+    def _direct(self, channel: Channel[Started | Living | Told]) -> None:
         """Have our director direct a coordinator until the process of that has ended."""
         director = self._director
+        # nobody can follow one without a log, which may come to itself; so may one that waits for a director
+        silent, watched = 0.0, False
         while True:
             self._idle = True
             self._tell_end()
+            looked = time.monotonic()
+            ready, _, _ = select.select([channel.sock], [], [], _LOOK_SECONDS if watched else None)
+            if not ready:
+                # a look that took much longer was at a time when this process stood still, too
+                took = time.monotonic() - looked
+                silent = silent + took if took < 2 * _LOOK_SECONDS else 0.0
+                if silent >= _HANG_SECONDS:
+                    self._say(f"the coordinator hangs: no word from it for {_HANG_SECONDS:g} s")
+                    os.kill(self._child, signal.SIGKILL)
+                    watched = False
+                continue
             messages, still_open = channel.wait()
             self._idle = False
+            silent = 0.0
             for message in messages:
-                if director is None:
+                closing = message.closing if isinstance(message, Living) else getattr(message, "last", False)
+                watched = self._folder is not None and not closing
+                if director is None or isinstance(message, Living):
                     continue
                 if isinstance(message, Started):
                     if not self._started:
