@@ -681,3 +681,31 @@ def test_a_plan_is_done_although_a_backup_to_come_is_gone(monkeypatch):
     assert gone
     assert any(line.startswith("plan 2 done") for line in outcome.log), outcome.log
     assert outcome.status.state == "finished", outcome.log
+
+
+def test_norms_that_are_whole_before_the_last_server_says_that_it_goes_on_count(monkeypatch):
+    """All workers are gone, and another one goes on: it may have pushed a step by then."""
+    promoted, add_norm, late, whole = Coordinator._promoted, Coordinator._add_norm, [], []
+
+    def promote_late(coordinator, member, message):
+        succession = coordinator._succession
+        if not late and succession is not None and succession.newcomer and member.task == "ps-1":
+            late.append((member, message))
+            return
+        promoted(coordinator, member, message)
+
+    def add(coordinator, message):
+        add_norm(coordinator, message)
+        squares = coordinator._squares.get((message.version, message.of), ())
+        if late and not whole and len(squares) == len(coordinator._blocks):
+            whole.append(message)
+            promoted(coordinator, *late[0])
+
+    monkeypatch.setattr(Coordinator, "_promoted", promote_late)
+    monkeypatch.setattr(Coordinator, "_add_norm", add)
+    kills = [Event(20, kill="worker")]
+    rehearsal = Rehearsal(job(**JOBS["clipped"]), workers=1, servers=2, events=kills, any_worker=True)
+    outcome = rehearsal.run()
+    assert whole, outcome.log
+    assert outcome.status.state == "finished", outcome.log
+    says_so("clipped", outcome, "\n".join(outcome.log))

@@ -281,7 +281,7 @@ class Coordinator:
         #: by version, the files of a checkpoint that is being written
         self._saves: dict[int, dict[str, SavedFile]] = {}
         #: by version and of what, the sums of squares of the blocks that have their sums
-        self._squares: dict[tuple[int, str], dict[int, Squares]] = {}
+        self._squares: dict[tuple[int, Literal["gradient", "update"]], dict[int, Squares]] = {}
         #: what servers were told last of that
         self._scales: dict[str, Clip | Trust] = {}
         self._take_overs = 0
@@ -859,28 +859,33 @@ class Coordinator:
     def _add_norm(self, message: Norm) -> None:
         """With the last block's the norm over the whole model is known, and servers may apply the step."""
         assert self._spec is not None
-        squares = self._squares.setdefault((message.version, message.of), {})
-        squares.update(message.squares)
-        tensors = Tensors(self._spec, self._blocks) if message.of == "update" else None
-        known = self._scales.get(message.of)
-        if known is not None and known.version != message.version:
+        self._squares.setdefault((message.version, message.of), {}).update(message.squares)
+        self._scale(message.version, message.of)
+
+    def _scale(self, version: int, of: Literal["gradient", "update"]) -> None:
+        """Have servers apply a step, if all is known of it."""
+        assert self._spec is not None
+        squares = self._squares[version, of]
+        tensors = Tensors(self._spec, self._blocks) if of == "update" else None
+        known = self._scales.get(of)
+        if known is not None and known.version != version:
             known = None
         if known is None and len(squares) < (len(self._blocks) if tensors is None else len(tensors.asking)):
             return
         if self._succession is not None and self._succession.newcomer:
             return  # servers have said how far they are, and must not go on
-        del self._squares[message.version, message.of]
+        del self._squares[version, of]
         servers = {m.task for plan in self._plans_in_force() for m in plan.servers}
         if known is not None:
             # who asks has come in the place of a server that died before it heard; other blocks have done the step
             self._tell(servers, known)
             return
         if tensors is not None:
-            scale: Clip | Trust = Trust(version=message.version, factors=tensors.trust(squares))
+            scale: Clip | Trust = Trust(version=version, factors=tensors.trust(squares))
         else:
             factor = clip_factor(self._spec.clip_norm, [squares[block.number][0] for block in self._blocks])
-            scale = Clip(version=message.version, factor=factor)
-        self._scales[message.of] = scale
+            scale = Clip(version=version, factor=factor)
+        self._scales[of] = scale
         if self._journal is not None:
             self._journal.note(msgspec.msgpack.encode(self._scales))
         self._tell(servers, scale)
@@ -1399,6 +1404,8 @@ class Coordinator:
         if 0 in self._heirs and pending is not None and pending.previous is not None:
             self._tell({pending.previous.owner(0).task}, Commit(plan=pending.plan.number))
         self._heirs = {}
+        for version, of in list(self._squares):
+            self._scale(version, of)  # some may have been whole before the last server said that it goes on
         if self._digest_asked:
             self._ask_for_digests()
         self._urgent = True

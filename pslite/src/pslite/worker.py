@@ -996,6 +996,8 @@ class Worker(Membership):
     def arrived(self, link: Link, header: Header) -> None:
         """Take a frame whose payload is complete."""
         if header.kind == WRONG_OWNER:
+            if header.version < self.version or header.block not in self._missing:
+                return  # what came twice came late, and has been answered
             text = (
                 f"{link.task} refused block {header.block} of step {header.version} under plan {header.plan}: "
                 "it does not own it"
