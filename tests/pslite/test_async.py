@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from pslite_jobs import KillAt, Replace, command
 from regression import Regression, segments, table_segments
 from rehearsal import QUICK, Event, Rehearsal, job, random_events
-from weather import rough_weather
+from weather import cut_data, rough_weather
 
 from pslite.checkpoint import Checkpoint, latest
 from pslite.errors import SpecError
@@ -70,6 +70,18 @@ def counted(tmp_path, **changes):
 @pytest.mark.parametrize("seed", range(6))
 def test_every_contribution_is_applied_once_whatever_the_resizes(seed, staleness, transport, monkeypatch, tmp_path):
     monkeypatch.setenv("DL2_TRANSPORT", transport)
+    every_contribution_is_applied_once(seed, staleness, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + SCHEDULES))
+def test_every_contribution_is_applied_once_although_connections_break(seed, monkeypatch, tmp_path):
+    monkeypatch.setenv("DL2_TRANSPORT", ("", "tcp")[seed % 2])
+    broken = cut_data(monkeypatch, seed, often=0.02)
+    every_contribution_is_applied_once(seed, (0, 1, 5)[seed % 3], tmp_path)
+    assert broken
+
+
+def every_contribution_is_applied_once(seed, staleness, tmp_path):
     spec = counted(tmp_path, staleness=staleness)
     rng = random.Random(seed)
     events = random_events(rng, last=45, kills=[])

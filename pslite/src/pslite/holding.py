@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pslite.region import Arena
-    from pslite.wire import Link
 
 Array = NDArray[Any]
 
@@ -71,10 +70,10 @@ class Arrivals:
     def __init__(self) -> None:
         #: by version, the nodes whose contributions are applied; of versions that are not complete
         self.received: dict[int, set[int]] = {}
-        #: contributions that came before the block did
-        self.staged: list[tuple[Link, int, Array]] = []
+        #: contributions that came before the block did, of which workers
+        self.staged: list[tuple[str, int, Array]] = []
         #: workers that wait for an answer, and of which version
-        self.waiting: list[tuple[Link, int]] = []
+        self.waiting: list[tuple[str, int]] = []
         #: the highest version that a worker has been sent
         self.highest = 0
         #: whether the block was made anew, so that it may be a version behind what its workers were told

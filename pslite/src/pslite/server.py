@@ -640,7 +640,7 @@ class Server:
             holding = self._find(header)
             if self._async and holding is not None and self._is_in(header, holding):
                 # pushed again, for the server that should have answered is gone
-                holding.arrivals.waiting.append((link, header.version + 1))
+                holding.arrivals.waiting.append((link.task, header.version + 1))
                 if holding.here:
                     self._answer_waiting(holding)
                 return
@@ -678,7 +678,7 @@ class Server:
             if holding.arrivals.anew:
                 self._catch_up(holding, link.task, header.version)
             holding.arrivals.received.setdefault(header.version, set()).add(header.node)
-            holding.arrivals.staged.append((link, header.version, gradient))
+            holding.arrivals.staged.append((link.task, header.version, gradient))
             self._apply_staged(holding)
             return
         # In fast mode the nodes differ with the size anyway, so that no more need be lost than is pushed.
@@ -693,9 +693,7 @@ class Server:
     def _judge_async(self, link: Link, header: Header, holding: Holding) -> Holding | None:
         """Return the block that a push is for; it may be ahead of others', and beyond the clock of the coming plan."""
         assert self._spec is not None
-        stamp = self._stamp
-        beyond = stamp is not None and header.version >= stamp[1]
-        plan = stamp[0] if stamp is not None and beyond else holding.plan
+        plan = self._plan_at(holding, header.version)
         if header.plan != plan or self._is_in(header, holding):
             return None
         if self._stages[plan].expected.get(header.node) != link.task:
@@ -703,6 +701,17 @@ class Server:
         if header.version - holding.version > self._spec.staleness + holding.arrivals.anew:
             raise ProtocolError(f"{link.task} is at version {header.version}, {holding.version} is not complete")
         return holding
+
+    def _plan_at(self, holding: Holding, version: int) -> int:
+        """The plan under which a version is pushed to a block: one to come rules from its first version on."""
+        stamp = self._stamp
+        return stamp[0] if stamp is not None and version >= stamp[1] else holding.plan
+
+    def _has_pushed(self, holding: Holding, task: str, version: int) -> bool:
+        """Whether all that a worker contributes to a version of a block has come."""
+        expected = self._stages[self._plan_at(holding, version)].expected
+        nodes = {node for node, other in expected.items() if other == task}
+        return version < holding.version or nodes <= holding.arrivals.received.get(version, set())
 
     @staticmethod
     def _is_in(header: Header, holding: Holding) -> bool:
@@ -715,13 +724,13 @@ class Server:
         if not holding.here:
             return
         arrivals = holding.arrivals
-        for link, version, gradient in arrivals.staged:
+        for task, version, gradient in arrivals.staged:
             leaves = self._stages[holding.plan].reduction.leaves
             samples = self._spec.divisor(holding.block.optimizer, version, leaves)
             self._updater.apply(holding.block.optimizer, holding.state, gradient, samples, version, since=holding.since)
             self._meter.add(holding.block.nbytes)
             self._pool.give(gradient)
-            arrivals.waiting.append((link, version + 1))
+            arrivals.waiting.append((task, version + 1))
         arrivals.staged.clear()
         self._advance(holding)
 
@@ -740,22 +749,20 @@ class Server:
                 self._saver.take(holding.block.number, holding.version, holding.settled())
             if self._stamp is not None and holding.version == self._stamp[1]:
                 self._cross(holding, *self._stamp)
-                newcomers = self._stages[holding.plan].newcomers
-                links = [link for link in self._links.values() if link.task in newcomers]
-                arrivals.waiting += [(link, holding.version) for link in links]
+                arrivals.waiting += [(task, holding.version) for task in self._stages[holding.plan].newcomers]
         self._answer_waiting(holding)
 
     def _answer_waiting(self, holding: Holding) -> None:
         assert self._spec is not None
         arrivals = holding.arrivals
         waiting, arrivals.waiting = arrivals.waiting, []
-        for link, version in waiting:
+        for task, version in waiting:
             # the last weights are everybody's
             ahead = self._spec.staleness if version < self._spec.total_versions else 0
             if version - holding.version > ahead:
-                arrivals.waiting.append((link, version))
-            elif link.open:
-                self._answer_one(holding, link, version)
+                arrivals.waiting.append((task, version))
+            elif task in self._links:  # else it asks when it is there again
+                self._answer_one(holding, self._links[task], version)
 
     def _answer_one(self, holding: Holding, link: Link, version: int) -> None:
         """Send one worker the weights as they are now, as its next version."""
@@ -985,8 +992,9 @@ class Server:
             if holding.version in (resume.version, resume.version + 1):
                 self._greet(holding, resume)
         elif self._async:
-            if version >= 0:
-                holding.arrivals.waiting.append((link, version))
+            # the answer to a push that is not applied yet, or not here, is still to come
+            if version >= 0 and (comes or self._has_pushed(holding, link.task, version - 1)):
+                holding.arrivals.waiting.append((link.task, version))
                 self._answer_waiting(holding)
         elif version == holding.version and not holding.waits:
             self._send_weights(link, self._answer_header(holding), holding, None)
@@ -1532,8 +1540,7 @@ class Server:
         holding.first = first if coming == holding.plan else min(holding.first, version)
         holding.since = min(holding.since, version)
         if coming == holding.plan:
-            links = [self._links[task] for task in stage.newcomers - known.keys() if task in self._links]
-            arrivals.waiting = [(link, first) for link in links]
+            arrivals.waiting = [(task, first) for task in stage.newcomers - known.keys()]
 
     def _catch_up(self, holding: Holding, task: str, version: int) -> None:
         """A worker that pushes a version has pushed all before, though its answer may have come after it was asked."""
