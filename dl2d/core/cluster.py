@@ -147,7 +147,9 @@ class Snapshot:
     @property
     def capacity(self) -> Resources:
         """All that the nodes which take tasks have, whoever uses it."""
-        return Resources.total(node.capacity for node in self.nodes if node.state is NodeState.UP)
+        # Most nodes are alike.
+        alike = Counter([node.capacity for node in self.nodes if node.state is NodeState.UP])
+        return Resources.total(capacity * many for capacity, many in alike.items())
 
     def held(self) -> dict[JobKey, Allocation]:
         """Allocation that each job is meant to have at present (tasks asked for included, leaving ones not)."""

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import add, sub
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +21,14 @@ from dl2d.core.resources import NO_RESOURCES, Resources, Shortfall
 
 #: Amounts in the order of ``Packing._names``, in thousandths.
 _Vector = tuple[int, ...]
-#: A node in a heap: its place in the order, which one it is, and its count of changes when it was put in.
-_Entry = tuple[float, int, int]
 #: The demand that every node has room for.
 _ANY: _Vector = ()
-
-#: A task that was added: its node, its demand, and whose incumbent it was.
-_Step = tuple[int, _Vector, tuple[JobKey, Role] | None]
+#: Tasks that were added, one to each of some nodes that were alike: their demand, the nodes, the levels that those were
+#: and are at, and, of a single one that was taken up again, whose incumbent it was.
+_Step = tuple[_Vector, Sequence[int], "_Level", "_Level", tuple[JobKey, Role] | None]
 
 #: Demands whose nodes are kept in order; for further ones all nodes are looked at each time.
-_MOST_HEAPS = 32
+_MOST_ORDERS = 32
 
 _ROLES = (Role.WORKER, Role.PS)
 
@@ -58,15 +57,21 @@ class Blocked:
 class _Level:
     """What is used and reserved on a node: one record for all nodes on which it is the same."""
 
+    #: No other level has it.
+    number: int
     capacity: _Vector
     used: _Vector
     reserved: _Vector
     load: float
-    #: Levels that taking or giving back something leads to, by (demand, change of used, change of reserved).
+    #: What is free, nothing where more is used than there is.
+    free: _Vector
+    #: Nodes at this level that take tasks, a heap; and such as were there once: they are not at it any more.
+    places: list[int] = field(default_factory=list)
+    #: Levels that tasks lead to that are added (or, below 0, taken out), by (demand, change of used, of reserved).
     after: dict[tuple[_Vector, int, int], _Level] = field(default_factory=dict)
-    #: The heaps that nodes of this level belong into, out of the first so many that there were.
-    heaps: list[list[_Entry]] = field(default_factory=list)
-    heaps_known: int = -1
+    #: The orders that nodes of this level belong into, out of the first so many that there were.
+    orders: list[_Order] = field(default_factory=list)
+    orders_known: int = -1
     _fitting: dict[_Vector, bool] = field(default_factory=dict)
 
     def fits(self, demand: _Vector, *, clear: bool = False) -> bool:
@@ -80,6 +85,97 @@ class _Level:
             known = self._fitting[demand] = all(wanted + taken <= whole for wanted, taken, whole in pairs if wanted)
         return known
 
+    def first(self, at: Sequence[_Level]) -> int | None:
+        """First of its nodes, where ``at`` says at which level each node is."""
+        places = self.places
+        while places and at[places[0]] is not self:
+            heapq.heappop(places)
+        return places[0] if places else None
+
+    def pop(self, at: Sequence[_Level], many: int, end: int) -> list[int]:
+        """Take out the first of its nodes, so many at most, and those before ``end`` alone; at least one is there."""
+        places = self.places
+        popped = [heapq.heappop(places)]
+        while places and len(popped) < many:
+            place = places[0]
+            # A node that came back may stand there twice.
+            if at[place] is not self or place == popped[-1]:
+                heapq.heappop(places)
+            elif place < end:
+                popped.append(heapq.heappop(places))
+            else:
+                break
+        return popped
+
+
+class _Order:
+    """Levels with room for a demand by the placement's order of their first nodes: a heap with one entry for each.
+
+    An entry may be behind, at a node that was first once; it is brought up to date when it comes to the top.
+    """
+
+    __slots__ = ("_entries", "posted")
+
+    def __init__(self, levels: Iterable[_Level], at: Sequence[_Level]) -> None:
+        #: The node at which each level was entered.
+        self.posted = {level: place for level in levels if (place := level.first(at)) is not None}
+        self._entries = [(level.load, place, level.number, level) for level, place in self.posted.items()]
+        heapq.heapify(self._entries)
+
+    def post(self, level: _Level, place: int) -> None:
+        """Enter a level whose first node is before the one at which it was."""
+        self.posted[level] = place
+        heapq.heappush(self._entries, (level.load, place, level.number, level))
+
+    def first(self, at: Sequence[_Level]) -> int | None:
+        """First node in the order."""
+        entries = self._entries
+        while entries:
+            load, place, number, level = entries[0]
+            first = level.first(at)
+            if first == place:
+                return place
+            if first is None or self.posted.get(level) != place:
+                # No node is there any more, or another entry of this level came before.
+                heapq.heappop(entries)
+                if first is None:
+                    self.posted.pop(level, None)
+            else:
+                self.posted[level] = first
+                heapq.heapreplace(entries, (load, first, number, level))
+        return None
+
+    def end(self, load: float, nodes: int) -> int:
+        """Node up to which those of the first level, whose load this is, come before all others, at least."""
+        others = self._entries[1:3]
+        if not others:
+            return nodes
+        other = min(others)
+        return other[1] if other[0] <= load else nodes
+
+
+class _Begun(NamedTuple):
+    """What was known when adding began: how many steps were made, reasons found and demands refused."""
+
+    steps: int
+    found: int
+    refused: int
+
+
+@dataclass(slots=True)
+class _Rooms:
+    """Room as matrices, for questions about all nodes at once; shape (resources, nodes)."""
+
+    capacities: NDArray[np.int64]
+    free: NDArray[np.int64]
+    #: Free of what is reserved, too.
+    clear: NDArray[np.int64]
+    #: Places in the order, and which nodes take tasks; shape (nodes,).
+    loads: NDArray[np.float64]
+    up: NDArray[np.bool_]
+    #: Nodes that have changed since: they are brought up to date when the next question comes.
+    changed: set[int]
+
 
 class Packing:
     """Room on nodes while tasks are added, in exact thousandths.
@@ -87,9 +183,10 @@ class Packing:
     Tasks that run already (``incumbents``) are not in the packing at first. When their job is given tasks again, they
     are taken up where they are; until then new tasks keep out of their way as long as there is other room.
 
-    For each of the first demands that are asked for, the nodes with room for it are kept in a heap by the placement's
-    order: adding a task then costs O(demands x log nodes). Asking for a new demand costs O(nodes), as does each task of
-    any further demand, and saying why there is no room.
+    Nodes that are alike in what they have and in what is used are one level. For each of the first demands that are
+    asked for, the levels with room for it are kept in a heap by the placement's order: adding a task then costs
+    O(demands + log nodes), and several at once, which go to nodes of one level in turn, O(log nodes) each. Asking for a
+    new demand costs O(levels); each task of any further demand, and saying why there is no room, O(nodes).
     """
 
     def __init__(self, nodes: Sequence[Node], placement: Placement, *, incumbents: Iterable[Task] = ()) -> None:
@@ -99,7 +196,11 @@ class Packing:
         self._keeps_bundles, self._head_only = placement.keeps_bundles, placement.head_only
         self._index = {node.name: place for place, node in enumerate(self._nodes)}
         incumbents = tuple(incumbents)
-        names = {name for node in self._nodes for name, _ in node.capacity.thousandths}
+        # Most nodes are alike: each of their amounts is looked at once.
+        forms: dict[tuple[Resources, Resources], list[int]] = {}
+        for place, node in enumerate(self._nodes):
+            forms.setdefault((node.capacity, node.used), []).append(place)
+        names = {name for capacity, _ in forms for name, _ in capacity.thousandths}
         self._names = sorted(names | {name for task in incumbents for name, _ in task.demand.thousandths})
         #: Amounts in the order of the names: most nodes and tasks are alike.
         self._known: dict[Resources, tuple[int, ...]] = {}
@@ -109,29 +210,41 @@ class Packing:
         #: How many incumbents wait to be taken up again: without any, nothing is reserved.
         self._waiting = 0
         self._incumbents: dict[tuple[JobKey, Role], list[tuple[int, _Vector]]] = defaultdict(list)
+        nothing = (0,) * len(self._names)
         reserved: dict[int, _Vector] = {}
         for task in sorted(incumbents, key=lambda task: task.number, reverse=True):
-            place = self._index.get(task.node)
-            if place is not None:
+            found = self._index.get(task.node)
+            if found is not None:
                 demand = self._amounts(task.demand)
-                self._incumbents[task.job, task.role].append((place, demand))
-                reserved[place] = tuple(map(add, reserved.get(place, (0,) * len(self._names)), demand))
+                self._incumbents[task.job, task.role].append((found, demand))
+                reserved[found] = tuple(map(add, reserved.get(found, nothing), demand))
                 self._waiting += 1
         self._levels: dict[tuple[_Vector, _Vector, _Vector], _Level] = {}
-        nothing = (0,) * len(self._names)
-        self._at = [
-            self._level(self._amounts(node.capacity), self._amounts(node.used), reserved.get(place, nothing))
-            for place, node in enumerate(self._nodes)
-        ]
+        at: dict[int, _Level] = {}
+        for (capacity, used), places in forms.items():
+            amounts = self._amounts(capacity), self._amounts(used)
+            at.update(dict.fromkeys(places, self._level(*amounts, nothing)))
+            at.update((place, self._level(*amounts, reserved[place])) for place in places if place in reserved)
+        #: The level of each node.
+        self._at = [at[place] for place in range(len(self._nodes))]
         self._takes = [node.state is NodeState.UP for node in self._nodes]
-        #: Counts the changes of each node: an entry of a heap with an older count is stale.
-        self._stamps = [0] * len(self._nodes)
+        for place in itertools.compress(range(len(self._nodes)), self._takes):
+            # In ascending order, which is one for a heap.
+            self._at[place].places.append(place)
         #: By demand, and whether room that is reserved does not count.
-        self._heaps: dict[tuple[_Vector, bool], list[_Entry]] = {}
+        self._orders: dict[tuple[_Vector, bool], _Order] = {}
+        #: Steps so far, since the last task was taken out.
+        self._steps: list[_Step] = []
+        #: What is free on nodes that take tasks, summed, after so many steps: found where it is asked for.
+        total = nothing
+        for level in self._levels.values():
+            total = _plus(total, len(level.places), level.free)
+        self._totals = [(0, total)]
         #: Numbers what is used where: the same steps lead to the same state, so that a reason is found once in each.
+        #: Only where a reason is asked for: after so many steps it was this state.
         self._states = itertools.count(1)
-        self._state = 0
         self._reached: dict[tuple[int, int, _Vector], int] = {}
+        self._numbered = [(0, 0)]
         self._reasons: dict[tuple[int, Resources, Role], Blocked] = {}
         #: The node that lacks the least of a demand, and its level then. While that is its level and nothing was given
         #: back, every other node lacks as much as it did, or more.
@@ -143,17 +256,8 @@ class Packing:
         self._refused: list[Resources] = []
         #: For demands that were refused: why no node could ever hold them, or None where one could.
         self._infeasible: dict[Resources, Blocked | None] = {}
-        #: The same as matrices, for questions about all nodes at once; shape (resources, nodes). Nodes that have
-        #: changed since are brought up to date when the next question comes.
-        shape = (len(self._nodes), len(self._names))
-        self._capacities = np.array([level.capacity for level in self._at], dtype=np.int64).reshape(shape).T.copy()
-        self._free = np.zeros_like(self._capacities)
-        self._clear = np.empty_like(self._capacities)
-        self._loads = np.empty(len(self._nodes))
-        self._changed = set(range(len(self._nodes)))
-        self._up = np.array(self._takes, dtype=bool)
-        #: What is free on nodes that take tasks, summed; shape (resources,).
-        self._total = np.zeros(len(self._names), dtype=np.int64)
+        #: Made when first asked about.
+        self._rooms: _Rooms | None = None
 
     @classmethod
     def for_decision(cls, nodes: Sequence[Node], tasks: Iterable[Task], placement: Placement) -> Packing:
@@ -187,51 +291,76 @@ class Packing:
         """Add tasks of a job, workers and PSs in turn, all or none; returns what stood in the way."""
         if not self._waiting and sum(delta) == 1:
             role = Role.WORKER if delta.workers else Role.PS
-            step = self._place_new(job.request.demand(role), role)
-            return step if isinstance(step, Blocked) else None
-        begun = self._state, len(self._found), len(self._refused)
-        done, blocked = self._give(job, delta)
+            return self._place_new(job.request.demand(role), role)
+        begun = self._begin()
+        blocked = self._give(job, delta)
         if blocked is not None:
-            self._rewind(done, *begun)
+            self._rewind(begun)
         return blocked
 
     def fits(self, job: Job, delta: Allocation) -> bool:
         """Whether ``add`` would find room for these tasks; nothing is added."""
-        begun = self._state, len(self._found), len(self._refused)
-        done, blocked = self._give(job, delta)
-        self._rewind(done, *begun)
+        begun = self._begin()
+        blocked = self._give(job, delta)
+        self._rewind(begun)
         return blocked is None
 
-    def _give(self, job: Job, delta: Allocation) -> tuple[list[_Step], Blocked | None]:
-        """Add tasks in turn, up to the first that has no room; returns those that were, and what stood in its way."""
-        done: list[_Step] = []
-        request = job.request
-        apart = [(role, request.demand(role), many) for role, many in zip(_ROLES, delta, strict=True) if many]
-        for number in range(max(delta)):
-            parts = apart
-            bundled = self._keeps_bundles and number < delta.workers and number < delta.ps
-            if bundled and not any(self._incumbents.get((job.key, role)) for role in _ROLES):
-                parts = [(Role.WORKER, self.bundle(request), delta.workers)]
-            for role, demand, many in parts:
-                if number >= many:
-                    continue
-                taken_up = self._take_up(job.key, role) if self._waiting else None
-                step = taken_up or self._place_new(demand, role)
-                if isinstance(step, Blocked):
-                    return done, step
-                done.append(step)
-        return done, None
+    def _give(self, job: Job, delta: Allocation) -> Blocked | None:
+        """Add tasks in turn, up to the first that has no room; returns what stood in its way."""
+        both = min(delta)
+        for _ in range(both):
+            blocked = self._give_both(job)
+            if blocked is not None:
+                return blocked
+        for role, many in zip(_ROLES, delta, strict=True):
+            if many > both:
+                blocked = self._give_alone(job, role, many - both)
+                if blocked is not None:
+                    return blocked
+        return None
 
-    def _rewind(self, done: Sequence[_Step], state: int, found: int, refused: int) -> None:
+    def _give_both(self, job: Job) -> Blocked | None:
+        """Add a worker and a PS."""
+        if self._keeps_bundles and not any(self._incumbents.get((job.key, role)) for role in _ROLES):
+            return self._place_new(self.bundle(job.request), Role.WORKER)
+        for role in _ROLES:
+            blocked = self._give_alone(job, role, 1)
+            if blocked is not None:
+                return blocked
+        return None
+
+    def _give_alone(self, job: Job, role: Role, many: int) -> Blocked | None:
+        """Add tasks of one role: those that are to be taken up where they are come first."""
+        if self._waiting:
+            # Where one cannot be taken up, no other can: room only gets less.
+            while many and self._take_up(job.key, role):
+                many -= 1
+        return self._place_new(job.request.demand(role), role, many) if many else None
+
+    def _begin(self) -> _Begun:
+        return _Begun(len(self._steps), len(self._found), len(self._refused))
+
+    def _rewind(self, begun: _Begun) -> None:
         """Take back what was added, and what was found out while there was less room than there is now."""
-        if not done:
+        steps = self._steps
+        if len(steps) == begun.steps:
             return
-        for taken in reversed(done):
-            self._undo(taken)
-        self._state = state
-        while len(self._found) > found:
+        while len(steps) > begun.steps:
+            demand, places, before, after, incumbent = steps.pop()
+            if incumbent is not None:
+                self._incumbents[incumbent].append((places[0], demand))
+                self._waiting += 1
+            for place in reversed(places):
+                # What came last to a heap is often at its end, and only there it can be taken away at once.
+                if after.places and after.places[-1] == place:
+                    after.places.pop()
+            self._move(places, before)
+        for known in (self._numbered, self._totals):
+            while known[-1][0] > begun.steps:
+                known.pop()
+        while len(self._found) > begun.found:
             self._least.pop(self._found.pop(), None)
-        while len(self._refused) > refused:
+        while len(self._refused) > begun.refused:
             self._full.remove(self._refused.pop())
 
     def bundle(self, request: JobRequest) -> Resources:
@@ -244,18 +373,14 @@ class Packing:
 
     def place(self, demand: Resources, role: Role) -> str | Blocked:
         """Add one new task; returns its node, or what stood in the way."""
-        step = self._place_new(demand, role)
-        return step if isinstance(step, Blocked) else self._nodes[step[0]].name
+        blocked = self._place_new(demand, role)
+        return self._nodes[self._steps[-1][1][0]].name if blocked is None else blocked
 
     def place_all(self, demand: Resources, role: Role, many: int) -> tuple[list[str], Blocked | None]:
         """Add new tasks one by one, as many as have room; returns their nodes, and what stood in the way."""
-        placed: list[str] = []
-        for _ in range(many):
-            step = self._place_new(demand, role)
-            if isinstance(step, Blocked):
-                return placed, step
-            placed.append(self._nodes[step[0]].name)
-        return placed, None
+        begun = len(self._steps)
+        blocked = self._place_new(demand, role, many) if many else None
+        return [self._nodes[place].name for _, places, *_ in self._steps[begun:] for place in places], blocked
 
     def place_on(self, node: str, demand: Resources) -> bool:
         """Add one new task on a node of the caller's choice; returns whether it has room and takes tasks."""
@@ -312,10 +437,7 @@ class Packing:
 
     def left(self) -> Resources:
         """What is free on all nodes that take tasks together."""
-        self._catch_up()
-        return Resources(
-            tuple((name, free) for name, free in zip(self._names, self._total.tolist(), strict=True) if free)
-        )
+        return Resources(tuple((name, free) for name, free in zip(self._names, self._total(), strict=True) if free))
 
     def room_on(self, node: str) -> Resources:
         """What is free on a node, whether it takes tasks or not; nothing where there is no such node."""
@@ -323,82 +445,105 @@ class Packing:
 
     def remove(self, node: str, demand: Resources) -> None:
         """Take a task out again that was placed by anything but ``add``."""
-        self._undo((self._index[node], self._amounts(demand), None))
-        self._state = next(self._states)
+        place = self._index[node]
+        before = self._at[place]
+        after = self._beyond(before, self._amounts(demand), -1, 0)
+        total = self._total()
+        if self._takes[place]:
+            total = _plus(_plus(total, 1, after.free), -1, before.free)
+        self._move((place,), after)
+        # What was done before cannot be taken back any more.
+        self._steps.clear()
+        self._numbered, self._totals = [(0, next(self._states))], [(0, total)]
         self._least.clear()
         self._full.clear()
         self._refused.clear()
 
-    def _take_up(self, job: JobKey, role: Role) -> _Step | None:
+    def _take_up(self, job: JobKey, role: Role) -> bool:
+        """Take up an incumbent where it is; returns whether there was one with room."""
         waiting = self._incumbents.get((job, role))
         if not waiting:
-            return None
+            return False
         place, demand = waiting[-1]
         if not self._at[place].fits(demand):
-            return None
+            return False
         waiting.pop()
         self._waiting -= 1
-        self._take(place, demand, kept=-1)
-        return place, demand, (job, role)
+        self._take(place, demand, incumbent=(job, role))
+        return True
 
-    def _place_new(self, demand: Resources, role: Role) -> _Step | Blocked:
+    def _place_new(self, demand: Resources, role: Role, many: int = 1) -> Blocked | None:
+        """Add new tasks one after the other; returns what stood in the way of one."""
         vector = self._vector(demand)
         full = bool(self._full) and demand in self._full
-        if vector is None or full:
-            place = None
-        elif self._waiting or self._head_only:
-            place = self._choose(vector)
-        else:
-            place = self._first(vector, clear=False)
-        if vector is None or place is None:
-            # Where only the first node is tried, another may be the first next time.
-            if not full and not self._head_only:
-                self._full.add(demand)
-                self._refused.append(demand)
-            asked = (self._state, demand, role)
-            if asked not in self._reasons:
-                self._reasons[asked] = self._why_not(demand, role)
-            return self._reasons[asked]
-        self._take(place, vector)
-        return place, vector, None
+        if vector is not None and not full:
+            while many and (placed := self._lay(vector, many)):
+                many -= placed
+        if not many:
+            return None
+        # Where only the first node is tried, another may be the first next time.
+        if not full and not self._head_only:
+            self._full.add(demand)
+            self._refused.append(demand)
+        asked = (self._state(), demand, role)
+        if asked not in self._reasons:
+            self._reasons[asked] = self._why_not(demand, role)
+        return self._reasons[asked]
 
-    def _choose(self, demand: _Vector) -> int | None:
-        """First node in the order with room, out of the way of incumbents where there is such a one."""
+    def _lay(self, demand: _Vector, most: int) -> int:
+        """Add one new task, and of those that follow such as go to nodes that are alike; returns how many."""
+        order, place = self._choose(demand)
+        if place is None:
+            return 0
+        before = self._at[place]
+        after = self._beyond(before, demand, 1, 0)
+        places: Sequence[int] = (place,)
+        if order is not None:
+            if most > 1 and after.load > before.load:
+                # A node that was given one comes after all that are as it was.
+                places = before.pop(self._at, most, order.end(before.load, len(self._nodes)))
+            else:
+                heapq.heappop(before.places)
+        self._steps.append((demand, places, before, after, None))
+        self._move(places, after)
+        return len(places)
+
+    def _choose(self, demand: _Vector) -> tuple[_Order | None, int | None]:
+        """First node with room, out of the way of incumbents where there is such a one; and the order it is from."""
         if self._head_only:
-            head = self._first(_ANY, clear=False)
-            return head if head is not None and self._at[head].fits(demand) else None
-        clear = self._first(demand, clear=True) if self._waiting else None
-        return self._first(demand, clear=False) if clear is None else clear
+            order, head = self._first(_ANY, clear=False)
+            return order, head if head is not None and self._at[head].fits(demand) else None
+        if self._waiting:
+            order, clear = self._first(demand, clear=True)
+            if clear is not None:
+                return order, clear
+        return self._first(demand, clear=False)
 
-    def _first(self, demand: _Vector, *, clear: bool) -> int | None:
-        """First node in the order with room."""
-        heap = self._heaps.get((demand, clear))
-        if heap is None:
-            heap = self._heap(demand, clear=clear)
-        if heap is not None:
-            stamps = self._stamps
-            while heap and heap[0][2] != stamps[heap[0][1]]:
-                heapq.heappop(heap)
-            return heap[0][1] if heap else None
+    def _first(self, demand: _Vector, *, clear: bool) -> tuple[_Order | None, int | None]:
+        """First node in the order with room; and that order, if it is kept."""
+        order = self._order(demand, clear=clear)
+        if order is not None:
+            return order, order.first(self._at)
         fitting = self._fitting(demand, clear=clear)
-        place = int(np.where(fitting, self._loads, np.inf).argmin()) if fitting.size else 0
-        return place if fitting.any() else None
+        place = int(np.where(fitting, self._caught_up().loads, np.inf).argmin()) if fitting.size else 0
+        return None, place if fitting.any() else None
 
     def _in_order(self, demand: _Vector) -> Generator[int]:
         """All nodes with room in the order. Nothing may be taken before the generator is closed."""
-        heap = self._heap(demand, clear=False)
-        if heap is None:
+        order = self._order(demand, clear=False)
+        if order is None:
             places = np.flatnonzero(self._fitting(demand, clear=False))
-            yield from places[np.argsort(self._loads[places], kind="stable")].tolist()
+            yield from places[np.argsort(self._caught_up().loads[places], kind="stable")].tolist()
             return
-        passed: list[_Entry] = []
+        passed: list[int] = []
         try:
-            while self._first(demand, clear=False) is not None:
-                passed.append(heapq.heappop(heap))
-                yield passed[-1][1]
+            while (place := order.first(self._at)) is not None:
+                passed += self._at[place].pop(self._at, 1, 0)
+                yield place
         finally:
-            for entry in passed:
-                heapq.heappush(heap, entry)
+            for place in passed:
+                heapq.heappush(self._at[place].places, place)
+                self._post(self._at[place], place)
 
     def _evenly(
         self, places: Sequence[int], has: Sequence[Sequence[int]], vectors: Sequence[_Vector | None], new: Allocation
@@ -419,62 +564,78 @@ class Packing:
                 taken[places[which]] = list(vector) if so_far is None else list(map(add, so_far, vector))
         return laid if all(self._at[place].fits(tuple(amounts)) for place, amounts in taken.items()) else None
 
-    def _heap(self, demand: _Vector, *, clear: bool) -> list[_Entry] | None:
-        """The nodes with room for a demand; None where too many demands have a heap already."""
-        heap = self._heaps.get((demand, clear))
-        if heap is None and len(self._heaps) < _MOST_HEAPS:
-            places = np.flatnonzero(self._fitting(demand, clear=clear)).tolist()
-            heap = [(self._at[place].load, place, self._stamps[place]) for place in places]
-            heapq.heapify(heap)
-            self._heaps[demand, clear] = heap
-        return heap
+    def _order(self, demand: _Vector, *, clear: bool) -> _Order | None:
+        """The order of nodes with room for a demand; None where too many demands have one already."""
+        order = self._orders.get((demand, clear))
+        if order is None and len(self._orders) < _MOST_ORDERS:
+            levels = (level for level in self._levels.values() if level.places and level.fits(demand, clear=clear))
+            order = self._orders[demand, clear] = _Order(levels, self._at)
+        return order
 
     def _fitting(self, demand: _Vector, *, clear: bool) -> NDArray[np.bool_]:
         """Which nodes take tasks and have room; shape (nodes,)."""
-        self._catch_up()
-        fitting = self._up.copy()
-        for wanted, had in zip(demand, self._clear if clear else self._free, strict=False):
+        rooms = self._caught_up()
+        fitting = rooms.up.copy()
+        for wanted, had in zip(demand, rooms.clear if clear else rooms.free, strict=False):
             if wanted:
                 fitting &= had >= wanted
         return fitting
 
-    def _catch_up(self) -> None:
-        """Bring the matrices up to date."""
-        if not self._changed:
+    def _caught_up(self) -> _Rooms:
+        """Room as matrices, up to date."""
+        rooms, shape = self._rooms, (len(self._names), len(self._nodes))
+        if rooms is None:
+            capacities, free, clear = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+            loads, up = np.empty(len(self._nodes)), np.array(self._takes, dtype=bool)
+            rooms = self._rooms = _Rooms(capacities, free, clear, loads, up, set(range(len(self._nodes))))
+        if rooms.changed:
+            places = list(rooms.changed)
+            # Few nodes differ from all others: their amounts are looked at once.
+            numbers: dict[_Level, int] = {}
+            which = [numbers.setdefault(self._at[place], len(numbers)) for place in places]
+            capacity, used, reserved = (
+                np.array(amounts, dtype=np.int64).reshape(len(numbers), len(self._names))[which].T
+                for amounts in zip(*((level.capacity, level.used, level.reserved) for level in numbers), strict=True)
+            )
+            rooms.capacities[:, places] = capacity
+            rooms.free[:, places] = capacity - used
+            rooms.clear[:, places] = capacity - used - reserved
+            rooms.loads[places] = np.array([level.load for level in numbers])[which]
+            rooms.changed.clear()
+        return rooms
+
+    def _take(self, place: int, demand: _Vector, *, incumbent: tuple[JobKey, Role] | None = None) -> None:
+        """Add a task to a node."""
+        before = self._at[place]
+        after = self._beyond(before, demand, 1, 0 if incumbent is None else -1)
+        self._steps.append((demand, (place,), before, after, incumbent))
+        self._move((place,), after)
+
+    def _move(self, places: Sequence[int], level: _Level) -> None:
+        """Have nodes, in ascending order, at another level; all take tasks, or it is one."""
+        at, there = self._at, level.places
+        if self._rooms is not None:
+            self._rooms.changed.update(places)
+        if not self._takes[places[0]]:
+            at[places[0]] = level
             return
-        places = list(self._changed)
-        # Few nodes differ from all others: their amounts are looked at once.
-        numbers: dict[_Level, int] = {}
-        which = [numbers.setdefault(self._at[place], len(numbers)) for place in places]
-        shape = (len(numbers), len(self._names))
-        used = np.array([level.used for level in numbers], dtype=np.int64).reshape(shape)[which].T
-        reserved = np.array([level.reserved for level in numbers], dtype=np.int64).reshape(shape)[which].T
-        up = self._up[places]
-        self._total -= np.maximum(self._free[:, places], 0)[:, up].sum(axis=1)
-        self._free[:, places] = self._capacities[:, places] - used
-        self._total += np.maximum(self._free[:, places], 0)[:, up].sum(axis=1)
-        self._clear[:, places] = self._free[:, places] - reserved
-        self._loads[places] = np.array([level.load for level in numbers])[which]
-        self._changed.clear()
+        for place in places:
+            at[place] = level
+            heapq.heappush(there, place)
+        self._post(level, places[0])
 
-    def _take(self, place: int, demand: _Vector, *, kept: int = 0) -> None:
-        step = (self._state, place, demand)
-        reached = self._reached.get(step)
-        if reached is None:
-            reached = self._reached[step] = next(self._states)
-        self._state = reached
-        self._change(place, demand, 1, kept)
+    def _post(self, level: _Level, place: int) -> None:
+        """Tell all orders that a level belongs into that a node, of several the first, has come to it."""
+        if level.orders_known != len(self._orders):
+            level.orders_known = len(self._orders)
+            level.orders = [order for (asked, clear), order in self._orders.items() if level.fits(asked, clear=clear)]
+        for order in level.orders:
+            posted = order.posted.get(level)
+            if posted is None or place < posted:
+                order.post(level, place)
 
-    def _undo(self, step: _Step) -> None:
-        place, demand, incumbent = step
-        if incumbent is not None:
-            self._incumbents[incumbent].append((place, demand))
-            self._waiting += 1
-        self._change(place, demand, -1, 0 if incumbent is None else 1)
-
-    def _change(self, place: int, demand: _Vector, used: int, kept: int) -> None:
-        """Add a demand, so many times, to what is used and to what is reserved on a node."""
-        level = self._at[place]
+    def _beyond(self, level: _Level, demand: _Vector, used: int, kept: int) -> _Level:
+        """The level that adding a demand, so many times, to what is used and to what is reserved leads to."""
         after = level.after.get((demand, used, kept))
         if after is None:
             changed = [level.used, level.reserved]
@@ -482,44 +643,64 @@ class Packing:
                 if sign:
                     changed[which] = tuple(map(add if sign > 0 else sub, changed[which], demand))
             after = level.after[demand, used, kept] = self._level(level.capacity, *changed)
-        self._at[place] = after
-        self._changed.add(place)
-        stamp = self._stamps[place] = self._stamps[place] + 1
-        if not self._takes[place]:
-            return
-        if after.heaps_known != len(self._heaps):
-            after.heaps_known = len(self._heaps)
-            after.heaps = [heap for (asked, clear), heap in self._heaps.items() if after.fits(asked, clear=clear)]
-        entry = (after.load, place, stamp)
-        for heap in after.heaps:
-            heapq.heappush(heap, entry)
+        return after
 
     def _level(self, capacity: _Vector, used: _Vector, reserved: _Vector) -> _Level:
         level = self._levels.get((capacity, used, reserved))
         if level is None:
             load = self._placement.load(used, capacity)
-            level = self._levels[capacity, used, reserved] = _Level(capacity, used, reserved, load)
+            free = tuple([max(whole - taken, 0) for whole, taken in zip(capacity, used, strict=True)])
+            level = _Level(len(self._levels), capacity, used, reserved, load, free)
+            self._levels[capacity, used, reserved] = level
         return level
+
+    def _state(self) -> int:
+        """Number of what is used where."""
+        since, state = self._numbered[-1]
+        if since < len(self._steps):
+            for demand, places, *_ in itertools.islice(self._steps, since, None):
+                for place in places:
+                    step = (state, place, demand)
+                    reached = self._reached.get(step)
+                    if reached is None:
+                        reached = self._reached[step] = next(self._states)
+                    state = reached
+            self._numbered.append((len(self._steps), state))
+        return state
+
+    def _total(self) -> _Vector:
+        """What is free on nodes that take tasks, summed."""
+        since, total = self._totals[-1]
+        if since < len(self._steps):
+            came: dict[_Level, int] = defaultdict(int)
+            for _, places, before, after, _ in itertools.islice(self._steps, since, None):
+                if self._takes[places[0]]:
+                    came[after] += len(places)
+                    came[before] -= len(places)
+            for level, many in came.items():
+                total = _plus(total, many, level.free)
+            self._totals.append((len(self._steps), total))
+        return total
 
     def _why_not(self, demand: Resources, role: Role) -> Blocked:
         """Name the binding constraint, on the node that lacks the least (as a fraction of the demand)."""
-        if not self._up.any():
+        rooms = self._caught_up()
+        if not rooms.up.any():
             return Blocked(role, Constraint.CAPACITY, "", demand.shortfalls(NO_RESOURCES))
         if demand not in self._infeasible:
-            nearest = self._nodes[self._nearest(demand, self._capacities)]
+            nearest = self._nodes[self._nearest(demand, rooms.capacities)]
             missing = demand.shortfalls(nearest.capacity)
             blocked = Blocked(role, Constraint.INFEASIBLE, nearest.name, missing) if missing else None
             self._infeasible[demand] = blocked
         if (infeasible := self._infeasible[demand]) is not None:
             return replace(infeasible, role=role)
-        self._catch_up()
         known = self._least.get(demand)
         if known is None or self._at[known[0]] is not known[1]:
-            place = self._nearest(demand, np.maximum(self._free, 0))
+            place = self._nearest(demand, np.maximum(rooms.free, 0))
             self._least[demand] = known = place, self._at[place]
             self._found.append(demand)
         place = known[0]
-        in_total = any(wanted > had for wanted, had in zip(self._amounts(demand), self._total.tolist(), strict=True))
+        in_total = any(wanted > had for wanted, had in zip(self._amounts(demand), self._total(), strict=True))
         constraint = Constraint.CAPACITY if in_total else Constraint.FRAGMENTED
         return Blocked(role, constraint, self._nodes[place].name, demand.shortfalls(self._room_on(place)))
 
@@ -528,7 +709,7 @@ class Packing:
         wanted = np.array(self._amounts(demand), dtype=np.float64)
         asked = wanted > 0
         lack = (np.maximum(wanted[asked, None] - room[asked], 0) / wanted[asked, None]).sum(axis=0)
-        return int(np.where(self._up, lack, np.inf).argmin())
+        return int(np.where(self._caught_up().up, lack, np.inf).argmin())
 
     def _vector(self, demand: Resources) -> _Vector | None:
         """Amounts in the order of ``_names``, or None where no node has any of something that is asked for."""
@@ -549,3 +730,7 @@ class Packing:
         level = self._at[place]
         free = zip(self._names, level.capacity, level.used, strict=True)
         return Resources(tuple((name, whole - taken) for name, whole, taken in free if whole > taken))
+
+
+def _plus(total: _Vector, times: int, amounts: _Vector) -> _Vector:
+    return tuple([whole + times * amount for whole, amount in zip(total, amounts, strict=True)])

@@ -322,3 +322,19 @@ def test_asking_whether_something_fits_tells_what_adding_it_would_and_changes_no
         assert fits == (blocked is None)
         assert asked.add(job, delta) == blocked
         assert asked.room() == other.room()
+
+
+@given(
+    node_lists, st.lists(st.tuples(demands, st.integers(1, 12)), max_size=8), st.lists(st.integers(0, 4), max_size=6),
+    st.sampled_from([LoadBalance(), BestFit(), Dl2Paper(keeps_bundles=False)]),
+)  # fmt: skip
+def test_several_tasks_at_once_lie_where_they_would_one_by_one(nodes, wanted, places, placement) -> None:
+    job = a_job(Resources.of(cpu=1), NO_RESOURCES)
+    incumbents = [a_task(job, number, f"n{place}") for number, place in enumerate(places)]
+    together, apart = (Packing(nodes, placement, incumbents=incumbents) for _ in range(2))
+    for demand, many in wanted:
+        one_by_one = [apart.place(demand, Role.WORKER) for _ in range(many)]
+        placed, blocked = together.place_all(demand, Role.WORKER, many)
+        assert placed == [node for node in one_by_one if isinstance(node, str)]
+        assert blocked == next((node for node in one_by_one if isinstance(node, Blocked)), None)
+        assert together.left() == apart.left() == Resources.total(together.room().values())
