@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -50,6 +51,8 @@ OPTIMISM: Final = 0.5
 #: more, some are chosen, and neighbours are taken together.
 _MOST_SIZES: Final = 40
 _MOST_SHARED: Final = 96
+#: Sizes of a kind that are remembered, for each one that it has now.
+_MOST_EVER: Final = 2
 #: Counts of one role that are all looked at, and how many there are at most; those between are interpolated.
 _ALL_COUNTS: Final = 24
 _MOST_COUNTS: Final = 40
@@ -74,26 +77,67 @@ class _Bounds(NamedTuple):
 
 
 class _Sizes:
-    """Some sizes, and how what is a kind's own goes together at them and at others."""
+    """Some sizes, and how what is a kind's own goes together at them and at others.
 
-    def __init__(self, group: _Group, counts: NDArray[np.int64]) -> None:
+    Which sizes of a kind count changes more often than which there are. So some may be a part of all that there were
+    lately: then what is known of those is not worked out again.
+    """
+
+    def __init__(
+        self, group: _Group, counts: NDArray[np.int64], of: tuple[_Sizes, NDArray[np.int64]] | None = None
+    ) -> None:
         self.group = group
         #: Workers and PSs, shape (sizes, 2), and log2 of them.
         self.counts = counts
-        self.at: _Floats = np.log2(np.maximum(counts, 1))
+        self.at: _Floats = np.log2(np.maximum(counts, 1)) if of is None else of[0].at[of[1]]
+        #: All, and the places of these among them; None where these are all.
+        self._of = of
         self._grids: Recent[_Bounds, tuple[_Floats]] = Recent(_MOST_OF_KIND)
         #: The last of each, for noises seldom change.
         self._last: _Own | None = None
         self._judge: tuple[_Floats, _Floats] | None = None
 
+    @property
+    def among(self) -> tuple[_Sizes, NDArray[np.int64]]:
+        """All that there were lately, and the places of these among them."""
+        return (self, np.arange(len(self.counts))) if self._of is None else self._of
+
+    def some(self, places: NDArray[np.int64]) -> _Sizes:
+        """Those at some places."""
+        every, within = self.among
+        return _Sizes(self.group, self.counts[places], (every, within[places]))
+
+    def others(self, counts: NDArray[np.int64]) -> _Sizes:
+        """Other sizes of the same kind, in the order of workers, then PSs."""
+        if np.array_equal(self.counts, counts):
+            return self
+        every = self if self._of is None else self._of[0]
+        if not len(every.counts):
+            return _Sizes(self.group, counts)
+        wanted, there = _codes(counts), _codes(every.counts)
+        places = np.searchsorted(there, wanted)
+        if not np.array_equal(there.take(places, mode="clip"), wanted):
+            there, first = np.unique(np.concatenate([there, wanted]), return_index=True)
+            if len(there) > _MOST_EVER * len(counts):
+                return _Sizes(self.group, counts)
+            every, places = (
+                _Sizes(self.group, np.concatenate([every.counts, counts])[first]),
+                np.searchsorted(there, wanted),
+            )
+        return every.some(places)
+
     @cached_property
     def apart(self) -> _Floats:
         """Distances; shape (sizes, sizes)."""
+        if self._of is not None:
+            return _square(self._of[0].apart, self._of[1])
         return _distances(self.at, self.at, self.group)
 
     @cached_property
     def own(self) -> _Floats:
         """Covariances of what is a kind's own; shape (sizes, sizes)."""
+        if self._of is not None:
+            return _square(self._of[0].own, self._of[1])
         return _LEVEL + _matern(self.apart, *_OWN)
 
     @cached_property
@@ -117,7 +161,20 @@ class _Sizes:
         """Covariances of what is a kind's own with it at other sizes, kept by their bounds; shape (others, sizes)."""
         if bounds is None:
             return _own(at, self.at, self.group)
+        if self._of is not None and len(at) * len(self._of[0].at) <= _MOST_OF_KIND:
+            return self._of[0].grid(bounds, at).take(self._of[1], axis=1)
         return self._grids.get(bounds, lambda: (_own(at, self.at, self.group),))[0]
+
+
+def _codes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """One number for each size, in the order of sizes."""
+    codes: NDArray[np.int64] = (counts[:, 0] << 32) + counts[:, 1]
+    return codes
+
+
+def _square(matrix: _Floats, places: NDArray[np.int64]) -> _Floats:
+    """Rows and columns at some places."""
+    return matrix.take(places, axis=0).take(places, axis=1)
 
 
 class _Own:
@@ -151,8 +208,7 @@ class _Measured:
     single: NDArray[np.bool_]
 
     def __getitem__(self, places: NDArray[np.int64]) -> _Measured:
-        sizes = _Sizes(self.sizes.group, self.sizes.counts[places])
-        return _Measured(sizes, self.logs[places], self.noise[places], self.single[places])
+        return _Measured(self.sizes.some(places), self.logs[places], self.noise[places], self.single[places])
 
     @property
     def at(self) -> _Floats:
@@ -183,7 +239,9 @@ class _Kind:
             kept, alone = told, told[np.arange(0)]
         else:
             chosen = _chosen(kind, told)
-            kept, alone = told[chosen], told[np.delete(np.arange(len(told.logs)), chosen)]
+            others = np.ones(len(told.logs), dtype=np.bool_)
+            others[chosen] = False
+            kept, alone = told[chosen], told[np.flatnonzero(others)]
             if before is not None and np.array_equal(before.kept.sizes.counts, kept.sizes.counts):
                 kept = replace(kept, sizes=before.kept.sizes)
         kept = _doubted(kept)
@@ -389,8 +447,7 @@ class Belief:
         has_ps = kind.architecture is Architecture.PS
         if bounds.workers < 1 or (has_ps and bounds.ps < 1):
             return mean, deviation
-        workers, ps = _counts(bounds.workers), _counts(bounds.ps) if has_ps else np.ones(1)
-        at = np.log2(np.stack(np.meshgrid(workers, ps), axis=-1).reshape(-1, 2))
+        workers, ps, at = _looked_at(bounds, has_ps=has_ps)
         between = len(workers) < bounds.workers or (has_ps and len(ps) < bounds.ps)
         group = _group(kind)
         own = None if told is None else told.points
@@ -479,7 +536,9 @@ def _tell_alone(kind: TrainingKind, told: _Measured, bounds: _Bounds, mean: _Flo
 def _within(kind: TrainingKind, told: _Measured, bounds: _Bounds) -> tuple[_Measured, tuple[Any, Any]]:
     """What was measured within bounds, and where that is in an array that begins with 1 worker and 1 PS."""
     has_ps, counts = kind.architecture is Architecture.PS, told.sizes.counts
-    within = (counts[:, 0] <= bounds.workers) & ((counts[:, 1] <= bounds.ps) | (not has_ps))
+    within = counts[:, 0] <= bounds.workers
+    if has_ps:
+        within &= counts[:, 1] <= bounds.ps
     if not within.all():
         told = told[np.flatnonzero(within)]
         counts = told.sizes.counts
@@ -549,14 +608,11 @@ def _trend(kind: TrainingKind, at: _Floats) -> _Floats:
 
 def _measured(kind: TrainingKind, points: Sequence[SpeedPoint], noise: float, before: _Sizes | None) -> _Measured:
     """Points as arrays, less the trend, in the order of sizes, which may be the same as before."""
-    points = sorted(points)
-    allocations, speeds, many, jobs = zip(*[point[:4] for point in points], strict=True) if points else ((),) * 4
-    counts = np.array(allocations, dtype=np.int64).reshape(-1, 2)
-    same = before is not None and np.array_equal(before.counts, counts)
-    sizes = before if before is not None and same else _Sizes(_group(kind), counts)
-    times = np.maximum(np.array(many, dtype=np.float64), 1.0)
-    logs: _Floats = np.log(np.array(speeds, dtype=np.float64))
-    shown = np.array(jobs, dtype=np.int64)
+    rows = sorted([(size[0], size[1], speed, many, jobs) for size, speed, many, jobs, _, _, _ in points])
+    table = np.fromiter(chain.from_iterable(rows), np.float64, 5 * len(rows)).reshape(-1, 5)
+    counts = table[:, :2].astype(np.int64)
+    sizes = _Sizes(_group(kind), counts) if before is None else before.others(counts)
+    logs, times, shown = np.log(table[:, 2]), np.maximum(table[:, 3], 1.0), table[:, 4]
     single = (shown > 0) & (shown < _TRUSTED)
     return _Measured(sizes, logs - _trend(kind, sizes.at), np.maximum(noise**2 / times, _FLOOR**2), single)
 
@@ -577,13 +633,16 @@ def _doubted(told: _Measured) -> _Measured:
 
 def _chosen(kind: TrainingKind, told: _Measured) -> NDArray[np.int64]:
     """Places of the sizes that count for others: the fastest half of the most, and such as are far apart."""
-    far = told.sizes.apart
-    chosen = np.argsort(-(told.logs + _trend(kind, told.at)), kind="stable")[: _MOST_SIZES // 2].tolist()
-    nearest = far[chosen].min(axis=0)
+    every, within = told.sizes.among
+    fastest = np.argsort(-(told.logs + _trend(kind, told.at)), kind="stable")[: _MOST_SIZES // 2]
+    chosen, far = within[fastest].tolist(), every.apart
+    # Whatever is none of these is nearer than any.
+    nearest = np.full(len(far), -1.0)
+    nearest[within] = far[chosen].min(axis=0)[within]
     while len(chosen) < _MOST_SIZES:
         chosen.append(int(nearest.argmax()))
         np.minimum(nearest, far[chosen[-1]], out=nearest)
-    return np.sort(np.array(chosen, dtype=np.int64))
+    return np.searchsorted(within, np.sort(np.array(chosen, dtype=np.int64)))
 
 
 def _together(at: _Floats, most: int) -> tuple[_Floats, NDArray[np.int64]]:
@@ -607,6 +666,13 @@ def _distinct(at: _Floats) -> tuple[_Floats, NDArray[np.int64]]:
     places = np.empty(len(at), dtype=np.int64)
     places[order] = new.cumsum() - 1
     return inside[new], places
+
+
+@lru_cache(maxsize=256)
+def _looked_at(bounds: _Bounds, *, has_ps: bool) -> tuple[_Floats, _Floats, _Floats]:
+    """Counts of workers and of PSs that are looked at, and log2 of all sizes of them; not to be written to."""
+    workers, ps = _counts(bounds.workers), _counts(bounds.ps) if has_ps else np.ones(1)
+    return workers, ps, np.log2(np.stack(np.meshgrid(workers, ps), axis=-1).reshape(-1, 2))
 
 
 def _counts(most: int) -> _Floats:

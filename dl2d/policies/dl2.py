@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -135,7 +136,10 @@ class Dl2:
         own = {"optimism": optimism, "resize_seconds": resize_seconds, "slot_seconds": slot_seconds}
         self._version = version_of(checkpoint, own)
         self._least_seconds = {speeds.kind: least_seconds(speeds.points) for speeds in self._known}
-        self._known_kinds = frozenset(speeds.kind for speeds in self._known)
+        #: Sizes that are known of each kind.
+        self._known_sizes = {
+            speeds.kind: frozenset(point.allocation for point in speeds.points) for speeds in self._known
+        }
         #: Kept for speed alone: by how much kinds are faster here, and speeds at that level; what was measured last,
         #: what that comes to, the belief, and surfaces that follow.
         self._levelled: tuple[dict[TrainingKind, float], tuple[MeasuredSpeeds, ...]] = {}, self._known
@@ -210,7 +214,7 @@ class Dl2:
 
     def _hoped(self, request: JobRequest) -> float:
         """Deviations that are hoped for where nobody is bolder."""
-        return self._optimism if TrainingKind.of(request) in self._known_kinds else self._explored
+        return self._optimism if TrainingKind.of(request) in self._known_sizes else self._explored
 
     def _surface(
         self, belief: Belief, deciding: _Deciding, shown: Shown, floor: Allocation, held: Allocation, optimism: float
@@ -324,15 +328,15 @@ class Dl2:
     def _points(self, snapshot: Snapshot) -> tuple[MeasuredSpeeds, ...]:
         """What the checkpoint knows, at the level of this cluster, and what was measured that is news to it."""
         requests, measured = largest(snapshot), up_to_date(snapshot.speeds)
-        expected = {kind: self._expected(request) for kind, request in requests.items() if kind in self._known_kinds}
+        expected = {kind: self._expected(request) for kind, request in requests.items() if kind in self._known_sizes}
         # A kind that has no job now has its say in what all share.
         alike = {kind[1:]: request for kind, request in requests.items()}
         absent = {
             speeds.kind: self._expected(replace(alike[speeds.kind[1:]], model=speeds.kind.model))
             for speeds in measured
-            if speeds.kind in self._known_kinds and speeds.kind not in expected and speeds.kind[1:] in alike
+            if speeds.kind in self._known_sizes and speeds.kind not in expected and speeds.kind[1:] in alike
         }
-        faster = levels(measured, self._known, expected | absent)
+        faster = levels(measured, self._known_sizes, expected | absent)
         if self._levelled[0] != faster:
             self._levelled = faster, at_level(self._known, faster)
         expected |= {kind: (expected | absent)[kind] * math.exp(level) for kind, level in faster.items()}
@@ -399,20 +403,20 @@ class _Deciding:
         node or nowhere: there small tasks even the nodes out, and one that is full too early would block all. On a
         cluster that is empty it is then small tasks first altogether, and nodes are named: placing goes job by job.
         """
-        demand = np.array(
-            [[amounts_of(part, self.names) for part in (job.request.worker, job.request.ps)] for job in jobs],
-            dtype=np.int64,
-        )
+        parts = [(job.request.worker, job.request.ps) for job in jobs]
+        amounts = {part: amounts_of(part, self.names) for part in {*chain(*parts)}}
+        demand = np.array([[amounts[worker], amounts[ps]] for worker, ps in parts], dtype=np.int64)
         weight = weight_of(demand, self.capacity)
         if self._heads is not None:
             return self._heads.give(jobs, sizes, weight)
         filling, blocked = self.filling, dict[int, Blocked]()
-        starts = []
+        weights, wanted = weight.tolist(), sizes.tolist()
+        starts: list[tuple[float, int, Allocation]] = []
         for number, job in enumerate(jobs):
-            if filling.allocations[job.key] == NOTHING and sizes[number].any():
+            if filling.allocations[job.key] == NOTHING and any(wanted[number]):
                 step = filling.next_bundle(job)
                 assert step is not None, "a job that has nothing can have its minimum"
-                starts.append((-float((weight[number] * np.array(step)).sum()), number, step))
+                starts.append((-(weights[number][0] * step.workers + weights[number][1] * step.ps), number, step))
         for _, number, step in sorted(starts):
             stopped = filling.add(jobs[number], step)
             if stopped is not None:
@@ -421,7 +425,7 @@ class _Deciding:
             worker, number = turn < len(jobs), turn % len(jobs)
             if number in blocked and filling.allocations[jobs[number].key] == NOTHING:
                 continue
-            stopped = self._add(jobs[number], Role.WORKER if worker else Role.PS, int(sizes[number, int(not worker)]))
+            stopped = self._add(jobs[number], Role.WORKER if worker else Role.PS, wanted[number][int(not worker)])
             if stopped is not None:
                 blocked.setdefault(number, stopped)
         return blocked
@@ -498,19 +502,16 @@ def merged(known: Sequence[MeasuredSpeeds], measured: Sequence[MeasuredSpeeds]) 
 
     So that a belief need not be worked out anew for nothing, means are rounded to 2 % and counts to powers of two.
     """
-    kinds: dict[TrainingKind, dict[Allocation, SpeedPoint]] = {
-        speeds.kind: {point.allocation: point for point in speeds.points} for speeds in known
-    }
+    kinds = {speeds.kind: speeds.points for speeds in known}
     for speeds in measured:
-        own = kinds.setdefault(speeds.kind, {})
-        for point in speeds.points:
-            before = own.get(point.allocation)
-            if before is None or not _same(before.samples_per_second, point.samples_per_second):
-                own[point.allocation] = _rounded(point)
-    return tuple(
-        MeasuredSpeeds(kind, tuple(point for _, point in sorted(points.items())))
-        for kind, points in sorted(kinds.items())
-    )
+        if speeds.points or speeds.kind not in kinds:
+            own = {point.allocation: point for point in kinds.get(speeds.kind, ())}
+            for point in speeds.points:
+                before = own.get(point.allocation)
+                if before is None or not _same(before.samples_per_second, point.samples_per_second):
+                    own[point.allocation] = _rounded(point)
+            kinds[speeds.kind] = tuple(sorted(own.values()))
+    return tuple(MeasuredSpeeds(kind, points) for kind, points in sorted(kinds.items()))
 
 
 def _same(one: float, other: float) -> bool:

@@ -441,8 +441,9 @@ class _Scores:
         cost, gain = self._surfaces.cost[which, now], self._surfaces.gain[which, now]
         start = (self._from_nothing[of] & (now == 0)).astype(np.int64)
         total, *hidden = (self._linear(part, of, cost, gain, start) for part in self._parts)
+        some = _picked(of, len(self._which))
         for inside, (bias, outer) in zip(hidden, self._hidden, strict=True):
-            total += outer[of] * np.tanh(inside + bias[of])
+            total += outer[some] * np.tanh(inside + bias[some])
         return total
 
     def _linear(
@@ -450,12 +451,18 @@ class _Scores:
     ) -> Floats:
         # The same numbers in the same order as ``score`` adds them.
         of_cost, of_gain, lasting, constants = part
-        total = of_cost[of] * cost
-        total += of_gain[of] * gain
+        some = _picked(of, len(of_cost))
+        total = of_cost[some] * cost
+        total += of_gain[some] * gain
         for weighed in lasting:
-            total += weighed[of]
+            total += weighed[some]
         total += constants[start, of][:, None]
         return total
+
+
+def _picked(of: Ints, count: int) -> Ints | slice:
+    """Some of so many, in ascending order; all of them need not be picked one by one."""
+    return of if len(of) < count else slice(None)
 
 
 class _Looking:
@@ -554,8 +561,9 @@ class _Looking:
         surfaces, which = self._surfaces, self._which[of]
         room = self.free[self._rows[of]] + surfaces.need[which, now]
         open_ = surfaces.there[which, now]
+        some = _picked(of, len(self._which))
         for number, need in enumerate(self._need):
-            open_ &= need[of] <= room[:, number, None]
+            open_ &= need[some] <= room[:, number, None]
         if self._growing:
             sizes = surfaces.sizes[which]
             open_ &= (sizes >= sizes[np.arange(len(now)), now][:, None]).all(axis=2)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dl2d.core.jobs import Allocation
 from dl2d.core.measured import FAR, MeasuredSpeeds, TrainingKind
 
 #: Sizes that have to tell.
@@ -21,7 +22,7 @@ _STEP: Final = 0.02
 
 def levels(
     measured: Iterable[MeasuredSpeeds],
-    known: Iterable[MeasuredSpeeds],
+    known: Mapping[TrainingKind, Collection[Allocation]],
     expected: Mapping[TrainingKind, NDArray[np.float64]],
 ) -> dict[TrainingKind, float]:
     """Logarithms by which kinds are faster here than expected, of those that are by more than 28 %.
@@ -32,23 +33,26 @@ def levels(
 
     Parameters
     ----------
+    known
+        Sizes that are known of each kind.
     expected
         Samples per second, as ``KnownSpeeds.grid`` has them.
     """
     found = {}
-    sizes = {speeds.kind: {point.allocation for point in speeds.points} for speeds in known}
     for speeds in measured:
-        grid = expected.get(speeds.kind)
-        if grid is None:
+        if speeds.kind not in expected:
             continue
-        apart = {
-            point.allocation: math.log(point.samples_per_second / there)
+        there = expected[speeds.kind].tolist()
+        apart = [
+            (point.allocation, math.log(point.samples_per_second / speed))
             for point in speeds.points
-            if point.samples_per_second > 0 and (there := _there(grid, *point.allocation)) > 0
-        }
-        both = [far for size, far in apart.items() if size in sizes.get(speeds.kind, ())]
-        off = both if len(both) >= _LEAST else list(apart.values())
-        if len(off) < _LEAST:
+            if point.samples_per_second > 0 and (speed := _there(there, *point.allocation)) > 0
+        ]
+        sizes = known.get(speeds.kind, ())
+        both = [far for size, far in apart if size in sizes]
+        off = both if len(both) >= _LEAST else [far for _, far in apart]
+        # The median is far off only where half of them are.
+        if len(off) < _LEAST or 2 * sum(abs(far) > FAR for far in off) < len(off):
             continue
         level = float(np.median(off))
         if np.quantile(np.array(off) * np.sign(level), _OTHERWISE) > FAR:
@@ -72,6 +76,6 @@ def at_level(known: Iterable[MeasuredSpeeds], faster: Mapping[TrainingKind, floa
     )
 
 
-def _there(grid: NDArray[np.float64], workers: int, ps: int) -> float:
-    ps = ps if grid.shape[0] > 1 else 0
-    return float(grid[ps, workers]) if ps < grid.shape[0] and workers < grid.shape[1] else 0.0
+def _there(grid: list[list[float]], workers: int, ps: int) -> float:
+    ps = ps if len(grid) > 1 else 0
+    return grid[ps][workers] if ps < len(grid) and workers < len(grid[ps]) else 0.0

@@ -68,12 +68,7 @@ def usable(kind: TrainingKind, points: Iterable[SpeedPoint]) -> tuple[SpeedPoint
     """Points that say something: a speed of 0 is a run that failed, and a job without workers or PSs does not train."""
     has_ps = kind.architecture is Architecture.PS
     return tuple(
-        point
-        for point in points
-        if point.samples_per_second > 0
-        and math.isfinite(point.samples_per_second)
-        and point.allocation.workers > 0
-        and (point.allocation.ps > 0 or not has_ps)
+        [point for point in points if 0.0 < point[1] < math.inf and point[0][0] > 0 and (point[0][1] > 0 or not has_ps)]
     )
 
 

@@ -125,14 +125,14 @@ def test_some_sizes_that_are_slower_or_faster_say_nothing_of_the_others() -> Non
     grid = np.zeros((4, 4))
     grid[1:, 1:] = 10.0
     all_faster = measured(dict.fromkeys([(1, 1), (2, 2), (3, 1)], 20.0))
-    assert levels([all_faster], [], {KIND: grid}) == {KIND: pytest.approx(np.log(2), abs=0.02)}
-    assert levels([measured(dict.fromkeys([(1, 1), (2, 2)], 20.0))], [], {KIND: grid}) == {}, "too few"
-    assert levels([measured({(1, 1): 20.0, (2, 2): 20.0, (3, 1): 10.0, (1, 3): 10.0})], [], {KIND: grid}) == {}
-    assert levels([measured(dict.fromkeys([(1, 1), (2, 2), (3, 1)], 12.0))], [], {KIND: grid}) == {}, "not by much"
-    assert levels([all_faster], [], {}) == {}
+    assert levels([all_faster], {}, {KIND: grid}) == {KIND: pytest.approx(np.log(2), abs=0.02)}
+    assert levels([measured(dict.fromkeys([(1, 1), (2, 2)], 20.0))], {}, {KIND: grid}) == {}, "too few"
+    assert levels([measured({(1, 1): 20.0, (2, 2): 20.0, (3, 1): 10.0, (1, 3): 10.0})], {}, {KIND: grid}) == {}
+    assert levels([measured(dict.fromkeys([(1, 1), (2, 2), (3, 1)], 12.0))], {}, {KIND: grid}) == {}, "not by much"
+    assert levels([all_faster], {}, {}) == {}
     sizes = {(1, 1): 5.0, (2, 2): 5.0, (3, 1): 5.0, (1, 3): 20.0, (2, 1): 20.0, (3, 3): 20.0}
-    both = measured({size: 10.0 for size, speed in sizes.items() if speed > 10.0})
-    assert levels([measured(sizes)], [both], {KIND: grid}) == {KIND: pytest.approx(np.log(2), abs=0.02)}
+    both = {Allocation(*size) for size, speed in sizes.items() if speed > 10.0}
+    assert levels([measured(sizes)], {KIND: both}, {KIND: grid}) == {KIND: pytest.approx(np.log(2), abs=0.02)}
 
 
 def test_what_is_measured_again_much_the_same_changes_nothing() -> None:
