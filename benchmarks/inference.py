@@ -13,6 +13,9 @@ each job.
 
 - slot: the same speeds in each slot, so what is believed changes little.
 - slot_with_news: in each slot all speeds are up to 10 % off in another way, so all that is believed is worked out anew.
+- slot_of_a_stream: what a simulated cluster shows, of the preset `realistic` (speeds measured with noise, wrong epochs,
+  interference, failures, costs of resizes): of ten times as many jobs, in the slots in which from 3/4 to 5/4 of the
+  jobs are there. Of `Policy.decide` alone, for its cluster is kept from slot to slot.
 
 An inference is one call of the network on one observation, all of it anew; in a slot, what did not change is not worked
 out again. A slot is `Packing.for_decision` and `Policy.decide` together. Times are of this thread's processor.
@@ -32,7 +35,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.cluster import Node, Snapshot
-from dl2d.core.jobs import Allocation, Architecture, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress
+from dl2d.core.decision import Decision
+from dl2d.core.jobs import (
+    Allocation,
+    Architecture,
+    Consistency,
+    Job,
+    JobKey,
+    JobRequest,
+    JobState,
+    Launch,
+    Owner,
+    Progress,
+)
 from dl2d.core.measured import JobSpeeds, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Policy
@@ -41,7 +56,10 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies import dl2, dl2_original
 from dl2d.policies.checkpoint import Checkpoint, read_checkpoint
 from dl2d.policies.lookahead import Lookahead
+from dl2d.simulation.generators import generate
+from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.profiles import load_profile, profile_names
+from dl2d.simulation.replay import replay
 
 MODELS = sorted(profile_names())[:8]
 #: Part by which speeds are off where there is news in each slot.
@@ -79,7 +97,8 @@ def snapshot(jobs: int, nodes: int, rng: np.random.Generator, models: Sequence[s
             speed *= float(rng.uniform(1.0 - wrong, 1.0 + wrong))
         return SpeedPoint(Allocation(*size), speed, 3)
 
-    kinds = sorted({TrainingKind.of(job.request) for job in queue if job.request.model in known})
+    # As the daemon shows them: also of kinds of which there is no job now.
+    kinds = [TrainingKind(model, Architecture.PS, Consistency.SYNC) for model in sorted(known)]
     speeds = [MeasuredSpeeds(kind, tuple(point(kind.model, size) for size in SIZES)) for kind in kinds]
     shown = [
         JobSpeeds(job.key, tuple(point(job.request.model, SIZES[(place + 7 * more) % len(SIZES)]) for more in range(2)))
@@ -160,6 +179,36 @@ def slots(
     return times[5:], tasks[5:]
 
 
+class TimedPolicy:
+    """A policy whose decisions are timed, those on about so many jobs."""
+
+    def __init__(self, policy: Policy, jobs: int) -> None:
+        self._policy = policy
+        self._jobs = jobs
+        self.seconds: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+        begin = time.thread_time()
+        decision = self._policy.decide(snapshot, packing, rng)
+        if 0.75 * self._jobs <= len(snapshot.jobs) <= 1.25 * self._jobs:
+            self.seconds.append(time.thread_time() - begin)
+        return decision
+
+
+def stream(policy: Policy, jobs: int, nodes: int) -> list[float]:
+    """Seconds of each decision with about so many jobs, of a simulated stream."""
+    # Jobs stay about six slots.
+    settings = {"jobs": f"{10 * jobs}", "nodes": f"{nodes}", "models": ",".join(MODELS), "cap": f"{max(jobs // 6, 1)}"}
+    known = generate("dl2", settings, np.random.default_rng(1))
+    rules = preset(PresetName.REALISTIC)
+    timed = TimedPolicy(policy, jobs)
+    replay(known, timed, rules.placement_of(policy.name), rules=rules.rules, timer=time.perf_counter)
+    return timed.seconds
+
+
 def milliseconds(seconds: list[float]) -> dict[str, float]:
     p50, p99 = (1e3 * float(value) for value in np.percentile(seconds, [50, 99]))
     return {"p50_ms": round(p50, 3), "p99_ms": round(p99, 3)}
@@ -205,6 +254,7 @@ def main() -> None:
         if policy.needs:
             times, _ = slots(policy, options.jobs, options.nodes, options.slots, models, WRONG)
             found[name]["slot_with_news"] = milliseconds(times)
+            found[name]["slot_of_a_stream"] = milliseconds(stream(policy, options.jobs, options.nodes))
     if options.json:
         print(json.dumps(found))
         return

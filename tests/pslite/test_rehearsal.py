@@ -283,6 +283,24 @@ def kill(rehearsal, task):
     rehearsal._wake()
 
 
+def test_the_first_plan_may_be_given_up(monkeypatch):
+    make_ready = Worker._make_ready
+
+    def refuse_once(worker, message):
+        if message.plan.number == 1:
+            worker._send(Nack(plan=1, reason="not now"))
+        else:
+            make_ready(worker, message)
+
+    monkeypatch.setattr(Worker, "_make_ready", refuse_once)
+    rehearsal = Rehearsal(job(), workers=1, servers=2)
+    monkeypatch.setattr(Coordinator, "_give_up_plan", lambda self, reason, unfit: self._abort(self._pending, reason))
+    outcome = rehearsal.run()
+    assert any(line.startswith("plan 1 is given up") for line in outcome.log), outcome.log
+    assert outcome.status.state == "finished", (outcome.status.reason, outcome.log)
+    assert outcome.status.result.digest == expected("plain")
+
+
 @pytest.mark.parametrize("after", [0, 1, 2])
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_server_dies_as_the_job_goes_on_from_a_checkpoint(after, servers, monkeypatch, tmp_path):

@@ -484,11 +484,10 @@ class Server:
                 return memoryview(self._scratch)[: block.nbytes]
             self._incoming[link] = np.empty(block.nbytes, dtype=np.uint8)
             return self._incoming[link].data
-        if header.kind in (INIT, RESTORE) and header.block in self._holdings:
+        if header.kind in (INIT, RESTORE) and header.block in self._holdings and self._is_first(link, header):
             # sent again, for the connection broke when it had come
-            if header.length > (1 + slots(block.optimizer)) * block.nbytes:
-                raise ProtocolError(f"{header.length} bytes are no state of block {header.block}")
-            self._incoming[link] = np.empty(header.length, dtype=np.uint8)
+            rows = 1 if header.kind == INIT else 1 + slots(block.optimizer)
+            self._incoming[link] = np.empty(rows * block.nbytes, dtype=np.uint8)
             return self._incoming[link].data
         if header.kind in (INIT, STATE, RESTORE):
             holding = self._awaited(link, header)
@@ -588,11 +587,17 @@ class Server:
         holding = stage.gained.get(header.block) if stage else None
         if stage is None or holding is None or holding.here:
             raise ProtocolError(f"block {header.block} of plan {header.plan} is not awaited here")
-        if header.kind in (INIT, RESTORE) and (header.plan != 1 or stage.plan.workers[0].task != link.task):
+        if header.kind in (INIT, RESTORE) and not self._is_first(link, header):
             raise ProtocolError(f"{link.task} may not set initial weights")
         if header.kind == STATE:
             self._owns(link, header)
         return holding
+
+    def _is_first(self, link: Link, header: Header) -> bool:
+        """Whether a frame is of the first worker of the first plan, before everybody has moved to that."""
+        stage = self._stages.get(header.plan)
+        first = stage is not None and stage.previous is None and not self._settled
+        return stage is not None and first and stage.plan.workers[0].task == link.task
 
     def _owns(self, link: Link, header: Header) -> bool:
         """Whether the sender owns a block; False if it did until servers died, which it had yet to hear.
