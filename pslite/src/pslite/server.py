@@ -222,8 +222,8 @@ class Server:
         self._incoming: dict[Link, Array] = {}
         #: by worker, numbers of our memory that it knows
         self._shown: dict[Link, set[int]] = {}
-        #: workers that want whole blocks, or weights that they lack
-        self._asked: list[tuple[Link, Header]] = []
+        #: workers that want whole blocks, or weights that they lack: what of which block they asked for last
+        self._asked: dict[tuple[Link, int, int], Header] = {}
         #: connections that we opened to other servers
         self._peers: dict[str, Link] = {}
         self._dialer = Dialer(self._hand_in)
@@ -437,7 +437,7 @@ class Server:
     def payload(self, link: Link, header: Header) -> memoryview:
         """Say where the payload of a frame goes."""
         if header.kind == AGAIN and self._spec is None:
-            return memoryview(b"")  # the worker has been told sooner than we what the job is
+            return memoryview(b"")  # the worker has been told sooner than we what the job is: we have nothing
         if header.block >= len(self._blocks):
             raise ProtocolError(f"block {header.block} does not exist")
         block = self._blocks[header.block]
@@ -533,8 +533,8 @@ class Server:
             if weights is not None:
                 self._rebuilding.weights(header, weights)
                 self._take_rebuilt()
-        elif header.kind in (FETCH, AGAIN):
-            self._asked.append((link, header))
+        elif header.kind in (FETCH, AGAIN) and self._spec is not None:
+            self._asked[link, header.kind, header.block] = header
             self._answer_fetches()
         elif header.kind == STATE_ACK:
             if header.block in self._unacknowledged and self._keeps:
@@ -965,23 +965,23 @@ class Server:
 
     def _answer_fetches(self) -> None:
         """Send blocks to workers that asked for them; one that is on its way to us is awaited."""
-        asked, self._asked = self._asked, []
-        for link, header in asked:
-            holding = self._holdings.get(header.block) or self._parted.get(header.block)
-            if not link.open:
-                continue
-            if holding is None or not holding.here:
-                self._asked.append((link, header))
-            elif header.kind == AGAIN:
-                self._answer_again(link, header, holding)
-            # in async mode it is as it is
-            elif self._async or holding.version == header.version:
-                whole = holding.settled().reshape(-1).data.cast("B")
-                link.send(
-                    Header(WHOLE, header.plan, header.block, 0, whole.nbytes, header.version, holding.first), whole
-                )
-            else:
-                self._asked.append((link, header))
+        for key, header in list(self._asked.items()):
+            link, holding = key[0], self._holdings.get(header.block) or self._parted.get(header.block)
+            here = holding is not None and holding.here
+            if not link.open or (holding is not None and here and self._answer_asked(link, header, holding)):
+                del self._asked[key]
+
+    def _answer_asked(self, link: Link, header: Header, holding: Holding) -> bool:
+        """Send a worker what it has asked for of a block that is here; returns whether that is done with."""
+        if header.kind == AGAIN:
+            self._answer_again(link, header, holding)
+            return True
+        # in async mode it is as it is
+        if not self._async and holding.version != header.version:
+            return False
+        whole = holding.settled().reshape(-1).data.cast("B")
+        link.send(Header(WHOLE, header.plan, header.block, 0, whole.nbytes, header.version, holding.first), whole)
+        return True
 
     def _answer_again(self, link: Link, header: Header, holding: Holding) -> None:
         """Answer a worker once more, whose connection broke, unless the answer is still to come."""
