@@ -727,3 +727,40 @@ def test_norms_that_are_whole_before_the_last_server_says_that_it_goes_on_count(
     assert whole, outcome.log
     assert outcome.status.state == "finished", outcome.log
     says_so("clipped", outcome, "\n".join(outcome.log))
+
+
+def test_a_server_that_only_adds_up_dies_before_it_has_added_anything(monkeypatch):
+    """The last sums are its predecessor's, whose answers workers have not got when they are asked what they have."""
+    answer, promote, provide = Server._answer, Server._promote, Worker._provide
+    rehearsal = Rehearsal(job(update="worker"), workers=2, servers=1, events=[Event(10, servers=2)])
+    late, promoted, gone_on = [], [], []
+
+    def answer_late(server, holding, **how):
+        if server._identity.task == "ps-0" and holding.block.number not in server._holdings and not promoted:
+            late.append((server, holding, how))
+            if len(late) == len(server._stages[2].plan.blocks_of("ps-1")):
+                rehearsal._happen(Event(0, kill="ps", choice=1))
+            return
+        answer(server, holding, **how)
+
+    def promote_and_answer(server, message):
+        promoted.append(message)
+        promote(server, message)
+
+    def answer_at_last(worker, message):
+        provide(worker, message)
+        if not gone_on:
+            gone_on.append(message)
+            for server, holding, how in late:
+                answer(server, holding, **how)
+                for link in server._links.values():
+                    link.flush()
+
+    monkeypatch.setattr(Server, "_answer", answer_late)
+    monkeypatch.setattr(Server, "_promote", promote_and_answer)
+    monkeypatch.setattr(Worker, "_provide", answer_at_last)
+    outcome = rehearsal.run()
+    assert outcome.killed == ["ps-1"], outcome.log
+    assert outcome.status.state == "finished", outcome.log
+    assert outcome.status.result.digest == expected("plain"), outcome.log
+    assert not outcome.surprises, (outcome.surprises, outcome.log)

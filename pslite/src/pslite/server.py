@@ -1399,8 +1399,8 @@ class Server:
                 pass
 
     def _newest(self, block: int) -> Holding | None:
-        """What we have of a block, as its owner, on its way to another one, or as a replica."""
-        places = (self._holdings, self._unacknowledged, self._replicas.kept)
+        """What we have of a block, as its owner, on its way to another one, as a replica, or as its last sum."""
+        places = (self._holdings, self._unacknowledged, self._replicas.kept, self._parted)
         found = [place[block] for place in places if block in place]
         older = self._rebuilding.lagging(block)
         if older is not None:
@@ -1434,6 +1434,7 @@ class Server:
                 self._stamp = self._clocks.stamp if self._clocks.stamp[0] in self._stages else None
         for block, owner in message.owners.items():
             newest = found[block]
+            self._parted.pop(block, None)
             for holding in (self._holdings.pop(block, None), self._unacknowledged.pop(block, None)):
                 if holding is not None:
                     self._guards.release(holding)
