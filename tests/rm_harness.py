@@ -28,7 +28,7 @@ class Harness(ABC):
     """A manager with at least two nodes of 8 CPU, alone in the cluster, and ways to look behind its back."""
 
     #: Seconds that a start or an end may take before a test gives up.
-    patience: float = 20.0
+    patience: float = 60.0
     #: Prefixes of variables that the manager may add to a task's environment.
     own_variables: tuple[str, ...] = ("DL2_",)
     #: Whether what a task leaves behind when it ends is asked to end before it is killed.

@@ -17,7 +17,6 @@ from dl2d_slurm.settings import SlurmSettings
 class SlurmHarness(Harness):
     """Tasks belong to an ordinary user, or to root where ordinary users may not run the tests' interpreter."""
 
-    patience = 60.0
     unknown_handle = "4000000000"
     #: Slurm kills it outright.
     asks_what_is_left = False
