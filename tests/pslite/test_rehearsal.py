@@ -236,6 +236,20 @@ def test_a_server_dies_as_the_job_begins(after, how, servers, monkeypatch):
     """It has had so many blocks of the first weights, or gradients; nothing is lost with it."""
     spec = job(**FIRST_PLANS[how])
     rehearsal = Rehearsal(spec, workers=3, servers=servers)
+    dies_as_it_begins(rehearsal, monkeypatch, after)
+    outcome = rehearsal.run()
+    story = "\n".join([*outcome.log, *outcome.surprises])
+    assert outcome.killed == ["ps-0"], story
+    assert outcome.status.state == "finished", story
+    assert outcome.status.version == spec.total_versions, story
+    assert not outcome.surprises, story
+    if how != "async":
+        assert outcome.status.result.inexact_from is None, story
+        assert outcome.status.result.digest == static_digest(spec), story
+
+
+def dies_as_it_begins(rehearsal, monkeypatch, after):
+    """Have the first server die when so many blocks of the first weights, or gradients, have come to it."""
     arrived, pushed, begin, count = Server.arrived, Server._pushed, Worker._send_first_weights, []
 
     def note(server):
@@ -245,7 +259,7 @@ def test_a_server_dies_as_the_job_begins(after, how, servers, monkeypatch):
                 kill(rehearsal, "ps-0")
 
     def arrive(server, link, header):
-        if header.kind == INIT:
+        if header.kind in (INIT, RESTORE):
             note(server)
         arrived(server, link, header)
 
@@ -261,15 +275,6 @@ def test_a_server_dies_as_the_job_begins(after, how, servers, monkeypatch):
     monkeypatch.setattr(Server, "arrived", arrive)
     monkeypatch.setattr(Server, "_pushed", push)
     monkeypatch.setattr(Worker, "_send_first_weights", begins)
-    outcome = rehearsal.run()
-    story = "\n".join([*outcome.log, *outcome.surprises])
-    assert outcome.killed == ["ps-0"], story
-    assert outcome.status.state == "finished", story
-    assert outcome.status.version == spec.total_versions, story
-    assert not outcome.surprises, story
-    if how != "async":
-        assert outcome.status.result.inexact_from is None, story
-        assert outcome.status.result.digest == static_digest(spec), story
 
 
 def kill(rehearsal, task):
@@ -309,22 +314,7 @@ def test_a_server_dies_as_the_job_goes_on_from_a_checkpoint(after, servers, monk
     undisturbed = static_digest(job())
     Rehearsal(job(checkpoint=str(tmp_path), checkpoint_every=10, epochs=5), workers=2, servers=2).run()
     rehearsal = Rehearsal(spec, workers=2, servers=servers)
-    arrived, begin, count = Server.arrived, Worker._send_first_weights, []
-
-    def arrive(server, link, header):
-        if header.kind == RESTORE and server._identity.task == "ps-0":
-            count.append(header)
-            if len(count) == after:
-                kill(rehearsal, "ps-0")
-        arrived(server, link, header)
-
-    def begins(worker, plan):
-        if not after:
-            kill(rehearsal, "ps-0")
-        begin(worker, plan)
-
-    monkeypatch.setattr(Server, "arrived", arrive)
-    monkeypatch.setattr(Worker, "_send_first_weights", begins)
+    dies_as_it_begins(rehearsal, monkeypatch, after)
     outcome = rehearsal.run()
     assert outcome.killed == ["ps-0"], outcome.log
     assert any("goes on from its checkpoint" in line for line in outcome.log), outcome.log
