@@ -80,10 +80,15 @@ class LocalCluster(DaemonProcess):
             manager.close()
         assert self.processes() == []
 
-    def train(self, name: str, *arguments: str, epochs: int = 60, **changes: object) -> JobKey:
-        """Submit a training job that must be accepted; an epoch has 11 steps."""
+    def train(
+        self, name: str, *arguments: str, epochs: int = 60, gate: Path | None = None, **changes: object
+    ) -> JobKey:
+        """Submit a training job that must be accepted; an epoch has 11 steps. It does not end while `gate` is there."""
         request = {**REQUEST, "name": name, "epochs": epochs, **changes}
-        return self.submit(request, [sys.executable, str(WORKER), "--epochs", str(epochs), *arguments], **KERNELS)
+        held = {"PSLITE_PACE_FILE": str(gate)} if gate else {}
+        return self.submit(
+            request, [sys.executable, str(WORKER), "--epochs", str(epochs), *arguments], **KERNELS, **held
+        )
 
     def static_digest(self, *arguments: str, epochs: int = 60) -> str:
         """Digest of the same training with one worker and one server that never change."""

@@ -70,12 +70,12 @@ def go_through(seed, kind, kills, **changes):
     assert outcome.status.result.digest == expected(kind), story
 
 
-def rehearse(seed, kind, kills, *, workers=4, any_worker=False, settings=None, **changes):
+def rehearse(seed, kind, kills, *, workers=4, any_worker=False, settings=None, last=45, **changes):
     """Go through a schedule that must end well; every version counts itself, so that none is lost or done twice."""
     rng = random.Random(seed)
     # where replicas are needed one may die, and two are left
     least = 3 if "ps" in kills and changes.get("durability") == "durable" else 1
-    events = random_events(rng, last=45, kills=kills, least_servers=least, most_workers=workers)
+    events = random_events(rng, last=last, kills=kills, least_servers=least, most_workers=workers)
     workers, servers = rng.randint(1, workers), rng.randint(least, 4)
     spec = job(**JOBS[kind], **changes)
     encrypt = "all" if kind == "encrypted" else "control"

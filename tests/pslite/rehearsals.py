@@ -1,0 +1,237 @@
+"""Go through thousands of rehearsals of all kinds, several at a time, and keep what those that fail had to say.
+
+    python tests/pslite/rehearsals.py --count 10000 --out rehearsals.out [--processes 6] [--first 0] [KIND ...]
+
+Each is a random schedule as the tests go through them, of a number that they do not. A failure is a file in `--out`:
+the schedule, all that was said, and what coordinator and members knew when time was up. Exits with 1 if there was one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import multiprocessing
+import os
+import random
+import reprlib
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import cache, partial
+from itertools import count, islice
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import rehearsal
+import test_allreduce
+import test_async
+import test_rehearsal as tests
+from weather import cut_data, rough_weather
+
+#: seeds start here, far from those of the tests
+_FIRST = 1_000_000
+#: rehearsals that one process goes through: threads of those that failed do not slow down all that follow
+_FOR_ONE_PROCESS = 100
+
+
+def early(seed: int) -> None:
+    """Servers and workers die as the job begins."""
+    rng = random.Random(seed)
+    kind = tests.kind_of(seed)
+    kills = ["ps"] * rng.randint(1, 2) + ["worker"] * rng.randint(0, 1) + ["coordinator"] * rng.choice((0, 0, 1))
+    settings = tests.BRIEF
+    tests.says_so(kind, *tests.rehearse(seed, kind, kills, last=1, settings=settings, **rng.choice(tests.WAYS)))
+
+
+def broken(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data connections break beside deaths of servers and workers."""
+    if seed % 3 == 2:
+        rough_weather(monkeypatch, seed)
+    cut_data(monkeypatch, seed, often=0.01)
+    kind, way = tests.kind_of(seed), random.Random(seed).choice(tests.WAYS)
+    tests.says_so(kind, *tests.rehearse(seed, kind, tests.some_deaths(seed), settings=tests.PATIENT, **way))
+
+
+def broken_async(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same in async jobs."""
+    cut_data(monkeypatch, seed, often=0.01)
+    test_async.test_a_dead_servers_blocks_go_on_from_workers_weights_and_others_lose_nothing(seed, monkeypatch)
+
+
+def broken_last(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data connections break beside deaths of the last worker."""
+    cut_data(monkeypatch, seed, often=0.01)
+    kind, durability = tests.kind_of(seed), ("none", "durable")[seed % 2]
+    kills = ["worker"] * random.Random(seed).randint(1, 2)
+    tests.says_so(
+        kind,
+        *tests.rehearse(
+            seed, kind, kills, workers=2, any_worker=True, durability=durability, settings=tests.PATIENT
+        ),
+    )  # fmt: skip
+
+
+def rough(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames in pieces, late and twice, beside deaths of servers in each way of keeping state."""
+    rough_weather(monkeypatch, seed)
+    kind, way = tests.kind_of(seed), random.Random(seed).choice(tests.WAYS)
+    tests.says_so(kind, *tests.rehearse(seed, kind, tests.some_deaths(seed), **way))
+
+
+@cache
+def _all_reduce_digest() -> str:
+    return rehearsal.static_digest(rehearsal.job())
+
+
+def _async(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    transport, staleness = ("", "tcp")[seed % 2], (0, 1, 5)[seed % 3]
+    test_async.test_every_contribution_is_applied_once_whatever_the_resizes(
+        seed, staleness, transport, monkeypatch, tmp_path
+    )
+
+
+def _async_deaths(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    test_async.test_deaths_leave_samples_out_but_nothing_hangs(seed, ("", "tcp")[seed % 2], monkeypatch, tmp_path)
+
+
+def _all_reduce(seed: int) -> None:
+    test_allreduce.test_resizes_and_deaths((0, 0, 2)[seed % 3], seed, _all_reduce_digest())
+
+
+KINDS: dict[str, Callable[..., None]] = {
+    "workers": tests.test_resizes_and_deaths_of_workers,
+    "resizes": tests.test_resizes_of_durable_jobs,
+    "replicas": tests.test_deaths_of_servers_that_have_replicas,
+    "weather": tests.test_frames_in_pieces_late_and_twice,
+    "adding": tests.test_deaths_of_servers_that_only_add_up,
+    "lost": partial(tests.test_deaths_of_servers_whose_state_is_lost, durability="none"),
+    "relaxed": partial(tests.test_deaths_of_servers_whose_state_is_lost, durability="relaxed"),
+    "last": partial(tests.test_deaths_of_the_last_worker, durability="none"),
+    "last-durable": partial(tests.test_deaths_of_the_last_worker, durability="durable"),
+    "coordinator": tests.test_deaths_of_the_coordinator,
+    "bad-network": tests.test_deaths_of_coordinators_and_servers_on_a_bad_network,
+    "breaks": tests.test_data_connections_that_break_are_opened_again,
+    "early": early,
+    "rough": rough,
+    "broken": broken,
+    "broken-last": broken_last,
+    "broken-async": broken_async,
+    "async": _async,
+    "async-breaks": test_async.test_every_contribution_is_applied_once_although_connections_break,
+    "async-deaths": _async_deaths,
+    "async-servers": test_async.test_a_dead_servers_blocks_go_on_from_workers_weights_and_others_lose_nothing,
+    "all-reduce": _all_reduce,
+}
+
+
+class _Known(reprlib.Repr):
+    """What an object knows, down to some depth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 5
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = 40
+        self.maxstring = self.maxother = 200
+
+
+def _write_down(whom: rehearsal.Rehearsal, path: Path) -> None:
+    """Keep what coordinator and members know."""
+    known = _Known()
+    with path.open("w", encoding="utf-8") as file:
+        for name, one in {"coordinator": whom._coordinator, **whom._members}.items():
+            print(f"=== {name}", file=file)
+            for key, value in sorted(vars(one).items()):
+                print(f"{key}: {known.repr(value)}", file=file)
+
+
+def go_through(kind: str, seed: int, out: Path) -> str:
+    """Go through one of a kind; returns what went wrong, or nothing."""
+    play = KINDS[kind]
+    wants = inspect.signature(play).parameters
+    exchange = rehearsal.Rehearsal.exchange
+
+    def look(whom: rehearsal.Rehearsal, *args: object, **how: object) -> object:
+        reply = exchange(whom, *args, **how)  # type: ignore[arg-type]
+        if reply.stop:
+            _write_down(whom, out / f"state-{kind}-{seed}.txt")
+        return reply
+
+    with (
+        pytest.MonkeyPatch.context() as monkeypatch,
+        tempfile.TemporaryDirectory() as folder,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("error")
+        monkeypatch.setattr(rehearsal.Rehearsal, "exchange", look)
+        if play is not _all_reduce and tests.kind_of(seed) == "encrypted":
+            monkeypatch.setenv("DL2_TRANSPORT", "tcp")
+        given = {"monkeypatch": monkeypatch, "tmp_path": Path(folder)}
+        try:
+            play(seed, **{name: value for name, value in given.items() if name in wants})
+        except BaseException as error:  # noqa: BLE001  (each failure is kept)
+            path = out / f"fail-{kind}-{seed}.txt"
+            path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+            return str(path)
+    return ""
+
+
+def _in_the_background() -> None:
+    os.nice(15)
+
+
+def main() -> int:
+    """Go through them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)} (default: all)")
+    parser.add_argument("--count", type=int, default=1000, help="how many in all (default %(default)s)")
+    parser.add_argument("--first", type=int, default=_FIRST, help="the first seed (default %(default)s)")
+    parser.add_argument("--processes", type=int, default=3 * (os.cpu_count() or 1), help="(default %(default)s)")
+    parser.add_argument("--minutes", type=float, help="begin no more after that")
+    parser.add_argument("--out", type=Path, default=Path("rehearsals.out"), help="(default %(default)s)")
+    options = parser.parse_args()
+    for kind in set(options.kinds) - set(KINDS):
+        parser.error(f"no kind {kind!r}: there are {', '.join(KINDS)}")
+    options.out.mkdir(parents=True, exist_ok=True)
+
+    began = time.monotonic()
+    until = began + 60 * options.minutes if options.minutes else float("inf")
+    kinds = options.kinds or list(KINDS)
+    each = ((kind, seed) for seed in count(options.first) for kind in kinds)
+    ahead: Iterator[tuple[str, int]] = islice(each, options.count)
+    done, failures = Counter[str](), list[str]()
+    at_work: dict[Future[str], str] = {}
+    # not forked: nothing of this process is theirs
+    with ProcessPoolExecutor(
+        options.processes,
+        multiprocessing.get_context("spawn"),
+        _in_the_background,
+        max_tasks_per_child=_FOR_ONE_PROCESS,
+    ) as pool:
+        while True:
+            while len(at_work) < options.processes and time.monotonic() < until and (one := next(ahead, None)):
+                at_work[pool.submit(go_through, *one, options.out)] = one[0]
+            if not at_work:
+                break
+            ended, _ = wait(at_work, return_when=FIRST_COMPLETED)
+            for future in ended:
+                done[at_work.pop(future)] += 1
+                if path := future.result():
+                    failures.append(path)
+                    print(f"FAILED {path}", flush=True)
+                if done.total() % 100 == 0:
+                    minutes = (time.monotonic() - began) / 60
+                    print(f"{done.total():6} in {minutes:5.1f} min, {len(failures)} failed", flush=True)
+    print(", ".join(f"{kind} {number}" for kind, number in sorted(done.items())))
+    print(f"{done.total()} rehearsals, {len(failures)} failed")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
