@@ -85,7 +85,7 @@ def parse_request(given: Mapping[str, object], *, rules: RequestRules, where: st
     has_ps = architecture is Architecture.PS
     max_workers = fields.whole("max_workers", least=1, most=MOST_TASKS, default=None)
     min_workers = fields.whole("min_workers", least=1, most=MOST_TASKS, default=1) or 1
-    max_ps = fields.whole("max_ps", least=0, most=MOST_TASKS, default=None)
+    max_ps = fields.whole("max_ps", least=1 if has_ps else 0, most=MOST_TASKS, default=None)
     min_ps = fields.whole("min_ps", least=0, most=MOST_TASKS, default=1 if has_ps else 0) or 0
     if has_ps and min_ps < 1:
         raise RequestError("min_ps", "a job with architecture=ps needs at least 1", where=where)
