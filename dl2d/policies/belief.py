@@ -385,8 +385,15 @@ class Belief:
         -------
         Two of shape (max_ps + 1, max_workers + 1); -inf and 0 where nothing is trained (see ``grid``).
         """
-        kind = TrainingKind.of(request)
+        return self._mean_sd(TrainingKind.of(request), _Bounds(request.max_workers, request.max_ps), own)
+
+    def of_each(self, kinds: Sequence[TrainingKind], request: JobRequest) -> tuple[_Floats, _Floats]:
+        """``mean_sd`` of a job were it of each of some kinds; two of shape (kinds, max_ps + 1, max_workers + 1)."""
         bounds = _Bounds(request.max_workers, request.max_ps)
+        means, deviations = zip(*(self._mean_sd(kind, bounds, ()) for kind in kinds), strict=True)
+        return np.stack(means), np.stack(deviations)
+
+    def _mean_sd(self, kind: TrainingKind, bounds: _Bounds, own: tuple[SpeedPoint, ...]) -> tuple[_Floats, _Floats]:
         return self._known.get((kind, bounds, own), lambda: self._find(kind, bounds, own))
 
     def _find(self, kind: TrainingKind, bounds: _Bounds, own: tuple[SpeedPoint, ...]) -> tuple[_Floats, _Floats]:

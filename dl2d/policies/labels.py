@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import Job, JobKey, JobRequest
 from dl2d.core.measured import FAR, SpeedPoint, TrainingKind
 from dl2d.policies.belief import Belief
+
+_Floats = NDArray[np.float64]
 
 #: Deviations from what is believed of a kind from which on a job is none of it, and within which it may be one.
 _NONE: Final = 3.0
@@ -34,16 +38,25 @@ class Shown(NamedTuple):
     own: tuple[SpeedPoint, ...] = ()
 
 
-class _Misfit(NamedTuple):
-    """How far what a job showed is off what is believed of a kind."""
+class _Odd(NamedTuple):
+    """A job that is not near what is believed of its kind."""
+
+    job: Job
+    #: Sizes at which it stood still, and what it showed at others, of which there are some.
+    still: tuple[SpeedPoint, ...]
+    moved: tuple[SpeedPoint, ...]
+
+
+class _Misfits(NamedTuple):
+    """How far what each of some jobs showed is off what is believed of each of some kinds; all shape (kinds, jobs)."""
 
     #: The most at any size, in deviations and as a logarithm.
-    apart: float
-    far: float
+    apart: _Floats
+    far: _Floats
     #: The largest deviation at any size of what is believed.
-    doubt: float
+    doubt: _Floats
     #: Logarithm of the likelihood, but for a constant.
-    likelihood: float
+    likelihood: _Floats
 
 
 class Labels:
@@ -56,54 +69,66 @@ class Labels:
 
     def __init__(self, snapshot: Snapshot, belief: Belief) -> None:
         self._belief = belief
-        self._shown = {speeds.job: speeds.points for speeds in snapshot.job_speeds}
         self._taken: dict[JobKey, Shown] = {}
+        shown = {speeds.job: speeds.points for speeds in snapshot.job_speeds}
+        odd: dict[tuple[object, ...], list[_Odd]] = defaultdict(list)
+        for job in snapshot.jobs:
+            request = job.request
+            within = [point for point in shown.get(job.key, ()) if _within(request, point)]
+            still = tuple([_plain(point) for point in within if point.samples_per_second == 0])
+            moved = tuple([_plain(point) for point in within if point.samples_per_second > 0])
+            self._taken[job.key] = Shown(request, still)
+            if not self._is_near(request, moved):
+                like = TrainingKind.of(request)[1:], request.max_workers, request.max_ps
+                odd[like].append(_Odd(job, still, moved))
+        for jobs in odd.values():
+            self._recognise(jobs)
 
     def of(self, job: Job) -> Shown:
         """What a job is taken as."""
-        if job.key not in self._taken:
-            self._taken[job.key] = self._take(job.request, self._shown.get(job.key, ()))
         return self._taken[job.key]
-
-    def _take(self, request: JobRequest, points: Iterable[SpeedPoint]) -> Shown:
-        within = [point for point in points if _within(request, point)]
-        still = tuple(_plain(point) for point in within if point.samples_per_second == 0)
-        moved = tuple(_plain(point) for point in within if point.samples_per_second > 0)
-        if self._is_near(request, moved):
-            return Shown(request, still)
-        said = self._misfit(request, moved)
-        if said.apart <= _NONE or said.far <= FAR:
-            return Shown(request, still)
-        best, likeliest = None, -np.inf
-        for kind in self._belief.kinds:
-            if kind[1:] != TrainingKind.of(request)[1:]:
-                continue
-            other = replace(request, model=kind.model)
-            fit = self._misfit(other, moved)
-            if fit.apart <= _ONE and fit.doubt < _KNOWN and fit.likelihood > likeliest:
-                best, likeliest = other, fit.likelihood
-        return Shown(request, still + moved) if best is None else Shown(best, still)
 
     def _is_near(self, request: JobRequest, points: Iterable[SpeedPoint]) -> bool:
         """Whether all speeds are so near that nothing else matters; most are, and this is known faster."""
         mean, _ = self._belief.mean_sd(request)
-        has_ps = mean.shape[0] > 1
-        return all(
-            abs(math.log(speed) - float(mean[size.ps if has_ps else 0, size.workers])) < _NEAR
-            for size, speed, *_ in points
-        )
+        return all(abs(math.log(speed) - float(mean[size.ps, size.workers])) < _NEAR for size, speed, *_ in points)
 
-    def _misfit(self, request: JobRequest, points: tuple[SpeedPoint, ...]) -> _Misfit:
-        if not points:
-            return _Misfit(0.0, 0.0, 0.0, 0.0)
-        mean, deviation = self._belief.mean_sd(request)
-        has_ps = mean.shape[0] > 1
-        places = tuple(np.array([(size.ps if has_ps else 0, size.workers) for size, *_ in points]).T)
-        far = np.abs(np.log([point.samples_per_second for point in points]) - mean[places])
-        usual = np.hypot(deviation[places], _USUAL)
-        apart = far / usual
-        likelihood = -float((apart**2 / 2 + np.log(usual)).sum())
-        return _Misfit(float(apart.max()), float(far.max()), float(deviation[places].max()), likelihood)
+    def _recognise(self, odd: Sequence[_Odd]) -> None:
+        """Take jobs of one architecture, consistency and bounds as what their speeds say they are."""
+        said = [TrainingKind.of(each.job.request) for each in odd]
+        rivals = [kind for kind in self._belief.kinds if kind[1:] == said[0][1:]]
+        kinds = list(dict.fromkeys([*rivals, *said]))
+        fit = _misfits(odd, *self._belief.of_each(kinds, odd[0].job.request))
+        own = np.array([kinds.index(kind) for kind in said]), np.arange(len(odd))
+        wrong = (fit.apart[own] > _NONE) & (fit.far[own] > FAR)
+        one_of = (fit.apart <= _ONE) & (fit.doubt < _KNOWN)
+        one_of[len(rivals) :] = False
+        likeliest = np.where(one_of, fit.likelihood, -np.inf).argmax(axis=0)
+        for number in np.flatnonzero(wrong).tolist():
+            (job, still, moved), best = odd[number], likeliest[number]
+            self._taken[job.key] = (
+                Shown(replace(job.request, model=kinds[best].model), still)
+                if one_of[best, number]
+                else Shown(job.request, still + moved)
+            )
+
+
+def _misfits(odd: Sequence[_Odd], means: _Floats, deviations: _Floats) -> _Misfits:
+    """By what is believed of the speeds of each kind; both shape (kinds, PSs, workers)."""
+    points = [point for each in odd for point in each.moved]
+    ends = np.cumsum([len(each.moved) for each in odd]).tolist()
+    starts = [0, *ends[:-1]]
+    workers, ps = np.array([point.allocation for point in points]).T
+    deviation = deviations[:, ps, workers]
+    far = np.abs(np.log([point.samples_per_second for point in points]) - means[:, ps, workers])
+    usual = np.hypot(deviation, _USUAL)
+    apart = far / usual
+    unlikely = apart**2 / 2 + np.log(usual)
+    likelihood = -np.stack(
+        [unlikely[:, start:end].sum(axis=1) for start, end in zip(starts, ends, strict=True)], axis=1
+    )
+    most, farthest, doubt = (np.maximum.reduceat(each, starts, axis=1) for each in (apart, far, deviation))
+    return _Misfits(most, farthest, doubt, likelihood)
 
 
 def _plain(point: SpeedPoint) -> SpeedPoint:
