@@ -225,8 +225,9 @@ class Packing:
             amounts = self._amounts(capacity), self._amounts(used)
             at.update(dict.fromkeys(places, self._level(*amounts, nothing)))
             at.update((place, self._level(*amounts, reserved[place])) for place in places if place in reserved)
-        #: The level of each node.
+        #: The level of each node, and nodes that came to one since levels' heaps and orders were asked last.
         self._at = [at[place] for place in range(len(self._nodes))]
+        self._came: list[int] = []
         self._takes = [node.state is NodeState.UP for node in self._nodes]
         for place in itertools.compress(range(len(self._nodes)), self._takes):
             # In ascending order, which is one for a heap.
@@ -332,9 +333,7 @@ class Packing:
     def _give_alone(self, job: Job, role: Role, many: int) -> Blocked | None:
         """Add tasks of one role: those that are to be taken up where they are come first."""
         if self._waiting:
-            # Where one cannot be taken up, no other can: room only gets less.
-            while many and self._take_up(job.key, role):
-                many -= 1
+            many -= self._take_up(job.key, role, many)
         return self._place_new(job.request.demand(role), role, many) if many else None
 
     def _begin(self) -> _Begun:
@@ -354,7 +353,7 @@ class Packing:
                 # What came last to a heap is often at its end, and only there it can be taken away at once.
                 if after.places and after.places[-1] == place:
                     after.places.pop()
-            self._move(places, before)
+            self._come(places, before)
         for known in (self._numbered, self._totals):
             while known[-1][0] > begun.steps:
                 known.pop()
@@ -451,7 +450,7 @@ class Packing:
         total = self._total()
         if self._takes[place]:
             total = _plus(_plus(total, 1, after.free), -1, before.free)
-        self._move((place,), after)
+        self._come((place,), after)
         # What was done before cannot be taken back any more.
         self._steps.clear()
         self._numbered, self._totals = [(0, next(self._states))], [(0, total)]
@@ -459,18 +458,19 @@ class Packing:
         self._full.clear()
         self._refused.clear()
 
-    def _take_up(self, job: JobKey, role: Role) -> bool:
-        """Take up an incumbent where it is; returns whether there was one with room."""
-        waiting = self._incumbents.get((job, role))
-        if not waiting:
-            return False
-        place, demand = waiting[-1]
-        if not self._at[place].fits(demand):
-            return False
-        waiting.pop()
-        self._waiting -= 1
-        self._take(place, demand, incumbent=(job, role))
-        return True
+    def _take_up(self, job: JobKey, role: Role, most: int) -> int:
+        """Take up so many incumbents where they are, up to the first that has no room there; returns how many."""
+        whose = (job, role)
+        waiting, at = self._incumbents.get(whose, []), self._at
+        most = min(most, len(waiting))
+        for taken in range(most):
+            place, demand = waiting[-1]
+            if not at[place].fits(demand):
+                return taken
+            waiting.pop()
+            self._waiting -= 1
+            self._take(place, demand, incumbent=whose)
+        return most
 
     def _place_new(self, demand: Resources, role: Role, many: int = 1) -> Blocked | None:
         """Add new tasks one after the other; returns what stood in the way of one."""
@@ -506,6 +506,7 @@ class Packing:
                 heapq.heappop(before.places)
         self._steps.append((demand, places, before, after, None))
         self._move(places, after)
+        self._enter(places, after)
         return len(places)
 
     def _choose(self, demand: _Vector) -> tuple[_Order | None, int | None]:
@@ -566,6 +567,8 @@ class Packing:
 
     def _order(self, demand: _Vector, *, clear: bool) -> _Order | None:
         """The order of nodes with room for a demand; None where too many demands have one already."""
+        if self._came:
+            self._settle()
         order = self._orders.get((demand, clear))
         if order is None and len(self._orders) < _MOST_ORDERS:
             levels = (level for level in self._levels.values() if level.places and level.fits(demand, clear=clear))
@@ -609,19 +612,33 @@ class Packing:
         before = self._at[place]
         after = self._beyond(before, demand, 1, 0 if incumbent is None else -1)
         self._steps.append((demand, (place,), before, after, incumbent))
-        self._move((place,), after)
+        self._come((place,), after)
+
+    def _come(self, places: Sequence[int], level: _Level) -> None:
+        """Have nodes at another level, without a word to orders yet; all take tasks, or it is one."""
+        self._move(places, level)
+        if self._takes[places[0]]:
+            self._came += places
 
     def _move(self, places: Sequence[int], level: _Level) -> None:
-        """Have nodes, in ascending order, at another level; all take tasks, or it is one."""
-        at, there = self._at, level.places
         if self._rooms is not None:
             self._rooms.changed.update(places)
-        if not self._takes[places[0]]:
-            at[places[0]] = level
-            return
         for place in places:
-            at[place] = level
-            heapq.heappush(there, place)
+            self._at[place] = level
+
+    def _settle(self) -> None:
+        """Have nodes stand in the heaps of the levels that they came to: not of those that they passed in between."""
+        levels: dict[_Level, list[int]] = defaultdict(list)
+        for place in sorted({*self._came}):
+            levels[self._at[place]].append(place)
+        self._came.clear()
+        for level, places in levels.items():
+            self._enter(places, level)
+
+    def _enter(self, places: Sequence[int], level: _Level) -> None:
+        """Have nodes, in ascending order, stand in the heap of the level that they are at."""
+        for place in places:
+            heapq.heappush(level.places, place)
         self._post(level, places[0])
 
     def _post(self, level: _Level, place: int) -> None:
