@@ -10,7 +10,6 @@ Everything here works on N clusters at once, each with weights of its own: the p
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -70,13 +69,9 @@ class Surface:
     sizes: Ints
     #: Log of samples per second, shape (C,); of a start with nothing, some little.
     log_rate: Floats
-    #: Amounts of resources beyond the start's, shape (C, R).
+    #: Amounts of resources beyond the start's, shape (C, R), and what the whole cluster has, (R,).
     need: Ints
-    #: Of jumps from (row) to (column): log of the dominant share taken, log of the log of the speed-up, and which there
-    #: are; shape (C, C).
-    cost: Floats
-    gain: Floats
-    there: Bools
+    capacity: Ints
     #: Dominant share of the fastest size, and whether the start is nothing.
     best_share: float
     from_nothing: bool
@@ -120,7 +115,10 @@ def surface(
     for axis in (0, 1):
         if rates.shape[axis] > _MOST_COUNTS + 1:
             counted &= np.expand_dims(_looked_at(rates.shape[axis], keep and keep[1 - axis]), 1 - axis)
-    at_ps, at_workers = np.nonzero(counted)
+    worth = counted & _undominated(np.where(counted, rates, -np.inf))
+    if keep is not None and counted[keep[1], keep[0]]:
+        worth[keep[1], keep[0]] = True
+    at_ps, at_workers = np.nonzero(worth)
     sizes = np.stack([at_workers, at_ps], axis=1)
     need = (sizes - first) @ amounts
     within = sizes @ amounts <= whole
@@ -143,15 +141,19 @@ def surface(
     sizes = np.concatenate([first[None], sizes[kept]])
     need = np.concatenate([np.zeros_like(need[:1]), need[kept]])
     log_rate = np.log(np.concatenate([[max(held, _WAITING * rate[0])], rate[kept]]))
-    faster = log_rate[None] - log_rate[:, None]
-    there = faster > np.log(_FASTER)
-    there[:, 0] = False
-    taken = np.ascontiguousarray(need.T)
-    share = _dominant((taken[:, None] - taken[:, :, None]).transpose(1, 2, 0), whole)
-    there &= share > 0
-    cost = np.log(np.where(there, share, 1.0))
-    gain = np.log(np.where(there, faster, 1.0))
-    return Surface(sizes, log_rate, need, cost, gain, there, float(_dominant(sizes[1] @ amounts, whole)), nothing)
+    return Surface(sizes, log_rate, need, whole, _dominant(sizes[1] @ amounts, whole), nothing)
+
+
+def _undominated(rates: Floats) -> Bools:
+    """Which sizes are faster than all that have no more workers and no more PSs; ``rates[ps, workers]``.
+
+    Most others can be told by this at once, and fewer are left to be compared with each other.
+    """
+    best = np.maximum.accumulate(np.maximum.accumulate(rates, axis=0), axis=1)
+    faster = np.ones(rates.shape, dtype=np.bool_)
+    faster[1:] = rates[1:] > best[:-1]
+    faster[:, 1:] &= rates[:, 1:] > best[:, :-1]
+    return faster
 
 
 def _beaten(need: Ints) -> Bools:
@@ -177,11 +179,20 @@ def _looked_at(length: int, keep: int | None) -> Bools:
     return looked
 
 
-def _dominant(amounts: Ints, capacity: Ints) -> Floats:
-    """Largest share of any resource; amounts (..., R), capacity (R,) -> (...)."""
-    each = (amounts[..., number] / (whole if whole > 0 else 1e-9) for number, whole in enumerate(capacity.tolist()))
-    largest: Floats = np.asarray(functools.reduce(np.maximum, each), dtype=np.float64)
-    return largest
+def _dominant(amounts: Ints, capacity: Ints) -> float:
+    """Largest share of any resource; both shape (R,)."""
+    return float((amounts / np.where(capacity > 0, capacity, 1e-9)).max())
+
+
+def _shares(need: Ints, capacity: Ints) -> Floats:
+    """Largest share of any resource that each size takes more than each other; (G, C, R), (G, R) -> (G, C, C)."""
+    amounts, whole = need.astype(np.float64), np.where(capacity > 0, capacity, 1e-9)
+    shares: Floats = np.full((*need.shape[:2], need.shape[1]), -np.inf)
+    for number in range(need.shape[2]):
+        taken = amounts[:, None, :, number] - amounts[:, :, None, number]
+        taken /= whole[:, None, None, number]
+        np.maximum(shares, taken, out=shares)
+    return shares
 
 
 def sizes_of(request: JobRequest) -> Bools:
@@ -219,27 +230,31 @@ def weight_of(demand: Ints, capacity: Ints) -> Floats:
 
 
 class Surfaces:
-    """Several surfaces side by side, padded to one shape."""
+    """Several surfaces side by side, padded to C sizes."""
 
     def __init__(self, surfaces: Sequence[Surface]) -> None:
-        count, most = len(surfaces), max(len(one.sizes) for one in surfaces)
-        resources = surfaces[0].need.shape[1]
+        counts = np.array([len(one.sizes) for one in surfaces])
+        count, most, resources = len(surfaces), int(counts.max()), surfaces[0].need.shape[1]
+        within = np.arange(most) < counts[:, None]
         self.sizes: Ints = np.zeros((count, most, 2), dtype=np.int64)
         self.log_rate: Floats = np.zeros((count, most))
         self.need: Ints = np.zeros((count, most, resources), dtype=np.int64)
-        self.cost: Floats = np.zeros((count, most, most))
-        self.gain: Floats = np.zeros((count, most, most))
-        self.there: Bools = np.zeros((count, most, most), dtype=np.bool_)
-        for number, one in enumerate(surfaces):
-            size = len(one.sizes)
-            self.sizes[number, :size] = one.sizes
-            self.log_rate[number, :size] = one.log_rate
-            self.need[number, :size] = one.need
-            self.cost[number, :size, :size] = one.cost
-            self.gain[number, :size, :size] = one.gain
-            self.there[number, :size, :size] = one.there
+        self.sizes[within] = np.concatenate([one.sizes for one in surfaces])
+        self.log_rate[within] = np.concatenate([one.log_rate for one in surfaces])
+        self.need[within] = np.concatenate([one.need for one in surfaces])
+        #: Of jumps from (row) to (column): log of the dominant share taken, log of the log of the speed-up, and which
+        #: there are; shape (surfaces, C, C). In place: arrays are large.
+        self.cost: Floats = _shares(self.need, np.array([one.capacity for one in surfaces]))
+        self.gain: Floats = self.log_rate[:, None] - self.log_rate[:, :, None]
+        self.there: Bools = self.gain > np.log(_FASTER)
+        self.there &= self.cost > 0
+        self.there &= within[:, None] & within[:, :, None]
+        self.there[:, :, 0] = False
+        for each in (self.cost, self.gain):
+            np.copyto(each, 1.0, where=~self.there)
+            np.log(each, out=each)
         #: Of the fastest size, which stands right after the start.
-        self.log_best: Floats = np.array([one.log_rate[1] for one in surfaces])
+        self.log_best: Floats = self.log_rate[:, 1]
         self.best_share: Floats = np.array([one.best_share for one in surfaces])
         self.from_nothing: Floats = np.array([float(one.from_nothing) for one in surfaces])
 
