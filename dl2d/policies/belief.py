@@ -51,8 +51,10 @@ OPTIMISM: Final = 0.5
 #: more, some are chosen, and neighbours are taken together.
 _MOST_SIZES: Final = 40
 _MOST_SHARED: Final = 96
-#: Sizes of a kind that are remembered, for each one that it has now.
+#: Sizes of a kind that are remembered, for each one that it has now; and all sizes up to some counts of both roles are
+#: remembered together where there are no more than these.
 _MOST_EVER: Final = 2
+_MOST_TOGETHER: Final = 256
 #: Counts of one role that are all looked at, and how many there are at most; those between are interpolated.
 _ALL_COUNTS: Final = 24
 _MOST_COUNTS: Final = 40
@@ -182,10 +184,14 @@ class _Own:
 
     def __init__(self, sizes: _Sizes, noise: _Floats) -> None:
         self.sizes, self.noise = sizes, noise
-        #: ``root.T @ root``, which is ``certain``, is the inverse of the covariance of the own part and the noise.
+        #: ``root.T @ root`` is the inverse of the covariance of the own part and the noise.
         self.root = _root(sizes.own + np.diag(noise + _ROUGH**2))
-        self.certain: _Floats = self.root.T @ self.root
         self._gains: Recent[_Bounds, tuple[_Floats, _Floats]] = Recent(_MOST_OF_KIND)
+
+    @cached_property
+    def certain(self) -> _Floats:
+        """``root.T @ root``."""
+        return self.root.T @ self.root
 
     def gain(self, bounds: _Bounds | None, at: _Floats) -> tuple[_Floats, _Floats]:
         """What each measurement says of other sizes, kept by their bounds, shape (others, sizes); variance left."""
@@ -396,8 +402,10 @@ class Belief:
     def _mean_sd(self, kind: TrainingKind, bounds: _Bounds, own: tuple[SpeedPoint, ...]) -> tuple[_Floats, _Floats]:
         return self._known.get((kind, bounds, own), lambda: self._find(kind, bounds, own))
 
-    def _find(self, kind: TrainingKind, bounds: _Bounds, own: tuple[SpeedPoint, ...]) -> tuple[_Floats, _Floats]:
-        found = self._look(kind, bounds, self._told_of(kind, own))
+    def _find(
+        self, kind: TrainingKind, bounds: _Bounds, own: tuple[SpeedPoint, ...], *, spread: bool = True
+    ) -> tuple[_Floats, _Floats]:
+        found = self._look(kind, bounds, self._told_of(kind, own), spread=spread)
         known = self._measured.get(kind)
         for size in {*(() if known is None else known.failed), *_failed(own)}:
             _pierce(found, size, has_ps=kind.architecture is Architecture.PS)
@@ -415,13 +423,20 @@ class Belief:
         return _Told(_points(told, self._centre, nearest), told.sizes.counts, told, told[np.arange(0)])
 
     def _hope(self, request: JobRequest, optimism: float, own: tuple[SpeedPoint, ...]) -> _Floats:
+        if not optimism:
+            return _exp(self._mean(request, own))
         mean, deviation = self.mean_sd(request, own)
         variance, trains = deviation**2, np.isfinite(mean)
         least = variance.min(where=trains, initial=np.inf)
         beyond = np.maximum(variance - least, 0.0, where=trains, out=np.zeros_like(variance))
-        grid: _Floats = np.exp(mean + optimism * np.sqrt(beyond))
-        grid.flags.writeable = False
-        return grid
+        return _exp(mean + optimism * np.sqrt(beyond))
+
+    def _mean(self, request: JobRequest, own: tuple[SpeedPoint, ...]) -> _Floats:
+        """The mean alone: of a job of a kind of its own nobody asks for more."""
+        if not own:
+            return self.mean_sd(request)[0]
+        bounds = _Bounds(request.max_workers, request.max_ps)
+        return self._find(TrainingKind.of(request), bounds, own, spread=False)[0]
 
     def _join(self, group: _Group, found: dict[TrainingKind, _Kind], before: _Shared | None) -> None:
         """Work out what the kinds of a group share."""
@@ -448,7 +463,10 @@ class Belief:
         mean = root.T @ (root @ (factor.T @ np.bincount(places, np.concatenate(weighed), size)))
         self._groups[group] = _Shared(every, places, lattice, factor @ mean, factor @ root.T, root, mean)
 
-    def _look(self, kind: TrainingKind, bounds: _Bounds, told: _Told | None) -> tuple[_Floats, _Floats]:
+    def _look(
+        self, kind: TrainingKind, bounds: _Bounds, told: _Told | None, *, spread: bool
+    ) -> tuple[_Floats, _Floats]:
+        """Means and, unless without ``spread`` they need not be right, deviations."""
         shape = (bounds.ps + 1, bounds.workers + 1)
         mean, deviation = np.full(shape, -np.inf), np.zeros(shape)
         has_ps = kind.architecture is Architecture.PS
@@ -458,23 +476,24 @@ class Belief:
         between = len(workers) < bounds.workers or (has_ps and len(ps) < bounds.ps)
         group = _group(kind)
         own = None if told is None else told.points
-        found, spread = self._at(kind, own, bounds, at, self._cross(group, bounds, at))
-        found, spread = (values.reshape(len(ps), len(workers)) for values in (found, spread))
+        # What counts for a size alone is weighed by deviations.
+        spread |= told is not None and len(told.alone.logs) > 0
+        both = self._at(kind, own, bounds, at, self._cross(group, bounds, at), spread=spread)
+        found, apart = (values.reshape(len(ps), len(workers)) for values in both)
         if between:
-            found, spread = (_interpolated(values, workers, ps, bounds, has_ps=has_ps) for values in (found, spread))
+            found, apart = (_interpolated(values, workers, ps, bounds, has_ps=has_ps) for values in (found, apart))
             sizes = np.zeros((0, 2), dtype=np.int64) if told is None else told.sizes
             sizes = sizes[(sizes <= ((bounds.workers, bounds.ps) if has_ps else (bounds.workers, np.inf))).all(axis=1)]
             if len(sizes):
                 where = (sizes[:, 1] - 1 if has_ps else 0, sizes[:, 0] - 1)
                 at = np.log2(np.maximum(sizes, 1))
-                found[where], spread[where] = self._at(kind, own, None, at, self._cross(group, None, at))
-        variance = spread**2 + _ROUGH**2
+                found[where], apart[where] = self._at(kind, own, None, at, self._cross(group, None, at), spread=spread)
+        variance = apart**2 + _ROUGH**2
         if told is not None:
             _tell_kept(kind, told.kept, bounds, found, variance)
             _tell_alone(kind, told.alone, bounds, found, variance)
-        spread = np.sqrt(variance)
         mean[1 if has_ps else 0 :, 1:] = found
-        deviation[1 if has_ps else 0 :, 1:] = spread
+        deviation[1 if has_ps else 0 :, 1:] = np.sqrt(variance)
         return mean, deviation
 
     def _at(
@@ -484,18 +503,24 @@ class Belief:
         bounds: _Bounds | None,
         at: _Floats,
         crossed: tuple[_Floats, _Floats, _Floats] | None,
+        *,
+        spread: bool,
     ) -> tuple[_Floats, _Floats]:
-        """Mean and deviation at sizes, which may be those of some bounds; shape (sizes,)."""
+        """Mean and deviation (0 without ``spread``) at sizes, which may be those of some bounds; shape (sizes,)."""
         shared = self._groups.get(_group(kind))
         variance = np.full(len(at), _LEVEL + _OWN[1])
         if shared is None or crossed is None:
             return self._centre + _trend(kind, at), np.sqrt(variance + _SHARED[1])
-        mean, spread, left = crossed
+        mean, wide, left = crossed
         if own is not None:
             gain, variance = own.own.gain(bounds, at)
             mean = mean + gain @ (own.logs - shared.believed[own.shared])
-            spread = spread - gain @ shared.spread[own.shared]
-        return self._centre + _trend(kind, at) + mean, np.sqrt(variance + left + (spread**2).sum(axis=1))
+        mean = self._centre + _trend(kind, at) + mean
+        if not spread:
+            return mean, np.zeros_like(mean)
+        if own is not None:
+            wide = wide - gain @ shared.spread[own.shared]
+        return mean, np.sqrt(variance + left + (wide**2).sum(axis=1))
 
     def _cross(self, group: _Group, bounds: _Bounds | None, at: _Floats) -> tuple[_Floats, _Floats, _Floats] | None:
         """Of the shared part alone: means, roots of covariances and what variance is left at sizes; kept by bounds."""
@@ -507,6 +532,13 @@ class Belief:
             if bounds is None
             else self._crossed.get((group, bounds), lambda: _crossed(shared, bounds, at))
         )
+
+
+def _exp(logs: _Floats) -> _Floats:
+    """Not to be written to."""
+    grid: _Floats = np.exp(logs)
+    grid.flags.writeable = False
+    return grid
 
 
 def _crossed(shared: _Shared, bounds: _Bounds | None, at: _Floats) -> tuple[_Floats, _Floats, _Floats]:
@@ -618,10 +650,24 @@ def _measured(kind: TrainingKind, points: Sequence[SpeedPoint], noise: float, be
     rows = sorted([(size[0], size[1], speed, many, jobs) for size, speed, many, jobs, _, _, _ in points])
     table = np.fromiter(chain.from_iterable(rows), np.float64, 5 * len(rows)).reshape(-1, 5)
     counts = table[:, :2].astype(np.int64)
-    sizes = _Sizes(_group(kind), counts) if before is None else before.others(counts)
+    sizes = _sizes(_group(kind), counts) if before is None else before.others(counts)
     logs, times, shown = np.log(table[:, 2]), np.maximum(table[:, 3], 1.0), table[:, 4]
     single = (shown > 0) & (shown < _TRUSTED)
     return _Measured(sizes, logs - _trend(kind, sizes.at), np.maximum(noise**2 / times, _FLOOR**2), single)
+
+
+def _sizes(group: _Group, counts: NDArray[np.int64]) -> _Sizes:
+    """Sizes in order, if they can be as some of all that there are up to the next powers of two."""
+    workers, ps = (1 << int(most - 1).bit_length() for most in counts.max(axis=0, initial=1))
+    if group.architecture is Architecture.ALLREDUCE or workers * ps > _MOST_TOGETHER:
+        return _Sizes(group, counts)
+    return _all(group, workers, ps).others(counts)
+
+
+@lru_cache(maxsize=32)
+def _all(group: _Group, workers: int, ps: int) -> _Sizes:
+    """All sizes up to some counts."""
+    return _Sizes(group, np.indices((workers, ps)).reshape(2, -1).T + 1)
 
 
 def _doubted(told: _Measured) -> _Measured:
