@@ -263,7 +263,11 @@ class Rehearsal:
 
     def _serve(self, task: str) -> None:
         try:
-            server = Server(self._identity("ps", task), self._address, host="127.0.0.1", say=self._log.append)
+            # who comes when the job is over tries for less than our patience
+            server = Server(
+                self._identity("ps", task), self._address, host="127.0.0.1", say=self._log.append,
+                join_timeout=_PATIENCE / 3,
+            )  # fmt: skip
             with self._lock:
                 self._members[task] = server
             if task in self._slow:
@@ -277,7 +281,6 @@ class Rehearsal:
     def _work(self, task: str) -> None:
         process = _Thread()
         kind = AllReduceWorker if self._all_reduce else Worker
-        # who comes when the job is over tries for less than our patience
         worker = kind(
             self._identity("worker", task), self._address, self._spec, say=self._log.append, process=process,
             join_timeout=_PATIENCE / 3,
@@ -393,6 +396,7 @@ class Rehearsal:
 def random_events(
     rng: random.Random,
     *,
+    first: int = 1,
     last: int,
     kills: Sequence[Literal["worker", "ps", "coordinator"]],
     least_servers: int = 1,
@@ -401,13 +405,13 @@ def random_events(
     """Some resizes and deaths, half of the deaths close to a resize."""
     events = [
         Event(
-            rng.randint(1, last), workers=rng.randint(1, most_workers), servers=rng.randint(least_servers, 4),
+            rng.randint(first, last), workers=rng.randint(1, most_workers), servers=rng.randint(least_servers, 4),
             oldest=rng.random() < 0.3, delay=rng.choice((0.0, 0.002, 0.01)),
         )
         for _ in range(rng.randint(0, 3))
     ]  # fmt: skip
     for kind in kills:
-        at = rng.choice(events).version if events and rng.random() < 0.5 else rng.randint(1, last)
+        at = rng.choice(events).version if events and rng.random() < 0.5 else rng.randint(first, last)
         events.append(
             Event(at, kill=kind, choice=rng.randrange(12), delay=rng.choice((0, 1, 2, 4, 8, 20)) * 1e-3 * rng.random())
         )

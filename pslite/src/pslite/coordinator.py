@@ -289,7 +289,7 @@ class Coordinator:
         #: which versions that was
         self._broken: tuple[float, int, str] | None = None
         self._breaks: list[int] = []
-        #: all workers have the last version, and know who writes files
+        #: all workers have the last version, its digest is known, and they are told who writes files
         self._complete = False
         self._final = False
         self._journal = journal
@@ -709,7 +709,7 @@ class Coordinator:
         line.send(Taken(count=line.taken))
         self._say(f"{member.title} has joined")
         self._urgent = True
-        if self._digest_asked:
+        if self._result is not None:
             self._dismiss(member, "the job is finished")
 
     def _rejoin(self, connection: _Connection, hello: Hello, message: Rejoin) -> None:
@@ -1075,11 +1075,14 @@ class Coordinator:
         if sum(version == self._version for version in self._dead.values()) >= _MOST_DEATHS:
             self._say(f"{_MOST_DEATHS} workers died at version {self._version}")
             return False
-        if member.finished:
-            # The last version is there, and only one worker has something left to do: to write its files.
+        if member.finished and (self._complete or (self._spec is not None and self._spec.open)):
+            # The last version is there, and only one worker has something left to do.
             member.state = "left"
-            self._say(f"{text}; it had finished")
-            return not member.chief
+            if member.chief:
+                self._fail(f"{text}, before it had written what the script saves at its end")
+            else:
+                self._say(f"{text}; it had finished")
+            return True
         if pending is not None and pending.phase == "preparing":
             self._abort(pending, text)
             pending = None
@@ -1205,6 +1208,10 @@ class Coordinator:
         """Have others own the blocks of a server that died; returns whether that is possible."""
         assert self._spec is not None
         pending = self._pending
+        if self._result is not None:
+            member.state = "left"
+            self._say(f"{text}; it was needed no more")
+            return True
         if self._spec.asynchronous and self._spec.on_loss == "fail":
             self._fail(f"{text}; without a common step something is lost with it, and on_loss is 'fail'")
             return True
@@ -1360,7 +1367,10 @@ class Coordinator:
         if self._spec.update == "worker":
             return []
         # before the first step there is nothing to lose, unless the job has begun with an optimizer's state
-        return [b for b in inexact(self._blocks, losses) if losses[b].version or self._began_with_state]
+        lossy = [b for b in inexact(self._blocks, losses) if losses[b].version or self._began_with_state]
+        # and after the last one nothing is made of it any more
+        last = self._spec.total_versions
+        return lossy if self._spec.open else [b for b in lossy if losses[b].version < last]
 
     def _promoted(self, member: Seated, message: Promoted) -> None:
         succession, pending = self._succession, self._pending
@@ -2016,30 +2026,25 @@ class Coordinator:
             return
         if not self._spec.open and not all(w.finished for w in workers):
             return
-        if self._all_reduce and not self._complete:
-            self._complete = workers[0].chief = True
-            self._tell({w.task for w in workers}, Complete(chief=workers[0].task))
-        if not any(w.chief for w in workers):
-            first = self._plan.workers[0]
-            self._fail(f"{first.task} died at the last version, before it could write what the script saves at its end")
-            return
         if pending is not None:
             self._abort(pending, "the job has reached its last version")
         if not self._digest_asked:
             self._digest_asked = True
             if self._spec.update == "server":
                 self._ask_for_digests()
-            # no more members are needed: whoever waits may go
-            for member in self._members.values():
-                if member.state == "joined":
-                    self._dismiss(member, "the job is finished")
         if len(self._digests) < len(self._blocks):
-            return
+            return  # who has the weights may still die: nobody may go yet
         if self._result is None:
             self._result = Result(
                 digest=digest_of(self._digests), versions=self._version, inexact_from=self._inexact_from
             )
+            if not self._spec.open:
+                self._complete = workers[0].chief = True
+                self._tell({w.task for w in workers}, Complete(chief=workers[0].task))
             self._tell({m.task for m in self._plan.servers}, Exit(reason="the job is finished"))
+            for member in self._members.values():
+                if member.state == "joined":
+                    self._dismiss(member, "the job is finished")
         # the chief may still be writing its files: the job ends when its workers' processes have
         if all(w.state == "left" for w in workers):
             since = "" if self._inexact_from is None else f", INEXACT from version {self._inexact_from} on"
@@ -2085,6 +2090,7 @@ class Coordinator:
 
     def _ask_for_digests(self) -> None:
         assert self._plan is not None
+        self._digests.clear()  # of blocks that others had, which may have been different in async mode
         self._tell({m.task for m in self._plan.servers}, DigestRequest(version=self._version))
 
     def status(self) -> Status:

@@ -112,7 +112,11 @@ class Membership(ABC):
 
     def _open(self) -> Lifeline:
         """Connect to the coordinator."""
-        self._line = Lifeline(self._identity, self._coordinator, timeout=self._join_timeout)
+        try:
+            self._line = Lifeline(self._identity, self._coordinator, timeout=self._join_timeout)
+        except BaseException:
+            self._close()
+            raise
         self._job = self._line.job
         self._identity = self._line.identity
         return self._line

@@ -250,7 +250,7 @@ class Finished(Message, frozen=True):
 
     version: int
     suspension_ms: list[float]
-    #: whether it is the one that writes files
+    #: whether it is the one that writes files; in an open job, elsewhere that is said by `Complete`
     chief: bool = False
 
 
@@ -474,7 +474,7 @@ class Published(Message, frozen=True):
 
 
 class Complete(Message, frozen=True):
-    """Worker of an all-reduce job: all have the last version; the worker `chief` writes files."""
+    """Worker of a job that is not open: all have the last version, and its digest is known; `chief` writes files."""
 
     chief: str
 

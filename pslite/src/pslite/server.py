@@ -261,7 +261,7 @@ class Server:
         self._trust: tuple[int, dict[int, float]] = -1, {}
         self._wake_out, self._wake_in = socket.socketpair()
         self._status: int | None = None
-        self._closed = False
+        self._closed = self._severed = False
 
     # --- loop -----------------------------------------------------------------------------------------------------
 
@@ -304,6 +304,7 @@ class Server:
 
     def sever(self) -> None:
         """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
+        self._severed = True
         self._control.sever()
         cut_off([link.sock for link in list(self._all_links)])
 
@@ -375,6 +376,8 @@ class Server:
             self._links[link.task] = link
         self._all_links.add(link)
         self._selector.register(link.sock, selectors.EVENT_READ, link)
+        if self._severed:
+            cut_off([link.sock])
 
     def _drop(self, link: Link) -> None:
         if link in self._all_links:

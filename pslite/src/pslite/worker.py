@@ -35,6 +35,7 @@ from pslite.messages import (
     BarrierOpen,
     Begin,
     Census,
+    Complete,
     Copies,
     Describe,
     Digests,
@@ -193,6 +194,8 @@ class Worker(Membership):
         self._dialer = Dialer(self._hand_in)
         self._resumed = 0
         self._done_plan = 0
+        #: who writes files, once all have the last version
+        self._chief = ""
         self._seat: tuple[int, int] | None = None
         self._barriers_open = 0
         self._barriers = 0
@@ -395,11 +398,22 @@ class Worker(Membership):
         cut_off([link.sock for link in list(self._links.values())])
 
     def finish(self) -> None:
-        """Say that the last version is reached; the control thread lives on until the script ends."""
+        """Say that the last version is reached, and wait until everybody has it: others may need what we have.
+
+        Of an open job nobody knows where it ends: there its workers do not wait for each other.  The control thread
+        lives on until the script ends.
+        """
         self._report_progress(force=True)
-        chief = self.is_chief
+        chief = self.spec.open and self.is_chief
+        if self._replica is not None and (chief or not self.spec.open):
+            self._send(Digests(blocks=self._replica.digests()))
+        self._send(Finished(version=self.version, suspension_ms=self._suspensions, chief=chief))
+        if not self.spec.open:
+            self._pump(lambda: bool(self._chief))
+            chief = self._chief == self._identity.task
         with self._lock:
             self._finished = chief
+        self._severed.clear()
         while not self._staged.empty():
             item = self._staged.get()
             if isinstance(item, Census | Provide):
@@ -408,9 +422,6 @@ class Worker(Membership):
                 item.close()
         if self._saver is not None:
             self._saver.close()
-        if self._replica is not None and self._finished:
-            self._send(Digests(blocks=self._replica.digests()))
-        self._send(Finished(version=self.version, suspension_ms=self._suspensions, chief=self._finished))
 
     def begin_with(self, given: Given) -> None:
         """Have the job begin with that state, if we are its first worker; call it before `start`."""
@@ -1054,6 +1065,8 @@ class Worker(Membership):
             self._resumed = message.plan
         elif isinstance(message, PlanDone):
             self._done_plan = message.plan
+        elif isinstance(message, Complete):
+            self._chief = message.chief
         else:
             raise ProtocolError(f"unexpected {type(message).__name__} from the coordinator")
 
