@@ -231,7 +231,7 @@ class _Kind:
     told: _Measured
     #: Sizes that count for others, and those that count for themselves alone.
     kept: _Measured
-    alone: _Measured
+    alone: _Measured | None
     #: Mean of the logarithms that count for others.
     level: float
 
@@ -242,7 +242,7 @@ class _Kind:
             return before
         told = _measured(kind, usable(kind, points), noise, None if before is None else before.told.sizes)
         if len(told.logs) <= _MOST_SIZES:
-            kept, alone = told, told[np.arange(0)]
+            kept, alone = told, None
         else:
             chosen = _chosen(kind, told)
             others = np.ones(len(told.logs), dtype=np.bool_)
@@ -272,7 +272,7 @@ class _Told(NamedTuple):
     #: Workers and PSs, shape (sizes, 2).
     sizes: NDArray[np.int64]
     kept: _Measured
-    alone: _Measured
+    alone: _Measured | None
 
 
 class _Lattice:
@@ -284,6 +284,15 @@ class _Lattice:
         self.factor = _factor(_matern(_distances(at, at, group), *_SHARED) + _JITTER * np.eye(len(at)))
         self._inverse = _inverse(self.factor)
         self._weights: Recent[_Bounds, tuple[_Floats, _Floats]] = Recent(_MOST_OF_GROUP)
+        #: The last ones that were asked about, and the nearest of these to each.
+        self._nearest: tuple[_Sizes, NDArray[np.int64]] | None = None
+
+    def nearest(self, sizes: _Sizes) -> NDArray[np.int64]:
+        """Which of its sizes is nearest to each of others."""
+        every, within = sizes.among
+        if self._nearest is None or self._nearest[0] is not every:
+            self._nearest = every, _distances(every.at, self.at, self.group).argmin(axis=1)
+        return self._nearest[1][within]
 
     def weights(self, bounds: _Bounds | None, at: _Floats) -> tuple[_Floats, _Floats]:
         """Of ``g``, at other sizes, kept by their bounds: shape (others, U); and what variance is left there."""
@@ -419,8 +428,7 @@ class Belief:
         if not points or shared is None:
             return self._told.get(kind)
         told = _measured(kind, points, self._noise, None)
-        nearest = _distances(told.at, shared.lattice.at, _group(kind)).argmin(axis=1)
-        return _Told(_points(told, self._centre, nearest), told.sizes.counts, told, told[np.arange(0)])
+        return _Told(_points(told, self._centre, shared.lattice.nearest(told.sizes)), told.sizes.counts, told, None)
 
     def _hope(self, request: JobRequest, optimism: float, own: tuple[SpeedPoint, ...]) -> _Floats:
         if not optimism:
@@ -477,7 +485,7 @@ class Belief:
         group = _group(kind)
         own = None if told is None else told.points
         # What counts for a size alone is weighed by deviations.
-        spread |= told is not None and len(told.alone.logs) > 0
+        spread |= told is not None and told.alone is not None
         both = self._at(kind, own, bounds, at, self._cross(group, bounds, at), spread=spread)
         found, apart = (values.reshape(len(ps), len(workers)) for values in both)
         if between:
@@ -491,7 +499,8 @@ class Belief:
         variance = apart**2 + _ROUGH**2
         if told is not None:
             _tell_kept(kind, told.kept, bounds, found, variance)
-            _tell_alone(kind, told.alone, bounds, found, variance)
+            if told.alone is not None:
+                _tell_alone(kind, told.alone, bounds, found, variance)
         mean[1 if has_ps else 0 :, 1:] = found
         deviation[1 if has_ps else 0 :, 1:] = np.sqrt(variance)
         return mean, deviation
