@@ -153,7 +153,7 @@ class Snapshot:
 
     def held(self) -> dict[JobKey, Allocation]:
         """Allocation that each job is meant to have at present (tasks asked for included, leaving ones not)."""
-        counts = Counter((task.job, task.role) for task in self.tasks if task.state.wanted)
+        counts = Counter([(task.job, task.role) for task in self.tasks if task.state.wanted])
         return {job.key: Allocation(counts[job.key, Role.WORKER], counts[job.key, Role.PS]) for job in self.jobs}
 
     def floor_of(self, job: JobKey) -> Allocation:

@@ -189,28 +189,26 @@ class Dl2:
         belief = self._believe(deciding.snapshot)
         labels = Labels(deciding.snapshot, belief)
         first = scouts(deciding.snapshot, labels) if self._explored > 0 else frozenset()
-        groups: list[Surface] = []
-        known: dict[tuple[object, ...], int] = {}
+        whole = (*deciding.names, *deciding.capacity.tolist())
+        groups: dict[Surface, int] = {}
         of_job = []
         for place, job in enumerate(deciding.snapshot.jobs):
             held = deciding.held[job.key] if self._resize_seconds else NOTHING
             shown = labels.of(job)
             optimism = self._hoped(shown.request) * (BOLDER if job.key in first else 1.0)
-            key = (*alike(shown.request), shown.own, deciding.floors[place], held, optimism)
-            key += (*deciding.names, *deciding.capacity.tolist())
+            key = (*alike(shown.request), shown.own, deciding.floors[place], held, optimism, whole)
             if deciding.layouts is not None:
                 key += deciding.layouts.key(shown.request)
-            if key not in known:
-                if key not in self._surfaces:
-                    if len(self._surfaces) >= _MOST_KEPT:
-                        self._surfaces.clear()
-                    self._surfaces[key] = self._surface(belief, deciding, shown, deciding.floors[place], held, optimism)
+            try:
+                # Keys are long: they are hashed as seldom as can be.
                 one = self._surfaces[key]
-                known[key] = -1 if one is None else len(groups)
-                if one is not None:
-                    groups.append(one)
-            of_job.append(known[key])
-        return groups, of_job
+            except KeyError:
+                if len(self._surfaces) >= _MOST_KEPT:
+                    self._surfaces.clear()
+                one = self._surface(belief, deciding, shown, deciding.floors[place], held, optimism)
+                self._surfaces[key] = one
+            of_job.append(-1 if one is None else groups.setdefault(one, len(groups)))
+        return list(groups), of_job
 
     def _hoped(self, request: JobRequest) -> float:
         """Deviations that are hoped for where nobody is bolder."""
@@ -366,7 +364,7 @@ class _Deciding:
         self.layouts = layouts
         self.filling = filling
         self._packing = packing
-        self.held = snapshot.held()
+        self.held = filling.held
         afresh = all(size == NOTHING for size in self.held.values())
         self._sign = 1.0 if packing.head_only else -1.0
         self._heads = Heads(filling, packing) if packing.head_only and afresh else None

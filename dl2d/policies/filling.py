@@ -41,7 +41,8 @@ class Filling:
         self._packing = packing
         self._whole_bundles = whole_bundles
         self._jobs = snapshot.jobs
-        self._held = snapshot.held()
+        #: What jobs are meant to have at present.
+        self.held = snapshot.held()
         self.allocations: dict[JobKey, Allocation] = dict.fromkeys((job.key for job in snapshot.jobs), NOTHING)
         self.actions: list[tuple[JobKey, Allocation]] = []
         self.reasons: dict[JobKey, Reason] = {}
@@ -95,7 +96,7 @@ class Filling:
                 JobDecision(
                     job=job.key,
                     allocation=self.allocations[job.key],
-                    previous=self._held.get(job.key, NOTHING),
+                    previous=self.held.get(job.key, NOTHING),
                     reason=self.reasons[job.key],
                     alternatives=(alternatives or {}).get(job.key, ()),
                 )
