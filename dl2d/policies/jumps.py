@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -135,13 +136,19 @@ def surface(
         beaten &= (sizes != keep).any(axis=1)
     (kept,) = np.nonzero(~beaten)
     if len(kept) > _MOST_SIZES:
-        kept = kept[np.unique(np.linspace(0, len(kept) - 1, _MOST_SIZES).round().astype(np.int64))]
+        kept = kept[_spread(len(kept))]
     nothing = not first.any()
     held = 0.0 if nothing or (first >= rates.shape[::-1]).any() else float(rates[first[1], first[0]])
     sizes = np.concatenate([first[None], sizes[kept]])
     need = np.concatenate([np.zeros_like(need[:1]), need[kept]])
     log_rate = np.log(np.concatenate([[max(held, _WAITING * rate[0])], rate[kept]]))
     return Surface(sizes, log_rate, need, whole, _dominant(sizes[1] @ amounts, whole), nothing)
+
+
+@lru_cache(maxsize=256)
+def _spread(count: int) -> Ints:
+    """Places of some of so many, as far from each other, the first and the last among them."""
+    return np.unique(np.linspace(0, count - 1, _MOST_SIZES).round().astype(np.int64))
 
 
 def _undominated(rates: Floats) -> Bools:
