@@ -111,8 +111,8 @@ def surface(
     whole = np.array(capacity, dtype=np.int64)
     first = np.array(start, dtype=np.int64)
     counted = may & (rates > 0) & np.isfinite(rates)
-    counted[: first[1]] = False
-    counted[:, : first[0]] = False
+    counted[: start[1]] = False
+    counted[:, : start[0]] = False
     for axis in (0, 1):
         if rates.shape[axis] > _MOST_COUNTS + 1:
             counted &= np.expand_dims(_looked_at(rates.shape[axis], keep and keep[1 - axis]), 1 - axis)
@@ -121,28 +121,30 @@ def surface(
         worth[keep[1], keep[0]] = True
     at_ps, at_workers = np.nonzero(worth)
     sizes = np.stack([at_workers, at_ps], axis=1)
-    need = (sizes - first) @ amounts
-    within = sizes @ amounts <= whole
+    taken = sizes @ amounts
+    within = taken <= whole
     if not within.all():
-        sizes, need = sizes[within.all(axis=1)], need[within.all(axis=1)]
+        sizes, taken = sizes[within.all(axis=1)], taken[within.all(axis=1)]
     if not len(sizes):
         return None
     rate = rates[sizes[:, 1], sizes[:, 0]]
     # Fastest first, of equals the one that takes least: each is then beaten only by those before it.
-    order = np.lexsort((sizes[:, 0], sizes[:, 1], need.sum(axis=1), -rate))
-    sizes, need, rate = sizes[order], need[order], rate[order]
+    order = np.lexsort((sizes[:, 0], sizes[:, 1], taken.sum(axis=1), -rate))
+    sizes, taken, rate = sizes[order], taken[order], rate[order]
+    need = taken - first @ amounts
     beaten = _beaten(need)
     if keep is not None:
         beaten &= (sizes != keep).any(axis=1)
     (kept,) = np.nonzero(~beaten)
     if len(kept) > _MOST_SIZES:
         kept = kept[_spread(len(kept))]
-    nothing = not first.any()
+    nothing = not any(start)
     held = 0.0 if nothing or (first >= rates.shape[::-1]).any() else float(rates[first[1], first[0]])
+    best_share = _dominant(taken[kept[0]].tolist(), capacity)
     sizes = np.concatenate([first[None], sizes[kept]])
     need = np.concatenate([np.zeros_like(need[:1]), need[kept]])
     log_rate = np.log(np.concatenate([[max(held, _WAITING * rate[0])], rate[kept]]))
-    return Surface(sizes, log_rate, need, whole, _dominant(sizes[1] @ amounts, whole), nothing)
+    return Surface(sizes, log_rate, need, whole, best_share, nothing)
 
 
 @lru_cache(maxsize=256)
@@ -186,9 +188,9 @@ def _looked_at(length: int, keep: int | None) -> Bools:
     return looked
 
 
-def _dominant(amounts: Ints, capacity: Ints) -> float:
+def _dominant(amounts: Sequence[int], capacity: Sequence[int]) -> float:
     """Largest share of any resource; both shape (R,)."""
-    return float((amounts / np.where(capacity > 0, capacity, 1e-9)).max())
+    return max(taken / (whole if whole > 0 else 1e-9) for taken, whole in zip(amounts, capacity, strict=True))
 
 
 def _shares(need: Ints, capacity: Ints) -> Floats:
