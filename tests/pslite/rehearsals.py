@@ -26,6 +26,7 @@ from functools import cache, partial
 from itertools import count, islice
 from pathlib import Path
 
+import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -34,6 +35,8 @@ import test_allreduce
 import test_async
 import test_rehearsal as tests
 from weather import cut_data, rough_weather
+
+from pslite.coordinator.record import Record
 
 #: seeds start here, far from those of the tests
 _FIRST = 1_000_000
@@ -148,8 +151,25 @@ def _write_down(whom: rehearsal.Rehearsal, path: Path) -> None:
     with path.open("w", encoding="utf-8") as file:
         for name, one in {"coordinator": whom._coordinator, **whom._members}.items():
             print(f"=== {name}", file=file)
-            for key, value in sorted(vars(one).items()):
+            for key, value in sorted(_state(one).items()):
                 print(f"{key}: {known.repr(value)}", file=file)
+
+
+def _state(one: object) -> dict[str, object]:
+    """What stands in its attributes; a coordinator's also in its record and its parts."""
+    found: dict[str, object] = {}
+    for name, value in vars(one).items():
+        if isinstance(value, Record):
+            found |= msgspec.structs.asdict(value)
+        elif _is_part(value):
+            found |= {f"{name}.{key}": known for key, known in vars(value).items() if not _is_part(known)}
+        else:
+            found[name] = value
+    return found
+
+
+def _is_part(value: object) -> bool:
+    return type(value).__module__.startswith("pslite.coordinator.")
 
 
 def go_through(kind: str, seed: int, out: Path) -> str:

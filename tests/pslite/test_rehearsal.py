@@ -22,13 +22,17 @@ from weather import cut_data, cut_lines, rough_weather
 from pslite.blocks import cut
 from pslite.channel import cut_off
 from pslite.coordinator import Coordinator
+from pslite.coordinator.planner import Planner
+from pslite.coordinator.record import Record
+from pslite.coordinator.scales import Scales
+from pslite.coordinator.succession import choose
+from pslite.coordinator.takeovers import Takeovers
 from pslite.dialer import Dialer
 from pslite.messages import Abort, Commit, DigestRequest, Exit, Nack, PlanDone, TakeOver
 from pslite.optimizers import slots
 from pslite.replicas import Guards
 from pslite.server import Server, _Stage
 from pslite.spec import LAMB, SGD, Adam
-from pslite.succession import choose
 from pslite.wire import INIT, RESTORE
 from pslite.worker import Worker
 
@@ -367,7 +371,7 @@ def test_who_writes_files_is_known_when_all_have_the_last_version(how, monkeypat
     train, finish, chiefs = rehearsal._regression.train, Worker.finish, []
 
     def end(worker):
-        if worker._identity.task == rehearsal._coordinator._plan.workers[0].task:
+        if worker._identity.task == rehearsal._coordinator._record.plan.workers[0].task:
             rehearsal._killed.append(worker._identity.task)
             worker.sever()
         finish(worker)
@@ -401,7 +405,7 @@ def test_the_first_plan_may_be_given_up(monkeypatch):
 
     monkeypatch.setattr(Worker, "_make_ready", refuse_once)
     rehearsal = Rehearsal(job(), workers=1, servers=2)
-    monkeypatch.setattr(Coordinator, "_give_up_plan", lambda self, reason, unfit: self._abort(self._pending, reason))
+    monkeypatch.setattr(Planner, "give_up", lambda self, reason, unfit: self.abort(self._record.pending, reason))
     outcome = rehearsal.run()
     assert any(line.startswith("plan 1 is given up") for line in outcome.log), outcome.log
     assert outcome.status.state == "finished", (outcome.status.reason, outcome.log)
@@ -430,25 +434,25 @@ def test_the_first_worker_dies_before_it_is_known_that_servers_have_its_weights(
     """As another coordinator may find it, to whom nobody has said so yet."""
     spec = job(**FIRST_PLANS[how])
     rehearsal = Rehearsal(spec, workers=3, servers=2)
-    begin_step, begun, unknown = rehearsal._begin_step, Coordinator._servers_have_begun, []
+    begin_step, begun, unknown = rehearsal._begin_step, Record.servers_have_begun, []
 
     def dies(task, version):
         if task == "worker-0" and version == 3 and not rehearsal._killed:
             kill(rehearsal, "worker-0")
         begin_step(task, version)
 
-    def have_begun(coordinator):
+    def have_begun(record):
         if not unknown and "worker-0" in rehearsal._killed:
-            unknown.append(coordinator)
+            unknown.append(record)
             return False
-        return begun(coordinator)
+        return begun(record)
 
-    def is_first(coordinator, member):
-        return not coordinator._servers_have_begun()
+    def is_first(takeovers, member):
+        return not takeovers._record.servers_have_begun()
 
     monkeypatch.setattr(rehearsal, "_begin_step", dies)
-    monkeypatch.setattr(Coordinator, "_servers_have_begun", have_begun)
-    monkeypatch.setattr(Coordinator, "_is_before_first_weights", is_first)
+    monkeypatch.setattr(Record, "servers_have_begun", have_begun)
+    monkeypatch.setattr(Takeovers, "_is_before_first_weights", is_first)
     outcome = rehearsal.run()
     assert unknown
     assert outcome.status.state == "finished", outcome.log
@@ -638,7 +642,7 @@ def test_weights_are_had_from_a_worker_that_is_about_to_join(monkeypatch):
     asked = set()
     monkeypatch.setattr(Server, "_answer", answer_one_and_die)
     monkeypatch.setattr(Worker, "_provide", provide_last)
-    monkeypatch.setattr("pslite.coordinator.choose", from_the_newcomer)
+    monkeypatch.setattr("pslite.coordinator.heirs.choose", from_the_newcomer)
     outcome = rehearsal.run()
     assert asked == crossed, "\n".join(outcome.log)
     assert outcome.status.state == "finished", outcome.log
@@ -795,24 +799,24 @@ def test_a_plan_is_done_although_a_backup_to_come_is_gone(monkeypatch):
 
 def test_norms_that_are_whole_before_the_last_server_says_that_it_goes_on_count(monkeypatch):
     """All workers are gone, and another one goes on: it may have pushed a step by then."""
-    promoted, add_norm, late, whole = Coordinator._promoted, Coordinator._add_norm, [], []
+    promoted, add_norm, late, whole = Coordinator._promoted, Scales.add, [], []
 
     def promote_late(coordinator, member, message):
-        succession = coordinator._succession
+        succession = coordinator._record.succession
         if not late and succession is not None and succession.newcomer and member.task == "ps-1":
-            late.append((member, message))
+            late.append((coordinator, member, message))
             return
         promoted(coordinator, member, message)
 
-    def add(coordinator, message):
-        add_norm(coordinator, message)
-        squares = coordinator._squares.get((message.version, message.of), ())
-        if late and not whole and len(squares) == len(coordinator._blocks):
+    def add(scales, message):
+        add_norm(scales, message)
+        squares = scales._squares.get((message.version, message.of), ())
+        if late and not whole and len(squares) == len(scales._record.blocks):
             whole.append(message)
-            promoted(coordinator, *late[0])
+            promoted(*late[0])
 
     monkeypatch.setattr(Coordinator, "_promoted", promote_late)
-    monkeypatch.setattr(Coordinator, "_add_norm", add)
+    monkeypatch.setattr(Scales, "add", add)
     kills = [Event(20, kill="worker")]
     rehearsal = Rehearsal(job(**JOBS["clipped"]), workers=1, servers=2, events=kills, any_worker=True)
     outcome = rehearsal.run()

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from pslite.blocks import Block
+from pslite.coordinator.succession import Loss, account, choose, holders, inexact
 from pslite.optimizers import Updater, settled
 from pslite.plan import Member, Plan
 from pslite.spec import LAMB, SGD, Adam
-from pslite.succession import Loss, account, choose, holders, inexact
 
 MOMENTUM, PLAIN = SGD(lr=0.1, momentum=0.9), SGD(lr=0.1)
 

@@ -26,11 +26,11 @@ import msgspec
 
 from pslite.channel import Channel, Inbox
 from pslite.coordinator import Coordinator
+from pslite.coordinator.record import decode
 from pslite.errors import Cancelled, PsliteError, UsageError
 from pslite.journal import Journal, last_state
 from pslite.leash import MAX_BYTES, End, Leash, Living, Started, Told, Wish
 from pslite.local import LocalDirector
-from pslite.record import decode
 from pslite.signals import ENDING, OWN, handled
 
 #: variable that names the folder of the log

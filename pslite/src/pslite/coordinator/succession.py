@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from pslite.messages import Census
 from pslite.optimizers import slots
 
 if TYPE_CHECKING:
@@ -82,6 +83,11 @@ class Succession:
             self.states, self.before = dict(superseded.states), superseded.losses()
             self.why = self.why or superseded.why
         return self
+
+    def census(self, tasks: Collection[str], gone: tuple[str, ...]) -> Census:
+        """Wait for these tasks to say what they have, now that servers are `gone`; returns what to ask them."""
+        self.waits_for = set(tasks)
+        return Census(number=self.number, gone=gone, blocks=self.blocks, keep=bool(self.newcomer))
 
     def losses(self) -> dict[int, Loss]:
         """Return blocks that are made anew from weights, or were by one before: whole by now, and not accounted for."""
