@@ -31,6 +31,7 @@ def tiny(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_smoke_is_the_same_with_one_process_and_two_and_when_run_again(dl2d, tmp_path: Path) -> None:
     two = tmp_path / "two"
     ran = dl2d("experiment", "run", "smoke", "--out", two, "--jobs", 2)

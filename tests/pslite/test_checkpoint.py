@@ -84,6 +84,7 @@ def test_a_job_whose_server_died_goes_on_at_another_size_with_the_same_bits(tmp_
     assert again.digest == static_digest(*ADAM)
 
 
+@pytest.mark.slow
 def test_checkpoints_made_in_the_middle_of_resizes_are_whole(tmp_path):
     schedule = [Resize(5, 3, 3), Resize(20, 1, 2, oldest=True), Resize(40, 2, 1), Resize(60, 4, 3, oldest=True)]
     copies = tmp_path / "copies"

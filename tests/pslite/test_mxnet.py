@@ -223,6 +223,7 @@ def test_states_are_saved_and_loaded(script, tmp_path):
         assert {name.partition("/")[2] for name in states.files} == {"weight", "0", ""}
 
 
+@pytest.mark.slow
 def test_mxnets_launcher_starts_ours(script, tmp_path):
     token = secrets.token_hex(32)
     first, second = tmp_path / "first", tmp_path / "second"
@@ -271,6 +272,7 @@ def test_gluons_job_has_the_same_bits_at_any_size(script, optimizer):
     assert result.digest == static(command)
 
 
+@pytest.mark.slow
 def test_gluons_job_survives_a_worker(script):
     command = script("job", "--mean")
     result = run(command, workers=3, servers=1, on_status=KillAt("worker-0", 12))

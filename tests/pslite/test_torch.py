@@ -268,6 +268,7 @@ def test_a_convolutional_network_resized_has_the_bits_of_a_static_run(tmp_path):
     assert saved["mask"][0] == float("-inf")
 
 
+@pytest.mark.slow
 def test_a_convolutional_network_whose_first_worker_is_killed_has_the_bits_of_a_static_run(tmp_path):
     alone, out = tmp_path / "alone.pt", tmp_path / "model.pt"
     static = subprocess.run(
