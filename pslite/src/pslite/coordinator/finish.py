@@ -63,8 +63,7 @@ class Finish:
             self._planner.abort(pending, "the job has reached its last version")
         if not record.digest_asked:
             record.digest_asked = True
-            if record.spec.update == "server":
-                self.ask_for_digests()
+            self.ask_for_digests()
         if len(record.digests) < len(record.blocks):
             return  # who has the weights may still die: nobody may go yet
         if record.result is None:
@@ -126,9 +125,12 @@ class Finish:
                     self._voice.fail(text)
 
     def ask_for_digests(self) -> None:
-        """Have servers say what their blocks end with."""
+        """Have servers say what their blocks end with; where workers have the weights, they have said so."""
         record = self._record
         assert record.plan is not None
+        assert record.spec is not None
+        if record.all_reduce or record.spec.update == "worker":
+            return
         record.digests.clear()  # of blocks that others had, which may have been different in async mode
         self._voice.tell({m.task for m in record.plan.servers}, DigestRequest(version=record.version))
 
