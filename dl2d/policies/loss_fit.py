@@ -139,22 +139,28 @@ def _lines(
         above = (losses[:, None, :] - floors[:, :, None]) * counts
         square = above * above
         weight, weighted = square * square, square * above  # the latter is weight x 1 / above
-        # Normal equations of the weighted line through (epoch, 1 / above).
+        # Normal equations of the weighted line through (epoch, 1 / above). Epochs count from that of the largest loss,
+        # which may outweigh all others: what the others say of the slope would be lost in its rounding.
+        pivot = epochs[np.arange(len(epochs)), losses.argmax(axis=1)][:, None]
+        apart = epochs - pivot
         total, mean = weight.sum(axis=2), weighted.sum(axis=2)
-        first, second = _sums(weight, epochs), _sums(weight, epochs * epochs)
-        product = _sums(weighted, epochs)
+        first, second = _sums(weight, apart), _sums(weight, apart * apart)
+        product = _sums(weighted, apart)
         determinant = total * second - first * first
         slope = (total * product - first * mean) / determinant
-        offset = (second * mean - first * product) / determinant
+        offset = (second * mean - first * product) / determinant - slope * pivot
         # With two coefficients the constrained least lies on an edge wherever the free one is outside.
-        through_origin = np.where(second > 0, product / second, 0.0)
+        squares = _sums(weight, epochs * epochs)
+        through_origin = np.where(squares > 0, _sums(weighted, epochs) / squares, 0.0)
         slope = np.where(offset < 0, through_origin, slope)
         offset = np.maximum(offset, 0.0)
         flat = ~(slope > 0)
         slope, offset = np.where(flat, 0.0, slope), np.where(flat, mean / total, offset)
         missed = 1 / (slope[:, :, None] * at + offset[:, :, None]) - above
         errors = _sums(missed * missed, counts[:, 0])
-    return slope, offset, np.where(np.isfinite(errors), errors, np.inf)
+        # An infinite slope misses by finite errors.
+        sound = np.isfinite(errors) & np.isfinite(slope) & np.isfinite(offset)
+    return slope, offset, np.where(sound, errors, np.inf)
 
 
 def _sums(values: _Floats, by: _Floats) -> _Floats:

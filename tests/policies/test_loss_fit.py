@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dl2d.core.measured import LossPoint
@@ -82,6 +82,7 @@ def test_many_jobs_are_fitted_as_each_alone() -> None:
         [3.0, 2.0, math.inf],
         [3.0, 2.0, -1.0],
         [0.0, 0.0, 0.0],
+        [1.0, 1.0, 3e5],
     ],
 )
 def test_losses_that_say_nothing_give_no_curve(losses) -> None:
@@ -92,6 +93,8 @@ def test_losses_that_say_nothing_give_no_curve(losses) -> None:
     st.lists(st.tuples(st.floats(0, 1e4), st.floats(1e-6, 1e6)), min_size=3, max_size=32, unique_by=lambda p: p[0]),
     st.floats(1e-6, 0.5),
 )
+# The last outweighs all others.
+@example([(1, 1), (3, 307727.9375), (0.5, 1)], 0.5)
 def test_whatever_the_losses_a_curve_falls_and_settles_just_then(points, threshold) -> None:
     fit = fit_loss([LossPoint(*point) for point in sorted(points)])
     if fit is None:
