@@ -188,6 +188,8 @@ class Dl2:
         """Surfaces, and which of them each job has, alike jobs the same; -1 for a job that no size is known for."""
         belief = self._believe(deciding.snapshot)
         labels = Labels(deciding.snapshot, belief)
+        every = [labels.of(job) for job in deciding.snapshot.jobs]
+        belief.look_ahead((shown.request, shown.own) for shown in every if shown.own and not self._hoped(shown.request))
         first = scouts(deciding.snapshot, labels) if self._explored > 0 else frozenset()
         whole = (*deciding.names, *deciding.capacity.tolist())
         groups: dict[Surface, int] = {}

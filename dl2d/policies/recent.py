@@ -25,6 +25,9 @@ class Recent(Generic[_Key, _Arrays]):
         self._kept: dict[_Key, _Arrays] = {}
         self._numbers = 0
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._kept
+
     def get(self, key: _Key, make: Callable[[], _Arrays]) -> _Arrays:
         """What is kept, or else is made now."""
         kept = self._kept.get(key)

@@ -298,3 +298,29 @@ def test_more_than_forty_sizes_are_taken_over_as_they_are_chosen_anew() -> None:
         belief, alone = Belief(news, before=belief), Belief(news)
         for name in SMOOTH:
             assert belief.grid(a_request(name)).tobytes() == alone.grid(a_request(name)).tobytes()
+
+
+_own_points = st.dictionaries(
+    st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    st.sampled_from([0.0, 0.5, 3.0, 40.0, 41.0]),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(st.sampled_from("abx"), _own_points), min_size=1, max_size=6), st.sampled_from([1, 16, 50]))
+def test_jobs_looked_at_together_are_as_each_alone(jobs, most) -> None:
+    """Whatever their bounds, sizes beyond them, failures, and kinds that nothing is known of."""
+    measured = [of_model(name, model, SPREAD) for name, model in SMOOTH.items()]
+    together, alone = Belief(measured), Belief(measured)
+    asked = [
+        (
+            a_request(model, max_workers=most),
+            tuple(SpeedPoint(Allocation(*size), speed, 1 + size[0]) for size, speed in points.items()),
+        )
+        for model, points in jobs
+    ]
+    together.look_ahead(asked)
+    for request, own in asked:
+        np.testing.assert_array_equal(together.grid(request, 0.0, own), alone.grid(request, 0.0, own))
