@@ -28,7 +28,7 @@ from pslite.coordinator.scales import Scales
 from pslite.coordinator.succession import choose
 from pslite.coordinator.takeovers import Takeovers
 from pslite.dialer import Dialer
-from pslite.messages import Abort, Commit, DigestRequest, Exit, Nack, PlanDone, TakeOver
+from pslite.messages import Abort, Commit, DigestRequest, Exit, Nack, PlanDone, Promote, TakeOver
 from pslite.optimizers import slots
 from pslite.replicas import Guards
 from pslite.server import Server, _Stage
@@ -503,6 +503,47 @@ def test_a_worker_that_cannot_reach_a_server_any_more_is_done_without(monkeypatc
     assert outcome.status.state == "finished", outcome.log
     assert outcome.status.result.digest == expected("plain"), outcome.log
     assert {line.split(":")[0] for line in outcome.surprises} <= {"worker-1"}, outcome.surprises
+
+
+def test_who_is_behind_is_sent_what_was_lost_before_it_knew_whose_it_is(monkeypatch):
+    """A server dies that has answered the other worker; the answer of who takes its place is lost with a connection."""
+    rehearsal = Rehearsal(job(), workers=2, servers=2)
+    send, take_on, hear, resume = Server._send_weights, Server._take_on, Worker._hear, Worker._resume
+    behind, reopened = [], threading.Event()
+
+    def die(server, link, header, *rest):
+        last = server._stages[header.plan].plan.workers[-1].task
+        if server._identity.task == "ps-1" and header.version == 20 and link.task == last and not behind:
+            for other in server._links.values():
+                other.flush()
+            behind.append(last)
+            kill(rehearsal, "ps-1")
+        send(server, link, header, *rest)
+
+    def lose(server, holding, *rest):
+        if behind and not reopened.is_set():
+            cut_off([link.sock for link in server._links.values() if link.task in behind])
+        take_on(server, holding, *rest)
+
+    def again(worker, server):
+        resume(worker, server)
+        if worker._identity.task in behind and worker.version == 19:
+            reopened.set()
+
+    def late(worker, message):
+        if isinstance(message, Promote) and worker._identity.task in behind:
+            reopened.wait(5.0)
+        hear(worker, message)
+
+    monkeypatch.setattr(Server, "_send_weights", die)
+    monkeypatch.setattr(Server, "_take_on", lose)
+    monkeypatch.setattr(Worker, "_resume", again)
+    monkeypatch.setattr(Worker, "_hear", late)
+    outcome = rehearsal.run()
+    story = "\n".join([*outcome.log, *outcome.surprises])
+    assert reopened.is_set(), story
+    assert outcome.status.state == "finished", story
+    assert not outcome.surprises, story
 
 
 def test_a_server_that_another_one_cannot_reach_any_more_is_done_without(monkeypatch):

@@ -715,13 +715,13 @@ class Worker(Membership):
                 link = self._links[server]
                 header, view = self._rebuild(number)
                 link.send(header, view)
-        self._ask_again()
+        self._ask_again(self._missing)
 
-    def _ask_again(self) -> None:
-        """Ask whoever may have them for the weights that we lack; what they have sent may be lost, or on its way."""
+    def _ask_again(self, numbers: Iterable[int]) -> None:
+        """Ask whoever may have them for weights that we lack; what they have sent may be lost, or on its way."""
         version = self._awaited if self._entered or self._began else -1
         plans = self._plans()
-        for number in self._missing:
+        for number in numbers:
             for owner in {plan.owner(number).task for plan in plans}:
                 link = self._links.get(owner)
                 if link is not None:
@@ -818,6 +818,8 @@ class Worker(Membership):
             self._source = stage.plan if source.number == plan.number else stage.previous
             again = owners if not self.spec.asynchronous or self._leaving else self._unanswered(owners)
             self._push(self._plan, self._sent, [self.blocks[number] for number in again])
+            # who is behind has been sent them, but perhaps over a connection that broke before we knew whose they are
+            self._ask_again(owners.keys() & self._missing)
             self._send_first_state(owners)
             self._ask_for(self._plan, owners.keys() & self._fetching.keys())
 
