@@ -28,6 +28,7 @@ from pslite.coordinator.scales import Scales
 from pslite.coordinator.succession import choose
 from pslite.coordinator.takeovers import Takeovers
 from pslite.dialer import Dialer
+from pslite.errors import Unreachable
 from pslite.messages import Abort, Commit, DigestRequest, Exit, Nack, PlanDone, Promote, TakeOver
 from pslite.optimizers import slots
 from pslite.replicas import Guards
@@ -41,7 +42,7 @@ SCHEDULES = int(os.environ.get("PSLITE_SCHEDULES", "8"))
 FIRST = int(os.environ.get("PSLITE_FIRST_SCHEDULE", "0"))
 
 #: a member that dies unseen while there is no coordinator is given up so many seconds later
-BRIEF = replace(QUICK, lease=6.0)
+BRIEF = replace(QUICK, lease=6.0, verdict=1.0)
 #: and one whose connection breaks has a second to come back
 PATIENT = replace(BRIEF, verdict=10.0)
 
@@ -209,6 +210,25 @@ def test_deaths_of_coordinators_and_servers_on_a_bad_network(seed, monkeypatch):
     says_so(kind, outcome, story)
     lossless = "update" in changes or changes.get("durability") == "durable"
     assert not lossless or outcome.status.result.inexact_from is None, story
+
+
+def test_newcomers_are_not_blamed_for_a_server_that_nobody_knows_to_be_dead(monkeypatch):
+    """It died with the coordinator, whose follower gives it its lease; somebody else has its port, and refuses them."""
+    events = [Event(20, kill="coordinator"), Event(20, kill="ps"), Event(20, workers=3, delay=0.1)]
+    rehearsal = Rehearsal(job(), workers=1, servers=1, events=events, settings=BRIEF)
+    reach = Dialer.reach
+
+    def refused(dialer, member, *rest):
+        if member.task in rehearsal._killed:
+            raise Unreachable(member.task, "wrong token")
+        reach(dialer, member, *rest)
+
+    monkeypatch.setattr(Dialer, "reach", refused)
+    outcome = rehearsal.run()
+    story = "\n".join([*outcome.log, *outcome.surprises])
+    assert "wrong token" in story
+    assert outcome.status.state == "finished", story
+    assert not outcome.surprises, story
 
 
 def test_who_wakes_late_knows_of_a_plan_before_its_frames(monkeypatch):

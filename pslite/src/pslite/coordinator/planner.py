@@ -202,10 +202,12 @@ class Planner:
             self._voice.say(f"{member.title} cannot take part in plan {number}: {message.reason}")
         elif isinstance(message, Nack):
             fault = {message.about} & pending.newcomers() or {member.task}
-            if message.about in pending.members() - fault and member.task not in record.doubted:
-                # perhaps the other one has just died, of which nobody has heard yet
-                record.doubted.add(member.task)
-                fault = set()
+            if message.about in pending.members() - fault:
+                lost = record.members[message.about].channel.channel is None
+                if lost or member.task not in record.doubted:
+                    # perhaps the other one has just died, of which nobody has heard yet; one that we have lost may have
+                    record.doubted.add(member.task)
+                    fault = set()
             self.give_up(f"{member.title} cannot take part: {message.reason}", fault)
         elif isinstance(message, Stamped):
             if message.first < 0:
