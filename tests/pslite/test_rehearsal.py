@@ -34,7 +34,7 @@ from pslite.optimizers import slots
 from pslite.replicas import Guards
 from pslite.server import Server, _Stage
 from pslite.spec import LAMB, SGD, Adam
-from pslite.wire import INIT, RESTORE
+from pslite.wire import INIT, RESTORE, Link
 from pslite.worker import Worker
 
 #: of each kind; 10,000 in all are gone through by setting it so
@@ -564,6 +564,50 @@ def test_who_is_behind_is_sent_what_was_lost_before_it_knew_whose_it_is(monkeypa
     assert reopened.is_set(), story
     assert outcome.status.state == "finished", story
     assert not outcome.surprises, story
+
+
+@pytest.mark.parametrize("how", ["none", "async"])
+def test_nothing_comes_from_a_server_that_is_given_up_and_lives(how, monkeypatch):
+    """A connection to it is opened again just as it is known to be given up."""
+    rehearsal = Rehearsal(job(**FIRST_PLANS[how]), workers=2, servers=2)
+    rehearsal._regression.exact = how != "async"  # there what was pushed last may count twice, as is said
+    read, receive, hand_in, say = Server._read_control, Link.receive, Worker._hand_in, Worker._say_what_is_here
+    cuts, held = [], []
+
+    def cut(link, receiver):
+        mine = isinstance(receiver, Server) and receiver._identity.task == "ps-1" and link.task == "worker-1"
+        if mine and receiver._version >= 20 and not cuts:
+            cuts.append(receiver)
+            cut_off([link.sock])
+        return receive(link, receiver)
+
+    def hold(worker, result):
+        if isinstance(result, Link) and cuts and not held and result.task == "ps-1":
+            held.append(result)
+            cut_off([cuts[0]._control._line.channel.sock])
+        else:
+            hand_in(worker, result)
+
+    def deaf(server):
+        if server not in cuts or not held:
+            read(server)
+        elif rehearsal.over:
+            server.sever()
+            read(server)
+
+    def then(worker, message):
+        say(worker, message)
+        if worker._identity.task == "worker-1":
+            hand_in(worker, held[0])
+
+    monkeypatch.setattr(Server, "_read_control", deaf)
+    monkeypatch.setattr(Link, "receive", cut)
+    monkeypatch.setattr(Worker, "_hand_in", hold)
+    monkeypatch.setattr(Worker, "_say_what_is_here", then)
+    outcome = rehearsal.run()
+    story = "\n".join([*outcome.log, *outcome.surprises])
+    assert held, story
+    assert outcome.status.state == "finished", story
 
 
 def test_a_server_that_another_one_cannot_reach_any_more_is_done_without(monkeypatch):

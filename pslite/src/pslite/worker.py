@@ -776,6 +776,11 @@ class Worker(Membership):
                 self._stages.pop(item, None)
                 self._given_up.add(item)
                 continue
+            if isinstance(item, Link) and item.task in self._gone:
+                # we have said what we have of its blocks: nothing more may come from it, should it live
+                self._dialer.lost(item)
+                item.close()
+                continue
             if isinstance(item, Link):
                 old = self._links.get(item.task)
                 if old is not None:
