@@ -22,7 +22,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from functools import cache, partial
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
@@ -88,11 +88,6 @@ def rough(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tests.says_so(kind, *tests.rehearse(seed, kind, tests.some_deaths(seed), **way))
 
 
-@cache
-def _all_reduce_digest() -> str:
-    return rehearsal.static_digest(rehearsal.job())
-
-
 def _async(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     transport, staleness = ("", "tcp")[seed % 2], (0, 1, 5)[seed % 3]
     test_async.test_every_contribution_is_applied_once_whatever_the_resizes(
@@ -105,7 +100,7 @@ def _async_deaths(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def _all_reduce(seed: int) -> None:
-    test_allreduce.test_resizes_and_deaths((0, 0, 2)[seed % 3], seed, _all_reduce_digest())
+    test_allreduce.test_resizes_and_deaths((0, 0, 2)[seed % 3], seed, tests.expected("plain"))
 
 
 KINDS: dict[str, Callable[..., None]] = {
