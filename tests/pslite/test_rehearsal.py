@@ -525,6 +525,43 @@ def test_a_worker_that_cannot_reach_a_server_any_more_is_done_without(monkeypatc
     assert {line.split(":")[0] for line in outcome.surprises} <= {"worker-1"}, outcome.surprises
 
 
+@pytest.mark.parametrize("how", ["slow", "cut off"])
+def test_who_was_to_leave_is_let_go_where_another_one_does_all(how, monkeypatch):
+    """The worker that was to stay dies, a newcomer does the part of both; the other one is left behind."""
+    rehearsal = Rehearsal(job(), workers=2, servers=2, events=[Event(10, workers=1)])
+    commit, exchange, make_stamp = Planner.commit, Worker.exchange, Server._make_stamp
+    held, far = [], threading.Event()
+
+    def commit_and_kill(planner, pending):
+        commit(planner, pending)
+        if pending.plan.number == 2:
+            kill(rehearsal, "worker-0")
+
+    def hold(worker, *rest):
+        if worker._identity.task == "worker-1" and 2 in worker._stages and not held:
+            held.append(worker.version)
+            far.wait(10.0)
+            if how == "cut off":
+                cut_off([link.sock for link in worker._links.values()])
+        if worker._identity.task == "worker-2" and worker.version >= 18:
+            far.set()
+        return exchange(worker, *rest)
+
+    def stamp_late(server, holding):
+        if holding.version >= 20:
+            make_stamp(server, holding)
+
+    monkeypatch.setattr(Planner, "commit", commit_and_kill)
+    monkeypatch.setattr(Worker, "exchange", hold)
+    monkeypatch.setattr(Server, "_make_stamp", stamp_late)
+    outcome = rehearsal.run()
+    story = "\n".join([*outcome.log, *outcome.surprises])
+    assert held, story
+    assert outcome.status.state == "finished", story
+    assert outcome.status.result.digest == expected("plain"), story
+    assert not outcome.surprises, story
+
+
 def test_who_is_behind_is_sent_what_was_lost_before_it_knew_whose_it_is(monkeypatch):
     """A server dies that has answered the other worker; the answer of who takes its place is lost with a connection."""
     rehearsal = Rehearsal(job(), workers=2, servers=2)

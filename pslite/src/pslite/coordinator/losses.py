@@ -104,9 +104,11 @@ class Losses:
         text = f"{member.title}{separator}{how}"
         pending = record.pending
         in_plan = record.plan is not None and member.task in record.plan.tasks()
+        # others do the part of who was let go in the middle of a plan
+        let_go = member.task in record.dead
         certain = pending is not None and (pending.phase == "committed" or pending.recover)
         committed = pending is not None and certain and member.task in pending.members()
-        if in_plan or committed:
+        if (in_plan or committed) and not let_go:
             if record.all_reduce:
                 go_on = self._regrouping.go_on_without
             else:

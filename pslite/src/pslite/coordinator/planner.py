@@ -6,7 +6,7 @@ import statistics
 import time
 
 from pslite.balance import Balance
-from pslite.coordinator.record import Pending, Record, Seated
+from pslite.coordinator.record import DRAINED, Pending, Record, Seated
 from pslite.coordinator.settings import Settings
 from pslite.coordinator.voice import Voice
 from pslite.director import PlanReport, Suspension
@@ -272,7 +272,7 @@ class Planner:
         self._report(pending)
         self._voice.tell(plan.tasks(), PlanDone(plan=plan.number))
         gone = previous.tasks() - plan.tasks() if previous else set()
-        self._voice.tell(gone, Exit(reason="drained: the job goes on without this task"))
+        self._voice.tell(gone, Exit(reason=DRAINED))
         for task in gone:
             record.members[task].finished = record.members[task].drained = True
         self._voice.hurry()

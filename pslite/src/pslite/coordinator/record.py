@@ -25,6 +25,8 @@ from pslite.usage import StepTimes
 
 #: so many workers that die at one version are no accident: the job fails
 MOST_DEATHS = 3
+#: what members are told that the job goes on without
+DRAINED = "drained: the job goes on without this task"
 #: what users call the roles
 ROLES: dict[Literal["worker", "ps"], str] = {"worker": "worker", "ps": "server"}
 
@@ -186,7 +188,7 @@ class Record(msgspec.Struct, kw_only=True, dict=True):
     held_back: set[str] = set()
     #: members that could not reach another one, once
     doubted: set[str] = set()
-    #: workers that died in the middle of the job, in order, and at which version
+    #: workers that died in the middle of the job, in order, and at which version; -1: the job went on without it
     dead: dict[str, int] = {}
     #: by plan, which worker does the part of a dead one: tree node -> task
     substitutes: dict[int, dict[int, str]] = {}

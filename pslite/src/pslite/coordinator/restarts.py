@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pslite.coordinator.record import Record
+from pslite.coordinator.record import DRAINED, Record
 from pslite.coordinator.scales import Scales
 from pslite.coordinator.substitutes import news_for_worker, share_out
 from pslite.coordinator.succession import Succession, holders
 from pslite.coordinator.voice import Voice
-from pslite.messages import Promote, Restart, Resumption, TakeOver
+from pslite.messages import Exit, Promote, Restart, Resumption, TakeOver
 from pslite.plan import reduction
 
 
@@ -33,6 +33,7 @@ class Restarts:
         record = self._record
         assert record.spec is not None
         assert record.plan is not None
+        self._let_go_of_leavers()
         record.substitutes = {plan.number: share_out(record, plan, {}) or {} for plan in record.plans_in_force()}
         how = {p.number: reduction(record.spec, len(p.workers), p.shares).nodes for p in record.plans_in_force()}
         # of the step under way it does everything, also what others have done that are there
@@ -53,6 +54,19 @@ class Restarts:
         fresh = Succession(record.successions, blocks, set(), workers=False, newcomer=task)
         record.succession = fresh.after(record.succession)
         self._voice.tell(servers, record.succession.census(servers, tuple(record.lost_servers)))
+
+    def _let_go_of_leavers(self) -> None:
+        """Do without workers that the coming plan does without: who does their part too does not wait for them.
+
+        Servers hear that they are gone before anybody goes on, so that none is sent more versions than it can take.
+        """
+        record = self._record
+        leavers = record.pending.leavers() if record.pending is not None else set()
+        for task in (leavers - record.dead.keys()) & record.there():
+            member = record.members[task]
+            record.dead[task] = -1
+            member.finished = member.drained = True
+            member.channel.send(Exit(reason=DRAINED))
 
     def resume(self, succession: Succession) -> None:
         """Servers have said how far they are: the worker begins with the version that all have reached."""
