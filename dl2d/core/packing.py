@@ -7,7 +7,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import add, sub
+from operator import add, le, sub
 from typing import NamedTuple
 
 import numpy as np
@@ -63,27 +63,19 @@ class _Level:
     used: _Vector
     reserved: _Vector
     load: float
-    #: What is free, nothing where more is used than there is.
+    #: What is free, nothing where more is used than there is; and what is clear of what is reserved, too.
     free: _Vector
+    clear: _Vector
     #: Nodes at this level that take tasks, a heap; and such as were there once: they are not at it any more.
     places: list[int] = field(default_factory=list)
     #: Levels that tasks lead to that are added (or, below 0, taken out), by (demand, change of used, of reserved).
     after: dict[tuple[_Vector, int, int], _Level] = field(default_factory=dict)
-    #: The orders that nodes of this level belong into, out of the first so many that there were.
-    orders: list[_Order] = field(default_factory=list)
-    orders_known: int = -1
-    _fitting: dict[_Vector, bool] = field(default_factory=dict)
+    #: Levels that incumbents' demands lead to that are taken up; None where they have no room.
+    taken_up: dict[_Vector, _Level | None] = field(default_factory=dict)
 
     def fits(self, demand: _Vector, *, clear: bool = False) -> bool:
         """Whether there is room for a demand; ``clear`` of what is reserved."""
-        if clear:
-            amounts = zip(demand, self.used, self.reserved, self.capacity, strict=False)
-            return all(wanted + taken + kept <= whole for wanted, taken, kept, whole in amounts if wanted)
-        known = self._fitting.get(demand)
-        if known is None:
-            pairs = zip(demand, self.used, self.capacity, strict=False)
-            known = self._fitting[demand] = all(wanted + taken <= whole for wanted, taken, whole in pairs if wanted)
-        return known
+        return all(map(le, demand, self.clear if clear else self.free))
 
     def first(self, at: Sequence[_Level]) -> int | None:
         """First of its nodes, where ``at`` says at which level each node is."""
@@ -111,21 +103,38 @@ class _Level:
 class _Order:
     """Levels with room for a demand by the placement's order of their first nodes: a heap with one entry for each.
 
-    An entry may be behind, at a node that was first once; it is brought up to date when it comes to the top.
+    An entry may be behind, at a node that was first once; it is brought up to date when it comes to the top. And which
+    nodes came to levels since is asked only when the order is: most demands have their turn, and that is all.
     """
 
-    __slots__ = ("_entries", "posted")
+    __slots__ = ("_clear", "_demand", "_entries", "_heard", "_posted")
 
-    def __init__(self, levels: Iterable[_Level], at: Sequence[_Level]) -> None:
+    def __init__(
+        self, demand: _Vector, levels: Iterable[_Level], at: Sequence[_Level], heard: int, *, clear: bool
+    ) -> None:
+        self._demand, self._clear = demand, clear
         #: The node at which each level was entered.
-        self.posted = {level: place for level in levels if (place := level.first(at)) is not None}
-        self._entries = [(level.load, place, level.number, level) for level, place in self.posted.items()]
+        self._posted = {
+            level: place
+            for level in levels
+            if level.places and level.fits(demand, clear=clear) and (place := level.first(at)) is not None
+        }
+        self._entries = [(level.load, place, level.number, level) for level, place in self._posted.items()]
         heapq.heapify(self._entries)
+        #: How much of what came is known.
+        self._heard = heard
 
-    def post(self, level: _Level, place: int) -> None:
-        """Enter a level whose first node is before the one at which it was."""
-        self.posted[level] = place
-        heapq.heappush(self._entries, (level.load, place, level.number, level))
+    def hear(self, came: Sequence[_Level], at: Sequence[_Level]) -> None:
+        """Enter levels that nodes have come to, in the order in which all of them did."""
+        for number in range(self._heard, len(came)):
+            level = came[number]
+            if level.places and level.fits(self._demand, clear=self._clear):
+                place = level.first(at)
+                posted = self._posted.get(level)
+                if place is not None and (posted is None or place < posted):
+                    self._posted[level] = place
+                    heapq.heappush(self._entries, (level.load, place, level.number, level))
+        self._heard = len(came)
 
     def first(self, at: Sequence[_Level]) -> int | None:
         """First node in the order."""
@@ -135,13 +144,13 @@ class _Order:
             first = level.first(at)
             if first == place:
                 return place
-            if first is None or self.posted.get(level) != place:
+            if first is None or self._posted.get(level) != place:
                 # No node is there any more, or another entry of this level came before.
                 heapq.heappop(entries)
                 if first is None:
-                    self.posted.pop(level, None)
+                    self._posted.pop(level, None)
             else:
-                self.posted[level] = first
+                self._posted[level] = first
                 heapq.heapreplace(entries, (load, first, number, level))
         return None
 
@@ -228,6 +237,8 @@ class Packing:
         #: The level of each node, and nodes that came to one since levels' heaps and orders were asked last.
         self._at = [at[place] for place in range(len(self._nodes))]
         self._came: list[int] = []
+        #: Levels whose heaps have got nodes, in turn.
+        self._grown: list[_Level] = []
         self._takes = [node.state is NodeState.UP for node in self._nodes]
         for place in itertools.compress(range(len(self._nodes)), self._takes):
             # In ascending order, which is one for a heap.
@@ -461,16 +472,30 @@ class Packing:
     def _take_up(self, job: JobKey, role: Role, most: int) -> int:
         """Take up so many incumbents where they are, up to the first that has no room there; returns how many."""
         whose = (job, role)
-        waiting, at = self._incumbents.get(whose, []), self._at
-        most = min(most, len(waiting))
-        for taken in range(most):
-            place, demand = waiting[-1]
-            if not at[place].fits(demand):
-                return taken
-            waiting.pop()
-            self._waiting -= 1
-            self._take(place, demand, incumbent=whose)
-        return most
+        waiting = self._incumbents.get(whose)
+        if not waiting:
+            return 0
+        steps, at = self._steps, self._at
+        begun = len(steps)
+        for place, demand in waiting[: -most - 1 : -1]:
+            before = at[place]
+            try:
+                after = before.taken_up[demand]
+            except KeyError:
+                after = self._beyond(before, demand, 1, -1) if before.fits(demand) else None
+                before.taken_up[demand] = after
+            if after is None:
+                break
+            at[place] = after
+            steps.append((demand, (place,), before, after, whose))
+        places = [places[0] for _, places, *_ in itertools.islice(steps, begun, None)]
+        if places:
+            del waiting[-len(places) :]
+            self._waiting -= len(places)
+            self._changed(places)
+            takes = self._takes
+            self._came += [place for place in places if takes[place]]
+        return len(places)
 
     def _place_new(self, demand: Resources, role: Role, many: int = 1) -> Blocked | None:
         """Add new tasks one after the other; returns what stood in the way of one."""
@@ -543,8 +568,7 @@ class Packing:
                 yield place
         finally:
             for place in passed:
-                heapq.heappush(self._at[place].places, place)
-                self._post(self._at[place], place)
+                self._enter((place,), self._at[place])
 
     def _evenly(
         self, places: Sequence[int], has: Sequence[Sequence[int]], vectors: Sequence[_Vector | None], new: Allocation
@@ -570,9 +594,11 @@ class Packing:
         if self._came:
             self._settle()
         order = self._orders.get((demand, clear))
-        if order is None and len(self._orders) < _MOST_ORDERS:
-            levels = (level for level in self._levels.values() if level.places and level.fits(demand, clear=clear))
-            order = self._orders[demand, clear] = _Order(levels, self._at)
+        if order is not None:
+            order.hear(self._grown, self._at)
+        elif len(self._orders) < _MOST_ORDERS:
+            order = _Order(demand, self._levels.values(), self._at, len(self._grown), clear=clear)
+            self._orders[demand, clear] = order
         return order
 
     def _fitting(self, demand: _Vector, *, clear: bool) -> NDArray[np.bool_]:
@@ -607,11 +633,11 @@ class Packing:
             rooms.changed.clear()
         return rooms
 
-    def _take(self, place: int, demand: _Vector, *, incumbent: tuple[JobKey, Role] | None = None) -> None:
+    def _take(self, place: int, demand: _Vector) -> None:
         """Add a task to a node."""
         before = self._at[place]
-        after = self._beyond(before, demand, 1, 0 if incumbent is None else -1)
-        self._steps.append((demand, (place,), before, after, incumbent))
+        after = self._beyond(before, demand, 1, 0)
+        self._steps.append((demand, (place,), before, after, None))
         self._come((place,), after)
 
     def _come(self, places: Sequence[int], level: _Level) -> None:
@@ -621,10 +647,14 @@ class Packing:
             self._came += places
 
     def _move(self, places: Sequence[int], level: _Level) -> None:
-        if self._rooms is not None:
-            self._rooms.changed.update(places)
+        self._changed(places)
         for place in places:
             self._at[place] = level
+
+    def _changed(self, places: Iterable[int]) -> None:
+        """Have nodes be looked at again where all are."""
+        if self._rooms is not None:
+            self._rooms.changed.update(places)
 
     def _settle(self) -> None:
         """Have nodes stand in the heaps of the levels that they came to: not of those that they passed in between."""
@@ -639,17 +669,7 @@ class Packing:
         """Have nodes, in ascending order, stand in the heap of the level that they are at."""
         for place in places:
             heapq.heappush(level.places, place)
-        self._post(level, places[0])
-
-    def _post(self, level: _Level, place: int) -> None:
-        """Tell all orders that a level belongs into that a node, of several the first, has come to it."""
-        if level.orders_known != len(self._orders):
-            level.orders_known = len(self._orders)
-            level.orders = [order for (asked, clear), order in self._orders.items() if level.fits(asked, clear=clear)]
-        for order in level.orders:
-            posted = order.posted.get(level)
-            if posted is None or place < posted:
-                order.post(level, place)
+        self._grown.append(level)
 
     def _beyond(self, level: _Level, demand: _Vector, used: int, kept: int) -> _Level:
         """The level that adding a demand, so many times, to what is used and to what is reserved leads to."""
@@ -667,7 +687,8 @@ class Packing:
         if level is None:
             load = self._placement.load(used, capacity)
             free = tuple([max(whole - taken, 0) for whole, taken in zip(capacity, used, strict=True)])
-            level = _Level(len(self._levels), capacity, used, reserved, load, free)
+            clear = tuple([max(left - kept, 0) for left, kept in zip(free, reserved, strict=True)])
+            level = _Level(len(self._levels), capacity, used, reserved, load, free, clear)
             self._levels[capacity, used, reserved] = level
         return level
 
