@@ -403,7 +403,8 @@ class Belief:
             means = self._means(group, bounds, list(jobs.values()))
             if means is not None:
                 for (kind, own), mean in zip(jobs, means, strict=True):
-                    self._pierced(kind, own, (mean, mean))
+                    # of a hole both are written: deviations of these are not asked for
+                    self._pierced(kind, own, (mean, np.zeros_like(mean)))
                 for (kind, own), grid in zip(jobs, _exp(means), strict=True):
                     self._grids.get((kind, bounds, own, 0.0), partial(tuple, [grid]))
 

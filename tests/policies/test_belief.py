@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from policies.snapshots import a_job, a_snapshot, ask, cluster
 from policies.snapshots import given as allocations
@@ -310,6 +310,7 @@ _own_points = st.dictionaries(
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.sampled_from("abx"), _own_points), min_size=1, max_size=6), st.sampled_from([1, 16, 50]))
+@example([("a", {(1, 1): 0.0, (1, 2): 0.5})], 16)
 def test_jobs_looked_at_together_are_as_each_alone(jobs, most) -> None:
     """Whatever their bounds, sizes beyond them, failures, and kinds that nothing is known of."""
     measured = [of_model(name, model, SPREAD) for name, model in SMOOTH.items()]
