@@ -3,7 +3,8 @@
     python tests/pslite/rehearsals.py --count 10000 --out rehearsals.out [--processes 6] [--first 0] [KIND ...]
 
 Each is a random schedule as the tests go through them, of a number that they do not. A failure is a file in `--out`:
-the schedule, all that was said, and what coordinator and members knew when time was up. Exits with 1 if there was one.
+the schedule, all that was said, a diary of messages and data connections, and what coordinator and members knew when
+time was up. Exits with 1 if there was one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from functools import partial
@@ -36,7 +37,11 @@ import test_async
 import test_rehearsal as tests
 from weather import cut_data, rough_weather
 
+from pslite.coordinator import Coordinator
 from pslite.coordinator.record import Record
+from pslite.messages import Beat, Clip, Norm, Taken, Trust
+from pslite.server import Server
+from pslite.worker import Worker
 
 #: seeds start here, far from those of the tests
 _FIRST = 1_000_000
@@ -167,6 +172,75 @@ def _is_part(value: object) -> bool:
     return type(value).__module__.startswith("pslite.coordinator.")
 
 
+class _Log(list[str]):
+    """Lines for the user that are in a diary, too."""
+
+    def __init__(self, diary: _Diary) -> None:
+        super().__init__()
+        self._diary = diary
+
+    def append(self, line: str) -> None:
+        super().append(line)
+        self._diary.note(line)
+
+
+class _Diary:
+    """When what was said, by whom messages came, and what became of data connections."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._began = time.monotonic()
+        self._notes = deque[str](maxlen=5000)
+        self._patch = monkeypatch
+        create = rehearsal.Rehearsal.__init__
+
+        def begin(whom: rehearsal.Rehearsal, *args: object, **how: object) -> None:
+            create(whom, *args, **how)  # type: ignore[arg-type]
+            whom._log = _Log(self)
+
+        monkeypatch.setattr(rehearsal.Rehearsal, "__init__", begin)
+        self._follow(Coordinator, "_take", lambda who, connection, message: _said(connection.hello.task, message))
+        self._follow(Worker, "_obey", lambda who, message: _said(f"{_name(who)} hears", message))
+        self._follow(Server, "_obey", lambda who, message: _said(f"{_name(who)} hears", message))
+        self._follow(Worker, "_hand_in", lambda who, result: f"{_name(who)} has {_Known().repr(result)}")
+        self._follow(Worker, "_lost", lambda who, link, reason: f"{_name(who)} has lost {link.task}: {reason}")
+        self._follow(Worker, "_sever", lambda who, task, reason: f"{_name(who)} reopens {task}: {reason}")
+        self._follow(Worker, "_unlink", lambda who, link: f"{_name(who)} closes {link.task} in {_callers()}")
+        self._follow(Server, "_adopt", lambda who, link, *, incoming: f"{_name(who)} takes {link.task}")
+        self._follow(Server, "_broken", lambda who, link, reason: f"{_name(who)} has lost {link.task}: {reason}")
+        self._follow(Server, "_drop", lambda who, link: f"{_name(who)} closes {link.task} in {_callers()}")
+
+    def note(self, text: str) -> None:
+        """Keep a line, and when it was."""
+        self._notes.append(f"{time.monotonic() - self._began:8.3f} {text}")
+
+    def _follow(self, owner: type, name: str, tell: Callable[..., str]) -> None:
+        method = getattr(owner, name)
+
+        def noted(whom: object, *args: object, **how: object) -> object:
+            if text := tell(whom, *args, **how):
+                self.note(text)
+            return method(whom, *args, **how)
+
+        self._patch.setattr(owner, name, noted)
+
+    def __str__(self) -> str:
+        return "\n".join(self._notes)
+
+
+def _name(whom: Worker | Server) -> str:
+    return whom._identity.task
+
+
+def _said(who: str, message: object) -> str:
+    """What is not said again and again."""
+    return "" if isinstance(message, Beat | Norm | Taken | Clip | Trust) else f"{who}: {str(message)[:300]}"
+
+
+def _callers() -> str:
+    names = [frame.name for frame in reversed(traceback.extract_stack(limit=9)[:-3])]
+    return " < ".join(name for name in names if name != "noted")
+
+
 def go_through(kind: str, seed: int, out: Path) -> str:
     """Go through one of a kind; returns what went wrong, or nothing."""
     play = KINDS[kind]
@@ -188,12 +262,13 @@ def go_through(kind: str, seed: int, out: Path) -> str:
         monkeypatch.setattr(rehearsal.Rehearsal, "exchange", look)
         if play is not _all_reduce and tests.kind_of(seed) == "encrypted":
             monkeypatch.setenv("DL2_TRANSPORT", "tcp")
+        diary = _Diary(monkeypatch)
         given = {"monkeypatch": monkeypatch, "tmp_path": Path(folder)}
         try:
             play(seed, **{name: value for name, value in given.items() if name in wants})
         except BaseException as error:  # noqa: BLE001  (each failure is kept)
             path = out / f"fail-{kind}-{seed}.txt"
-            path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+            path.write_text("".join([*traceback.format_exception(error), "\n", str(diary)]), encoding="utf-8")
             return str(path)
     return ""
 
