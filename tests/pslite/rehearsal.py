@@ -38,7 +38,7 @@ from pslite.tls import Encryption
 from pslite.worker import Worker
 
 QUICK = Settings(grace=5.0, start=10.0, settle=0.01, verdict=0.05, look=0.01, heartbeat=0.05, lease=20.0)
-#: seconds within which any rehearsal must end, however busy the machine is
+#: seconds within which the next version must come, however busy the machine is
 _PATIENCE = 30.0
 
 
@@ -233,6 +233,8 @@ class Rehearsal:
 
     def exchange(self, status: Status, *, urgent: bool) -> Reply:
         with self._lock:
+            if self._status is not None and status.version > self._status.version:
+                self._deadline = time.monotonic() + _PATIENCE
             self._status = status
             members = frozenset(self._targets["worker"] + self._targets["ps"])
         return Reply(members=members, stop=time.monotonic() > self._deadline)
