@@ -72,15 +72,23 @@ class Labels:
         self._taken: dict[JobKey, Shown] = {}
         shown = {speeds.job: speeds.points for speeds in snapshot.job_speeds}
         odd: dict[tuple[object, ...], list[_Odd]] = defaultdict(list)
+        means: dict[tuple[TrainingKind, int, int], _Floats] = {}
         for job in snapshot.jobs:
             request = job.request
-            within = [point for point in shown.get(job.key, ()) if _within(request, point)]
-            still = tuple([_plain(point) for point in within if point.samples_per_second == 0])
-            moved = tuple([_plain(point) for point in within if point.samples_per_second > 0])
+            most_workers, most_ps = request.max_workers, request.max_ps
+            within = [
+                point for point in shown.get(job.key, ()) if point[0][0] <= most_workers and point[0][1] <= most_ps
+            ]
+            still = tuple([_plain(point) for point in within if point[1] == 0])
+            moved = [point for point in within if point[1] > 0]
             self._taken[job.key] = Shown(request, still)
-            if not self._is_near(request, moved):
-                like = TrainingKind.of(request)[1:], request.max_workers, request.max_ps
-                odd[like].append(_Odd(job, still, moved))
+            kind = TrainingKind.of(request)
+            like = kind, most_workers, most_ps
+            mean = means.get(like)
+            if mean is None:
+                mean = means[like] = belief.mean_sd(request)[0]
+            if not _is_near(mean, moved):
+                odd[kind[1:], most_workers, most_ps].append(_Odd(job, still, tuple(map(_plain, moved))))
         for jobs in odd.values():
             self._recognise(jobs)
 
@@ -88,17 +96,13 @@ class Labels:
         """What a job is taken as."""
         return self._taken[job.key]
 
-    def _is_near(self, request: JobRequest, points: Iterable[SpeedPoint]) -> bool:
-        """Whether all speeds are so near that nothing else matters; most are, and this is known faster."""
-        mean, _ = self._belief.mean_sd(request)
-        return all(abs(math.log(speed) - float(mean[size.ps, size.workers])) < _NEAR for size, speed, *_ in points)
-
     def _recognise(self, odd: Sequence[_Odd]) -> None:
         """Take jobs of one architecture, consistency and bounds as what their speeds say they are."""
         said = [TrainingKind.of(each.job.request) for each in odd]
         rivals = [kind for kind in self._belief.kinds if kind[1:] == said[0][1:]]
         kinds = list(dict.fromkeys([*rivals, *said]))
-        fit = _misfits(odd, *self._belief.of_each(kinds, odd[0].job.request))
+        sizes = [point.allocation for each in odd for point in each.moved]
+        fit = _misfits(odd, *self._belief.of_each(kinds, odd[0].job.request, sizes))
         own = np.array([kinds.index(kind) for kind in said]), np.arange(len(odd))
         wrong = (fit.apart[own] > _NONE) & (fit.far[own] > FAR)
         one_of = (fit.apart <= _ONE) & (fit.doubt < _KNOWN)
@@ -114,20 +118,18 @@ class Labels:
 
 
 def _misfits(odd: Sequence[_Odd], means: _Floats, deviations: _Floats) -> _Misfits:
-    """By what is believed of the speeds of each kind; both shape (kinds, PSs, workers)."""
+    """By what is believed of each kind where jobs showed something, one after the other; both shape (kinds, sizes)."""
     points = [point for each in odd for point in each.moved]
     ends = np.cumsum([len(each.moved) for each in odd]).tolist()
     starts = [0, *ends[:-1]]
-    workers, ps = np.array([point.allocation for point in points]).T
-    deviation = deviations[:, ps, workers]
-    far = np.abs(np.log([point.samples_per_second for point in points]) - means[:, ps, workers])
-    usual = np.hypot(deviation, _USUAL)
+    far = np.abs(np.log([point.samples_per_second for point in points]) - means)
+    usual = np.hypot(deviations, _USUAL)
     apart = far / usual
     unlikely = apart**2 / 2 + np.log(usual)
     likelihood = -np.stack(
         [unlikely[:, start:end].sum(axis=1) for start, end in zip(starts, ends, strict=True)], axis=1
     )
-    most, farthest, doubt = (np.maximum.reduceat(each, starts, axis=1) for each in (apart, far, deviation))
+    most, farthest, doubt = (np.maximum.reduceat(each, starts, axis=1) for each in (apart, far, deviations))
     return _Misfits(most, farthest, doubt, likelihood)
 
 
@@ -135,5 +137,6 @@ def _plain(point: SpeedPoint) -> SpeedPoint:
     return SpeedPoint(point.allocation, point.samples_per_second, point.measurements)
 
 
-def _within(request: JobRequest, point: SpeedPoint) -> bool:
-    return point.allocation.workers <= request.max_workers and point.allocation.ps <= request.max_ps
+def _is_near(mean: _Floats, points: Iterable[SpeedPoint]) -> bool:
+    """Whether all speeds are so near that nothing else matters; most are, and this is known faster."""
+    return all(abs(math.log(speed) - mean.item(ps, workers)) < _NEAR for (workers, ps), speed, *_ in points)

@@ -1,0 +1,151 @@
+"""What kinds of jobs of one architecture and consistency have in common, and how it is worked out from all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dl2d.core.measured import TrainingKind
+from dl2d.policies.recent import Recent
+from dl2d.policies.sizes import (
+    MOST_OF_GROUP,
+    SHARED_PART,
+    Bounds,
+    Group,
+    Own,
+    Sizes,
+    codes_of,
+    distances,
+    factor_of,
+    inverse_of,
+    matern,
+    root_of,
+)
+from dl2d.policies.told import Kind, Measured
+
+_Floats = NDArray[np.float64]
+
+#: Added to what is to be positive definite.
+_JITTER: Final = 1e-9
+#: Most sizes at which the shared part is worked out; where there are more, neighbours are taken together.
+_MOST_SHARED: Final = 96
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """What a kind's own part and the shared one are told of it."""
+
+    own: Own
+    #: Less the centre.
+    logs: _Floats
+    #: Place of each size among those of the shared part.
+    shared: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, told: Measured, centre: float, shared: NDArray[np.int64]) -> Points:
+        """Of what was measured."""
+        return cls(told.sizes.of(told.noise), told.logs - centre, shared)
+
+
+class Told(NamedTuple):
+    """All that is known of a kind, or of one job."""
+
+    points: Points
+    sizes: Sizes
+    kept: Measured
+    alone: Measured | None
+
+
+class Lattice:
+    """U sizes at which a group of kinds has a part in common, before anything is measured."""
+
+    def __init__(self, group: Group, at: _Floats) -> None:
+        self.group, self.at = group, at
+        #: Lower Cholesky factor of the covariance, (U, U), and its inverse.
+        self.factor = factor_of(matern(distances(at, at, group), *SHARED_PART) + _JITTER * np.eye(len(at)))
+        self._inverse = inverse_of(self.factor)
+        self._weights: Recent[Bounds, tuple[_Floats, _Floats]] = Recent(MOST_OF_GROUP)
+
+    def nearest(self, at: _Floats) -> NDArray[np.int64]:
+        """Which of its sizes is nearest to each of others."""
+        places: NDArray[np.int64] = distances(at, self.at, self.group).argmin(axis=1)
+        return places
+
+    def weights(self, bounds: Bounds | None, at: _Floats) -> tuple[_Floats, _Floats]:
+        """Of ``g``, at other sizes, kept by their bounds: shape (others, U); and what variance is left there."""
+        return self._weigh(at) if bounds is None else self._weights.get(bounds, lambda: self._weigh(at))
+
+    def _weigh(self, at: _Floats) -> tuple[_Floats, _Floats]:
+        weights = matern(distances(at, self.at, self.group), *SHARED_PART) @ self._inverse.T
+        return weights, np.maximum(SHARED_PART[1] - (weights**2).sum(axis=1), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What a group of kinds has in common: ``factor @ g`` with g of mean ``mean``, covariance ``root.T @ root``."""
+
+    lattice: Lattice
+    told: dict[TrainingKind, Told]
+    #: The factor times ``mean``, (U,), and times ``root.T``, (U, U).
+    believed: _Floats
+    spread: _Floats
+    root: _Floats
+    mean: _Floats
+
+    @classmethod
+    def of(cls, group: Group, found: Mapping[TrainingKind, Kind], centre: float, before: Lattice | None) -> Shared:
+        """From all kinds; the lattice is that of ``before`` if it can be."""
+        at, places = _together([kind.kept.sizes for kind in found.values()], _MOST_SHARED)
+        lattice = before if before is not None and np.array_equal(before.at, at) else Lattice(group, at)
+        size, first = len(at), 0
+        every: dict[TrainingKind, Told] = {}
+        where, certain, weighed = [], [], []
+        for name, kind in found.items():
+            last = first + len(kind.kept.logs)
+            points = Points.of(kind.kept, centre, places[first:last])
+            first, every[name] = last, Told(points, kind.told.sizes, kind.kept, kind.alone)
+            where.append(np.add.outer(points.shared * size, points.shared).reshape(-1))
+            certain.append(points.own.certain.reshape(-1))
+            weighed.append(points.own.certain @ points.logs)
+        # One after the other, as bincount has it: sums are the same however much was taken over.
+        certainty = np.bincount(np.concatenate(where), np.concatenate(certain), size * size).reshape(size, size)
+        factor = lattice.factor
+        root = root_of(np.eye(size) + factor.T @ certainty @ factor)
+        mean = root.T @ (root @ (factor.T @ np.bincount(places, np.concatenate(weighed), size)))
+        return cls(lattice, every, factor @ mean, factor @ root.T, root, mean)
+
+    def at(self, bounds: Bounds | None, at: _Floats) -> tuple[_Floats, _Floats, _Floats]:
+        """Means, roots of covariances and what variance is left at sizes, which may be those of some bounds."""
+        weights, left = self.lattice.weights(bounds, at)
+        return weights @ self.mean, weights @ self.root.T, left
+
+
+def _together(sizes: Sequence[Sizes], most: int) -> tuple[_Floats, NDArray[np.int64]]:
+    """log2 of at most so many distinct sizes, and which of them stands for each of those given, one after the other.
+
+    Where there are more, those in one cell of a lattice, as fine as can be, are one: the middle of the cell.
+    """
+    counts = np.maximum(np.concatenate([some.counts for some in sizes]), 1)
+    first, places = _distinct(codes_of(counts))
+    at, of_each, cells = np.log2(counts[first]), places, 16.0
+    distinct = at
+    while len(distinct) > most:
+        corners = np.round(at * cells)
+        first, joined = _distinct(codes_of(corners.astype(np.int64)))
+        distinct, places, cells = corners[first] / cells, joined[of_each], cells / 2.0
+    return distinct, places
+
+
+def _distinct(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where each number is first, in the order of numbers, and which of these each one is; faster than numpy's."""
+    order = codes.argsort(kind="stable")
+    inside = codes[order]
+    new = np.ones(len(codes), dtype=np.bool_)
+    np.not_equal(inside[1:], inside[:-1], out=new[1:])
+    places = np.empty(len(codes), dtype=np.int64)
+    places[order] = new.cumsum() - 1
+    return order[new], places
