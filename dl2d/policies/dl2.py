@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import os
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -341,20 +342,25 @@ class Dl2:
             self._levelled = faster, at_level(self._known, faster)
         expected |= {kind: (expected | absent)[kind] * math.exp(level) for kind, level in faster.items()}
         news = (
-            MeasuredSpeeds(
-                speeds.kind, tuple(point for point in speeds.points if _surprises(point, expected.get(speeds.kind)))
-            )
-            for speeds in measured
+            MeasuredSpeeds(speeds.kind, _surprising(speeds.points, expected.get(speeds.kind))) for speeds in measured
         )
         return merged(self._levelled[1], tuple(news))
 
 
-def _surprises(point: SpeedPoint, expected: Floats | None) -> bool:
-    workers, ps = point.allocation
-    if expected is None or ps >= expected.shape[0] or workers >= expected.shape[1]:
-        return True
-    there, speed = float(expected[ps, workers]), point.samples_per_second
-    return not (there > 0 and speed > 0 and abs(math.log(speed / there)) < _EXPECTED)
+def _surprising(points: tuple[SpeedPoint, ...], expected: Floats | None) -> tuple[SpeedPoint, ...]:
+    """Points that are not as expected."""
+    if expected is None:
+        return points
+    (most_ps, most_workers), grid = expected.shape, expected.tolist()
+    found = []
+    for point in points:
+        (workers, ps), speed = point[:2]
+        if ps < most_ps and workers < most_workers:
+            there = grid[ps][workers]
+            if there > 0 and speed > 0 and abs(math.log(speed / there)) < _EXPECTED:
+                continue
+        found.append(point)
+    return tuple(found)
 
 
 class _Deciding:
@@ -505,12 +511,14 @@ def merged(known: Sequence[MeasuredSpeeds], measured: Sequence[MeasuredSpeeds]) 
     kinds = {speeds.kind: speeds.points for speeds in known}
     for speeds in measured:
         if speeds.points or speeds.kind not in kinds:
-            own = {point.allocation: point for point in kinds.get(speeds.kind, ())}
+            own, news = list(kinds.get(speeds.kind, ())), []
             for point in speeds.points:
-                before = own.get(point.allocation)
-                if before is None or not _same(before.samples_per_second, point.samples_per_second):
-                    own[point.allocation] = _rounded(point)
-            kinds[speeds.kind] = tuple(sorted(own.values()))
+                place = bisect_left(own, point[:1])
+                if place == len(own) or own[place][0] != point[0]:
+                    news.append(_rounded(point))
+                elif not _same(own[place][1], point[1]):
+                    own[place] = _rounded(point)
+            kinds[speeds.kind] = tuple(sorted(own + news) if news else own)
     return tuple(MeasuredSpeeds(kind, points) for kind, points in sorted(kinds.items()))
 
 
@@ -518,12 +526,12 @@ def _same(one: float, other: float) -> bool:
     return one == other or (one > 0 and other > 0 and abs(math.log(one / other)) < _ALIKE)
 
 
+@lru_cache(maxsize=4096)
 def _rounded(point: SpeedPoint) -> SpeedPoint:
-    speed = point.samples_per_second
+    size, speed, times, jobs, _, _, _ = point
     if speed > 0:
         speed = math.exp(round(math.log(speed) / _ALIKE) * _ALIKE)
-    times = 1 << point.measurements.bit_length() - 1 if point.measurements else 0
-    return SpeedPoint(point.allocation, speed, times, min(point.jobs, 3))
+    return SpeedPoint(size, speed, 1 << times.bit_length() - 1 if times else 0, min(3, jobs))
 
 
 def from_checkpoint(folder: str | os.PathLike[str]) -> Dl2:

@@ -22,11 +22,11 @@ def up_to_date(measured: Iterable[MeasuredSpeeds]) -> tuple[MeasuredSpeeds, ...]
 
 def _as_now(points: tuple[SpeedPoint, ...]) -> tuple[SpeedPoint, ...]:
     changes = [
-        (point.since, math.log(point.samples_per_second / point.before))
-        for point in points
-        if point.before > 0 and point.samples_per_second > 0
+        (since, math.log(speed / before)) for _, speed, _, _, _, since, before in points if before > 0 and speed > 0
     ]
     changes = [(since, change) for since, change in changes if abs(change) < WRONG]
+    if not changes:
+        return tuple([SpeedPoint(size, speed, times, jobs) for size, speed, times, jobs, _, _, _ in points])
     made = []
     for point in points:
         later = [change for since, change in changes if since > point.at]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
@@ -43,21 +44,33 @@ def levels(
         if speeds.kind not in expected:
             continue
         there = expected[speeds.kind].tolist()
-        apart = [
-            (point.allocation, math.log(point.samples_per_second / speed))
-            for point in speeds.points
-            if point.samples_per_second > 0 and (speed := _there(there, *point.allocation)) > 0
-        ]
+        most_ps, most_workers = len(there), len(there[0])
+        apart = []
+        for (workers, ps), speed, *_ in speeds.points:
+            row = ps if most_ps > 1 else 0
+            usual = there[row][workers] if row < most_ps and workers < most_workers else 0.0
+            if speed > 0 and usual > 0:
+                apart.append(((workers, ps), math.log(speed / usual)))
         sizes = known.get(speeds.kind, ())
         both = [far for size, far in apart if size in sizes]
         off = both if len(both) >= _LEAST else [far for _, far in apart]
         # The median is far off only where half of them are.
-        if len(off) < _LEAST or 2 * sum(abs(far) > FAR for far in off) < len(off):
+        if len(off) < _LEAST or 2 * len([far for far in off if abs(far) > FAR]) < len(off):
             continue
-        level = float(np.median(off))
-        if np.quantile(np.array(off) * np.sign(level), _OTHERWISE) > FAR:
+        level = statistics.median(off)
+        if _quantile([far if level > 0 else -far for far in off], _OTHERWISE) > FAR:
             found[speeds.kind] = round(level / _STEP) * _STEP
     return found
+
+
+def _quantile(values: Iterable[float], part: float) -> float:
+    """As numpy's, which takes far longer for a few values."""
+    inside = sorted(values)
+    place = part * (len(inside) - 1)
+    before = int(place)
+    low, high = inside[before], inside[min(before + 1, len(inside) - 1)]
+    along = place - before
+    return low + (high - low) * along if along < 0.5 else high - (high - low) * (1 - along)
 
 
 def at_level(known: Iterable[MeasuredSpeeds], faster: Mapping[TrainingKind, float]) -> tuple[MeasuredSpeeds, ...]:
@@ -74,8 +87,3 @@ def at_level(known: Iterable[MeasuredSpeeds], faster: Mapping[TrainingKind, floa
         else speeds
         for speeds in known
     )
-
-
-def _there(grid: list[list[float]], workers: int, ps: int) -> float:
-    ps = ps if len(grid) > 1 else 0
-    return grid[ps][workers] if ps < len(grid) and workers < len(grid[ps]) else 0.0

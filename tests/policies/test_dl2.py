@@ -144,6 +144,21 @@ def test_what_is_measured_again_much_the_same_changes_nothing() -> None:
     assert other.measurements == 64
 
 
+def test_what_was_measured_counts_where_both_know_a_size_and_all_stay_in_order() -> None:
+    rng = np.random.default_rng(6)
+    for _ in range(200):
+        known, news = (
+            measured({tuple(rng.integers(1, 6, 2).tolist()): float(rng.choice([1.0, 1.01, 3.0])) for _ in range(count)})
+            for count in rng.integers(0, 15, 2)
+        )
+        own = {point.allocation: point for point in known.points}
+        for point in news.points:
+            before = own.get(point.allocation)
+            if before is None or abs(np.log(before.samples_per_second / point.samples_per_second)) >= 0.02:
+                own[point.allocation] = merged((), (MeasuredSpeeds(KIND, (point,)),))[0].points[0]
+        assert merged((known,), (news,)) == (MeasuredSpeeds(KIND, tuple(sorted(own.values()))),)
+
+
 def test_a_resize_that_does_not_pay_is_not_made() -> None:
     speeds = {**dict.fromkeys(SPEEDS, 1.0), (2, 2): 1.2}
     snapshot = a_snapshot([a_job(1, **CPU)], cluster(1, cpu=20), {0: Allocation(1, 1)})
