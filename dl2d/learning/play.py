@@ -15,21 +15,8 @@ import numpy as np
 from dl2d.core.jobs import Allocation, JobRequest
 from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.policies.belief import Belief
-from dl2d.policies.jumps import (
-    LEAST_LEFT,
-    Bools,
-    Crowd,
-    Floats,
-    Ints,
-    Surface,
-    Surfaces,
-    alike,
-    amounts_of,
-    choose,
-    sizes_of,
-    surface,
-    weight_of,
-)
+from dl2d.policies.jumps import LEAST_LEFT, Bools, Crowd, Floats, Ints, choose
+from dl2d.policies.surfaces import Grid, Surface, Surfaces, alike, amounts_of, sizes_of, surfaces, weight_of
 from dl2d.simulation.clusters import Clusters, SlotReport
 from dl2d.simulation.library import Library
 from dl2d.simulation.workload import Workload, to_request
@@ -106,18 +93,20 @@ class Ground:
 
     def surfaces(self, belief: Belief, optimism: float) -> Surfaces:
         """What is believed of all groups, in their order."""
-        made: list[Surface] = []
-        for like in self._groups:
-            request = like.request
-            one = surface(
-                belief.grid(request, optimism),
-                worker=amounts_of(request.worker, like.names),
-                ps=amounts_of(request.ps, like.names),
+        grids = [
+            Grid(
+                belief.grid(like.request, optimism),
+                worker=amounts_of(like.request.worker, like.names),
+                ps=amounts_of(like.request.ps, like.names),
                 capacity=like.capacity,
-                may=sizes_of(request),
+                may=sizes_of(like.request),
             )
+            for like in self._groups
+        ]
+        made: list[Surface] = []
+        for like, one in zip(self._groups, surfaces(grids), strict=True):
             if one is None:
-                raise ValueError(f"a job of {request.model} is larger than the cluster")
+                raise ValueError(f"a job of {like.request.model} is larger than the cluster")
             made.append(one)
         return Surfaces(made)
 

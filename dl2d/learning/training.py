@@ -21,7 +21,8 @@ from dl2d.learning.search import Search, Step, advance
 from dl2d.policies.belief import Belief
 from dl2d.policies.checkpoint import Checkpoint
 from dl2d.policies.dl2 import as_arrays, from_arrays
-from dl2d.policies.jumps import FEATURES, Floats, Ints, Surfaces, initial_weights
+from dl2d.policies.jumps import FEATURES, Floats, Ints, initial_weights
+from dl2d.policies.surfaces import Surfaces
 from dl2d.simulation.workload import Workload
 
 _STATE: Final = "state.npz"

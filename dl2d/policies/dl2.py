@@ -38,17 +38,10 @@ from dl2d.policies.jumps import (
     Crowd,
     Floats,
     Ints,
-    Surface,
-    Surfaces,
-    alike,
-    amounts_of,
     choose,
     look,
     score,
-    sizes_of,
-    surface,
     weight_count,
-    weight_of,
 )
 from dl2d.policies.labels import Labels, Shown
 from dl2d.policies.layout import Layouts, largest, least_seconds
@@ -56,6 +49,7 @@ from dl2d.policies.level import at_level, levels
 from dl2d.policies.remaining import samples_left
 from dl2d.policies.resizing import in_next_slot, stays
 from dl2d.policies.scouts import BOLDER, scouts
+from dl2d.policies.surfaces import Grid, Surface, Surfaces, alike, amounts_of, sizes_of, surfaces, weight_of
 
 _NAME: Final = "dl2"
 #: Folder of the checkpoint that comes with dl2d.
@@ -193,8 +187,10 @@ class Dl2:
         belief.look_ahead((shown.request, shown.own) for shown in every if shown.own and not self._hoped(shown.request))
         first = scouts(deciding.snapshot, labels) if self._explored > 0 else frozenset()
         whole = (*deciding.names, *deciding.capacity.tolist())
-        groups: dict[Surface, int] = {}
-        of_job = []
+        # Keys are long: they are hashed as seldom as can be.
+        numbers: dict[tuple[object, ...], int] = {}
+        firsts: list[tuple[Shown, Allocation, Allocation, float]] = []
+        of_key = []
         for place, job in enumerate(deciding.snapshot.jobs):
             held = deciding.held[job.key] if self._resize_seconds else NOTHING
             shown = labels.of(job)
@@ -202,14 +198,20 @@ class Dl2:
             key = (*alike(shown.request), shown.own, deciding.floors[place], held, optimism, whole)
             if deciding.layouts is not None:
                 key += deciding.layouts.key(shown.request)
-            try:
-                # Keys are long: they are hashed as seldom as can be.
-                one = self._surfaces[key]
-            except KeyError:
-                if len(self._surfaces) >= _MOST_KEPT:
-                    self._surfaces.clear()
-                one = self._surface(belief, deciding, shown, deciding.floors[place], held, optimism)
-                self._surfaces[key] = one
+            number = numbers.setdefault(key, len(numbers))
+            of_key.append(number)
+            if number == len(firsts):
+                firsts.append((shown, deciding.floors[place], held, optimism))
+        if len(self._surfaces) + len(numbers) > _MOST_KEPT:
+            self._surfaces.clear()
+        missing = [key for key in numbers if key not in self._surfaces]
+        made = surfaces([self._grid(belief, deciding, *firsts[numbers[key]]) for key in missing])
+        self._surfaces.update(zip(missing, made, strict=True))
+        found = [self._surfaces[key] for key in numbers]
+        groups: dict[Surface, int] = {}
+        of_job = []
+        for number in of_key:
+            one = found[number]
             of_job.append(-1 if one is None else groups.setdefault(one, len(groups)))
         return list(groups), of_job
 
@@ -217,15 +219,16 @@ class Dl2:
         """Deviations that are hoped for where nobody is bolder."""
         return self._optimism if TrainingKind.of(request) in self._known_sizes else self._explored
 
-    def _surface(
+    def _grid(
         self, belief: Belief, deciding: _Deciding, shown: Shown, floor: Allocation, held: Allocation, optimism: float
-    ) -> Surface | None:
+    ) -> Grid:
+        """What a job's surface is made of."""
         request = shown.request
         rates = belief.grid(request, optimism, shown.own)
         if deciding.layouts is not None:
             rates = deciding.layouts.together(request, rates)
         rates = in_next_slot(rates, held, self._resize_seconds / self._slot_seconds)
-        return surface(
+        return Grid(
             rates,
             worker=amounts_of(request.worker, deciding.names),
             ps=amounts_of(request.ps, deciding.names),

@@ -10,17 +10,13 @@ Everything here works on N clusters at once, each with weights of its own: the p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.core.jobs import Architecture, JobRequest
-from dl2d.core.measured import TrainingKind
-from dl2d.core.resources import Resources
+from dl2d.policies.surfaces import Surfaces
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -47,225 +43,12 @@ _PRODUCTS: Final = {
 }
 FEATURES: Final = tuple(_PRODUCTS)
 _COUNT: Final = len(FEATURES)
-#: A jump must make a job faster by this factor.
-_FASTER: Final = 1.01
-#: A job without tasks counts as if it had this part of its best speed.
-_WAITING: Final = 1e-3
 #: Of its declared work a job counts as having this part left, at least: it may have declared too little.
 LEAST_LEFT: Final = 0.01
 #: Jumps are made together as long as there are more than so many a cluster, and one for so many jobs.
 _FEW: Final = 8
-#: Counts of a role that are looked at, and sizes of a job that are kept, at most.
-_MOST_COUNTS: Final = 24
-_MOST_SIZES: Final = 48
-#: Numbers below it have room in 16 bits.
-_SMALL: Final = 1 << 15
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Surface:
-    """Sizes that a job may jump between, C of them; the first is where it starts, and its amounts count as taken."""
-
-    #: Workers and PSs, shape (C, 2).
-    sizes: Ints
-    #: Log of samples per second, shape (C,); of a start with nothing, some little.
-    log_rate: Floats
-    #: Amounts of resources beyond the start's, shape (C, R), and what the whole cluster has, (R,).
-    need: Ints
-    capacity: Ints
-    #: Dominant share of the fastest size, and whether the start is nothing.
-    best_share: float
-    from_nothing: bool
-
-
-def surface(
-    rates: Floats,
-    *,
-    worker: Sequence[int],
-    ps: Sequence[int],
-    capacity: Sequence[int],
-    may: Bools,
-    start: tuple[int, int] = (0, 0),
-    keep: tuple[int, int] | None = None,
-) -> Surface | None:
-    """Sizes worth looking at: none that takes no less of anything than another and is no faster.
-
-    Parameters
-    ----------
-    rates
-        Samples per second, ``rates[ps, workers]``.
-    worker, ps, capacity
-        What one worker and one PS take and what the whole cluster has; shape (R,).
-    may
-        Sizes that the job may have, shape as ``rates``.
-    start
-        Where it starts: workers, PSs. It keeps at least those.
-    keep
-        A size that stays whatever it takes: the one it has now.
-
-    Returns
-    -------
-    None where there is no size that the cluster could hold.
-    """
-    amounts = np.array([worker, ps], dtype=np.int64)
-    whole = np.array(capacity, dtype=np.int64)
-    first = np.array(start, dtype=np.int64)
-    counted = may & (rates > 0) & np.isfinite(rates)
-    counted[: start[1]] = False
-    counted[:, : start[0]] = False
-    for axis in (0, 1):
-        if rates.shape[axis] > _MOST_COUNTS + 1:
-            counted &= np.expand_dims(_looked_at(rates.shape[axis], keep and keep[1 - axis]), 1 - axis)
-    worth = counted & _undominated(np.where(counted, rates, -np.inf))
-    if keep is not None and counted[keep[1], keep[0]]:
-        worth[keep[1], keep[0]] = True
-    at_ps, at_workers = np.nonzero(worth)
-    sizes = np.stack([at_workers, at_ps], axis=1)
-    taken = sizes @ amounts
-    within = taken <= whole
-    if not within.all():
-        sizes, taken = sizes[within.all(axis=1)], taken[within.all(axis=1)]
-    if not len(sizes):
-        return None
-    rate = rates[sizes[:, 1], sizes[:, 0]]
-    # Fastest first, of equals the one that takes least: each is then beaten only by those before it.
-    order = np.lexsort((sizes[:, 0], sizes[:, 1], taken.sum(axis=1), -rate))
-    sizes, taken, rate = sizes[order], taken[order], rate[order]
-    need = taken - first @ amounts
-    beaten = _beaten(need)
-    if keep is not None:
-        beaten &= (sizes != keep).any(axis=1)
-    (kept,) = np.nonzero(~beaten)
-    if len(kept) > _MOST_SIZES:
-        kept = kept[_spread(len(kept))]
-    nothing = not any(start)
-    held = 0.0 if nothing or (first >= rates.shape[::-1]).any() else float(rates[first[1], first[0]])
-    best_share = _dominant(taken[kept[0]].tolist(), capacity)
-    sizes = np.concatenate([first[None], sizes[kept]])
-    need = np.concatenate([np.zeros_like(need[:1]), need[kept]])
-    log_rate = np.log(np.concatenate([[max(held, _WAITING * rate[0])], rate[kept]]))
-    return Surface(sizes, log_rate, need, whole, best_share, nothing)
-
-
-@lru_cache(maxsize=256)
-def _spread(count: int) -> Ints:
-    """Places of some of so many, as far from each other, the first and the last among them."""
-    return np.unique(np.linspace(0, count - 1, _MOST_SIZES).round().astype(np.int64))
-
-
-def _undominated(rates: Floats) -> Bools:
-    """Which sizes are faster than all that have no more workers and no more PSs; ``rates[ps, workers]``.
-
-    Most others can be told by this at once, and fewer are left to be compared with each other.
-    """
-    best = np.maximum.accumulate(np.maximum.accumulate(rates, axis=0), axis=1)
-    faster = np.ones(rates.shape, dtype=np.bool_)
-    faster[1:] = rates[1:] > best[:-1]
-    faster[:, 1:] &= rates[:, 1:] > best[:, :-1]
-    return faster
-
-
-def _beaten(need: Ints) -> Bools:
-    """Which rows take no less of anything than one before them; shape (sizes, R) -> (sizes,)."""
-    # Small numbers are compared fastest, and one resource after the other: a short last axis is slow to go along.
-    units: NDArray[np.integer[Any]] = need // np.maximum(np.gcd.reduce(need, axis=0), 1)
-    places: NDArray[np.integer[Any]] = np.arange(len(need))
-    if max(len(need), units.max(initial=0)) < _SMALL:
-        units, places = units.astype(np.int16), places.astype(np.int16)
-    less: Bools = np.less.outer(places, places)
-    for taken in np.ascontiguousarray(units.T):
-        less &= np.less_equal.outer(taken, taken)
-    return np.asarray(less.any(axis=0))
-
-
-def _looked_at(length: int, keep: int | None) -> Bools:
-    """Counts that are looked at where there are many: some that grow by equal factors."""
-    counts = np.unique(np.geomspace(1, length - 1, _MOST_COUNTS).round().astype(np.int64))
-    looked = np.zeros(length, dtype=bool)
-    looked[0] = looked[counts] = True
-    if keep is not None and keep < length:
-        looked[keep] = True
-    return looked
-
-
-def _dominant(amounts: Sequence[int], capacity: Sequence[int]) -> float:
-    """Largest share of any resource; both shape (R,)."""
-    return max(taken / (whole if whole > 0 else 1e-9) for taken, whole in zip(amounts, capacity, strict=True))
-
-
-def _shares(need: Ints, capacity: Ints) -> Floats:
-    """Largest share of any resource that each size takes more than each other; (G, C, R), (G, R) -> (G, C, C)."""
-    amounts, whole = need.astype(np.float64), np.where(capacity > 0, capacity, 1e-9)
-    shares: Floats = np.full((*need.shape[:2], need.shape[1]), -np.inf)
-    for number in range(need.shape[2]):
-        taken = amounts[:, None, :, number] - amounts[:, :, None, number]
-        taken /= whole[:, None, None, number]
-        np.maximum(shares, taken, out=shares)
-    return shares
-
-
-def sizes_of(request: JobRequest) -> Bools:
-    """Sizes that a job may train at, ``sizes[ps, workers]``; shape (max_ps + 1, max_workers + 1)."""
-    has_ps = request.architecture is Architecture.PS
-    workers = np.array([request.allows(count) and count > 0 for count in range(request.max_workers + 1)])
-    ps = np.arange(request.max_ps + 1) >= max(request.min_ps, 1 if has_ps else 0)
-    if not has_ps:
-        ps &= np.arange(request.max_ps + 1) == request.min_ps  # more of them would only cost
-    both: Bools = ps[:, None] & workers[None]
-    return both
-
-
-def alike(request: JobRequest) -> tuple[object, ...]:
-    """What jobs with one surface have in common, beside cluster and start."""
-    return (
-        TrainingKind.of(request), request.min_workers, request.max_workers, request.min_ps, request.max_ps,
-        request.allowed_workers, request.worker, request.ps,
-    )  # fmt: skip
-
-
-def amounts_of(resources: Resources, names: Sequence[str]) -> list[int]:
-    """Thousandths in the order of names."""
-    given = dict(resources.thousandths)
-    return [given.get(name, 0) for name in names]
-
-
-def weight_of(demand: Ints, capacity: Ints) -> Floats:
-    """Sum of shares, by which larger tasks go first; amounts (..., R), capacity (..., R) -> (...)."""
-    shares = demand / np.where(capacity > 0, capacity, 1)
-    total: Floats = shares[..., 0].copy()
-    for number in range(1, shares.shape[-1]):
-        total += shares[..., number]
-    return total
-
-
-class Surfaces:
-    """Several surfaces side by side, padded to C sizes."""
-
-    def __init__(self, surfaces: Sequence[Surface]) -> None:
-        counts = np.array([len(one.sizes) for one in surfaces])
-        count, most, resources = len(surfaces), int(counts.max()), surfaces[0].need.shape[1]
-        within = np.arange(most) < counts[:, None]
-        self.sizes: Ints = np.zeros((count, most, 2), dtype=np.int64)
-        self.log_rate: Floats = np.zeros((count, most))
-        self.need: Ints = np.zeros((count, most, resources), dtype=np.int64)
-        self.sizes[within] = np.concatenate([one.sizes for one in surfaces])
-        self.log_rate[within] = np.concatenate([one.log_rate for one in surfaces])
-        self.need[within] = np.concatenate([one.need for one in surfaces])
-        #: Of jumps from (row) to (column): log of the dominant share taken, log of the log of the speed-up, and which
-        #: there are; shape (surfaces, C, C). In place: arrays are large.
-        self.cost: Floats = _shares(self.need, np.array([one.capacity for one in surfaces]))
-        self.gain: Floats = self.log_rate[:, None] - self.log_rate[:, :, None]
-        self.there: Bools = self.gain > np.log(_FASTER)
-        self.there &= self.cost > 0
-        self.there &= within[:, None] & within[:, :, None]
-        self.there[:, :, 0] = False
-        for each in (self.cost, self.gain):
-            np.copyto(each, 1.0, where=~self.there)
-            np.log(each, out=each)
-        #: Of the fastest size, which stands right after the start.
-        self.log_best: Floats = self.log_rate[:, 1]
-        self.best_share: Floats = np.array([one.best_share for one in surfaces])
-        self.from_nothing: Floats = np.array([float(one.from_nothing) for one in surfaces])
+#: From so many sizes, of all jobs together, is looked at once where jobs are few: short arrays are slow.
+_ROWS: Final = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -437,6 +220,33 @@ def choose(
     return Chosen(looking.states, looking.scores, made)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """The linear part of a score, or a hidden unit, of K jobs."""
+
+    #: Weights of cost and of gain, (K, 1, 1).
+    cost: Floats
+    gain: Floats
+    #: What lasts, weighed, in the order in which it is added, each (K, 1, C).
+    lasting: list[Floats]
+    #: The constant, of jobs that do not start and of such as do, (2, K).
+    constants: Floats
+
+    # The same numbers in the same order as ``score`` adds them.
+
+    def begun(self, some: Ints | slice, cost: Floats, gain: Floats) -> Floats:
+        """What cost and gain of some jobs' jumps come to; all shape (k, S, sizes)."""
+        total = self.cost[some] * cost
+        total += self.gain[some] * gain
+        return total
+
+    def end(self, total: Floats, some: Ints | slice, starts: Ints, of: Ints) -> None:
+        """Add the rest; which of the jumps are starts, shape (k, S), and of which jobs they are, (k,)."""
+        for weighed in self.lasting:
+            total += weighed[some, :, : total.shape[2]]
+        total += self.constants[starts, of[:, None]][:, :, None]
+
+
 class _Scores:
     """``score`` of the jobs of a crowd, again and again, number for number: what stays is worked out once."""
 
@@ -445,42 +255,40 @@ class _Scores:
         self._which = crowd.surface[rows, jobs]
         self._from_nothing = surfaces.from_nothing[self._which] > 0
         own, lasting = weights[rows], _lasting(surfaces, crowd, rows, jobs)
-        #: Of the linear part and of each hidden unit: weights of cost and gain, (K, 1); what lasts, weighed, in the
-        #: order in which it is added, (K, C); and the constant, of jobs that do not start and of such as do, (2, K).
         self._parts = []
         for at in (0, *range(_COUNT, weights.shape[1], _COUNT + 2)):
             goes, starts = (
                 _summed(own, _of_job(crowd, rows, jobs, np.full(len(rows), start)), at) for start in (0.0, 1.0)
             )
+            weighed = [(goes[name] * lasting[name])[:, None] for name in lasting]
             constants = np.stack([goes["1"][:, 0], starts["1"][:, 0]])
-            self._parts.append(
-                (goes["cost"], goes["gain"], [goes[name] * lasting[name] for name in lasting], constants)
-            )
-        self._hidden = [(own[:, at - 2, None], own[:, at - 1, None])
+            self._parts.append(_Part(goes["cost"][:, None], goes["gain"][:, None], weighed, constants))
+        self._hidden = [(own[:, at - 2, None, None], own[:, at - 1, None, None])
                         for at in range(2 * _COUNT + 2, weights.shape[1] + 1, _COUNT + 2)]  # fmt: skip
+        #: What each part makes of cost and gain, shape (surfaces, C, C): in one cluster it is the same for all jobs.
+        self._moves: list[Floats] = []
+        if len(weights) == 1 and len(rows):
+            self._moves = [part.begun(slice(1), surfaces.cost, surfaces.gain) for part in self._parts]
+            self._moves[0] = np.where(surfaces.there, self._moves[0], -np.inf)
 
-    def __call__(self, of: Ints, now: Ints) -> Floats:
-        """Of all jumps of some of the jobs, by their place, from where they are now; shape (of, C)."""
-        which = self._which[of]
-        cost, gain = self._surfaces.cost[which, now], self._surfaces.gain[which, now]
-        start = (self._from_nothing[of] & (now == 0)).astype(np.int64)
-        total, *hidden = (self._linear(part, of, cost, gain, start) for part in self._parts)
-        some = _picked(of, len(self._which))
+    def there(self, of: Ints, states: Ints, most: int) -> Bools | None:
+        """Which jumps there are, shape (k, S, most); None where scores themselves are -inf where there is none."""
+        return None if self._moves else self._surfaces.there[self._which[of][:, None], states, :most]
+
+    def __call__(self, of: Ints, states: Ints, most: int) -> Floats:
+        """Of jumps of k jobs, by their place, from S sizes each, (k, S), to the first ``most``; (k, S, most)."""
+        which, some = self._which[of][:, None], _picked(of, len(self._which))
+        if self._moves:
+            totals = [moves[which, states, :most] for moves in self._moves]
+        else:
+            cost, gain = self._surfaces.cost[which, states, :most], self._surfaces.gain[which, states, :most]
+            totals = [part.begun(some, cost, gain) for part in self._parts]
+        starts = (self._from_nothing[of][:, None] & (states == 0)).astype(np.int64)
+        for part, total in zip(self._parts, totals, strict=True):
+            part.end(total, some, starts, of)
+        total, *hidden = totals
         for inside, (bias, outer) in zip(hidden, self._hidden, strict=True):
             total += outer[some] * np.tanh(inside + bias[some])
-        return total
-
-    def _linear(
-        self, part: tuple[Floats, Floats, list[Floats], Floats], of: Ints, cost: Floats, gain: Floats, start: Ints
-    ) -> Floats:
-        # The same numbers in the same order as ``score`` adds them.
-        of_cost, of_gain, lasting, constants = part
-        some = _picked(of, len(of_cost))
-        total = of_cost[some] * cost
-        total += of_gain[some] * gain
-        for weighed in lasting:
-            total += weighed[some]
-        total += constants[start, of][:, None]
         return total
 
 
@@ -503,8 +311,9 @@ class _Looking:
         self._which = crowd.surface[self._rows, self._jobs]
         own = np.broadcast_to(weights, (len(states), weights.shape[1]))
         self._scores = _Scores(surfaces, crowd, self._rows, self._jobs, own)
-        #: Of each resource, what each size takes; (jobs, C).
+        #: Of each resource, what each size takes, (jobs, C); and the most that any does, (jobs, R).
         self._need = [surfaces.need[self._which, :, number] for number in range(surfaces.need.shape[2])]
+        self._largest = surfaces.need.max(axis=1)[self._which]
 
     def many(self) -> bool:
         """Make all jumps up to the first, in each cluster, that has no room; says whether they were worth the effort.
@@ -514,40 +323,68 @@ class _Looking:
         it is what ``one_by_one`` would make of it.
         """
         rows, jobs = self._rows, self._jobs
-        now = self.states[rows, jobs].copy()
-        lowest = np.full(len(rows), np.inf)
-        steps = []
-        alive = np.arange(len(rows))
-        while len(alive):
-            top, to = self._best(alive, now[alive])
-            going = top > -np.inf
-            alive, top, to = alive[going], top[going], to[going]
-            lowest[alive] = np.minimum(lowest[alive], top)
-            steps.append((alive, now[alive].copy(), to, lowest[alive].copy(), top))
-            now[alive] = to
-        if not steps:
+        of, before, after, order, top = self._ways(self.states[rows, jobs])
+        if not len(of):
             return False
-        of, before, after, order, top = (np.concatenate(parts) for parts in zip(*steps, strict=True))
-        depth = np.repeat(np.arange(len(steps)), [len(part[0]) for part in steps])
-        sort = np.lexsort((depth, jobs[of], -order, rows[of]))
+        # Of equals, in the order of jobs and of each job's way, in which they are.
+        sort = np.lexsort((-order, rows[of]))
         of, before, after, top = of[sort], before[sort], after[sort], top[sort]
         row, job = rows[of], jobs[of]
         which = self._which[of]
         need = self._surfaces.need[which, after] - self._surfaces.need[which, before]
         taken = need.cumsum(axis=0)
-        first = np.searchsorted(row, row)
+        first = np.searchsorted(row, np.arange(len(self.states)))[row]
         taken -= np.where(first[:, None] > 0, taken[first - 1], 0)
         stuck = (taken > self.free[row]).any(axis=1)
         # Whatever comes after a jump without room has to wait until it was looked at again.
         behind = stuck.cumsum()
         made = behind - np.where(first > 0, behind[first - 1], 0) == 0
         row, job, after, top = row[made], job[made], after[made], top[made]
-        # Of several jumps of one job the last one stands.
+        # Of several jumps of one job, and of one cluster, the last one stands.
+        self.free[row] = self.free[row] - taken[made]
         self.states[row, job] = after
         self.scores[row, job] = top
-        np.subtract.at(self.free, row, need[made])
         self.jumps.append(np.stack([row, job, after], axis=1))
         return bool(stuck.any()) and len(row) > _FEW * len(self.states) + len(rows) // _FEW
+
+    def _ways(self, now: Ints) -> tuple[Ints, Ints, Ints, Floats, Floats]:
+        """All jumps of each job from where it is, (jobs,), if it finds as much room all the way as there is now.
+
+        Returns
+        -------
+        Of each jump: the job's place, the sizes before and after, the lowest score on the way to there, its own.
+        """
+        count, most = len(now), self._surfaces.sizes.shape[1]
+        # By job and size, in one row: where the best jump leads and its score, and whether the job comes by.
+        every = np.arange(count * most)
+        onward, top, passed = every.copy(), np.full(count * most, -np.inf), np.zeros(count * most, dtype=np.bool_)
+        alive, begin = np.arange(count), np.arange(0, count * most, most)
+        while len(alive):
+            # Jumps lead to sizes that stand before, but from the start: so each looks from where it is, and from some
+            # that it may come to.
+            back = np.where(now > 0, now, most)
+            far = int(back.max())
+            ahead = min(max(_ROWS // len(alive), 1), far)
+            states = np.maximum(back[:, None] - np.arange(ahead), 1)
+            states[:, 0] = now
+            best, to = self._best(alive, states, far)
+            here = begin[:, None] + states
+            onward[here], top[here] = np.where(best > -np.inf, begin[:, None] + to, here), best
+            at = begin + now
+            for _ in range(ahead):
+                passed[at] = True
+                at = onward.take(at)
+            # On go those that came to where they have not looked from.
+            now = at - begin
+            beyond = (now <= back - ahead) & (now > 0)
+            alive, begin, now = alive[beyond], begin[beyond], now[beyond]
+        passed &= onward != every
+        way = -np.arange(most) % most
+        left = passed.reshape(count, most)[:, way]
+        lowest = np.minimum.accumulate(np.where(left, top.reshape(count, most)[:, way], np.inf), axis=1)
+        of, step = np.nonzero(left)
+        before = of * most + way[step]
+        return of, way[step], onward[before] - of * most, lowest[of, step], top[before]
 
     def one_by_one(self) -> None:
         """Make jumps until none has room."""
@@ -556,10 +393,14 @@ class _Looking:
         best = np.full(states.shape, -np.inf)
         target = np.zeros(states.shape, dtype=np.int64)
         places = np.zeros(states.shape, dtype=np.int64)
-        rows, jobs, of = self._rows, self._jobs, np.arange(len(self._rows))
-        places[rows, jobs] = of
-        best[rows, jobs], target[rows, jobs] = self._best(of, states[rows, jobs])
-        rows = np.arange(count)
+        rows, jobs = self._rows, self._jobs
+        places[rows, jobs] = np.arange(len(rows))
+        (of,) = np.nonzero(~surfaces.ends[self._which, states[rows, jobs]])
+        if not len(of):
+            return
+        rows, jobs = rows[of], jobs[of]
+        best[rows, jobs], target[rows, jobs] = self._best_now(of, states[rows, jobs])
+        rows = np.unique(rows)
         while len(rows):
             jobs = best[rows].argmax(axis=1) if len(rows) < count else best.argmax(axis=1)
             top = best[rows, jobs]
@@ -578,19 +419,33 @@ class _Looking:
             free[moved] -= step[fits]
             self.jumps.append(np.stack([moved, at, to[fits]], axis=1))
             # Where there was no room the best jump of those with room is looked for; room only gets less.
-            best[rows, jobs], target[rows, jobs] = self._best(of, states[rows, jobs])
+            best[rows, jobs], target[rows, jobs] = self._best_now(of, states[rows, jobs])
 
-    def _best(self, of: Ints, now: Ints) -> tuple[Floats, Ints]:
+    def _best_now(self, of: Ints, now: Ints) -> tuple[Floats, Ints]:
         """Score and size of the best jump with room of some jobs; -inf where there is none."""
-        surfaces, which = self._surfaces, self._which[of]
-        room = self.free[self._rows[of]] + surfaces.need[which, now]
-        open_ = surfaces.there[which, now]
-        some = _picked(of, len(self._which))
-        for number, need in enumerate(self._need):
-            open_ &= need[some] <= room[:, number, None]
+        top, to = self._best(of, now[:, None], self._surfaces.sizes.shape[1])
+        return top[:, 0], to[:, 0]
+
+    def _best(self, of: Ints, states: Ints, most: int) -> tuple[Floats, Ints]:
+        """Score and size, of the first ``most``, of the best jump with room of k jobs, from each of some (k, S) sizes.
+
+        Returns
+        -------
+        Both shape (k, S); -inf where there is none.
+        """
+        surfaces, which, some = self._surfaces, self._which[of][:, None], _picked(of, len(self._which))
+        free = self.free[self._rows[of]]
+        limits = [there for there in (self._scores.there(of, states, most),) if there is not None]
+        if (self._largest[of] > free).any():
+            left = free[:, None] + surfaces.need[which, states]
+            limits += [need[some, None, :most] <= left[:, :, number, None] for number, need in enumerate(self._need)]
         if self._growing:
-            sizes = surfaces.sizes[which]
-            open_ &= (sizes >= sizes[np.arange(len(now)), now][:, None]).all(axis=2)
-        total = np.where(open_, self._scores(of, now), -np.inf)
-        first: Ints = total.argmax(axis=1)
-        return total[np.arange(len(of)), first], first
+            sizes = surfaces.sizes[which, :most]
+            limits.append(np.asarray((sizes >= surfaces.sizes[which, states][:, :, None]).all(axis=3)))
+        total = self._scores(of, states, most)
+        if limits:
+            for limit in limits[1:]:
+                limits[0] &= limit
+            total = np.where(limits[0], total, -np.inf)
+        first: Ints = total.argmax(axis=2)
+        return total.reshape(-1).take(np.arange(0, total.size, most).reshape(first.shape) + first), first

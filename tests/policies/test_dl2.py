@@ -18,8 +18,9 @@ from dl2d.core.resources import Resources
 from dl2d.daemon.guard import check
 from dl2d.policies.checkpoint import Checkpoint
 from dl2d.policies.dl2 import Dl2, as_arrays, from_arrays, merged, shipped
-from dl2d.policies.jumps import FEATURES, Crowd, Surfaces, initial_weights, look, score, surface, weight_count
+from dl2d.policies.jumps import FEATURES, Crowd, initial_weights, look, score, weight_count
 from dl2d.policies.level import levels
+from dl2d.policies.surfaces import Grid, Surfaces, surfaces
 
 KIND = TrainingKind("m", Architecture.PS, Consistency.SYNC)
 CPU = {"model": "m", "worker": Resources.of(cpu=2), "ps": Resources.of(cpu=1), "max_workers": 3, "max_ps": 3}
@@ -203,7 +204,7 @@ def test_no_job_falls_below_its_floor(snapshot: Snapshot) -> None:
 def test_features_by_hand() -> None:
     """Of 10 CPUs a worker takes 2 and a PS 1. 240 samples are left, at 2 a second; a slot has 60 s."""
     rates = np.array([[0.0, 0.0, 0.0], [0.0, 1.0, 2.0]])
-    one = surface(rates, worker=[2000], ps=[1000], capacity=[10000], may=rates > 0)
+    (one,) = surfaces([Grid(rates, worker=[2000], ps=[1000], capacity=[10000], may=rates > 0)])
     assert one is not None
     assert one.sizes.tolist() == [[0, 0], [2, 1], [1, 1]]
     both = Surfaces([one])
@@ -225,7 +226,7 @@ def test_features_by_hand() -> None:
 
 def test_scores_are_sums_of_weighed_features_and_of_hidden_units() -> None:
     rates = np.array([[0.0, 0.0, 0.0], [0.0, 1.0, 2.0]])
-    one = surface(rates, worker=[2000], ps=[1000], capacity=[10000], may=rates > 0)
+    (one,) = surfaces([Grid(rates, worker=[2000], ps=[1000], capacity=[10000], may=rates > 0)])
     assert one is not None
     both = Surfaces([one])
     samples = np.array([[240.0, 500.0]])
@@ -243,10 +244,10 @@ def test_scores_are_sums_of_weighed_features_and_of_hidden_units() -> None:
 
 def test_sizes_that_take_more_for_nothing_are_left_out() -> None:
     rates = np.array([[0.0, 0.0, 0.0], [0.0, 1.0, 0.9], [0.0, 1.0, 3.0]])
-    one = surface(rates, worker=[1], ps=[1], capacity=[100], may=rates > 0)
+    (one,) = surfaces([Grid(rates, worker=[1], ps=[1], capacity=[100], may=rates > 0)])
     assert one is not None
     assert one.sizes.tolist() == [[0, 0], [2, 2], [1, 1]]
-    assert surface(rates, worker=[80], ps=[80], capacity=[100], may=rates > 0) is None
+    assert surfaces([Grid(rates, worker=[80], ps=[80], capacity=[100], may=rates > 0)]) == [None]
 
 
 def test_measurements_as_arrays() -> None:
