@@ -22,11 +22,14 @@ from weather import cut_data, cut_lines, rough_weather
 from pslite.blocks import cut
 from pslite.channel import cut_off
 from pslite.coordinator import Coordinator
+from pslite.coordinator.admission import Admission
+from pslite.coordinator.losses import Losses
 from pslite.coordinator.planner import Planner
 from pslite.coordinator.record import Record
 from pslite.coordinator.scales import Scales
 from pslite.coordinator.succession import choose
 from pslite.coordinator.takeovers import Takeovers
+from pslite.coordinator.vacancies import Vacancies
 from pslite.dialer import Dialer
 from pslite.errors import Unreachable
 from pslite.messages import Abort, Commit, DigestRequest, Exit, Nack, PlanDone, Promote, TakeOver
@@ -599,6 +602,99 @@ def test_who_is_behind_is_sent_what_was_lost_before_it_knew_whose_it_is(monkeypa
     outcome = rehearsal.run()
     story = "\n".join([*outcome.log, *outcome.surprises])
     assert reopened.is_set(), story
+    assert outcome.status.state == "finished", story
+    assert not outcome.surprises, story
+
+
+def lose_the_line_of(rehearsal, task):
+    """Have its control connection break as the coordinator sees it; the member comes back by itself."""
+    coordinator = rehearsal._coordinator
+    for connection in [each for each in coordinator._connections if each.hello.task == task and each.member]:
+        coordinator._disconnect(connection, "")
+
+
+def lasting(**how):
+    """A job whose members come back, as one whose coordinator keeps a log has them: within half a second."""
+    rehearsal = Rehearsal(job(), settings=replace(QUICK, verdict=5.0), **how)
+    rehearsal._mortal = True
+    return rehearsal
+
+
+@pytest.mark.parametrize("role", ["ps", "worker"])
+def test_a_newcomer_that_loses_its_connection_for_a_moment_is_waited_for(role, monkeypatch):
+    """It is there, and its line breaks just as nobody else is left of its role."""
+    rehearsal = lasting(workers=1, servers=1)
+    begin_step, opened, cuts = rehearsal._begin_step, Vacancies.open, []
+
+    def die(task, version):
+        begin_step(task, version)
+        if version == 20 and not rehearsal._killed:
+            kill(rehearsal, f"{role}-0")
+
+    def open_and_cut(vacancies, *rest):
+        opened(vacancies, *rest)
+        cuts.extend(rehearsal._coordinator._record.joined(role))
+        lose_the_line_of(rehearsal, f"{role}-1")
+
+    monkeypatch.setattr(rehearsal, "_begin_step", die)
+    monkeypatch.setattr(Vacancies, "open", open_and_cut)
+    outcome = rehearsal.run()
+    story = "\n".join([*outcome.log, *outcome.surprises])
+    assert cuts == [f"{role}-1"], story
+    assert outcome.status.state == "finished", story
+    assert not outcome.surprises, story
+
+
+@pytest.mark.parametrize("role", ["ps", "worker"])
+def test_the_first_plan_waits_for_who_loses_its_connection_for_a_moment(role, monkeypatch):
+    """The other one of its role dies at the same time: it is not the last one, and what it trains is known."""
+    rehearsal = lasting(workers=2, servers=2)
+    consider, lose = Planner.consider, Losses.lose
+
+    def consider_late(planner, now):
+        record = rehearsal._coordinator._record
+        if not rehearsal._killed and len(record.joined("worker")) == len(record.joined("ps")) == 2:
+            kill(rehearsal, f"{role}-0")
+        if record.members.get(f"{role}-0") and record.members[f"{role}-0"].state == "left":
+            consider(planner, now)
+
+    def lose_and_cut(losses, member, *rest, **how):
+        lose_the_line_of(rehearsal, f"{role}-1")
+        lose_the_line_of(rehearsal, f"{role}-2")
+        lose(losses, member, *rest, **how)
+
+    monkeypatch.setattr(Planner, "consider", consider_late)
+    monkeypatch.setattr(Losses, "lose", lose_and_cut)
+    outcome = rehearsal.run()
+    story = "\n".join([*outcome.log, *outcome.surprises])
+    assert outcome.killed == [f"{role}-0"], story
+    assert outcome.status.state == "finished", story
+    assert not outcome.surprises, story
+
+
+def test_a_barrier_waits_for_who_loses_its_connection_for_a_moment(monkeypatch):
+    rehearsal = lasting(workers=2, servers=1)
+    begin_step, meet, lost = rehearsal._begin_step, Admission.open_barrier, threading.Event()
+
+    def meet_at_20(task, version):
+        begin_step(task, version)
+        if version == 20:
+            assert task == "worker-0" or lost.wait(10.0)
+            rehearsal._members[task].barrier()
+
+    def lose(admission):
+        members = rehearsal._coordinator._record.members
+        if not lost.is_set() and "worker-0" in members and members["worker-0"].at_barrier:
+            lose_the_line_of(rehearsal, "worker-1")
+            meet(admission)
+            lost.set()
+        meet(admission)
+
+    monkeypatch.setattr(rehearsal, "_begin_step", meet_at_20)
+    monkeypatch.setattr(Admission, "open_barrier", lose)
+    outcome = rehearsal.run()
+    story = "\n".join([*outcome.log, *outcome.surprises])
+    assert lost.is_set(), story
     assert outcome.status.state == "finished", story
     assert not outcome.surprises, story
 

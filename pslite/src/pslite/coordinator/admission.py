@@ -86,9 +86,9 @@ class Admission:
         At the start all that are announced are waited for; a later one takes the next place.
         """
         record = self._record
-        waiting = [m for m in record.waiting() if m.role == "worker"]
-        if all(m.seated or m.described for m in waiting):
-            return
+        waiting = record.waiting("worker")
+        if all(m.seated or m.described for m in waiting) or any(m.lost for m in waiting):
+            return  # who is lost comes back in a moment, or will be known to have died
         target = record.target
         if record.plan is None:
             there = {m.task for m in record.members.values()}
@@ -105,7 +105,7 @@ class Admission:
     def open_barrier(self) -> None:
         """Let the workers go on that wait for all others, once all do; a newcomer passes barriers of the beginning."""
         record = self._record
-        there = [m for m in record.members.values() if m.role == "worker" and m.state != "left" and not m.lost]
+        there = [m for m in record.members.values() if m.role == "worker" and m.state != "left"]
         waiting = [m for m in there if m.state == "joined" and m.seated]
         members = [m for m in there if m.state != "joined" and not m.finished]
         groups = [[m] for m in waiting] + [members] if record.plan is not None else [waiting]
@@ -122,8 +122,8 @@ class Admission:
             return
         if record.pending is None and limit is not None and now - record.began > limit:
             there = {m.role for m in record.waiting()}
-            if there == {"worker", "ps"} and any(not m.described for m in record.waiting()):
-                return  # it takes its time to say what it trains
+            if there >= set(record.roles) and any(m.lost or not m.described for m in record.waiting()):
+                return  # it comes back in a moment, or takes its time to say what it trains
             missing = [ROLES[role] for role in record.roles if not record.joined(role)]
             self._voice.fail(f"no {' and no '.join(missing) or 'wanted member'} joined within {limit:g} s")
         elif now - record.said_waiting > _STILL_WAITING_SECONDS:

@@ -121,11 +121,11 @@ class Losses:
         self._voice.hurry()
         if pending is not None and member.task in pending.plan.tasks():
             self._planner.give_up(text, set())
-        if record.plan is None and member.role == "worker" and not record.joined("worker"):
+        described = any(other.described for other in record.waiting("worker"))
+        if record.plan is None and member.role == "worker" and not described:
             # the only one that knew what to train: nothing can come of this job unless another worker comes
             record.describe(None)
-        alone = not any(other.role == member.role for other in record.waiting())
-        if record.plan is None and self._settings.start is not None and alone:
+        if record.plan is None and self._settings.start is not None and not record.waiting(member.role):
             self._voice.fail(text)  # nobody starts another one
 
     def separate(self, member: Seated, message: Severed) -> None:
@@ -176,11 +176,7 @@ class Losses:
         member.state = "left"
         self._voice.hurry()
         self._heirs.recount()
-        alone = (
-            record.state == "waiting"
-            and record.plan is None
-            and not any(other.role == "worker" for other in record.waiting())
-        )
+        alone = record.state == "waiting" and record.plan is None and not record.waiting("worker")
         if alone and member.role == "worker" and not member.described and self._settings.start is not None:
             self._voice.fail(f"{member.title}: its script ended without training anything")
 
@@ -194,5 +190,6 @@ class Losses:
         else:
             text = f"{task} (pid {message.pid}): its script ended without joining the job (does it use ElasticJob?)"
         self._voice.say(text)
-        if record.plan is None and not record.joined("worker") and record.state == "waiting":
+        described = any(other.described for other in record.waiting("worker"))
+        if record.plan is None and not described and record.state == "waiting":
             self._voice.fail(text)

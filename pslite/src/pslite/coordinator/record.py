@@ -270,14 +270,14 @@ class Record(msgspec.Struct, kw_only=True, dict=True):
         """Those that have not left."""
         return [member for member in self.members.values() if member.state != "left"]
 
-    def waiting(self) -> list[Seated]:
-        """Who is there and in no plan, in the order in which they came."""
-        found = [m for m in self.members.values() if m.state == "joined" and not m.lost]
+    def waiting(self, role: str = "") -> list[Seated]:
+        """Who is there and in no plan, in the order in which they came; one that is lost may be about to come back."""
+        found = [m for m in self.members.values() if m.state == "joined" and role in ("", m.role)]
         return sorted(found, key=lambda m: m.joined)
 
     def joined(self, role: str) -> list[str]:
-        """Who could become a member of the plan: workers must have said what they train."""
-        return [m.task for m in self.waiting() if m.role == role and m.described]
+        """Who could become a member of the plan: it is not lost, and workers must have said what they train."""
+        return [m.task for m in self.waiting(role) if m.described and not m.lost]
 
     def takes_part(self, member: Seated) -> bool:
         """Whether a member is or has been in a plan, or is about to be: what others say of one does not count."""

@@ -57,7 +57,9 @@ class Vacancies:
             (self._seat_server if vacancy.role == "ps" else self._seat_worker)(vacancy, joined[0], now)
             return
         limit = self._settings.start
-        expected = any(task not in record.members for task in target or ())
+        # who is lost comes back in a moment, or will be known to have died
+        back = [m.task for m in record.waiting(vacancy.role) if m.lost and (target is None or m.task in target)]
+        expected = bool(back) or any(task not in record.members for task in target or ())
         if limit is not None and not expected:
             limit = self._settings.settle  # nobody starts another one
         limit = self._settings.vacancy if limit is None else limit
