@@ -20,12 +20,14 @@ import tempfile
 import time
 import traceback
 import warnings
+import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from functools import partial
+from functools import cache, partial
 from itertools import count, islice
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -39,12 +41,16 @@ from weather import cut_data, rough_weather
 
 from pslite.coordinator import Coordinator
 from pslite.coordinator.record import Record
+from pslite.holding import Holding
 from pslite.messages import Beat, Clip, Norm, Taken, Trust
+from pslite.replicas import Step
 from pslite.server import Server
 from pslite.worker import Worker
 
 #: seeds start here, far from those of the tests
 _FIRST = 1_000_000
+#: differences from an undisturbed job that are kept
+_MOST_DIFFERENCES = 40
 #: rehearsals that one process goes through: threads of those that failed do not slow down all that follow
 _FOR_ONE_PROCESS = 100
 
@@ -135,6 +141,10 @@ KINDS: dict[str, Callable[..., None]] = {
 }
 
 
+#: of these every run has bits of its own, or no servers
+_NOT_EXACT = {"broken-async", "async", "async-breaks", "async-deaths", "async-servers", "all-reduce"}
+
+
 class _Known(reprlib.Repr):
     """What an object knows, down to some depth."""
 
@@ -191,6 +201,7 @@ class _Diary:
         self._began = time.monotonic()
         self._notes = deque[str](maxlen=5000)
         self._patch = monkeypatch
+        self._differ = 0
         create = rehearsal.Rehearsal.__init__
 
         def begin(whom: rehearsal.Rehearsal, *args: object, **how: object) -> None:
@@ -209,6 +220,20 @@ class _Diary:
         self._follow(Server, "_broken", lambda who, link, reason: f"{_name(who)} has lost {link.task}: {reason}")
         self._follow(Server, "_drop", lambda who, link: f"{_name(who)} closes {link.task} in {_callers()}")
 
+    def compare(self, usual: _Usual) -> None:
+        """Keep the first weights and sums that differ from those of an undisturbed job; where a loss is told, too."""
+        self._follow(Worker, "exchange", lambda who, *_: self._unusual(_weights_of(who), usual.weights, _name(who)))
+        self._follow(
+            Server, "_apply", lambda who, holding, step: self._unusual(_sum_of(holding, step), usual.sums, _name(who))
+        )
+
+    def _unusual(self, found: Mapping[_At, int], usual: Mapping[_At, int], who: str) -> str:
+        differ = [at for at, crc in found.items() if usual.get(at, crc) != crc]
+        self._differ += bool(differ)
+        if not differ or self._differ > _MOST_DIFFERENCES:
+            return ""
+        return f"{who} has other {'sums' if len(found) == 1 else 'weights'} than usual: (block, version) {differ}"
+
     def note(self, text: str) -> None:
         """Keep a line, and when it was."""
         self._notes.append(f"{time.monotonic() - self._began:8.3f} {text}")
@@ -225,6 +250,46 @@ class _Diary:
 
     def __str__(self) -> str:
         return "\n".join(self._notes)
+
+
+#: block, version
+_At = tuple[int, int]
+
+
+class _Usual(NamedTuple):
+    """Checksums of an undisturbed job: of the weights with which a step begins, and of its gradients' sum."""
+
+    weights: dict[_At, int]
+    sums: dict[_At, int]
+
+
+@cache
+def _usual(kind: str) -> _Usual:
+    """Of a kind of job, with one worker and one server: in exact mode others have the same bits."""
+    usual = _Usual({}, {})
+    exchange, apply = Worker.exchange, Server._apply
+
+    def begin(worker: Worker, *rest: Any) -> Any:
+        usual.weights.update(_weights_of(worker))
+        return exchange(worker, *rest)
+
+    def end(server: Server, holding: Holding, step: Step) -> None:
+        usual.sums.update(_sum_of(holding, step))
+        apply(server, holding, step)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Worker, "exchange", begin)
+        monkeypatch.setattr(Server, "_apply", end)
+        rehearsal.Rehearsal(rehearsal.job(**tests.JOBS[kind]), workers=1, servers=1).run()
+    return usual
+
+
+def _weights_of(worker: Worker) -> dict[_At, int]:
+    return {(number, worker.version): zlib.crc32(view) for number, view in enumerate(worker.weights.views)}
+
+
+def _sum_of(holding: Holding, step: Step) -> dict[_At, int]:
+    return {(holding.block.number, holding.version): zlib.crc32(step.views()[-1])}
 
 
 def _name(whom: Worker | Server) -> str:
@@ -245,6 +310,7 @@ def go_through(kind: str, seed: int, out: Path) -> str:
     """Go through one of a kind; returns what went wrong, or nothing."""
     play = KINDS[kind]
     wants = inspect.signature(play).parameters
+    usual = None if kind in _NOT_EXACT else _usual(tests.kind_of(seed))
     exchange = rehearsal.Rehearsal.exchange
 
     def look(whom: rehearsal.Rehearsal, *args: object, **how: object) -> object:
@@ -263,6 +329,8 @@ def go_through(kind: str, seed: int, out: Path) -> str:
         if play is not _all_reduce and tests.kind_of(seed) == "encrypted":
             monkeypatch.setenv("DL2_TRANSPORT", "tcp")
         diary = _Diary(monkeypatch)
+        if usual is not None:
+            diary.compare(usual)
         given = {"monkeypatch": monkeypatch, "tmp_path": Path(folder)}
         try:
             play(seed, **{name: value for name, value in given.items() if name in wants})
