@@ -34,7 +34,7 @@ from pslite.dialer import Dialer
 from pslite.errors import Unreachable
 from pslite.messages import Abort, Commit, DigestRequest, Exit, Nack, PlanDone, Promote, TakeOver
 from pslite.optimizers import slots
-from pslite.replicas import Guards
+from pslite.replicas import Guards, Replicas
 from pslite.server import Server, _Stage
 from pslite.spec import LAMB, SGD, Adam
 from pslite.wire import INIT, RESTORE, Link
@@ -1033,6 +1033,61 @@ def test_a_plan_is_done_although_a_backup_to_come_is_gone(monkeypatch):
     assert gone
     assert any(line.startswith("plan 2 done") for line in outcome.log), outcome.log
     assert outcome.status.state == "finished", outcome.log
+
+
+@pytest.mark.parametrize("come", ["all", "some"])
+def test_a_replica_gets_the_last_steps_of_a_plan_when_the_next_one_is_done(come, monkeypatch):
+    """Workers of relaxed jobs do not wait for it. Then its owner dies."""
+    spec = job(durability="relaxed")
+    rehearsal = Rehearsal(spec, workers=1, servers=2, events=[Event(10, workers=2)])
+    send_late, complete, obey, replicated = Guards.send_late, Server._complete, Server._obey, Replicas.replicated
+    held, missing, done = [], [], threading.Event()
+
+    def owner():
+        return rehearsal._members["ps-0"]
+
+    def hold(guards):
+        if guards is owner()._guards and 2 in owner()._stages and not missing:
+            held.extend(guards._late)
+            guards._late.clear()
+            if done.is_set():
+                last = {late[1].block: late for late in held}
+                guards._late.extend(late for late in held if come == "all" or late is not last[late[1].block])
+                missing.extend(late[1].block for late in guards._late)
+                held.clear()
+        send_late(guards)
+
+    def no_further(server, holding):
+        if server is not owner() or holding.plan == 1:
+            complete(server, holding)
+
+    def hears(server, message):
+        obey(server, message)
+        if isinstance(message, PlanDone) and message.plan == 2 and server._identity.task == "ps-1":
+            done.set()
+
+    def takes(replicas, link, header, data):
+        replicated(replicas, link, header, data)
+        if missing and link.task == "ps-0":
+            missing.remove(header.block)
+            if not missing:
+                kill(rehearsal, "ps-0")
+
+    monkeypatch.setattr("pslite.server.LAG", spec.total_versions)
+    monkeypatch.setattr(Guards, "late", property(lambda guards: bool(guards._late or held)))
+    monkeypatch.setattr(Guards, "send_late", hold)
+    monkeypatch.setattr(Server, "_complete", no_further)
+    monkeypatch.setattr(Server, "_obey", hears)
+    monkeypatch.setattr(Replicas, "replicated", takes)
+    outcome = rehearsal.run()
+    story = "\n".join([*outcome.log, *outcome.surprises])
+    assert outcome.killed == ["ps-0"], story
+    assert outcome.status.state == "finished", story
+    assert outcome.status.version == spec.total_versions, story
+    assert not outcome.surprises, story
+    says_so("plain", outcome, story)
+    if come == "all":
+        assert outcome.status.result.inexact_from is None, story
 
 
 def test_norms_that_are_whole_before_the_last_server_says_that_it_goes_on_count(monkeypatch):

@@ -262,6 +262,8 @@ class Replicas:
         self._awaited: dict[int, Holding] = {}
         #: buffers that are not in use, by length
         self._free: dict[int, list[Array]] = {}
+        #: the last plan that everybody has moved to
+        self._settled = 0
 
     @property
     def kept(self) -> Mapping[int, Holding]:
@@ -286,10 +288,18 @@ class Replicas:
         for number in [number for number in self._kept if number not in blocks]:
             self.take(number)
         self._awaited.clear()
+        self._settled = plan
         for holding in self._kept.values():
-            if holding.plan < plan:
-                # its owner has not sent a step since, but workers have been answered with its version
-                holding.plan, holding.first = plan, holding.version
+            self._enter(holding)
+
+    def _enter(self, holding: Holding) -> None:
+        """Have the plan that everybody has moved to rule a replica that has none of its steps yet.
+
+        Plans before are forgotten. In relaxed jobs their last steps may still be on their way: with the very last one
+        the replica is where that plan began, and one that is taken before goes on under it from where it is.
+        """
+        if holding.plan < self._settled:
+            holding.plan, holding.first = self._settled, holding.version
 
     def find(self, link: Link, header: Header) -> Holding | None:
         """Return the replica that a frame of the block's owner is for; None if the block has another owner since.
@@ -342,6 +352,7 @@ class Replicas:
         self._apply(holding, Step.parse(holding.block, data, header.node))
         holding.plan, holding.first, holding.stamp = header.plan, header.first, (header.next_plan, header.next_first)
         holding.version += 1
+        self._enter(holding)
         if not holding.block.row:
             self._free.setdefault(data.size, []).append(data)
         link.send(Header(REPLICATED, header.plan, header.block, 0, 0, header.version, header.first))
