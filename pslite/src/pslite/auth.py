@@ -221,10 +221,7 @@ def connect(
         if is_sealed(identity.encrypt or "control", channel) and not address.startswith("\0"):
             sock = sealed = _seal(sock, address, identity.token, deadline)
             binding = sealed.binding()
-        challenge = _introduce(sock, address.lstrip("\0"), identity, channel, binding, deadline)
-        if incarnation and challenge.incarnation != incarnation:
-            msg = f"{challenge.task} at {address} is incarnation {challenge.incarnation}, expected {incarnation}"
-            raise AuthenticationError(msg)
+        challenge = _introduce(sock, address.lstrip("\0"), identity, channel, binding, incarnation, deadline)
     except (PeerLost, ProtocolError, OSError) as error:
         sock.close()
         msg = f"{address} ended the handshake ({error}): is this the right address of a pslite process?"
@@ -294,6 +291,7 @@ def _introduce(
     identity: Identity,
     channel: Literal["control", "agent", "data"],
     binding: bytes,
+    incarnation: str,
     deadline: float,
 ) -> Challenge:
     inbox: Inbox[Handshake] = Inbox(Handshake, MAX_HANDSHAKE_BYTES)
@@ -309,6 +307,10 @@ def _introduce(
     sock.settimeout(max(0.1, deadline - time.monotonic()))
     sock.sendall(frame(hello))
     challenge = _expect(receive_one(sock, inbox, deadline), Challenge, address)
+    if incarnation and challenge.incarnation != incarnation:
+        # Before it takes us in: it may have a connection of ours, and the address of somebody who is gone.
+        msg = f"{challenge.task} at {address} is incarnation {challenge.incarnation}, expected {incarnation}"
+        raise AuthenticationError(msg)
     sock.sendall(frame(Proof(mac=_mac(identity.token, b"client", hello, challenge, binding))))
     accepted = _expect(receive_one(sock, inbox, deadline), Accepted, address)
     if not hmac.compare_digest(accepted.mac, _mac(identity.token, b"server", hello, challenge, binding)):
