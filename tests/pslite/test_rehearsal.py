@@ -1153,3 +1153,122 @@ def test_a_server_that_only_adds_up_dies_before_it_has_added_anything(monkeypatc
     assert outcome.status.state == "finished", outcome.log
     assert outcome.status.result.digest == expected("plain"), outcome.log
     assert not outcome.surprises, (outcome.surprises, outcome.log)
+
+
+def test_a_server_does_not_go_on_with_a_block_that_it_has_said_it_has_nothing_of(monkeypatch):
+    """Its first sum becomes whole while the block is about to be made anew, and workers are answered late."""
+    count_copies, promote, pushed = Server._count_copies, Server._promote, Server._pushed
+    enter, say, provide, receive = Worker._enter, Worker._say_what_is_here, Worker._provide, Link.receive
+    rehearsal = Rehearsal(job(update="worker"), workers=2, servers=2, events=[Event(10, servers=1)])
+    entered, counted, provided, gained, came = set(), set(), set(), set(), set()
+
+    def enter_and_kill(worker, stage, version):
+        enter(worker, stage, version)
+        if stage.plan.number == 2:
+            entered.add(worker._identity.task)
+            if len(entered) == 2:
+                rehearsal._killed.append("ps-1")
+                rehearsal._members["ps-1"].sever()
+
+    def receive_late(link, receiver):
+        task = receiver._identity.task
+        if task == "ps-0" and link.task == "worker-1" and "ps-0" not in counted and has_crossed(receiver):
+            return False
+        if link.task == "ps-0" and task in counted - provided:
+            return False
+        return receive(link, receiver)
+
+    def has_crossed(server):
+        return 2 in server._stages and all(holding.plan == 2 for holding in server._holdings.values())
+
+    def count(server, message):
+        gained.update(server._stages[2].gained)
+        count_copies(server, message)
+        counted.add("ps-0")
+
+    def push(server, link, header):
+        pushed(server, link, header)
+        if server._identity.task == "ps-0" and header.plan == 2:
+            came.add((link.task, header.block))
+
+    def promote_when_all_has_come(server, message):
+        deadline = time.monotonic() + 20.0
+        while not came >= {(task, block) for task in entered for block in gained} and time.monotonic() < deadline:
+            for task in entered:
+                server._hear_out(server._links[task])
+        promote(server, message)
+
+    def say_and_wait(worker, message):
+        say(worker, message)
+        counted.add(worker._identity.task)
+
+    def provide_first(worker, message):
+        provide(worker, message)
+        provided.add(worker._identity.task)
+
+    monkeypatch.setattr(Worker, "_enter", enter_and_kill)
+    monkeypatch.setattr(Link, "receive", receive_late)
+    monkeypatch.setattr(Server, "_count_copies", count)
+    monkeypatch.setattr(Server, "_pushed", push)
+    monkeypatch.setattr(Server, "_promote", promote_when_all_has_come)
+    monkeypatch.setattr(Worker, "_say_what_is_here", say_and_wait)
+    monkeypatch.setattr(Worker, "_provide", provide_first)
+    outcome = rehearsal.run()
+    story = "\n".join([*outcome.log, *outcome.surprises])
+    assert len(gained) > 1, story
+    assert provided == entered, story
+    assert outcome.status.state == "finished", story
+    assert outcome.status.result.digest == expected("plain"), story
+    assert not outcome.surprises, story
+
+
+def test_a_worker_does_not_go_on_with_weights_that_it_has_said_it_does_not_have(monkeypatch):
+    """They are on their way, as the last answer of a server that has given the blocks to another one, which dies."""
+    report, provide, payload, hear = Server._report_moved, Worker._provide, Worker.payload, Worker._hear
+    receive = Link.receive
+    spec = job(**WITHOUT_SLOTS)
+    rehearsal = Rehearsal(spec, workers=2, servers=1, events=[Event(10, servers=2)])
+    provided, came = set(), set()
+
+    def report_and_kill(server):
+        report(server)
+        given = server._stages[2].plan.blocks_of("ps-1") if 2 in server._stages else ()
+        gone = not server._holdings.keys() & given and not server._unacknowledged
+        if server._identity.task == "ps-0" and given and gone and not rehearsal._killed:
+            kill(rehearsal, "ps-1")
+
+    def receive_late(link, receiver):
+        if isinstance(receiver, Worker) and link.task == "ps-0" and receiver._identity.task not in provided:
+            stamp = receiver._stamp
+            if stamp is not None and stamp == (2, receiver.version + 1):
+                return False
+        return receive(link, receiver)
+
+    def provide_first(worker, message):
+        provide(worker, message)
+        provided.add(worker._identity.task)
+
+    def note(worker, link, header):
+        if worker._identity.task in provided and worker._stamp is not None and header.version == worker._stamp[1]:
+            came.add((worker._identity.task, header.block))
+        return payload(worker, link, header)
+
+    def hear_late(worker, message):
+        deadline = time.monotonic() + 0.5
+        while isinstance(message, Promote) and worker._plan.number < 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        hear(worker, message)
+
+    monkeypatch.setattr(Server, "_report_moved", report_and_kill)
+    monkeypatch.setattr(Link, "receive", receive_late)
+    monkeypatch.setattr(Worker, "_provide", provide_first)
+    monkeypatch.setattr(Worker, "payload", note)
+    monkeypatch.setattr(Worker, "_hear", hear_late)
+    outcome = rehearsal.run()
+    story = "\n".join([*outcome.log, *outcome.surprises])
+    assert len(provided) == 2, story
+    assert {block for task, block in came if task == "worker-0"} == set(range(len(cut(spec)))), story
+    assert outcome.status.state == "finished", story
+    assert outcome.status.result.inexact_from is None, story
+    assert outcome.status.result.digest == static_digest(spec), story
+    assert not outcome.surprises, story

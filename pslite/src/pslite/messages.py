@@ -387,7 +387,11 @@ class TakeOver(Message, frozen=True):
 
 
 class Census(Message, frozen=True):
-    """Those servers are gone; take nothing more from them, and say what you have of those blocks."""
+    """Those servers are gone; take nothing more from them, and say what you have of those blocks.
+
+    Unless the job is async, what is said stays so until a `Promote` comes: servers apply no step to these blocks, and
+    workers take no weights of them.  Where a block is made anew, who had got further meanwhile could not go on.
+    """
 
     number: int
     gone: tuple[str, ...]

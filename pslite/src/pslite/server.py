@@ -238,6 +238,8 @@ class Server:
         #: whether blocks are kept until it is said who owns them, and which of these have arrived elsewhere
         self._keeps = False
         self._acknowledged: set[int] = set()
+        #: blocks of which we have said what we have: that stays so until it is said who owns them
+        self._counted: set[int] = set()
         self._refused = 0
         #: what other threads have done
         self._done: queue.SimpleQueue[_Stage | Link | Nack | Saved | NotSaved | Slots] = queue.SimpleQueue()
@@ -812,7 +814,7 @@ class Server:
 
     def _complete(self, holding: Holding) -> None:
         """Apply a step whose sum is whole, if its state is here and all is known that it needs of other blocks."""
-        if holding.total is None or not holding.here:
+        if holding.total is None or not holding.here or holding.block.number in self._counted:
             return
         assert self._spec is not None
         block, version = holding.block, holding.version
@@ -1350,6 +1352,8 @@ class Server:
             self._commit = 0
         if self._current == number:
             self._current = 0
+        if not self._stages:
+            self._counted.clear()  # we are in no plan: it is said to others who owns them
 
     def _take_over(self, message: TakeOver) -> None:
         """Others do the part of workers that are gone; what those have pushed counts."""
@@ -1387,6 +1391,9 @@ class Server:
         for holding in self._guards.without(message.gone, ours):
             self._answer(holding)
         self._keeps = message.keep
+        # In async mode a worker that pushes a version is known to have had it, whatever was said.
+        if not self._async:
+            self._counted.update(message.blocks)
         found = {block: self._newest(block) for block in message.blocks}
         versions = {block: holding.version for block, holding in found.items() if holding is not None}
         if self._async:
@@ -1465,6 +1472,11 @@ class Server:
         self._holdings.update({holding.block.number: holding for holding in ours})
         for holding in ours:
             self._take_on(holding, message.resume)
+        # with a plan that is given up, blocks of a `Census` before may go back to an owner that has always been there
+        held, self._counted = self._counted - message.owners.keys(), set()
+        for holding in [*self._holdings.values(), *self._coming()]:
+            if holding.block.number in held:
+                self._complete(holding)
         self._answer_fetches()
         self._report_moved()
 
@@ -1510,10 +1522,13 @@ class Server:
         """The highest versions that workers have of blocks: what we have of one is as new as that."""
         return {block: max(h.version, h.arrivals.highest) for block, h in found.items() if h is not None}
 
+    def _coming(self) -> list[Holding]:
+        """The blocks that are on their way to us."""
+        return [holding for stage in self._stages.values() for holding in stage.gained.values()]
+
     def _reached(self) -> int:
         """The highest version that somebody may have pushed to us."""
-        coming = [holding for stage in self._stages.values() for holding in stage.gained.values()]
-        holdings = [*self._holdings.values(), *coming]
+        holdings = [*self._holdings.values(), *self._coming()]
         return max((max((holding.version, *holding.arrivals.received)) for holding in holdings), default=-1)
 
     def _set_clock(self, holding: Holding) -> None:

@@ -180,6 +180,8 @@ class Worker(Membership):
         self._severed: set[str] = set()
         #: to which servers we have sent blocks that they make anew, last
         self._provided: dict[int, Member] = {}
+        #: blocks of which we have said what we have: nothing more is taken until it is said who owns them
+        self._counted: set[int] = set()
         self._spare = bytearray()
         self._due: tuple[int, ...] = ()
         self._watch_gate = Stopwatch()
@@ -775,6 +777,8 @@ class Worker(Membership):
                 # its connections stay: the plan that is tried next probably needs them
                 self._stages.pop(item, None)
                 self._given_up.add(item)
+                if not self._stages:
+                    self._counted.clear()  # we are in no plan: it is said to others who owns them
                 continue
             if isinstance(item, Link) and item.task in self._gone:
                 # we have said what we have of its blocks: nothing more may come from it, should it live
@@ -816,6 +820,7 @@ class Worker(Membership):
         self._forget(gone)
         self._provided = {}
         self._unheard.clear()
+        counted, self._counted = self._counted, set()
         plan, source = self._plan, self._source
         if plan is not None and source is not None:
             stage = self._stages[plan.number]
@@ -823,8 +828,8 @@ class Worker(Membership):
             self._source = stage.plan if source.number == plan.number else stage.previous
             again = owners if not self.spec.asynchronous or self._leaving else self._unanswered(owners)
             self._push(self._plan, self._sent, [self.blocks[number] for number in again])
-            # who is behind has been sent them, but perhaps over a connection that broke before we knew whose they are
-            self._ask_again(owners.keys() & self._missing)
+            # who is behind has been sent them, but perhaps when we took nothing, or over a connection that broke
+            self._ask_again((owners.keys() | counted) & self._missing)
             self._send_first_state(owners)
             self._ask_for(self._plan, owners.keys() & self._fetching.keys())
 
@@ -850,8 +855,14 @@ class Worker(Membership):
         return self._awaited if self._began else -1
 
     def _say_what_is_here(self, message: Census) -> None:
-        """Servers are gone: what they have sent of these blocks stays, and nothing more comes."""
+        """Servers are gone: what has come of these blocks stays, and nothing more is taken of them.
+
+        An answer may be on its way from one that has given its block to another since; who went on with it would push
+        a step that the block, made anew, has not got to.  In async mode that is no matter.
+        """
         self._forget(message.gone)
+        if not self.spec.asynchronous:
+            self._counted.update(message.blocks)
         versions = {block: version for block in message.blocks if (version := self._newest(block)) >= 0}
         came = -1
         if self._replica is not None and (self.late or not self._entered):
@@ -890,6 +901,7 @@ class Worker(Membership):
         if not self._entered:
             self._only = message.plan
             self._plan = self._source = None
+            self._counted.clear()
             self._missing, self._awaited = set(range(len(self.blocks))), -1
             self._send(Copies(number=message.number, versions={}))
 
@@ -991,7 +1003,8 @@ class Worker(Membership):
             take(self.blocks[block])
 
     def _wants(self, header: Header) -> bool:
-        return header.version == self._awaited and header.block in self._missing
+        awaited = header.version == self._awaited and header.block in self._missing
+        return awaited and header.block not in self._counted
 
     def shared(self, link: Link, header: Header) -> None:
         """Take weights that lie in the server's memory, or that memory."""
