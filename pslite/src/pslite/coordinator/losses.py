@@ -121,8 +121,7 @@ class Losses:
         self._voice.hurry()
         if pending is not None and member.task in pending.plan.tasks():
             self._planner.give_up(text, set())
-        described = any(other.described for other in record.waiting("worker"))
-        if record.plan is None and member.role == "worker" and not described:
+        if record.plan is None and member.role == "worker" and not record.somebody_waits_described:
             # the only one that knew what to train: nothing can come of this job unless another worker comes
             record.describe(None)
         if record.plan is None and self._settings.start is not None and not record.waiting(member.role):
@@ -190,6 +189,5 @@ class Losses:
         else:
             text = f"{task} (pid {message.pid}): its script ended without joining the job (does it use ElasticJob?)"
         self._voice.say(text)
-        described = any(other.described for other in record.waiting("worker"))
-        if record.plan is None and not described and record.state == "waiting":
+        if record.plan is None and not record.somebody_waits_described and record.state == "waiting":
             self._voice.fail(text)

@@ -6,7 +6,7 @@ import statistics
 import time
 
 from pslite.balance import Balance
-from pslite.coordinator.record import DRAINED, Pending, Record, Seated
+from pslite.coordinator.record import Pending, Record, Seated
 from pslite.coordinator.settings import Settings
 from pslite.coordinator.voice import Voice
 from pslite.director import PlanReport, Suspension
@@ -15,7 +15,6 @@ from pslite.messages import (
     Begin,
     Commit,
     Drained,
-    Exit,
     JobEnded,
     Message,
     Moved,
@@ -272,9 +271,8 @@ class Planner:
         self._report(pending)
         self._voice.tell(plan.tasks(), PlanDone(plan=plan.number))
         gone = previous.tasks() - plan.tasks() if previous else set()
-        self._voice.tell(gone, Exit(reason=DRAINED))
         for task in gone:
-            record.members[task].finished = record.members[task].drained = True
+            record.members[task].let_go()
         self._voice.hurry()
         return gone
 

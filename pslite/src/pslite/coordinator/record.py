@@ -25,8 +25,6 @@ from pslite.usage import StepTimes
 
 #: so many workers that die at one version are no accident: the job fails
 MOST_DEATHS = 3
-#: what members are told that the job goes on without
-DRAINED = "drained: the job goes on without this task"
 #: what users call the roles
 ROLES: dict[Literal["worker", "ps"], str] = {"worker": "worker", "ps": "server"}
 
@@ -79,6 +77,12 @@ class Seated:
         """Let it go that is in no plan."""
         self.channel.send(Exit(reason=reason))
         self.state = "draining"
+
+    def let_go(self) -> None:
+        """The job goes on without it, as a plan says."""
+        if self.state != "left":
+            self.channel.send(Exit(reason="drained: the job goes on without this task"))
+        self.finished = self.drained = True
 
     @property
     def title(self) -> str:
@@ -274,6 +278,11 @@ class Record(msgspec.Struct, kw_only=True, dict=True):
         """Who is there and in no plan, in the order in which they came; one that is lost may be about to come back."""
         found = [m for m in self.members.values() if m.state == "joined" and role in ("", m.role)]
         return sorted(found, key=lambda m: m.joined)
+
+    @property
+    def somebody_waits_described(self) -> bool:
+        """Whether a worker is there, in no plan, that has said what it trains."""
+        return any(worker.described for worker in self.waiting("worker"))
 
     def joined(self, role: str) -> list[str]:
         """Who could become a member of the plan: it is not lost, and workers must have said what they train."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pslite.coordinator.record import DRAINED, Record
+from pslite.coordinator.record import Record
 from pslite.coordinator.scales import Scales
 from pslite.coordinator.substitutes import news_for_worker, share_out
 from pslite.coordinator.succession import Succession, holders
 from pslite.coordinator.voice import Voice
-from pslite.messages import Exit, Promote, Restart, Resumption, TakeOver
+from pslite.messages import Promote, Restart, Resumption, TakeOver
 from pslite.plan import reduction
 
 
@@ -63,10 +63,8 @@ class Restarts:
         record = self._record
         leavers = record.pending.leavers() if record.pending is not None else set()
         for task in (leavers - record.dead.keys()) & record.there():
-            member = record.members[task]
             record.dead[task] = -1
-            member.finished = member.drained = True
-            member.channel.send(Exit(reason=DRAINED))
+            record.members[task].let_go()
 
     def resume(self, succession: Succession) -> None:
         """Servers have said how far they are: the worker begins with the version that all have reached."""
