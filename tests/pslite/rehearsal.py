@@ -148,8 +148,9 @@ class Rehearsal:
         self._members: dict[str, Worker | AllReduceWorker | Server] = {}
         self._threads: list[threading.Thread] = []
         self._killed: list[str] = []
-        #: the newest plan when a server died: until a later one is done, its blocks have one copy
-        self._plan_at_death = self._newest_plan = 0
+        #: the newest plan when a server died, or a worker that may have been the last: until a later one is done,
+        #: blocks have one copy
+        self._plan_at_death = 0
         self._log: list[str] = []
         #: workers that have weights
         self._stepping: set[str] = set()
@@ -363,8 +364,9 @@ class Rehearsal:
         if able:
             task = able[event.choice % len(able)]
             self._killed.append(task)
-            if role == "ps":
-                self._plan_at_death = self._newest_plan
+            # a job that another worker has to go on with has one copy of each block, too
+            if role == "ps" or self._any_worker:
+                self._plan_at_death = max(self._plans(), default=0)
             self._members[task].sever()
             # as the scheduler would, another one is started in its place
             if task in self._targets[role]:
@@ -379,7 +381,7 @@ class Rehearsal:
             return {"newcomers", "later ones"} if begun else set()
         if role == "worker":
             active &= self._stepping
-        elif self._spec.durability != "durable":
+        elif self._spec.durability == "none" or (self._spec.durability == "relaxed" and not self._any_worker):
             # workers have what is lost; another server comes in the place of the last one
             return {"workers", "newcomers"}
         elif not self._protected():
@@ -388,11 +390,13 @@ class Rehearsal:
 
     def _protected(self) -> bool:
         """Whether every block has a replica, and no server has died since."""
-        numbers = [int(line.split()[1].rstrip(":")) for line in self._log if line.startswith("plan ")]
         done = [line for line in self._log if line.startswith("plan ") and " done " in line]
         whole = bool(done) and bool(re.search(r"replicas of (\d+) of \1 blocks", done[-1]))
-        self._newest_plan = max(numbers, default=0)
         return whole and int(done[-1].split()[1]) > self._plan_at_death
+
+    def _plans(self) -> list[int]:
+        """The numbers of plans, as they have been told of."""
+        return [int(line.split()[1].rstrip(":")) for line in self._log if line.startswith("plan ")]
 
 
 def random_events(

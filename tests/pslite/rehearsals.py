@@ -124,6 +124,8 @@ KINDS: dict[str, Callable[..., None]] = {
     "relaxed": partial(tests.test_deaths_of_servers_whose_state_is_lost, durability="relaxed"),
     "last": partial(tests.test_deaths_of_the_last_worker, durability="none"),
     "last-durable": partial(tests.test_deaths_of_the_last_worker, durability="durable"),
+    "last-servers": partial(tests.test_deaths_of_the_last_worker_and_of_a_server, durability="durable"),
+    "last-relaxed": partial(tests.test_deaths_of_the_last_worker_and_of_a_server, durability="relaxed"),
     "coordinator": tests.test_deaths_of_the_coordinator,
     "bad-network": tests.test_deaths_of_coordinators_and_servers_on_a_bad_network,
     "breaks": tests.test_data_connections_that_break_are_opened_again,

@@ -23,7 +23,7 @@ from pslite.messages import MAX_CONTROL_BYTES, Abort, Alive, Exit, FromCoordinat
 FORGOTTEN = {
     "its own": {
         "job", "token", "director", "settings", "say", "encrypt", "selector", "doorway", "journal", "term", "wake_out",
-        "wake_in", "changed", "follows", "severed", "urgent", "cutting", "ticked", "lenient_until", "lenient",
+        "wake_in", "changed", "follows", "severed", "urgent", "cutting", "ticked", "lenient_until", "lenient", "back",
     },
     "connections": {"connections", "agents"},
     "said again": {"squares", "told", "usage"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -31,7 +32,7 @@ from pslite.coordinator.succession import choose
 from pslite.coordinator.takeovers import Takeovers
 from pslite.coordinator.vacancies import Vacancies
 from pslite.dialer import Dialer
-from pslite.errors import Unreachable
+from pslite.errors import PeerLost, Unreachable
 from pslite.messages import Abort, Commit, DigestRequest, Exit, Nack, PlanDone, Promote, TakeOver
 from pslite.optimizers import slots
 from pslite.replicas import Guards, Replicas
@@ -81,13 +82,16 @@ def go_through(seed, kind, kills, **changes):
     assert outcome.status.result.digest == expected(kind), story
 
 
-def rehearse(seed, kind, kills, *, workers=4, any_worker=False, settings=None, first=1, last=45, **changes):
+def rehearse(seed, kind, kills, *, workers=4, any_worker=False, settings=None, first=1, last=45, also=None, **changes):
     """Go through a schedule that must end well; every version counts itself, so that none is lost or done twice."""
     rng = random.Random(seed)
     # where replicas are needed one may die, and two are left
-    least = 3 if "ps" in kills and changes.get("durability") == "durable" else 1
+    least = 3 if "ps" in (*kills, also) and changes.get("durability") == "durable" else 1
     events = random_events(rng, first=first, last=last, kills=kills, least_servers=least, most_workers=workers)
     workers, servers = rng.randint(1, workers), rng.randint(least, 4)
+    if also is not None:
+        at = next(event.version for event in reversed(events) if event.kill is not None)
+        events.append(Event(at, kill=also, choice=rng.randrange(12), delay=rng.random() * 0.03))
     spec = job(**JOBS[kind], **changes)
     encrypt = "all" if kind == "encrypted" else "control"
     settings = settings or (QUICK if "coordinator" not in kills else BRIEF)
@@ -169,6 +173,45 @@ def test_deaths_of_the_last_worker(seed, durability):
     kind = kind_of(seed)
     kills = ["worker"] * random.Random(seed).randint(1, 2)
     says_so(kind, *rehearse(seed, kind, kills, workers=2, any_worker=True, durability=durability))
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + SCHEDULES))
+@pytest.mark.parametrize("durability", ["relaxed", "durable"])
+def test_deaths_of_the_last_worker_and_of_a_server(seed, durability):
+    """At the same version, half of the time."""
+    rng, kind = random.Random(seed), kind_of(seed)
+    changes = {"workers": 2, "any_worker": True, "durability": durability, "settings": BRIEF}
+    if rng.random() < 0.5:
+        kills = ["ps"] + ["worker"] * rng.randint(1, 2)
+        says_so(kind, *rehearse(seed, kind, kills, **changes))
+    else:
+        says_so(kind, *rehearse(seed, kind, ["worker", "worker"], also="ps", **changes))
+
+
+def test_a_worker_goes_on_with_replicas_that_are_some_versions_behind(monkeypatch):
+    """The last worker and a server die, whose replicas lack all the steps that they may."""
+    rehearsal = Rehearsal(job(durability="relaxed"), workers=1, servers=2, any_worker=True)
+    send, tell = Guards.send_late, Guards.tell
+
+    def hold(guards):
+        if guards is not rehearsal._members["ps-1"]._guards or rehearsal._members["worker-0"].version < 18:
+            send(guards)
+
+    def die_behind(guards, holding, step, stamp):
+        tell(guards, holding, step, stamp)
+        if holding.waits and not rehearsal._killed and guards is rehearsal._members["ps-1"]._guards:
+            kill(rehearsal, "ps-1")
+            kill(rehearsal, "worker-0")
+
+    monkeypatch.setattr(Guards, "send_late", hold)
+    monkeypatch.setattr(Guards, "tell", die_behind)
+    outcome = rehearsal.run()
+    story = "\n".join([*outcome.log, *outcome.surprises])
+    assert outcome.killed == ["ps-1", "worker-0"], story
+    assert outcome.status.state == "finished", story
+    assert not outcome.surprises, story
+    assert re.search(r"INEXACT from version \d+ on: \d of \d+ blocks have steps \d+ to", story), story
+    assert outcome.status.result.inexact_from is not None, story
 
 
 def says_so(kind, outcome, story):
@@ -565,11 +608,9 @@ def test_who_was_to_leave_is_let_go_where_another_one_does_all(how, monkeypatch)
     assert not outcome.surprises, story
 
 
-def test_who_is_behind_is_sent_what_was_lost_before_it_knew_whose_it_is(monkeypatch):
-    """A server dies that has answered the other worker; the answer of who takes its place is lost with a connection."""
-    rehearsal = Rehearsal(job(), workers=2, servers=2)
-    send, take_on, hear, resume = Server._send_weights, Server._take_on, Worker._hear, Worker._resume
-    behind, reopened = [], threading.Event()
+def dies_before_it_answers_all(rehearsal, monkeypatch):
+    """Have ps-1 die when all workers but the last have version 20 of a block; that one's task is in the list then."""
+    send, behind = Server._send_weights, []
 
     def die(server, link, header, *rest):
         last = server._stages[header.plan].plan.workers[-1].task
@@ -579,6 +620,16 @@ def test_who_is_behind_is_sent_what_was_lost_before_it_knew_whose_it_is(monkeypa
             behind.append(last)
             kill(rehearsal, "ps-1")
         send(server, link, header, *rest)
+
+    monkeypatch.setattr(Server, "_send_weights", die)
+    return behind
+
+
+def test_who_is_behind_is_sent_what_was_lost_before_it_knew_whose_it_is(monkeypatch):
+    """A server dies that has answered the other worker; the answer of who takes its place is lost with a connection."""
+    rehearsal = Rehearsal(job(), workers=2, servers=2)
+    take_on, hear, resume = Server._take_on, Worker._hear, Worker._resume
+    behind, reopened = dies_before_it_answers_all(rehearsal, monkeypatch), threading.Event()
 
     def lose(server, holding, *rest):
         if behind and not reopened.is_set():
@@ -595,7 +646,6 @@ def test_who_is_behind_is_sent_what_was_lost_before_it_knew_whose_it_is(monkeypa
             reopened.wait(5.0)
         hear(worker, message)
 
-    monkeypatch.setattr(Server, "_send_weights", die)
     monkeypatch.setattr(Server, "_take_on", lose)
     monkeypatch.setattr(Worker, "_resume", again)
     monkeypatch.setattr(Worker, "_hear", late)
@@ -618,6 +668,99 @@ def lasting(**how):
     rehearsal = Rehearsal(job(), settings=replace(QUICK, verdict=5.0), **how)
     rehearsal._mortal = True
     return rehearsal
+
+
+class _Held:
+    """A socket from which nothing more comes for a while."""
+
+    def __init__(self, sock):
+        self.sock, self.released = sock, False
+
+    def __getattr__(self, name):
+        return getattr(self.sock, name)
+
+    def recv_into(self, view):
+        if not self.released:
+            raise BlockingIOError
+        return self.sock.recv_into(view)
+
+
+def test_weights_that_are_half_here_do_not_come_into_what_another_server_has_sent_since(monkeypatch):
+    """The leaving server is slow; the one that has its blocks now is asked again, for the connection to it broke."""
+    monkeypatch.setenv("DL2_TRANSPORT", "tcp")
+    rehearsal = Rehearsal(job(), workers=2, servers=2, events=[Event(20, servers=1)])
+    payload, have, hear, held, done = Worker.payload, Worker._have, Worker._hear, [], threading.Event()
+
+    def hold(worker, link, header):
+        view = payload(worker, link, header)
+        first = 20 < header.version == header.first
+        if first and link.task == "ps-1" and worker._identity.task == "worker-1" and not held:
+            link.sock = _Held(link.sock)
+            held.extend((link, header))
+            cut_off([worker._links["ps-0"].sock])
+        return view
+
+    def release(worker, block):
+        have(worker, block)
+        if held and worker is rehearsal._members["worker-1"] and not done.is_set():
+            link, header = held
+            if (block, worker._awaited) == (header.block, header.version + 2):
+                link.sock.released = True
+                with contextlib.suppress(PeerLost):  # the server may have left
+                    link.receive(worker)
+                done.set()
+
+    def outlast(worker, message):
+        if held and isinstance(message, PlanDone) and worker is rehearsal._members["worker-1"]:
+            assert done.wait(10.0)
+        hear(worker, message)
+
+    monkeypatch.setattr(Worker, "payload", hold)
+    monkeypatch.setattr(Worker, "_have", release)
+    monkeypatch.setattr(Worker, "_hear", outlast)
+    outcome = rehearsal.run()
+    story = "\n".join([*outcome.log, *outcome.surprises])
+    assert done.is_set(), story
+    assert outcome.status.state == "finished", story
+    assert not outcome.surprises, story
+    assert outcome.status.result.digest == expected("plain"), story
+
+
+def test_weights_that_were_not_to_be_taken_when_they_began_to_come_are_not_taken(monkeypatch):
+    """A server dies that has answered the other worker; this one hears who owns its blocks in the middle of a frame."""
+    monkeypatch.setenv("DL2_TRANSPORT", "tcp")
+    rehearsal = Rehearsal(job(**WITHOUT_SLOTS), workers=2, servers=2)
+    payload, follow, hear = Worker.payload, Worker._follow, Worker._hear
+    behind, held, begun = dies_before_it_answers_all(rehearsal, monkeypatch), [], threading.Event()
+
+    def hold(worker, link, header):
+        view = payload(worker, link, header)
+        lacks = header.block in worker._missing and header.version == worker._awaited
+        if lacks and header.block in worker._counted and worker._identity.task in behind and not held:
+            link.sock = _Held(link.sock)
+            held.append(link.sock)
+            begun.set()
+        return view
+
+    def answer_before(worker, message):
+        if isinstance(message, Promote) and worker._identity.task in behind:
+            begun.wait(5.0)
+        hear(worker, message)
+
+    def release(worker, message):
+        follow(worker, message)
+        if worker._identity.task in behind:
+            held[0].released = True
+
+    monkeypatch.setattr(Worker, "payload", hold)
+    monkeypatch.setattr(Worker, "_hear", answer_before)
+    monkeypatch.setattr(Worker, "_follow", release)
+    outcome = rehearsal.run()
+    story = "\n".join([*outcome.log, *outcome.surprises])
+    assert begun.is_set(), story
+    assert outcome.status.state == "finished", story
+    assert not outcome.surprises, story
+    assert outcome.status.result.digest == static_digest(job(**WITHOUT_SLOTS)), story
 
 
 @pytest.mark.parametrize("role", ["ps", "worker"])
@@ -668,6 +811,43 @@ def test_the_first_plan_waits_for_who_loses_its_connection_for_a_moment(role, mo
     outcome = rehearsal.run()
     story = "\n".join([*outcome.log, *outcome.surprises])
     assert outcome.killed == [f"{role}-0"], story
+    assert outcome.status.state == "finished", story
+    assert not outcome.surprises, story
+
+
+def test_who_said_something_before_it_looked_for_another_coordinator_may_come_back(monkeypatch):
+    """The coordinator has stood still: what it reads next was said before members noticed."""
+    rehearsal = lasting(workers=2, servers=1)
+    rehearsal._settings = replace(rehearsal._settings, lease=2.0, verdict=0.0)
+    begin_step, tick, hear = rehearsal._begin_step, Coordinator._tick, Losses.hear
+    happened = []
+
+    def stand_still_at_20(task, version):
+        begin_step(task, version)
+        if version == 20 and not happened:
+            happened.append("stands still")
+
+    def tick_late(coordinator):
+        if happened == ["stands still"]:
+            coordinator._ticked -= 1.0
+            tick(coordinator)
+            happened.append("lenient")
+        tick(coordinator)
+        if happened[-1:] == ["heard"]:
+            lose_the_line_of(rehearsal, "worker-1")
+            happened.append("lost")
+
+    def note(losses, member):
+        hear(losses, member)
+        if happened[-1:] == ["lenient"] and member.task == "worker-1":
+            happened.append("heard")
+
+    monkeypatch.setattr(rehearsal, "_begin_step", stand_still_at_20)
+    monkeypatch.setattr(Coordinator, "_tick", tick_late)
+    monkeypatch.setattr(Losses, "hear", note)
+    outcome = rehearsal.run()
+    story = "\n".join([*outcome.log, *outcome.surprises])
+    assert happened[-1:] == ["lost"], story
     assert outcome.status.state == "finished", story
     assert not outcome.surprises, story
 

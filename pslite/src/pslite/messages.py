@@ -406,8 +406,12 @@ class Resumption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     worker: str
     plan: int
     version: int
+    #: that of the block that is farthest: no plan that is not said to come yet may rule from it on, or from before
+    furthest: int
     #: by plan, its workers
     workers: dict[int, tuple[Member, ...]]
+    #: the plan that has been said to come next, and the version from which on it rules
+    stamp: tuple[int, int] = (0, 0)
 
 
 class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

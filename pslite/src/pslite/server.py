@@ -557,6 +557,11 @@ class Server:
         elif header.kind == SEED:
             if self._owns(link, header) and self._replicas.find(link, header) is not None:
                 self._replicas.seeded(link, header)
+                # what an owner before was sending may not come into what is a replica now
+                for other in self._all_links - {link}:
+                    late = other.coming
+                    if late is not None and (late.kind, late.block) == (SEED, header.block):
+                        other.divert()
         elif header.kind == REPLICATED:
             free = self._guards.told(link, header)
             if free is not None:
@@ -655,9 +660,8 @@ class Server:
                     self._answer_waiting(holding)
                 return
             late = holding is not None and header.version < holding.version
-            if holding is not None and late and self._ahead.get(header.block) == link.task:
-                del self._ahead[header.block]
-                self._send_weights(link, self._answer_header(holding), holding, None)
+            if holding is not None and late and self._is_ahead_of(link, holding):
+                self._bridge(link, holding, header.version + 1)
             handed_over = holding is None and self._had(header)
             if not handed_over and (holding is None or not (late or header.node in holding.received)):
                 self._say(f"refused a push of {link.task}: block {header.block}, step {header.version}")
@@ -669,8 +673,8 @@ class Server:
                 raise ProtocolError(f"plan {header.next_plan} is announced but was never prepared")
             self._stamp = (header.next_plan, header.next_first)
         holding = self._find(header)
-        if holding is None:
-            # a server has died while it came, and the block is made anew: it is pushed again
+        if holding is None or (not self._async and self._judge(link, header) is None):
+            # a server has died while it came, and the block is made anew, or is at another version: it is pushed again
             self._pool.give(buffer)
             return
         gradient: Array | Rows = buffer
@@ -863,8 +867,16 @@ class Server:
 
         Replicas hear of it before any worker does.
         """
+        resume, first = self._resumption, holding.version + 2
+        if resume is not None and first <= resume.furthest:
+            return  # blocks that are further could not cross
         if self._commit and holding.plan < self._commit:
-            self._stamp_from(holding.version + 2)
+            if self._stamp is not None and self._stamp[0] == self._commit:
+                # heard of since: workers have been told, by an owner of the block that is gone
+                self._commit = 0
+                self._control.send(Stamped(plan=self._stamp[0], first=self._stamp[1]))
+            else:
+                self._stamp_from(first)
 
     def _stamp_from(self, first: int) -> None:
         """Have the plan that waits for it rule from a version on, or tell that the job ends before."""
@@ -931,6 +943,16 @@ class Server:
             self._ahead[holding.block.number] = resume.worker
         header = Header(PARAM, resume.plan, holding.block.number, 0, holding.block.nbytes, at, at, *stamp)
         self._send_weights(link, header, holding, None)
+
+    def _is_ahead_of(self, link: Link, holding: Holding) -> bool:
+        """Whether a worker, who goes on where all others are gone, has not come as far as a block."""
+        return self._ahead.get(holding.block.number) == link.task
+
+    def _bridge(self, link: Link, holding: Holding, version: int) -> None:
+        """Send the weights as those of a version that the block has left behind, or as the one that it is at."""
+        if version == holding.version:
+            del self._ahead[holding.block.number]
+        self._send_weights(link, replace(self._answer_header(holding), version=version), holding, None)
 
     def _answer(self, holding: Holding, but: str = "") -> None:
         """Send the weights to every worker of the plan now in force for the block, old owner or not."""
@@ -999,8 +1021,10 @@ class Server:
             return
         version, resume = holding.first if comes else header.version, self._resumption
         if resume is not None and header.version < 0 and link.task == resume.worker:
-            if holding.version in (resume.version, resume.version + 1):
+            if holding.version == resume.version or self._is_ahead_of(link, holding):
                 self._greet(holding, resume)
+        elif self._is_ahead_of(link, holding) and version <= holding.version:
+            self._bridge(link, holding, version)
         elif self._async:
             # the answer to a push that is not applied yet, or not here, is still to come
             if version >= 0 and (comes or self._has_pushed(holding, link.task, version - 1)):
@@ -1429,6 +1453,7 @@ class Server:
         self._ahead.clear()
         if message.resume is not None:
             self._resumption = message.resume
+            self._know(message.resume.stamp)
             for number, workers in message.resume.workers.items():
                 if number in self._stages:
                     stage = self._stages[number]
@@ -1440,8 +1465,7 @@ class Server:
         self._rebuilding.begin(message.number)
         if message.clocks is not None:
             self._clocks = message.clocks
-            if self._stamp is None and self._clocks.stamp[0] > self._settled:
-                self._stamp = self._clocks.stamp if self._clocks.stamp[0] in self._stages else None
+            self._know(self._clocks.stamp)
         for block, owner in message.owners.items():
             newest = found[block]
             self._parted.pop(block, None)
@@ -1495,10 +1519,14 @@ class Server:
             self._answer_fetches()
             self._report_moved()
 
+    def _know(self, stamp: tuple[int, int]) -> None:
+        """Have the plan of a stamp rule from its first version on, unless a stamp is known or that is over."""
+        if self._stamp is None and stamp[0] > self._settled and stamp[0] in self._stages:
+            self._stamp = stamp
+
     def _take_on(self, holding: Holding, resume: Resumption | None = None) -> None:
         """Own a block, from the version on at which we have it; workers push the step again that was under way."""
-        if self._stamp is None and holding.stamp[0] > self._settled and holding.stamp[0] in self._stages:
-            self._stamp = holding.stamp
+        self._know(holding.stamp)
         holding.rows = None  # workers have to be sent everything
         stage = self._stages[holding.plan]
         if holding.plan > self._settled and not stage.began:

@@ -353,6 +353,15 @@ class Link:
                 self._descriptors += [d for (d,) in _FILE.iter_unpack(data[: len(data) - len(data) % _FILE.size])]
         return got
 
+    @property
+    def coming(self) -> Header | None:
+        """The frame whose payload is on its way."""
+        return self._frame
+
+    def divert(self) -> None:
+        """Have the rest of the payload that is on its way go nowhere."""
+        self._payload = memoryview(bytearray(self._payload.nbytes))
+
     def _advance(self, receiver: Receiver) -> int:
         """Take what is complete; return how many bytes of the peer's memory have been looked at."""
         if self._frame is None:

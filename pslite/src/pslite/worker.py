@@ -183,6 +183,8 @@ class Worker(Membership):
         #: blocks of which we have said what we have: nothing more is taken until it is said who owns them
         self._counted: set[int] = set()
         self._spare = bytearray()
+        #: over which there comes a frame that is for nothing
+        self._passed_over: set[Link] = set()
         self._due: tuple[int, ...] = ()
         self._watch_gate = Stopwatch()
         self._suspensions: list[float] = []
@@ -736,6 +738,7 @@ class Worker(Membership):
         self._writing.discard(link)
         self._shown.pop(link, None)
         self._rows.pop(link, None)
+        self._passed_over.discard(link)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(link.sock)
         link.close()
@@ -944,15 +947,14 @@ class Worker(Membership):
         """Say where the payload of a frame goes: straight into the weights."""
         if header.kind in (WRONG_OWNER, AGAIN):
             return memoryview(b"")
-        if header.kind == WHOLE and header.block in self._fetching and header.version == self.version:
-            whole: memoryview = self._fetching[header.block].reshape(-1).data.cast("B")
-            return whole
+        if header.kind == WHOLE and header.block < len(self.blocks):
+            return self._fetched(link, header)
         if header.kind == FIRST_STATE and self._replica is not None and header.block < len(self.blocks):
-            return self._first_state_of(header)
+            return self._first_state_of(link, header)
         if header.kind not in (PARAM, PARAM_ROWS) or header.block >= len(self.blocks):
             raise ProtocolError(f"{link.task} sent a frame that does not belong here")
         if self._only and not self._entered and header.plan != self._only:
-            return self._nowhere(header)
+            return self._nowhere(link, header)
         if self._plan is None:
             stage = self._stages.get(header.plan)
             if stage is None:
@@ -963,7 +965,7 @@ class Worker(Membership):
         assert self._source is not None
         if header.version <= self._awaited and not self._wants(header):
             # from a server that has taken another one's place; the same bytes as before
-            return self._nowhere(header)
+            return self._nowhere(link, header)
         if not self._wants(header):
             raise ProtocolError(
                 f"{link.task} sent block {header.block} at version {header.version}, awaited is {self._awaited}"
@@ -976,15 +978,25 @@ class Worker(Membership):
         self._rows[link] = bytearray(checked_length(block, header.length))
         return memoryview(self._rows[link])
 
-    def _nowhere(self, header: Header) -> memoryview:
-        """Say where weights go that are not wanted."""
+    def _nowhere(self, link: Link, header: Header) -> memoryview:
+        """Say where weights go that are not wanted: nor are they when all of them are here, whatever is known then."""
+        self._passed_over.add(link)
         block = self.blocks[header.block]
         length = checked_length(block, header.length) if header.kind == PARAM_ROWS else block.nbytes
         if len(self._spare) < length:
             self._spare = bytearray(length)
         return memoryview(self._spare)[:length]
 
-    def _first_state_of(self, header: Header) -> memoryview:
+    def _fetched(self, link: Link, header: Header) -> memoryview:
+        """Say where the state of a block goes that we have asked for; it may come again, when its owner has changed."""
+        if header.block in self._fetching and header.version == self.version:
+            wanted: memoryview = self._fetching[header.block].reshape(-1).data.cast("B")
+            return wanted
+        self._passed_over.add(link)
+        block = self.blocks[header.block]
+        return memoryview(bytearray((1 + slots(block.optimizer)) * block.nbytes))
+
+    def _first_state_of(self, link: Link, header: Header) -> memoryview:
         """Say where the state of a block goes that another worker sends; a second one is for nothing."""
         assert self._replica is not None
         whole: memoryview = self._replica.states[header.block].reshape(-1).data.cast("B")
@@ -993,6 +1005,7 @@ class Worker(Membership):
             self._awaited = header.first
         if not self._entered and header.version == self._awaited and header.block in self._missing:
             return whole
+        self._passed_over.add(link)
         return memoryview(bytearray(whole.nbytes))
 
     def _have(self, block: int) -> None:
@@ -1026,6 +1039,8 @@ class Worker(Membership):
 
     def arrived(self, link: Link, header: Header) -> None:
         """Take a frame whose payload is complete."""
+        passed_over = link in self._passed_over
+        self._passed_over.discard(link)
         if header.kind == WRONG_OWNER:
             if header.version < self.version or header.block not in self._missing:
                 return  # what came twice came late, and has been answered
@@ -1039,25 +1054,39 @@ class Worker(Membership):
             self._send_first_state([header.block])
             return
         if header.kind == WHOLE:
-            self._fetching.pop(header.block, None)
+            if not passed_over:
+                self._close_to_others(link, header)
+                self._fetching.pop(header.block, None)
             return
         if header.kind == FIRST_STATE:
             assert self._replica is not None
-            if not self._entered and header.block in self._missing:
+            if not passed_over and not self._entered and header.block in self._missing:
                 if zlib.crc32(self._replica.states[header.block].reshape(-1).data.cast("B")) != header.crc:
                     raise ProtocolError(f"the state of block {header.block} came damaged through {link.task}")
+                self._close_to_others(link, header)
                 self._missing.discard(header.block)
             return
-        if not self._wants(header):
+        if passed_over or not self._wants(header):
             return
         if header.kind == PARAM_ROWS:
             block = self.blocks[header.block]
             rows = parse(block, memoryview(self._rows.pop(link)))
             array = self._bundles[header.version % 2].arrays[block.segment][block.offset : block.offset + block.size]
             array.reshape(-1, block.row)[rows.numbers] = rows.values
+        self._close_to_others(link, header)
         self._have(header.block)
         if header.next_plan:
             self._stamp = (header.next_plan, header.next_first)
+
+    def _close_to_others(self, link: Link, header: Header) -> None:
+        """The payload of a frame is here: what another server is sending may not come when it has changed."""
+        for other in self._links.values():
+            late = other.coming if other is not link else None
+            if late is None or (late.block, late.version) != (header.block, header.version):
+                continue
+            if late.kind == header.kind or {late.kind, header.kind} == {PARAM, PARAM_ROWS}:
+                self._passed_over.add(other)
+                other.divert()
 
     # --- the control thread ---------------------------------------------------------------------------------------
 

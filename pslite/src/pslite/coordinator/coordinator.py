@@ -424,7 +424,7 @@ class Coordinator:
         member = connection.member
         if member is None:
             raise ProtocolError(f"{type(message).__name__} before Join")
-        member.heard = time.monotonic()
+        self._losses.hear(member)
         if member.channel.take(message):
             member.channel.send(Taken(count=member.channel.taken))
         if isinstance(message, Taken):

@@ -99,7 +99,7 @@ class Heirs:
             succession.blocks, record.blocks, succession.copies, succession.held, record.newest_plan,
             record.servers_there(), record.able_servers(), succession.came,
         )  # fmt: skip
-        if choice.nowhere and not succession.workers:
+        if choice.nowhere and not succession.workers and record.workers_there():
             succession.workers = True
             self._ask(succession, record.workers_there())
             return
@@ -139,9 +139,6 @@ class Heirs:
     def _clocks(self, succession: Succession, choice: Choice) -> Clocks:
         """Return, for async mode, how far the workers of blocks are that are made anew; from there on it is inexact."""
         record = self._record
-        pending, stamp = record.pending, succession.stamp
-        if pending is not None and not stamp[0] and pending.first >= 0:
-            stamp = pending.plan.number, pending.first  # nobody may have heard of it but us
         workers = {
             # a copy has been given away, if at all, when all had got as far
             block: {task: max(version, loss.kept) for task, version in succession.held[block].items()}
@@ -150,7 +147,7 @@ class Heirs:
         found = {version for versions in workers.values() for version in versions.values()}
         if found:
             record.mark_inexact(min(found))
-        return Clocks(workers, stamp, max({succession.reached, *found}))
+        return Clocks(workers, record.stamp(succession), max({succession.reached, *found}))
 
     def _lossy(self, losses: Mapping[int, Loss]) -> list[int]:
         """Blocks that lose some of what an optimizer keeps."""
@@ -212,6 +209,7 @@ class Heirs:
         if 0 in record.heirs and pending is not None and pending.previous is not None:
             self._voice.tell({pending.previous.owner(0).task}, Commit(plan=pending.plan.number))
         record.heirs = {}
+        self._vacancies.ask_again()
         self._voice.hurry()
         return True
 

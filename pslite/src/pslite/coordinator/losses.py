@@ -50,19 +50,28 @@ class Losses:
         self._regrouping = regrouping
         self._takeovers = takeovers
         self._heirs = heirs
-        #: until when which members may come back
+        #: until when which members may come back, and which have asked for it
         self._lenient_until, self._lenient = 0.0, frozenset[str]()
+        self._back: set[str] = set()
 
     def be_lenient(self, now: float) -> None:
         """Members have lost us for a while: they come back, or look for another coordinator."""
         if now >= self._lenient_until:
             self._lenient_until = now + self._settings.lease
         self._lenient = frozenset(self._record.members)
+        self._back.clear()
 
     def take_back(self, member: Seated) -> None:
-        """A member is there again; when it is lost once more it has died."""
+        """A member is there again; it may be gone already that has asked for that, and ask once more."""
         member.heard, member.lost, member.lost_how = time.monotonic(), 0.0, ""
-        self._lenient -= {member.task}
+        self._back.add(member.task)
+
+    def hear(self, member: Seated) -> None:
+        """A member says something: if it was taken back it knows that now; when it is lost once more it has died."""
+        member.heard = time.monotonic()
+        if member.task in self._back:
+            self._back.discard(member.task)
+            self._lenient -= {member.task}
 
     def judge(self, now: float, agents: Container[str]) -> None:
         """Go on without those that are lost; of tasks with `agents` it will be said how they ended."""

@@ -337,6 +337,13 @@ class Record(msgspec.Struct, kw_only=True, dict=True):
             return True  # who has pushed has had all of them
         return pending.moved.keys() >= pending.movers()
 
+    def stamp(self, succession: Succession) -> tuple[int, int]:
+        """The plan that members know to come, or only we, and its first version; (0, 0) if nobody does."""
+        pending = self.pending
+        if pending is not None and not succession.stamp[0] and pending.first >= 0:
+            return pending.plan.number, pending.first
+        return succession.stamp
+
     def go_to(self, gone: tuple[str, ...], owners: dict[int, Member]) -> None:
         """Have the plans in force go on with other owners."""
         pending = self.pending

@@ -81,6 +81,7 @@ class Restarts:
         versions = [version for version, _ in found.values()]
         succession.at = min(versions)
         succession.ahead = sum(version > succession.at for version in versions)
+        succession.furthest = max(versions)
         crossed = pending is not None and 0 <= pending.first <= succession.at
         succession.plan = newest.number if crossed else record.plan.number
         if succession.ahead and record.spec.on_loss == "fail" and not (crossed and record.vacancy.member):
@@ -104,14 +105,16 @@ class Restarts:
         record.go_to(tuple(record.lost_servers), record.heirs)
         plans = record.plans_in_force()
         resume = Resumption(
-            worker=succession.newcomer, plan=succession.plan, version=at,
-            workers={plan.number: plan.workers for plan in plans},
+            worker=succession.newcomer, plan=succession.plan, version=at, furthest=succession.furthest,
+            workers={plan.number: plan.workers for plan in plans}, stamp=record.stamp(succession),
         )  # fmt: skip
         self._scales.forget()
         if succession.ahead and succession.plan:
             record.mark_inexact(at)
+            last = succession.furthest - 1
+            steps = f"step {at}" if last == at else f"steps {at} to {last} or some of them"
             self._voice.say(
-                f"INEXACT from version {at} on: {succession.ahead} of {len(record.blocks)} blocks have step {at}, "
+                f"INEXACT from version {at} on: {succession.ahead} of {len(record.blocks)} blocks have {steps}, "
                 "so the gradient of the others is of weights that have it in part"
             )
         else:

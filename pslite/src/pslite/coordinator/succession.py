@@ -66,8 +66,9 @@ class Succession:
     newcomer: str = ""
     plan: int = 0
     at: int = -1
-    #: blocks that were a version further
+    #: blocks that were further, and the version of the furthest
     ahead: int = 0
+    furthest: int = -1
     phase: Literal["counting", "restarting", "promoting", "rebuilding"] = "counting"
     choice: Choice | None = None
     #: why it came to it

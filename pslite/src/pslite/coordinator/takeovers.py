@@ -117,7 +117,8 @@ class Takeovers:
             return False
         if not record.servers_have_begun():
             return False
-        if record.orphans or (succession is not None and succession.workers):
+        counts_on_workers = bool(record.orphans) or (succession is not None and succession.workers)
+        if counts_on_workers and spec.durability == "none":
             return False  # weights that only workers had
         if record.vacancy is not None and record.vacancy.role == "ps":
             return False
@@ -130,6 +131,8 @@ class Takeovers:
         # nobody waits for its death to be judged
         record.take_overs += 1
         self._voice.tell(set(record.servers_there()), news_for_servers(record))
+        if counts_on_workers:
+            self._heirs.succeed()  # there may be replicas, although they are behind
         self._voice.hurry()
         return True
 

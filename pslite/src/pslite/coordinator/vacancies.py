@@ -114,6 +114,17 @@ class Vacancies:
             vacancy.waits_for.add((task, message.plan.number))
             self._voice.tell({task}, message)
 
+    def ask_again(self) -> None:
+        """Others own blocks under the plans that a worker makes ready for in the place of those that are gone."""
+        record, vacancy = self._record, self._record.vacancy
+        if vacancy is None or vacancy.role != "worker" or record.spec is None:
+            return
+        plans = record.plans_in_force()
+        for plan, before in zip(plans, [None, *plans], strict=False):
+            if (vacancy.task, plan.number) in vacancy.waits_for:
+                vacancy.began = time.monotonic()
+                self._voice.tell({vacancy.task}, Prepare(plan=plan, previous=before, spec=record.spec))
+
     def _gone_of(self, plan: Plan) -> str:
         """A worker of a plan that is gone."""
         there = self._record.there()
