@@ -14,8 +14,8 @@ each job.
 - slot: the same speeds in each slot, so what is believed changes little.
 - slot_with_news: in each slot all speeds are up to 10 % off in another way, so all that is believed is worked out anew.
 - slot_of_a_stream: what a simulated cluster shows, of the preset `realistic` (speeds measured with noise, wrong epochs,
-  interference, failures, costs of resizes): of ten times as many jobs, in the slots in which from 3/4 to 5/4 of the
-  jobs are there. Of `Policy.decide` alone, for its cluster is kept from slot to slot.
+  interference, failures, costs of resizes): several of ten times as many jobs, the slots in which from 3/4 to 5/4 of
+  the jobs are there. Of `Policy.decide` alone, for its cluster is kept from slot to slot.
 
 An inference is one call of the network on one observation, all of it anew; in a slot, what did not change is not worked
 out again. A slot is `Packing.for_decision` and `Policy.decide` together. Times are of this thread's processor.
@@ -24,6 +24,7 @@ out again. A slot is `Packing.for_decision` and `Policy.decide` together. Times 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -198,14 +199,16 @@ class TimedPolicy:
         return decision
 
 
-def stream(policy: Policy, jobs: int, nodes: int) -> list[float]:
-    """Seconds of each decision with about so many jobs, of a simulated stream."""
+def streams(policy: Policy, jobs: int, nodes: int, count: int) -> list[float]:
+    """Seconds of so many decisions or some more with about so many jobs, of simulated streams."""
     # Jobs stay about six slots.
     settings = {"jobs": f"{10 * jobs}", "nodes": f"{nodes}", "models": ",".join(MODELS), "cap": f"{max(jobs // 6, 1)}"}
-    known = generate("dl2", settings, np.random.default_rng(1))
     rules = preset(PresetName.REALISTIC)
     timed = TimedPolicy(policy, jobs)
-    replay(known, timed, rules.placement_of(policy.name), rules=rules.rules, timer=time.perf_counter)
+    seeds = itertools.count(1)
+    while len(timed.seconds) < count:
+        known = generate("dl2", settings, np.random.default_rng(next(seeds)))
+        replay(known, timed, rules.placement_of(policy.name), rules=rules.rules, timer=time.perf_counter)
     return timed.seconds
 
 
@@ -254,7 +257,7 @@ def main() -> None:
         if policy.needs:
             times, _ = slots(policy, options.jobs, options.nodes, options.slots, models, WRONG)
             found[name]["slot_with_news"] = milliseconds(times)
-            found[name]["slot_of_a_stream"] = milliseconds(stream(policy, options.jobs, options.nodes))
+            found[name]["slot_of_a_stream"] = milliseconds(streams(policy, options.jobs, options.nodes, options.slots))
     if options.json:
         print(json.dumps(found))
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import add, le, sub
@@ -70,8 +70,8 @@ class _Level:
     places: list[int] = field(default_factory=list)
     #: Levels that tasks lead to that are added (or, below 0, taken out), by (demand, change of used, of reserved).
     after: dict[tuple[_Vector, int, int], _Level] = field(default_factory=dict)
-    #: Levels that incumbents' demands lead to that are taken up; None where they have no room.
-    taken_up: dict[_Vector, _Level | None] = field(default_factory=dict)
+    #: Levels that incumbents' demands lead to that are taken up, where they have room.
+    taken_up: dict[_Vector, _Level] = field(default_factory=dict)
 
     def fits(self, demand: _Vector, *, clear: bool = False) -> bool:
         """Whether there is room for a demand; ``clear`` of what is reserved."""
@@ -317,6 +317,48 @@ class Packing:
         self._rewind(begun)
         return blocked is None
 
+    def stay(self, sizes: Sequence[tuple[JobKey, Allocation]]) -> list[bool]:
+        """Take up incumbents of jobs where they are, of each job so many or none; returns of which.
+
+        Adding them finds the same room, but one after the other. What was done before cannot be taken back any more.
+        """
+        at, stayed, moved = self._at, list[bool](), set[int]()
+        for key, size in sizes:
+            waiting = [self._incumbents.get((key, role), []) for role in _ROLES]
+            tasks = [task for some, many in zip(waiting, size, strict=True) if many for task in some[: -many - 1 : -1]]
+            levels = [at[place] for place, _ in tasks]
+            stays = len(tasks) == sum(size) and self._taken_up(tasks) == len(tasks)
+            stayed.append(stays)
+            if stays:
+                moved.update([place for place, _ in tasks])
+                for some, many in zip(waiting, size, strict=True):
+                    del some[len(some) - many :]
+                self._waiting -= len(tasks)
+            else:
+                for (place, _), level in zip(tasks, levels, strict=True):
+                    at[place] = level
+        self._changed(moved)
+        self._came += [place for place in moved if self._takes[place]]
+        total = (0,) * len(self._names)
+        for level, many in Counter(itertools.compress(at, self._takes)).items():
+            total = _plus(total, many, level.free)
+        self._begin_anew(total)
+        return stayed
+
+    def _taken_up(self, tasks: Iterable[tuple[int, _Vector]]) -> int:
+        """Have nodes at the levels at which incumbents are taken up there, up to the first without room; how many."""
+        at, count = self._at, 0
+        for place, demand in tasks:
+            before = at[place]
+            after = before.taken_up.get(demand)
+            if after is None:
+                if not before.fits(demand):
+                    break
+                after = before.taken_up[demand] = self._beyond(before, demand, 1, -1)
+            at[place] = after
+            count += 1
+        return count
+
     def _give(self, job: Job, delta: Allocation) -> Blocked | None:
         """Add tasks in turn, up to the first that has no room; returns what stood in its way."""
         both = min(delta)
@@ -462,7 +504,10 @@ class Packing:
         if self._takes[place]:
             total = _plus(_plus(total, 1, after.free), -1, before.free)
         self._come((place,), after)
-        # What was done before cannot be taken back any more.
+        self._begin_anew(total)
+
+    def _begin_anew(self, total: _Vector) -> None:
+        """From what is free now; what was done before cannot be taken back any more."""
         self._steps.clear()
         self._numbered, self._totals = [(0, next(self._states))], [(0, total)]
         self._least.clear()
@@ -479,15 +524,9 @@ class Packing:
         begun = len(steps)
         for place, demand in waiting[: -most - 1 : -1]:
             before = at[place]
-            try:
-                after = before.taken_up[demand]
-            except KeyError:
-                after = self._beyond(before, demand, 1, -1) if before.fits(demand) else None
-                before.taken_up[demand] = after
-            if after is None:
+            if not self._taken_up(((place, demand),)):
                 break
-            at[place] = after
-            steps.append((demand, (place,), before, after, whose))
+            steps.append((demand, (place,), before, at[place], whose))
         places = [places[0] for _, places, *_ in itertools.islice(steps, begun, None)]
         if places:
             del waiting[-len(places) :]

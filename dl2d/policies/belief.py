@@ -33,7 +33,6 @@ from dl2d.policies.sizes import (
     Bounds,
     Group,
     group_of,
-    root_of,
     trend_of,
 )
 from dl2d.policies.speed_fit import usable
@@ -71,7 +70,7 @@ class Belief:
     A run that failed (speed 0) says nothing about its neighbours: in the DL2 authors' measurements those are as fast as
     others. Its size alone is a hole: speed 0.
 
-    Exact with up to 40 sizes a kind and 96 in all. Of more sizes of a kind, 40 count for others: the fastest ones, and
+    Exact with up to 40 sizes a kind and 64 in all. Of more sizes of a kind, 40 count for others: the fastest ones, and
     such as are far from each other; each of the rest counts for itself alone. Of more sizes in all, neighbours are
     taken together in what kinds share. Cost: for K kinds with n sizes each and U distinct sizes, K (n^3 + U^2) + U^3 to
     begin with, n (n + U) for each size that is asked about. Memory: U^2, and n^2 for each kind.
@@ -175,9 +174,11 @@ class Belief:
                     self._grids.get((kind, bounds, own, 0.0), partial(tuple, [grid]))
 
     def _means(self, shared: Shared, bounds: Bounds, jobs: Sequence[Rows]) -> _Floats | None:
-        """``_look`` at J jobs of kinds of their own with servers, number for number; shape (J, PSs + 1, workers + 1).
+        """Means of J jobs of kinds of their own with servers, as ``_look`` has them but for the last digits.
 
-        None where these have too many sizes.
+        Returns
+        -------
+        Shape (J, PSs + 1, workers + 1); None where these have too many sizes.
         """
         _, _, at, usual = _looked_at(bounds, has_ps=True)
         table = as_table(list(chain.from_iterable(jobs)))
@@ -192,6 +193,7 @@ class Belief:
         found = np.empty((len(jobs), len(at)))
         many = np.array([len(rows) for rows in jobs])
         first = many.cumsum() - many
+        across = every.across(bounds, at)
         # Jobs with as many sizes go together.
         for size in set(many.tolist()):
             (of,) = np.nonzero(many == size)
@@ -199,9 +201,8 @@ class Belief:
             where = places[those]
             covariances = every.own[where[:, :, None], where[:, None]]
             covariances[:, np.arange(size), np.arange(size)] += noise[those] + ROUGH**2
-            root = root_of(covariances)
-            half = every.grid(bounds, at).T[where].transpose(0, 2, 1).copy() @ root.transpose(0, 2, 1)
-            found[of] = ((half @ root) @ beyond[those][:, :, None])[:, :, 0]
+            weighed = np.linalg.solve(covariances, beyond[those][:, :, None])[:, :, 0]
+            found[of] = (weighed[:, None] @ across[where])[:, 0]
         found = self._centre + usual + (self._cross(shared, bounds, at)[0] + found)
         means = np.full((len(jobs), bounds.ps + 1, bounds.workers + 1), -np.inf)
         means[:, 1:, 1:] = found.reshape(len(jobs), bounds.ps, bounds.workers)
@@ -331,8 +332,7 @@ class Belief:
         # In place: arrays are large.
         off = gain @ shared.spread[own.shared]
         np.subtract(wide, off, out=off)
-        off *= off
-        return mean, np.sqrt(variance + left + off.sum(axis=1))
+        return mean, np.sqrt(variance + left + np.einsum("ij,ij->i", off, off))
 
     def _cross(self, shared: Shared, bounds: Bounds | None, at: _Floats) -> tuple[_Floats, _Floats, _Floats]:
         """``Shared.at``, kept by bounds."""

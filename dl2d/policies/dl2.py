@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import chain
+from operator import le, sub
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from dl2d.core.resources import Shortfall
 from dl2d.policies.belief import OPTIMISM, Belief
 from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
 from dl2d.policies.drift import up_to_date
-from dl2d.policies.filling import Filling
+from dl2d.policies.filling import Filling, next_bundle
 from dl2d.policies.heads import Heads
 from dl2d.policies.jumps import (
     FEATURES,
@@ -408,9 +409,10 @@ class _Deciding:
     def give(self, jobs: Sequence[Job], sizes: Ints) -> dict[int, Blocked]:
         """Add tasks up to these sizes, shape (jobs, 2), and return what stopped which job.
 
-        Least sizes come first, the largest of them first. The rest goes on so, except where tasks go to the least used
-        node or nowhere: there small tasks even the nodes out, and one that is full too early would block all. On a
-        cluster that is empty it is then small tasks first altogether, and nodes are named: placing goes job by job.
+        What stays comes first, where it is: what is new then finds nodes as they will be. Of that least sizes come
+        first, the largest of them first. The rest goes on so, except where tasks go to the least used node or nowhere:
+        there small tasks even the nodes out, and one that is full too early would block all. On a cluster that is empty
+        it is then small tasks first altogether, and nodes are named: placing goes job by job.
         """
         parts = [(job.request.worker, job.request.ps) for job in jobs]
         amounts = {part: amounts_of(part, self.names) for part in {*chain(*parts)}}
@@ -420,6 +422,7 @@ class _Deciding:
             return self._heads.give(jobs, sizes, weight)
         filling, blocked = self.filling, dict[int, Blocked]()
         weights, wanted = weight.tolist(), sizes.tolist()
+        self._keep(jobs, wanted)
         starts: list[tuple[float, int, Allocation]] = []
         for number, job in enumerate(jobs):
             if filling.allocations[job.key] == NOTHING and any(wanted[number]):
@@ -438,6 +441,16 @@ class _Deciding:
             if stopped is not None:
                 blocked.setdefault(number, stopped)
         return blocked
+
+    def _keep(self, jobs: Sequence[Job], wanted: Sequence[Sequence[int]]) -> None:
+        """Give jobs what they have already of these sizes, workers and PSs, where that is a size that they may have."""
+        kept = []
+        for job, size in zip(jobs, wanted, strict=True):
+            has, least = self.filling.allocations[job.key], next_bundle(job, NOTHING)
+            stays = Allocation(*map(min, self.held[job.key], size))
+            if has != NOTHING or (least is not None and all(map(le, least, stays))):
+                kept.append((job, Allocation(*(max(more, 0) for more in map(sub, stays, has)))))
+        self.filling.keep([(job, more) for job, more in kept if more != NOTHING])
 
     def _add(self, job: Job, role: Role, most: int) -> Blocked | None:
         """Give tasks of one role up to a count: all, or one after the other for as long as there is room."""

@@ -74,6 +74,12 @@ class Filling:
             self._give(job, step)
         return blocked
 
+    def keep(self, sizes: Sequence[tuple[Job, Allocation]]) -> None:
+        """Give jobs tasks that they have already, where these are: of each job so many, or none if that is no size."""
+        for (job, size), stays in zip(sizes, self._packing.stay([(job.key, size) for job, size in sizes]), strict=True):
+            if stays:
+                self._give(job, size)
+
     def refuse(self, job: Job, reason: Reason) -> None:
         """Keep a reason of the policy's own for a job that gets no more."""
         self._stop(job, reason)

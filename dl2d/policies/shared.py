@@ -21,7 +21,7 @@ from dl2d.policies.sizes import (
     codes_of,
     distances,
     factor_of,
-    inverse_of,
+    inverse_of_lower,
     matern,
     root_of,
 )
@@ -32,7 +32,7 @@ _Floats = NDArray[np.float64]
 #: Added to what is to be positive definite.
 _JITTER: Final = 1e-9
 #: Most sizes at which the shared part is worked out; where there are more, neighbours are taken together.
-_MOST_SHARED: Final = 96
+_MOST_SHARED: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Lattice:
         self.group, self.at = group, at
         #: Lower Cholesky factor of the covariance, (U, U), and its inverse.
         self.factor = factor_of(matern(distances(at, at, group), *SHARED_PART) + _JITTER * np.eye(len(at)))
-        self._inverse = inverse_of(self.factor)
+        self._inverse = inverse_of_lower(self.factor)
         self._weights: Recent[Bounds, tuple[_Floats, _Floats]] = Recent(MOST_OF_GROUP)
 
     def nearest(self, at: _Floats) -> NDArray[np.int64]:

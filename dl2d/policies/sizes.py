@@ -32,6 +32,8 @@ MOST_OF_GROUP: Final = 1 << 21
 _MOST_OF_KIND: Final = 1 << 16
 #: And of one grid, for it to be worked out of all sizes that are remembered.
 _MOST_OF_ALL: Final = 1 << 17
+#: A triangular matrix is inverted in blocks that are no smaller.
+_LEAST_HALF: Final = 24
 
 
 class Group(NamedTuple):
@@ -64,6 +66,7 @@ class Sizes:
         #: All, and the places of these among them; None where these are all.
         self._of = of
         self._grids: Recent[Bounds, tuple[_Floats]] = Recent(_MOST_OF_KIND if of is not None else MOST_OF_GROUP)
+        self._across: Recent[Bounds, tuple[_Floats]] = Recent(MOST_OF_GROUP)
         self._inside: Recent[Bounds, tuple[NDArray[np.int64], NDArray[np.int64]]] = Recent(_MOST_OF_KIND)
         #: The last of each, for noises seldom change.
         self._last: Own | None = None
@@ -132,6 +135,10 @@ class Sizes:
             return self._of[0].grid(bounds, at).take(self._of[1], axis=1)
         return self._grids.get(bounds, lambda: (_own(at, self.at, self.group),))[0]
 
+    def across(self, bounds: Bounds, at: _Floats) -> _Floats:
+        """``grid`` with the rows of these sizes, each together; shape (sizes, others)."""
+        return self._across.get(bounds, lambda: (np.ascontiguousarray(self.grid(bounds, at).T),))[0]
+
     def inside(self, bounds: Bounds) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Which are within bounds, and their places in an array of all from 1 worker and 1 PS on, kept by bounds."""
         return self._inside.get(bounds, lambda: self._within(bounds))
@@ -159,23 +166,19 @@ class Own:
 
     def __init__(self, sizes: Sizes, noise: _Floats) -> None:
         self.sizes, self.noise = sizes, noise
-        #: ``root.T @ root`` is the inverse of the covariance of the own part and the noise.
-        self.root = root_of(sizes.own + np.diag(noise + ROUGH**2))
+        #: Inverse of the covariance of the own part and the noise.
+        self.certain = inverse_of(sizes.own + np.diag(noise + ROUGH**2))
         self._gains: Recent[Bounds, tuple[_Floats, _Floats]] = Recent(_MOST_OF_KIND)
-
-    @cached_property
-    def certain(self) -> _Floats:
-        """``root.T @ root``."""
-        return self.root.T @ self.root
 
     def gain(self, bounds: Bounds | None, at: _Floats) -> tuple[_Floats, _Floats]:
         """What each measurement says of other sizes, kept by their bounds, shape (others, sizes); variance left."""
         return self._gain(None, at) if bounds is None else self._gains.get(bounds, lambda: self._gain(bounds, at))
 
     def _gain(self, bounds: Bounds | None, at: _Floats) -> tuple[_Floats, _Floats]:
-        half = self.sizes.grid(bounds, at) @ self.root.T
-        variance: _Floats = np.maximum(LEVEL + OWN_PART[1] - (half**2).sum(axis=1), 0.0)
-        return half @ self.root, variance
+        grid = self.sizes.grid(bounds, at)
+        gain = grid @ self.certain
+        variance: _Floats = np.maximum(LEVEL + OWN_PART[1] - np.einsum("ij,ij->i", gain, grid), 0.0)
+        return gain, variance
 
 
 class Atlas:
@@ -280,7 +283,7 @@ def _own(one: _Floats, other: _Floats, group: Group) -> _Floats:
 
 def root_of(matrix: _Floats) -> _Floats:
     """Lower triangular R with ``R.T @ R`` the inverse of a positive definite matrix."""
-    return inverse_of(factor_of(matrix))
+    return inverse_of_lower(factor_of(matrix))
 
 
 def factor_of(matrix: _Floats) -> _Floats:
@@ -289,6 +292,18 @@ def factor_of(matrix: _Floats) -> _Floats:
 
 def inverse_of(matrix: _Floats) -> _Floats:
     return np.asarray(np.linalg.inv(matrix), dtype=np.float64)
+
+
+def inverse_of_lower(matrix: _Floats) -> _Floats:
+    """Of a lower triangular matrix: block by block, for numpy knows of no triangles."""
+    half = len(matrix) // 2
+    if half < _LEAST_HALF:
+        return inverse_of(matrix)
+    inverse = np.zeros_like(matrix)
+    first = inverse[:half, :half] = inverse_of_lower(matrix[:half, :half])
+    last = inverse[half:, half:] = inverse_of_lower(matrix[half:, half:])
+    inverse[half:, :half] = last @ (matrix[half:, :half] @ -first)
+    return inverse
 
 
 def trend_of(at: _Floats, *, has_ps: bool) -> _Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,7 +25,7 @@ _FASTER: Final = 1.01
 _WAITING: Final = 1e-3
 #: Counts of a role that are looked at, and sizes of a job that are kept, at most.
 _MOST_COUNTS: Final = 24
-_MOST_SIZES: Final = 48
+_MOST_SIZES: Final = 32
 #: Grids that are gone through at once, at most: their arrays shall not be too large.
 _MOST_AT_ONCE: Final = 64
 #: Numbers below it have room in 16 bits.
@@ -89,44 +90,48 @@ def _of_stack(grids: Sequence[Grid]) -> list[Surface | None]:
     rates = np.array([grid.rates for grid in grids])
     demand = np.array([(grid.worker, grid.ps) for grid in grids], dtype=np.int64)
     whole = np.array([grid.capacity for grid in grids], dtype=np.int64)
+    first = np.array([grid.start for grid in grids], dtype=np.int64)
     of, ps, workers = np.nonzero(_worth(grids, rates))
     taken = _taken(workers, ps, demand[of])
     within = taken <= whole[of]
     if not within.all():
         fits = within.all(axis=1)
         of, ps, workers, taken = of[fits], ps[fits], workers[fits], taken[fits]
-    rate, total = rates[of, ps, workers], taken.sum(axis=1)
+    rate = rates[of, ps, workers]
+    # Fastest first, of equals the one that takes least, with fewest PSs and workers (in that order they come): each is
+    # then beaten only by those before it.
+    order = np.lexsort((taken.sum(axis=1), -rate, of))
+    of, rate, taken = of[order], rate[order], taken[order]
+    sizes = np.stack([workers[order], ps[order]], axis=1)
     units = _units(taken, np.gcd(demand[:, 0], demand[:, 1])[of])
-    ends = np.searchsorted(of, np.arange(len(grids)), side="right").tolist()
-    begins = [0, *ends[:-1]]
-    before = _before(max(end - begin for begin, end in zip(begins, ends, strict=True)))
-    # Behind them all, where each grid starts: as if it had at least some little of its best speed.
-    fastest = [rate[begin:end].max(initial=0.0) for begin, end in zip(begins, ends, strict=True)]
-    starting = np.maximum([_held(grid) for grid in grids], _WAITING * np.array(fastest))
-    first = np.array([grid.start for grid in grids], dtype=np.int64)
-    sizes = np.concatenate([np.stack([workers, ps], axis=1), first])
-    beyond = taken - _taken(first[:, 0], first[:, 1], demand)[of]
-    need = np.concatenate([beyond, np.zeros(whole.shape, dtype=np.int64)])
-    with np.errstate(divide="ignore"):  # of those without sizes
-        log_rate = np.log(np.concatenate([rate, starting]))
+    parts = _parts(of, len(grids))
+    places = np.arange(max(part.stop - part.start for part in parts))
+    before = np.less.outer(places, places)
+    left_out = np.concatenate([_beaten(units[:, part], before) for part in parts])
+    for number, grid in enumerate(grids):
+        if grid.keep is not None:
+            left_out &= (of != number) | (sizes != grid.keep).any(axis=1)
+    kept = _some(np.flatnonzero(~left_out), of, len(grids))
+    of, sizes, rate, taken = of[kept], sizes[kept], rate[kept], taken[kept]
+    need = taken - _taken(first[:, 0], first[:, 1], demand)[of]
+    log_rate = np.log(rate)
     made: list[Surface | None] = []
-    for number, (grid, begin, end) in enumerate(zip(grids, begins, ends, strict=True)):
-        if begin == end:
+    for number, (grid, part) in enumerate(zip(grids, _parts(of, len(grids)), strict=True)):
+        if part.start == part.stop:
             made.append(None)
             continue
-        # Fastest first, of equals the one that takes least, with fewest PSs and workers (in that order they come): each
-        # is then beaten only by those before it.
-        order = begin + np.lexsort((total[begin:end], -rate[begin:end]))
-        left_out = _beaten(units[:, order], before)
-        if grid.keep is not None:
-            left_out &= (sizes[order] != grid.keep).any(axis=1)
-        kept = order[~left_out]
-        if len(kept) > _MOST_SIZES:
-            kept = kept[_spread(len(kept))]
-        best_share = _dominant(taken[kept[0]].tolist(), grid.capacity)
-        places = np.concatenate([[len(of) + number], kept])
-        nothing = not any(grid.start)
-        made.append(Surface(sizes[places], log_rate[places], need[places], whole[number], best_share, nothing))
+        # As if it had at least some little of its best speed where it starts.
+        held = math.log(max(_held(grid), _WAITING * float(rate[part.start])))
+        made.append(
+            Surface(
+                np.concatenate([first[number, None], sizes[part]]),
+                np.concatenate([[held], log_rate[part]]),
+                np.concatenate([np.zeros_like(need[:1]), need[part]]),
+                whole[number],
+                _dominant(taken[part.start].tolist(), grid.capacity),
+                not any(grid.start),
+            )
+        )
     return made
 
 
@@ -151,9 +156,22 @@ def _worth(grids: Sequence[Grid], rates: Floats) -> Bools:
     return worth
 
 
+def _parts(of: Ints, grids: int) -> list[slice]:
+    """Which are of each grid, where those of each stand one after the other."""
+    ends = np.searchsorted(of, np.arange(grids), side="right").tolist()
+    return [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def _some(kept: Ints, of: Ints, grids: int) -> Ints:
+    """Of the sizes that are kept of each grid no more than there may be of one."""
+    return np.concatenate([kept[part][_spread(part.stop - part.start)] for part in _parts(of[kept], grids)])
+
+
 @lru_cache(maxsize=256)
 def _spread(count: int) -> Ints:
-    """Places of some of so many, as far from each other, the first and the last among them."""
+    """Places of some of so many, as far from each other, the first and the last among them; all if they are few."""
+    if count <= _MOST_SIZES:
+        return np.arange(count)
     return np.unique(np.linspace(0, count - 1, _MOST_SIZES).round().astype(np.int64))
 
 
@@ -181,12 +199,6 @@ def _units(taken: Ints, unit: Ints) -> NDArray[np.integer[Any]]:
     """
     units = taken // np.maximum(unit, 1)
     return np.ascontiguousarray(units.T, dtype=np.int16 if units.max(initial=0) < _SMALL else np.int64)
-
-
-def _before(count: int) -> Bools:
-    """Which of so many (row) stands before which (column)."""
-    places = np.arange(count)
-    return np.less.outer(places, places)
 
 
 def _beaten(units: NDArray[np.integer[Any]], before: Bools) -> Bools:
@@ -222,14 +234,11 @@ def _dominant(amounts: Sequence[int], capacity: Sequence[int]) -> float:
 
 def _shares(need: Ints, capacity: Ints) -> Floats:
     """Largest share of any resource that each size takes more than each other; (G, C, R), (G, R) -> (G, C, C)."""
-    amounts = np.ascontiguousarray(np.moveaxis(need, 2, 0), dtype=np.float64)
     whole = np.where(capacity > 0, capacity, 1e-9)
-    shares: Floats | None = None
-    for number, each in enumerate(amounts):
-        taken = each[:, None] - each[:, :, None]
-        taken /= whole[:, None, None, number]
-        shares = taken if shares is None else np.maximum(shares, taken, out=shares)
-    assert shares is not None, "there is a resource"
+    parts = np.ascontiguousarray(np.moveaxis(need / whole[:, None], 2, 0))
+    shares: Floats = parts[0][:, None] - parts[0][:, :, None]
+    for part in parts[1:]:
+        np.maximum(shares, part[:, None] - part[:, :, None], out=shares)
     return shares
 
 

@@ -338,3 +338,38 @@ def test_several_tasks_at_once_lie_where_they_would_one_by_one(nodes, wanted, pl
         assert placed == [node for node in one_by_one if isinstance(node, str)]
         assert blocked == next((node for node in one_by_one if isinstance(node, Blocked)), None)
         assert together.left() == apart.left() == Resources.total(together.room().values())
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(1, 3), st.sampled_from(Role), st.integers(0, 3)), max_size=12),
+    st.lists(
+        st.tuples(st.integers(1, 3), st.integers(0, 4), st.integers(0, 4)), max_size=4, unique_by=lambda of: of[0]
+    ),
+)
+def test_what_stays_is_taken_up_as_if_it_were_added_or_not_at_all(nodes, running, sizes) -> None:
+    """Where there is less room than there was some cannot stay; new tasks then find the same room."""
+    jobs = {number: a_job(Resources.of(cpu=2), Resources.of(cpu=1), number) for number in (1, 2, 3)}
+    tasks = [
+        a_task(jobs[number], at, f"n{place}", role)
+        for at, (number, role, place) in enumerate(running)
+        if place < len(nodes)
+    ]
+    together, apart = (
+        Packing([Node(f"n{number}", Resources.of(cpu=cpu)) for number, cpu in enumerate(nodes)], PLACEMENT,
+                incumbents=tasks)
+        for _ in range(2)
+    )  # fmt: skip
+    stayed = together.stay([(jobs[number].key, Allocation(*size)) for number, *size in sizes])
+    for (number, workers, ps), stays in zip(sizes, stayed, strict=True):
+        has = Counter(task.role for task in tasks if task.job == jobs[number].key)
+        assert not stays or (workers <= has[Role.WORKER] and ps <= has[Role.PS])
+        if stays:
+            assert apart.add(jobs[number], Allocation(workers, 0)) is None
+            assert apart.add(jobs[number], Allocation(0, ps)) is None
+    assert together.room() == apart.room()
+    assert together.left() == apart.left()
+    for job in jobs.values():
+        for delta in (Allocation(1, 0), Allocation(0, 1)):
+            assert str(together.add(job, delta)) == str(apart.add(job, delta))
+    assert together.room() == apart.room()
