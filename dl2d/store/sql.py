@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, delete, event, func, insert, select, tuple_, update
+from sqlalchemy import (
+    Connection,
+    Executable,
+    Row,
+    Select,
+    Update,
+    bindparam,
+    delete,
+    event,
+    func,
+    insert,
+    select,
+    tuple_,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
@@ -101,8 +116,7 @@ class SqlStore:
         self._term: int | None = None
         try:
             if self._place.in_memory:
-                with self._database.writing("making the schema") as connection:
-                    schema.migrate(connection)
+                schema.make_in_memory(self._database)
             else:
                 with self._database.reading("opening the store") as connection:
                     schema.check(connection, self._place)
@@ -110,6 +124,7 @@ class SqlStore:
             self._database.close()
             raise
         self._upsert = postgresql.insert if self._place.is_postgresql else sqlite.insert
+        self._keep_speed, self._keep_report = self._replacing(SpeedRow), self._replacing(TaskReportRow)
         #: Versions of learned policies, in the same database.
         self.registry = SqlRegistry(self._database)
 
@@ -212,7 +227,7 @@ class SqlStore:
             row = _locked_job(connection, key)
             values = _job_values(row, change, at)
             if values:
-                connection.execute(update(JobRow).where(JobRow.number == row.number).values(**values))
+                connection.execute(_change_job(), {"which": row.number, **values})
             if "ended_at" in values and row.progress_at > (row.series_at or 0.0):
                 self._add_to_series(connection, row, rows.to_progress(row, row.progress_at))
             return rows.to_job(_locked_job(connection, key))
@@ -225,19 +240,12 @@ class SqlStore:
         with self._database.writing(f"keeping progress of job {key.slug}", durable=False) as connection:
             row = _locked_job(connection, key)
             values = rows.of_progress(progress, at="progress_at")
-            connection.execute(update(JobRow).where(JobRow.number == row.number).values(**values))
+            connection.execute(_change_job(), {"which": row.number, **values})
             last = row.series_at
             if last is None or (progress.at > last and progress.at - last >= self._progress_seconds):
                 self._add_to_series(connection, row, progress)
             if tasks:
-                table = table_of(TaskReportRow)
-                upsert = self._upsert(table)
-                keys = ("job_number", "task")
-                values = {column.name: upsert.excluded[column.name] for column in table.c if column.name not in keys}
-                connection.execute(
-                    upsert.on_conflict_do_update(index_elements=keys, set_=values),
-                    [rows.of_task_report(report, row.number) for report in tasks],
-                )
+                connection.execute(self._keep_report, [rows.of_task_report(report, row.number) for report in tasks])
 
     def task_reports(self, key: JobKey) -> tuple[TaskReport, ...]:
         """See ``Store.task_reports``."""
@@ -337,6 +345,13 @@ class SqlStore:
                     found[slugs[row.slug]].append(LossPoint(row.epoch, row.loss))
         return tuple(MeasuredLoss(key, tuple(found[key])) for key in sorted(found))
 
+    def _replacing(self, model: type[Base]) -> Executable:
+        """A statement that adds a row, or puts its values into the one that has its key."""
+        table = table_of(model)
+        upsert, key = self._upsert(table), [column.name for column in table.primary_key]
+        values = {column.name: upsert.excluded[column.name] for column in table.c if column.name not in key}
+        return upsert.on_conflict_do_update(index_elements=key, set_=values)
+
     def _jobs(self, doing: str, query: Select[Any]) -> tuple[Job, ...]:
         with self._database.reading(doing) as connection:
             found = connection.execute(query).all()
@@ -345,7 +360,7 @@ class SqlStore:
     def _add_to_series(self, connection: Connection, row: Row[Any], progress: Progress) -> None:
         values = rows.of_progress(progress, at="at")
         connection.execute(insert(table_of(ProgressRow)), {"job_number": row.number, **values})
-        connection.execute(update(JobRow).where(JobRow.number == row.number).values(series_at=progress.at))
+        connection.execute(_change_job(), {"which": row.number, "series_at": progress.at})
         if not values["samples_per_second"] or not progress.workers:
             return
         kind, speed = TrainingKind.of(rows.to_job(row).request), values["samples_per_second"]
@@ -355,11 +370,7 @@ class SqlStore:
             "consistency": kind.consistency.value,
         }
         key = {**same_kind, "workers": progress.workers, "ps": progress.ps}
-        known = connection.execute(
-            select(*_columns(SpeedRow))
-            .where(*(getattr(SpeedRow, name) == value for name, value in key.items()))
-            .with_for_update()
-        ).one_or_none()
+        known = connection.execute(_one_speed(), key).one_or_none()
         size = Allocation(progress.workers, progress.ps)
         before = None if row.strayed_workers is None else Allocation(row.strayed_workers, row.strayed_ps)
         counted = count(
@@ -372,17 +383,11 @@ class SqlStore:
         )
         if counted.strayed != before:
             where = (None, None) if counted.strayed is None else counted.strayed
-            connection.execute(
-                update(JobRow).where(JobRow.number == row.number).values(strayed_workers=where[0], strayed_ps=where[1])
-            )
+            strayed = {"strayed_workers": where[0], "strayed_ps": where[1]}
+            connection.execute(_change_job(), {"which": row.number, **strayed})
         if counted.tally is None:
             return
-        kept = rows.of_tally(counted.tally)
-        connection.execute(
-            self._upsert(SpeedRow)
-            .values(**key, **kept)
-            .on_conflict_do_update(index_elements=[*SpeedRow.__table__.primary_key], set_=kept)
-        )
+        connection.execute(self._keep_speed, {**key, **rows.of_tally(counted.tally)})
         if counted.wrong is not None:
             _retract(connection, same_kind, counted.wrong)
 
@@ -589,10 +594,32 @@ def _columns(table: type[Base]) -> list[Any]:
     return list(table_of(table).c)
 
 
+# Statements are built once: that takes longer than SQLite takes to run them.
+
+
+@functools.cache
 def _jobs() -> Select[Any]:
     return select(*_columns(JobRow))
 
 
+@functools.cache
+def _one_job() -> Select[Any]:
+    return _jobs().where(JobRow.slug == bindparam("which"))
+
+
+@functools.cache
+def _change_job() -> Update:
+    table = table_of(JobRow)
+    return update(table).where(table.c.number == bindparam("which"))
+
+
+@functools.cache
+def _one_speed() -> Select[Any]:
+    of_key = [column == bindparam(column.name) for column in table_of(SpeedRow).primary_key]
+    return select(*_columns(SpeedRow)).where(*of_key).with_for_update()
+
+
+@functools.cache
 def _tasks() -> Select[Any]:
     key = (JobRow.cluster.label("job_cluster"), JobRow.id.label("job_id"), JobRow.submitted.label("job_submitted"))
     return select(*_columns(TaskRow), *key).join(JobRow, JobRow.number == TaskRow.job_number)
@@ -622,7 +649,7 @@ def _retract(connection: Connection, kind: Mapping[str, str], job: str) -> None:
 
 
 def _locked_job(connection: Connection, key: JobKey) -> Row[Any]:
-    row = connection.execute(_jobs().where(JobRow.slug == key.slug).with_for_update()).one_or_none()
+    row = connection.execute(_one_job().with_for_update(), {"which": key.slug}).one_or_none()
     if row is None:
         raise StoreError(f"there is no job {key.slug}")
     return row
