@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from migrated import sqlite_store
 
 from dl2d.core.cluster import Node, TaskState
 from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Launch, Owner, Role
@@ -18,7 +21,6 @@ from dl2d.daemon.tick import Carry, Context, Report, tick
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
-from dl2d.store import schema
 from dl2d.store.sql import SqlStore
 from dl2d.testing import MemoryManager, PromptCoordinator
 
@@ -61,8 +63,9 @@ class World:
     def __post_init__(self) -> None:
         self.now = 1_000_000.0
         self.manager = MemoryManager(self.cluster_nodes, lambda: self.now)
-        if self.url != "sqlite://":
-            schema.upgrade(self.url)
+        file = Path(self.url.removeprefix("sqlite://"))
+        if self.url != "sqlite://" and not file.exists():
+            sqlite_store(file)
         self.store = SqlStore(self.url, progress_seconds=0)
         self.coordinator = PromptCoordinator(self.store, self.manager)
         self.carry = Carry()

@@ -5,9 +5,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from migrated import sqlite_store
 from postgres_server import PostgresMissing, PostgresServer
 
-from dl2d.store import schema
 from dl2d.store.sql import SqlStore
 
 _POSTGRES = pytest.param("postgresql", marks=pytest.mark.postgres)
@@ -39,17 +39,27 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def kept_url(empty_url: str) -> str:
+def kept_postgres_url(postgres: PostgresServer) -> Iterator[str]:
+    with postgres.database(migrated=True) as url:
+        yield url
+
+
+@pytest.fixture(params=["file", _POSTGRES])
+def kept_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A database that outlives its store."""
-    schema.upgrade(empty_url)
-    return empty_url
+    if request.param == "postgresql":
+        return request.getfixturevalue("kept_postgres_url")
+    return sqlite_store(tmp_path / "dl2d.sqlite")
 
 
 @pytest.fixture(params=["memory", "file", _POSTGRES])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqlStore]:
-    url = {"memory": "sqlite://", "file": f"sqlite:///{tmp_path}/dl2d.sqlite"}.get(request.param)
-    if url is None:
-        url = request.getfixturevalue("postgres_url")
-    schema.upgrade(url)
+    match request.param:
+        case "memory":
+            url = "sqlite://"
+        case "file":
+            url = sqlite_store(tmp_path / "dl2d.sqlite")
+        case _:
+            url = request.getfixturevalue("kept_postgres_url")
     with closing(SqlStore(url)) as store:
         yield store
