@@ -24,6 +24,10 @@ TINY = {
 }  # fmt: skip
 
 
+#: Two processes are tried by others: each takes more CPU time to begin than its simulations do.
+ALONE = ("--jobs", "1")
+
+
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.yaml"
@@ -80,7 +84,7 @@ def test_resume_runs_what_is_missing(dl2d, tiny: Path, tmp_path: Path) -> None:
 def test_a_failing_simulation_is_told_and_the_others_are_kept(dl2d, tiny: Path, tmp_path: Path) -> None:
     workloads = ["generator:dl2?jobs=2&longest_slots=2", "generator:dl2?jobs=3&longest_slots=500"]
     tiny.write_text(yaml.safe_dump({**TINY, "workloads": workloads, "policies": ["drf"], "most_slots": 20}))
-    ran = dl2d("experiment", "run", tiny, "--out", tmp_path / "out", "--json")
+    ran = dl2d("experiment", "run", tiny, *ALONE, "--out", tmp_path / "out", "--json")
     assert ran.status == 1
     assert "failed: dl2?jobs=3&longest_slots=500, drf, seed 0:" in ran.err
     assert "1 of 2 simulations have no result" in ran.err
@@ -94,7 +98,7 @@ def test_a_failing_simulation_is_told_and_the_others_are_kept(dl2d, tiny: Path, 
 
 def test_policies_and_seeds_may_be_others(dl2d, tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    ran = dl2d("experiment", "run", tiny, "--out", out, "--policy", "srtf", "--seeds", "3,5", "--json")
+    ran = dl2d("experiment", "run", tiny, *ALONE, "--out", out, "--policy", "srtf", "--seeds", "3,5", "--json")
     assert ran.status == 0, ran.err
     assert ran.json["version"] == "1+changed"
     assert ran.json["cells"] == 2
@@ -109,7 +113,7 @@ def test_ones_own_workloads_take_the_place_of_the_definitions(dl2d, tiny: Path, 
         workload = load_source("generator:dl2?jobs=3&longest_slots=4", seed=number).workload
         write_workload(workload, tmp_path / f"logs/{number}.json")
     out = tmp_path / "out"
-    ran = dl2d("experiment", "run", tiny, "--out", out, "--workload", tmp_path / "logs/*.json", "--json")
+    ran = dl2d("experiment", "run", tiny, *ALONE, "--out", out, "--workload", tmp_path / "logs/*.json", "--json")
     assert ran.status == 0, ran.err
     assert ran.json["version"] == "1+changed"
     # Nothing is trained: all three are tested on, one for each seed.
@@ -134,7 +138,7 @@ def test_kinds_of_jobs_of_ones_own_are_named_by_an_option(dl2d, tiny: Path, tmp_
     assert "draws nothing from the kinds of jobs in a file" in refused.err
     workloads = [{"name": "own", "source": "kinds:?jobs=3"}, "generator:dl2?jobs=2&longest_slots=2"]
     tiny.write_text(yaml.safe_dump({**TINY, "workloads": workloads}))
-    ran = dl2d("experiment", "run", tiny, "--kinds", mine, "--out", tmp_path / "out", "--json")
+    ran = dl2d("experiment", "run", tiny, *ALONE, "--kinds", mine, "--out", tmp_path / "out", "--json")
     assert ran.status == 0, ran.err
     assert list(ran.json["workloads"]) == ["own", "dl2?jobs=2&longest_slots=2"]
     assert "kinds:inputs/mine.json?jobs=3" in (tmp_path / "out/definition.yaml").read_text()
@@ -145,14 +149,14 @@ def test_scales(dl2d, tiny: Path, tmp_path: Path) -> None:
     assert refused.status == 2
     assert "tiny: quick: this experiment has one scale only" in refused.err
     tiny.write_text(yaml.safe_dump({**TINY, "seeds": 3, "quick": {"seeds": 1}}))
-    ran = dl2d("experiment", "run", tiny, "--out", tmp_path / "out", "--scale", "quick", "--json")
+    ran = dl2d("experiment", "run", tiny, *ALONE, "--out", tmp_path / "out", "--scale", "quick", "--json")
     assert ran.status == 0, ran.err
     assert (ran.json["version"], ran.json["cells"]) == ("1+quick", 2)
 
 
 def test_the_report_can_be_written_again(dl2d, tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert dl2d("experiment", "run", tiny, "--out", out).status == 0
+    assert dl2d("experiment", "run", tiny, *ALONE, "--out", out).status == 0
     before = (out / "report.md").read_bytes()
     (out / "report.md").unlink()
     ran = dl2d("experiment", "report", out)

@@ -5,7 +5,7 @@ import json
 import math
 import re
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -35,6 +35,20 @@ def make_run(folder: Path, runner: Runner = quick, **changes: object) -> Run:
     return run_cells(begin_run(read_experiment(path), folder / "my out"), Here(), runner=runner)
 
 
+@dataclass(frozen=True)
+class Reported:
+    run: Run
+    markdown: Path
+    html: Path
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Reported:
+    """A run and its report, for those that only read it: drawing the plots takes most of the time."""
+    run = make_run(tmp_path_factory.mktemp("reported"))
+    return Reported(run, *write_report(run))
+
+
 def only_drf(cell: Cell) -> Finished:
     return quick(cell) if cell.policy == "drf" else {}["nothing"]
 
@@ -53,9 +67,8 @@ def test_summaries_by_hand(tmp_path: Path) -> None:
     assert plain.resource == "gpu"
 
 
-def test_both_reports_say_everything(tmp_path: Path) -> None:
-    run = make_run(tmp_path)
-    markdown, html = (path.read_text() for path in write_report(run))
+def test_both_reports_say_everything(reported: Reported) -> None:
+    run, markdown, html = reported.run, reported.markdown.read_text(), reported.html.read_text()
     for text in (markdown, html):
         for word in ("drf", "fifo", "mine, version 7", run.digest, "plain", "+50 ± 0 %", "12 with a result"):
             assert word in text
@@ -69,9 +82,8 @@ def test_both_reports_say_everything(tmp_path: Path) -> None:
     assert json.loads(re.search(r"```json\n(.*?)```", markdown, re.DOTALL)[1])["code"]
 
 
-def test_the_page_is_well_formed_and_needs_no_other_file(tmp_path: Path) -> None:
-    _, html = write_report(make_run(tmp_path))
-    page = ET.fromstring(html.read_text())
+def test_the_page_is_well_formed_and_needs_no_other_file(reported: Reported) -> None:
+    page = ET.fromstring(reported.html.read_text())
     assert page.tag == "html"
     assert page.find("head/title").text == "Experiment mine, version 7"
     images = [image.get("src") for image in page.iter("img")]
@@ -88,9 +100,8 @@ def test_the_page_is_well_formed_and_needs_no_other_file(tmp_path: Path) -> None
         assert {len(list(row)) for row in table.findall("tbody/tr")} == {columns}
 
 
-def test_markdown_tables_keep_their_columns(tmp_path: Path) -> None:
-    markdown, _ = write_report(make_run(tmp_path))
-    lines = markdown.read_text().splitlines()
+def test_markdown_tables_keep_their_columns(reported: Reported) -> None:
+    lines = reported.markdown.read_text().splitlines()
     starts = [place for place, line in enumerate(lines) if line.startswith("|---")]
     assert len(starts) == 3
     for start in starts:
@@ -99,10 +110,9 @@ def test_markdown_tables_keep_their_columns(tmp_path: Path) -> None:
         assert not lines[start - 2]
 
 
-def test_pictures_are_there_and_the_same_each_time(tmp_path: Path) -> None:
-    run = make_run(tmp_path)
-    first, _ = write_report(run)
-    names = re.findall(r"\((plots/[^)]+)\)", first.read_text())
+def test_pictures_are_there_and_the_same_each_time(reported: Reported) -> None:
+    run = reported.run
+    names = re.findall(r"\((plots/[^)]+)\)", reported.markdown.read_text())
     assert sorted({Path(name).name for name in names}) == [
         f"{name}.{kind}"
         for name in (
