@@ -397,6 +397,8 @@ def test_capacity_is_never_exceeded_and_every_job_that_can_run_ends(arrivals, po
                 if world.has(job.key).workers:
                     left[job.key] -= 1
                 world.beat(job.key, state="finished" if left[job.key] <= 0 else "")
+            if len(keys) == len(arrivals) and not world.store.jobs(live=True) and not world.manager.live():
+                break  # nothing can come any more
         assert all(world.store.job(key).state is JobState.FINISHED for key in keys.values())  # type: ignore[union-attr]
         assert world.manager.live() == () or world.settle(20) or world.manager.live() == ()
     finally:
