@@ -183,7 +183,8 @@ class Rehearsal:
                 except Fenced as error:
                     self._log.append(f"the coordinator died: {error}")
                     self.deaths += 1
-        self._over = True
+        with self._lock:
+            self._over = True
         for thread in self._threads:
             thread.join(_PATIENCE)
             if thread.is_alive():
@@ -335,6 +336,8 @@ class Rehearsal:
 
     def _happen(self, event: Event) -> None:
         with self._lock:
+            if self._over:
+                return  # it comes too late
             if event.kill == "coordinator":
                 self._kill_coordinator(event)
             elif event.kill is not None:
