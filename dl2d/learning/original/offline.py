@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from scipy.optimize import nnls
 
 from dl2d.core.jobs import Architecture
 from dl2d.simulation.library import Floats
@@ -47,6 +46,8 @@ def formula_of(truth: SpeedModel, tried: Sequence[int]) -> SpeedModel:
     workers counts as communication; for all-reduce ``compute x B/w + 2 (w-1)/w x bytes / bandwidth + overhead``.
     Neither number is below 0, and relative errors count.
     """
+    from scipy.optimize import nnls  # noqa: PLC0415 - a quarter of a second that experiments without it need not wait
+
     collective = truth.architecture is Architecture.ALLREDUCE
     batch = getattr(truth, "batch", None) or _BATCH
     workers = np.array(tried, dtype=np.float64)
