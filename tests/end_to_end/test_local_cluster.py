@@ -20,7 +20,6 @@ from dl2d.core.jobs import JobKey, JobState, Role
 from dl2d.daemon.credentials import load_credentials
 
 FAST = ("--optimizer", "momentum", "--step-seconds", "0.01")
-SLOW = ("--optimizer", "momentum", "--step-seconds", "0.05")
 #: what a server knows is lost with it: momentum's state has no copy
 STRICT = ("--optimizer", "momentum", "--step-seconds", "0.2", "--on-loss", "fail")
 
@@ -31,18 +30,23 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
         yield cluster
 
 
-def test_two_jobs_share_the_nodes_and_end_with_the_weights_of_a_static_run(cluster: LocalCluster) -> None:
-    first = cluster.train("first", *SLOW, epochs=30, max_workers=4, max_ps=4)
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """While it is there, jobs that were given it do not end: something is still to be done to them."""
+    path = tmp_path / "something-is-still-to-be-done"
+    path.touch()
+    return path
+
+
+def test_two_jobs_share_the_nodes_and_end_with_the_weights_of_a_static_run(cluster: LocalCluster, gate: Path) -> None:
+    first = cluster.train("first", *FAST, epochs=30, gate=gate, max_workers=4, max_ps=4)
     cluster.wait_until(lambda: cluster.confirmed(first) == (4, 4), "the first job has all it may have")
     second = cluster.train("second", *FAST, epochs=30, max_workers=4, max_ps=4)
     cluster.wait_until(lambda: cluster.confirmed(second).workers >= 1, "the second job trains")
     cluster.wait_until(lambda: cluster.confirmed(first).workers < 4, "the first job has shrunk")
     cluster.wait_for_end(second)
-    if not cluster.job(first).state.ended:
-        cluster.wait_until(
-            lambda: cluster.confirmed(first) == (4, 4) or cluster.job(first).state.ended,
-            "the first job has grown again",
-        )
+    cluster.wait_until(lambda: cluster.confirmed(first) == (4, 4), "the first job has grown again")
+    gate.unlink()
     cluster.ended(first)
     want = cluster.static_digest("--optimizer", "momentum", epochs=30)
     for key in (first, second):
@@ -61,10 +65,12 @@ def test_two_jobs_share_the_nodes_and_end_with_the_weights_of_a_static_run(clust
     assert cluster.stop() == 0
 
 
-def test_the_policy_of_a_new_installation_sizes_jobs_of_a_model_that_it_never_saw(tmp_path: Path) -> None:
+def test_the_policy_of_a_new_installation_sizes_jobs_of_a_model_that_it_never_saw(tmp_path: Path, gate: Path) -> None:
     with LocalCluster(tmp_path, {"policy": {}}) as cluster:
-        jobs = [cluster.train(name, *SLOW, epochs=20, max_workers=4, max_ps=4) for name in ("first", "second")]
+        sizes = {"epochs": 20, "gate": gate, "max_workers": 4, "max_ps": 4}
+        jobs = [cluster.train(name, *FAST, **sizes) for name in ("first", "second")]
         cluster.wait_until(lambda: min(min(cluster.confirmed(job)) for job in jobs) > 0, "both jobs train")
+        gate.unlink()
         for job in jobs:
             ended = cluster.ended(job)
             want = cluster.static_digest("--optimizer", "momentum", epochs=20)
@@ -76,10 +82,8 @@ def test_the_policy_of_a_new_installation_sizes_jobs_of_a_model_that_it_never_sa
 
 
 @pytest.mark.slow
-def test_a_daemon_killed_in_the_middle_of_a_resize_goes_on_where_it_was(cluster: LocalCluster, tmp_path: Path) -> None:
-    gate = tmp_path / "it-is-to-shrink"
-    gate.touch()
-    job = cluster.train("mine", *SLOW, gate=gate, max_workers=4, max_ps=3)
+def test_a_daemon_killed_in_the_middle_of_a_resize_goes_on_where_it_was(cluster: LocalCluster, gate: Path) -> None:
+    job = cluster.train("mine", *FAST, gate=gate, max_workers=4, max_ps=3)
     cluster.wait_until(lambda: len(cluster.tasks(job, live=True)) >= 2, "tasks are asked for", every=0.005)
     cluster.kill()
     half = cluster.tasks(job, live=True)
@@ -118,8 +122,8 @@ def _has_shrunk(cluster: LocalCluster, job: JobKey) -> bool:
 
 
 @pytest.mark.slow
-def test_sigterm_leaves_the_jobs_alone_and_a_restart_takes_them_up(cluster: LocalCluster) -> None:
-    job = cluster.train("mine", *SLOW, max_workers=2, max_ps=1)
+def test_sigterm_leaves_the_jobs_alone_and_a_restart_takes_them_up(cluster: LocalCluster, gate: Path) -> None:
+    job = cluster.train("mine", *FAST, gate=gate, max_workers=2, max_ps=1)
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
     before = {process.pid for process in cluster.processes()}
     assert cluster.stop() == 0
@@ -128,13 +132,14 @@ def test_sigterm_leaves_the_jobs_alone_and_a_restart_takes_them_up(cluster: Loca
     cluster.start()
     cluster.wait_until(lambda: cluster.job(job).progress.version > version, "its coordinator calls again")
     assert {process.pid for process in cluster.processes()} == before
+    gate.unlink()
     ended = cluster.ended(job)
     assert (ended.state, ended.digest) == (JobState.FINISHED, cluster.static_digest("--optimizer", "momentum"))
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_is_replaced_and_the_job_says_what_is_lost(cluster: LocalCluster) -> None:
-    job = cluster.train("mine", *SLOW, max_workers=2, max_ps=1)
+def test_a_server_that_is_killed_is_replaced_and_the_job_says_what_is_lost(cluster: LocalCluster, gate: Path) -> None:
+    job = cluster.train("mine", *FAST, gate=gate, max_workers=2, max_ps=1)
     cluster.wait_until(
         lambda: cluster.confirmed(job) == (2, 1) and cluster.job(job).progress.version > 0, "the job trains"
     )
@@ -144,6 +149,7 @@ def test_a_server_that_is_killed_is_replaced_and_the_job_says_what_is_lost(clust
     reports = {report.task: report for report in cluster.store.task_reports(job)}
     assert (reports["ps-0"].cause, reports["ps-0"].how) == ("killed", "died: killed by signal 9 (SIGKILL)")
     assert reports["ps-0"].cpu_seconds
+    gate.unlink()
     ended = cluster.ended(job)
     assert ended.state is JobState.FINISHED
     assert ended.digest != cluster.static_digest("--optimizer", "momentum")
@@ -166,26 +172,28 @@ def test_a_server_that_is_killed_ends_its_job_if_that_is_preferred(cluster: Loca
     assert set(states.values()) <= {TaskState.RELEASED, TaskState.FAILED}
 
 
-def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost(cluster: LocalCluster) -> None:
-    job = cluster.train("mine", *SLOW, max_workers=2, max_ps=1)
+def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost(cluster: LocalCluster, gate: Path) -> None:
+    job = cluster.train("mine", *FAST, gate=gate, max_workers=2, max_ps=1)
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
     cluster.process_of(cluster.task(job, "worker-1"), "numpy_worker.py").kill()
     cluster.wait_until(lambda: cluster.task(job, "worker-1").state is TaskState.FAILED, "its death is noticed")
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "another takes its place")
     assert cluster.task(job, "worker-2").state is TaskState.CONFIRMED
+    gate.unlink()
     ended = cluster.ended(job)
     assert (ended.state, ended.digest) == (JobState.FINISHED, cluster.static_digest("--optimizer", "momentum"))
 
 
 def test_a_job_without_servers_grows_loses_a_worker_and_ends_with_the_weights_of_a_static_run(
-    cluster: LocalCluster,
+    cluster: LocalCluster, gate: Path
 ) -> None:
-    job = cluster.train("mine", *SLOW, max_workers=2, architecture="allreduce")
+    job = cluster.train("mine", *FAST, gate=gate, max_workers=2, architecture="allreduce")
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 0), "the job trains")
     assert {task.role for task in cluster.store.tasks(live=True, job=job)} == {Role.WORKER}
     cluster.process_of(cluster.task(job, "worker-0"), "numpy_worker.py").kill()
     cluster.wait_until(lambda: cluster.task(job, "worker-0").state is TaskState.FAILED, "its death is noticed")
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 0), "another takes its place")
+    gate.unlink()
     ended = cluster.ended(job)
     assert (ended.state, ended.digest) == (JobState.FINISHED, cluster.static_digest("--optimizer", "momentum"))
 
@@ -206,12 +214,14 @@ def test_a_task_whose_whole_process_group_is_killed_is_named_too(cluster: LocalC
 
 
 @pytest.mark.slow
-def test_a_killed_coordinator_is_followed_by_another_one(cluster: LocalCluster) -> None:
-    job = cluster.train("mine", *SLOW, max_workers=2, max_ps=1)
+def test_a_killed_coordinator_is_followed_by_another_one(cluster: LocalCluster, gate: Path) -> None:
+    job = cluster.train("mine", *FAST, gate=gate, max_workers=2, max_ps=1)
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
     anchor = next(process for process in _mains(cluster) if process.environ()["DL2_ROLE"] == "coordinator")
     (coordinator,) = anchor.children()
     coordinator.kill()
+    cluster.wait_until(lambda: set(anchor.children()) - {coordinator}, "another one is started")
+    gate.unlink()
     ended = cluster.ended(job)
     assert (ended.state, ended.digest) == (JobState.FINISHED, cluster.static_digest("--optimizer", "momentum"))
 

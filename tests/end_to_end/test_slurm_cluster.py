@@ -54,13 +54,23 @@ def daemon(cluster: SlurmCluster, alice: User, tmp_path: Path) -> Iterator[Daemo
     cluster.clear()
 
 
-def script(daemon: DaemonProcess, *arguments: str, directives: str = "", name: str = "elastic") -> str:
+@pytest.fixture
+def gate(alice: User) -> Path:
+    """While it is there, jobs that were given it do not end: something is still to be done to them."""
+    path = alice.home / "something-is-still-to-be-done"
+    path.touch()
+    return path
+
+
+def script(
+    daemon: DaemonProcess, *arguments: str, directives: str = "", name: str = "elastic", gate: Path | None = None
+) -> str:
     return f"""#!/bin/sh
 #SBATCH -J {name} -c 1 --mem=50
 #DL2 model=other samples_per_epoch=203 batch=20 epochs=60
 #DL2 worker=cpu:2,memory:200 ps=cpu:1,memory:100
 {directives}
-export DL2_DAEMON={daemon.url}
+export DL2_DAEMON={daemon.url} {f"PSLITE_PACE_FILE={gate}" if gate else ""}
 exec dl2-run python "$HOME/train.py" --epochs 60 {" ".join(arguments)}
 """
 
@@ -82,22 +92,23 @@ def events(resizes: tuple[Resize, ...], direction: str) -> list[list[TaskState]]
 
 
 def test_a_users_job_grows_shrinks_for_another_and_ends_with_the_weights_of_a_static_run(
-    cluster: SlurmCluster, alice: User, daemon: DaemonProcess
+    cluster: SlurmCluster, alice: User, daemon: DaemonProcess, gate: Path
 ) -> None:
     (alice.home / "train.py").write_text(WORKER.read_text())
     limits = "#DL2 max_workers=12 max_ps=8"
-    options = ("--optimizer", "momentum", "--step-seconds", "0.05")
-    first_id = cluster.submit_as(alice, script(daemon, *options, directives=limits, name="first"))
+    options = ("--optimizer", "momentum", "--step-seconds", "0.01")
+    first_id = cluster.submit_as(alice, script(daemon, *options, directives=limits, name="first", gate=gate))
     first = registered(daemon, first_id)
     daemon.wait_until(
         lambda: daemon.confirmed(first).workers >= 3 and daemon.confirmed(first).ps >= 2, "the first job grows"
     )
     grown = daemon.confirmed(first)
 
-    second_id = cluster.submit_as(alice, script(daemon, *options, directives=limits, name="second"))
+    second_id = cluster.submit_as(alice, script(daemon, *options, directives=limits, name="second", gate=gate))
     second = registered(daemon, second_id)
     daemon.wait_until(lambda: daemon.confirmed(second).workers >= 1, "the second job trains")
     daemon.wait_until(lambda: daemon.confirmed(first).workers < grown.workers, "the first job shrinks")
+    gate.unlink()
 
     daemon.wait_for_end(first, second, timeout=240)
     daemon.wait_until_empty()
@@ -125,11 +136,11 @@ def test_a_users_job_grows_shrinks_for_another_and_ends_with_the_weights_of_a_st
 
 
 def test_a_daemon_killed_in_the_middle_of_a_resize_goes_on_where_it_was(
-    cluster: SlurmCluster, alice: User, daemon: DaemonProcess
+    cluster: SlurmCluster, alice: User, daemon: DaemonProcess, gate: Path
 ) -> None:
     (alice.home / "train.py").write_text(WORKER.read_text())
-    options = ("--optimizer", "momentum", "--step-seconds", "0.05")
-    job_id = cluster.submit_as(alice, script(daemon, *options, directives="#DL2 max_workers=6 max_ps=3"))
+    options = ("--optimizer", "momentum", "--step-seconds", "0.01")
+    job_id = cluster.submit_as(alice, script(daemon, *options, directives="#DL2 max_workers=6 max_ps=3", gate=gate))
     job = registered(daemon, job_id)
     daemon.wait_until(lambda: len(daemon.tasks(job, live=True)) >= 2, "tasks are asked for", every=0.01)
     daemon.kill()
@@ -147,6 +158,7 @@ def test_a_daemon_killed_in_the_middle_of_a_resize_goes_on_where_it_was(
 
     daemon.kill()  # again, while it trains: the job does not notice
     daemon.start()
+    gate.unlink()
     daemon.wait_for_end(job, timeout=240)
     daemon.wait_until_empty()
     assert daemon.job(job).state is JobState.FINISHED
