@@ -18,7 +18,8 @@ each job.
   the jobs are there. Of `Policy.decide` alone, for its cluster is kept from slot to slot.
 
 An inference is one call of the network on one observation, all of it anew; in a slot, what did not change is not worked
-out again. A slot is `Packing.for_decision` and `Policy.decide` together. Times are of this thread's processor.
+out again. A slot is `Packing.for_decision` and `Policy.decide` together; garbage is collected after it, as in the
+daemon. Times are of this thread's processor.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ from dl2d.core.measured import JobSpeeds, MeasuredSpeeds, SpeedPoint, TrainingKi
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources
+from dl2d.daemon import collector
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies import dl2, dl2_original
 from dl2d.policies.checkpoint import Checkpoint, read_checkpoint
@@ -171,10 +173,11 @@ def slots(
     times, tasks = [], []
     for number in range(count + 5):
         seen = snapshot(jobs, nodes, rng, models, wrong)
-        begin = time.thread_time()
-        packing = Packing.for_decision(seen.nodes, seen.tasks, placement)
-        decision = policy.decide(seen, packing, np.random.default_rng(number))
-        times.append(time.thread_time() - begin)
+        with collector.waiting():
+            begin = time.thread_time()
+            packing = Packing.for_decision(seen.nodes, seen.tasks, placement)
+            decision = policy.decide(seen, packing, np.random.default_rng(number))
+            times.append(time.thread_time() - begin)
         tasks.append(sum(sum(each.allocation) for each in decision.jobs))
     # The first ones fill caches.
     return times[5:], tasks[5:]

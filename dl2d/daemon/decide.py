@@ -16,7 +16,7 @@ from dl2d.core.errors import PolicyError
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence, Policy
-from dl2d.daemon import guard
+from dl2d.daemon import collector, guard
 from dl2d.daemon.deadline import at_once
 
 log = structlog.get_logger()
@@ -40,6 +40,7 @@ class Deciders:
         return self.policy.needs | self.fallback.needs
 
 
+@collector.waiting()
 def decide(snapshot: Snapshot, deciders: Deciders, seed: int, timer: Callable[[], float]) -> Decision:
     """The policy's decision for a snapshot, checked; or the fallback's, which then says why in every job's reasons.
 
