@@ -201,9 +201,13 @@ def test_a_daemon_changes_its_policy_between_two_slots(tmp_path: Path, capfd: py
 
     def decides(digest: str) -> bool:
         slot = cluster.store.slots(limit=1)[0]
-        return slot.policy == "dl2" and slot.policy_version == f"{digest[:12]} optimism=0.5 slot_seconds=3.0"
+        return slot.policy == "dl2" and slot.policy_version == f"{digest[:12]} optimism=0.5 slot_seconds=1.0"
 
-    with LocalCluster(tmp_path, {"policy": {"name": "dl2", "settings": {"optimism": 0.5}}}) as cluster:
+    settings = {
+        "policy": {"name": "dl2", "settings": {"optimism": 0.5}},
+        "schedule": {"poll_seconds": 0.5, "slot_seconds": 1},  # a slot is waited for again and again
+    }
+    with LocalCluster(tmp_path, settings) as cluster:
         job = cluster.train("mine", "--step-seconds", "0.02", epochs=300, max_workers=2, max_ps=1)
         base = shipped().checkpoint.digest
         cluster.wait_until(lambda: cluster.confirmed(job) != (0, 0) and decides(base), "it trains")
