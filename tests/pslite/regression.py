@@ -83,7 +83,9 @@ class Regression:
                 nodes, again = session.exchange(sums.contributions, loss, mine), True
         session.finish()
         seen = session.weights.arrays[1]
-        assert not self.exact or np.array_equal(seen, np.full(3, float(spec.total_versions))), seen
+        # in async jobs the parts of a version are added up in any order
+        slack = 1e-12 if spec.mode == "async" else 0.0
+        assert not self.exact or np.allclose(seen, spec.total_versions, rtol=slack, atol=0.0), seen
 
 
 def table_segments(rows: int, width: int, optimizer: Optimizer) -> tuple[Segment, ...]:

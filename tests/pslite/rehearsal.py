@@ -85,6 +85,19 @@ class Outcome:
     #: what members raised, other than as they should at the end of a job or their own
     surprises: list[str] = field(default_factory=list)
 
+    @property
+    def story(self) -> str:
+        """All that was said."""
+        return "\n".join([*self.log, *self.surprises])
+
+    def check(self, digest: str | None = None) -> None:
+        """It has ended well, with weights of that digest if one is given, and nobody had an error."""
+        assert self.status.state == "finished", self.story
+        assert not self.surprises, self.story
+        if digest is not None:
+            assert self.status.result is not None, self.story
+            assert self.status.result.digest == digest, self.story
+
 
 class MortalJournal(Journal):
     """A log whose coordinator dies as it writes something down."""

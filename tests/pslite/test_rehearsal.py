@@ -206,12 +206,10 @@ def test_a_worker_goes_on_with_replicas_that_are_some_versions_behind(monkeypatc
     monkeypatch.setattr(Guards, "send_late", hold)
     monkeypatch.setattr(Guards, "tell", die_behind)
     outcome = rehearsal.run()
-    story = "\n".join([*outcome.log, *outcome.surprises])
-    assert outcome.killed == ["ps-1", "worker-0"], story
-    assert outcome.status.state == "finished", story
-    assert not outcome.surprises, story
-    assert re.search(r"INEXACT from version \d+ on: \d of \d+ blocks have steps \d+ to", story), story
-    assert outcome.status.result.inexact_from is not None, story
+    assert outcome.killed == ["ps-1", "worker-0"], outcome.story
+    outcome.check()
+    assert re.search(r"INEXACT from version \d+ on: \d of \d+ blocks have steps \d+ to", outcome.story), outcome.story
+    assert outcome.status.result.inexact_from is not None, outcome.story
 
 
 def says_so(kind, outcome, story):
@@ -271,10 +269,8 @@ def test_newcomers_are_not_blamed_for_a_server_that_nobody_knows_to_be_dead(monk
 
     monkeypatch.setattr(Dialer, "reach", refused)
     outcome = rehearsal.run()
-    story = "\n".join([*outcome.log, *outcome.surprises])
-    assert "wrong token" in story
-    assert outcome.status.state == "finished", story
-    assert not outcome.surprises, story
+    assert "wrong token" in outcome.story
+    outcome.check()
 
 
 def test_who_wakes_late_knows_of_a_plan_before_its_frames(monkeypatch):
@@ -300,8 +296,7 @@ def test_who_wakes_late_knows_of_a_plan_before_its_frames(monkeypatch):
     monkeypatch.setattr("pslite.worker.Dialer", Slow)
     monkeypatch.setattr(Worker, "_pump", late)
     outcome = Rehearsal(job(epochs=2), workers=3, servers=1).run()
-    assert outcome.status.state == "finished", outcome.log
-    assert not outcome.surprises, outcome.surprises
+    outcome.check()
 
 
 FIRST_PLANS = {
@@ -322,14 +317,12 @@ def test_a_server_dies_as_the_job_begins(after, how, servers, monkeypatch):
     rehearsal = Rehearsal(spec, workers=3, servers=servers)
     dies_as_it_begins(rehearsal, monkeypatch, after)
     outcome = rehearsal.run()
-    story = "\n".join([*outcome.log, *outcome.surprises])
-    assert outcome.killed == ["ps-0"], story
-    assert outcome.status.state == "finished", story
-    assert outcome.status.version == spec.total_versions, story
-    assert not outcome.surprises, story
+    assert outcome.killed == ["ps-0"], outcome.story
+    outcome.check()
+    assert outcome.status.version == spec.total_versions, outcome.story
     if how != "async":
-        assert outcome.status.result.inexact_from is None, story
-        assert outcome.status.result.digest == static_digest(spec), story
+        assert outcome.status.result.inexact_from is None, outcome.story
+        assert outcome.status.result.digest == static_digest(spec), outcome.story
 
 
 def dies_as_it_begins(rehearsal, monkeypatch, after):
@@ -401,32 +394,34 @@ def test_a_server_dies_before_it_has_said_how_the_job_ends(how, servers, monkeyp
     monkeypatch.setattr(Server, "_obey", hear)
     monkeypatch.setattr(Worker, "finish", end)
     outcome = rehearsal.run()
-    story = "\n".join([*outcome.log, *outcome.surprises])
-    assert outcome.killed == ["ps-0"], story
-    assert outcome.status.state == "finished", story
-    assert not outcome.surprises, story
+    assert outcome.killed == ["ps-0"], outcome.story
+    outcome.check()
     if how != "async":
-        assert outcome.status.result.inexact_from is None, story
-        assert outcome.status.result.digest == static_digest(spec), story
+        assert outcome.status.result.inexact_from is None, outcome.story
+        assert outcome.status.result.digest == static_digest(spec), outcome.story
 
 
 def test_a_server_that_dies_when_the_digest_is_known_is_needed_no_more(monkeypatch):
     rehearsal = Rehearsal(job(), workers=2, servers=1)
-    train = rehearsal._regression.train
+    train, obey, dead = rehearsal._regression.train, Server._obey, threading.Event()
 
     def save(worker, **how):
         train(worker, **how)
         if worker.is_chief:
             kill(rehearsal, "ps-0")
+            dead.set()
             time.sleep(0.3)  # it writes its files
 
-    obey = Server._obey
-    # it does not hear that it may go
-    monkeypatch.setattr(Server, "_obey", lambda self, message: isinstance(message, Exit) or obey(self, message))
+    def hear(server, message):
+        if server._identity.task == "ps-0" and isinstance(message, Exit):
+            assert dead.wait(20)  # it does not hear that it may go before it dies
+        return obey(server, message)
+
+    monkeypatch.setattr(Server, "_obey", hear)
     monkeypatch.setattr(rehearsal._regression, "train", save)
     outcome = rehearsal.run()
-    assert outcome.status.state == "finished", outcome.log
-    assert outcome.status.result.digest == expected("plain")
+    assert outcome.killed == ["ps-0"], outcome.story
+    outcome.check(expected("plain"))
 
 
 @pytest.mark.parametrize("how", ENDS)
@@ -450,14 +445,12 @@ def test_who_writes_files_is_known_when_all_have_the_last_version(how, monkeypat
     monkeypatch.setattr(Worker, "finish", end)
     monkeypatch.setattr(rehearsal._regression, "train", save)
     outcome = rehearsal.run()
-    story = "\n".join([*outcome.log, *outcome.surprises])
-    assert outcome.status.state == "finished", story
-    assert not outcome.surprises, story
-    assert len(outcome.killed) == 1, story
-    assert len(chiefs) == 1, (chiefs, story)
-    assert chiefs[0] not in outcome.killed, story
+    outcome.check()
+    assert len(outcome.killed) == 1, outcome.story
+    assert len(chiefs) == 1, (chiefs, outcome.story)
+    assert chiefs[0] not in outcome.killed, outcome.story
     if how != "async":
-        assert outcome.status.result.digest == static_digest(spec), story
+        assert outcome.status.result.digest == static_digest(spec), outcome.story
 
 
 def test_the_first_plan_may_be_given_up(monkeypatch):
@@ -521,10 +514,8 @@ def test_the_first_worker_dies_before_it_is_known_that_servers_have_its_weights(
     monkeypatch.setattr(Takeovers, "_is_before_first_weights", is_first)
     outcome = rehearsal.run()
     assert unknown
-    assert outcome.status.state == "finished", outcome.log
+    outcome.check(static_digest(spec))
     assert outcome.status.result.inexact_from is None, outcome.log
-    assert outcome.status.result.digest == static_digest(spec), outcome.log
-    assert not outcome.surprises, (outcome.surprises, outcome.log)
 
 
 def test_nobody_has_what_the_first_worker_has_not_sent(monkeypatch):
@@ -601,11 +592,8 @@ def test_who_was_to_leave_is_let_go_where_another_one_does_all(how, monkeypatch)
     monkeypatch.setattr(Worker, "exchange", hold)
     monkeypatch.setattr(Server, "_make_stamp", stamp_late)
     outcome = rehearsal.run()
-    story = "\n".join([*outcome.log, *outcome.surprises])
-    assert held, story
-    assert outcome.status.state == "finished", story
-    assert outcome.status.result.digest == expected("plain"), story
-    assert not outcome.surprises, story
+    assert held, outcome.story
+    outcome.check(expected("plain"))
 
 
 def dies_before_it_answers_all(rehearsal, monkeypatch):
@@ -650,10 +638,8 @@ def test_who_is_behind_is_sent_what_was_lost_before_it_knew_whose_it_is(monkeypa
     monkeypatch.setattr(Worker, "_resume", again)
     monkeypatch.setattr(Worker, "_hear", late)
     outcome = rehearsal.run()
-    story = "\n".join([*outcome.log, *outcome.surprises])
-    assert reopened.is_set(), story
-    assert outcome.status.state == "finished", story
-    assert not outcome.surprises, story
+    assert reopened.is_set(), outcome.story
+    outcome.check()
 
 
 def lose_the_line_of(rehearsal, task):
@@ -719,11 +705,8 @@ def test_weights_that_are_half_here_do_not_come_into_what_another_server_has_sen
     monkeypatch.setattr(Worker, "_have", release)
     monkeypatch.setattr(Worker, "_hear", outlast)
     outcome = rehearsal.run()
-    story = "\n".join([*outcome.log, *outcome.surprises])
-    assert done.is_set(), story
-    assert outcome.status.state == "finished", story
-    assert not outcome.surprises, story
-    assert outcome.status.result.digest == expected("plain"), story
+    assert done.is_set(), outcome.story
+    outcome.check(expected("plain"))
 
 
 def test_weights_that_were_not_to_be_taken_when_they_began_to_come_are_not_taken(monkeypatch):
@@ -756,11 +739,8 @@ def test_weights_that_were_not_to_be_taken_when_they_began_to_come_are_not_taken
     monkeypatch.setattr(Worker, "_hear", answer_before)
     monkeypatch.setattr(Worker, "_follow", release)
     outcome = rehearsal.run()
-    story = "\n".join([*outcome.log, *outcome.surprises])
-    assert begun.is_set(), story
-    assert outcome.status.state == "finished", story
-    assert not outcome.surprises, story
-    assert outcome.status.result.digest == static_digest(job(**WITHOUT_SLOTS)), story
+    assert begun.is_set(), outcome.story
+    outcome.check(static_digest(job(**WITHOUT_SLOTS)))
 
 
 @pytest.mark.parametrize("role", ["ps", "worker"])
@@ -782,10 +762,8 @@ def test_a_newcomer_that_loses_its_connection_for_a_moment_is_waited_for(role, m
     monkeypatch.setattr(rehearsal, "_begin_step", die)
     monkeypatch.setattr(Vacancies, "open", open_and_cut)
     outcome = rehearsal.run()
-    story = "\n".join([*outcome.log, *outcome.surprises])
-    assert cuts == [f"{role}-1"], story
-    assert outcome.status.state == "finished", story
-    assert not outcome.surprises, story
+    assert cuts == [f"{role}-1"], outcome.story
+    outcome.check()
 
 
 @pytest.mark.parametrize("role", ["ps", "worker"])
@@ -809,10 +787,8 @@ def test_the_first_plan_waits_for_who_loses_its_connection_for_a_moment(role, mo
     monkeypatch.setattr(Planner, "consider", consider_late)
     monkeypatch.setattr(Losses, "lose", lose_and_cut)
     outcome = rehearsal.run()
-    story = "\n".join([*outcome.log, *outcome.surprises])
-    assert outcome.killed == [f"{role}-0"], story
-    assert outcome.status.state == "finished", story
-    assert not outcome.surprises, story
+    assert outcome.killed == [f"{role}-0"], outcome.story
+    outcome.check()
 
 
 def test_who_said_something_before_it_looked_for_another_coordinator_may_come_back(monkeypatch):
@@ -846,10 +822,8 @@ def test_who_said_something_before_it_looked_for_another_coordinator_may_come_ba
     monkeypatch.setattr(Coordinator, "_tick", tick_late)
     monkeypatch.setattr(Losses, "hear", note)
     outcome = rehearsal.run()
-    story = "\n".join([*outcome.log, *outcome.surprises])
-    assert happened[-1:] == ["lost"], story
-    assert outcome.status.state == "finished", story
-    assert not outcome.surprises, story
+    assert happened[-1:] == ["lost"], outcome.story
+    outcome.check()
 
 
 def test_a_barrier_waits_for_who_loses_its_connection_for_a_moment(monkeypatch):
@@ -873,10 +847,8 @@ def test_a_barrier_waits_for_who_loses_its_connection_for_a_moment(monkeypatch):
     monkeypatch.setattr(rehearsal, "_begin_step", meet_at_20)
     monkeypatch.setattr(Admission, "open_barrier", lose)
     outcome = rehearsal.run()
-    story = "\n".join([*outcome.log, *outcome.surprises])
-    assert lost.is_set(), story
-    assert outcome.status.state == "finished", story
-    assert not outcome.surprises, story
+    assert lost.is_set(), outcome.story
+    outcome.check()
 
 
 @pytest.mark.parametrize("how", ["none", "async"])
@@ -918,9 +890,8 @@ def test_nothing_comes_from_a_server_that_is_given_up_and_lives(how, monkeypatch
     monkeypatch.setattr(Worker, "_hand_in", hold)
     monkeypatch.setattr(Worker, "_say_what_is_here", then)
     outcome = rehearsal.run()
-    story = "\n".join([*outcome.log, *outcome.surprises])
-    assert held, story
-    assert outcome.status.state == "finished", story
+    assert held, outcome.story
+    assert outcome.status.state == "finished", outcome.story
 
 
 def test_a_server_that_another_one_cannot_reach_any_more_is_done_without(monkeypatch):
@@ -956,8 +927,7 @@ def test_the_only_server_dies_when_it_has_said_which_plan_comes(milliseconds, mo
     monkeypatch.setattr(Server, "_stamp_from", stamp)
     outcome = rehearsal.run()
     assert outcome.killed == ["ps-0"], outcome.log
-    assert outcome.status.state == "finished", outcome.log
-    assert not outcome.surprises, (outcome.surprises, outcome.log)
+    outcome.check()
 
 
 def test_a_dead_workers_part_is_done_whatever_becomes_of_a_server_that_leaves(monkeypatch):
@@ -984,9 +954,7 @@ def test_a_dead_workers_part_is_done_whatever_becomes_of_a_server_that_leaves(mo
     monkeypatch.setattr(Server, "_obey", hear_nothing)
     outcome = rehearsal.run()
     assert sorted(outcome.killed) == ["ps-0", "worker-2"], outcome.log
-    assert outcome.status.state == "finished", outcome.log
-    assert outcome.status.result.digest == expected("plain"), outcome.log
-    assert not outcome.surprises, (outcome.surprises, outcome.log)
+    outcome.check(expected("plain"))
 
 
 def test_a_server_dies_while_blocks_of_another_are_made_anew(monkeypatch):
@@ -1092,8 +1060,7 @@ def test_connections_for_the_next_plan_outlast_the_end_of_the_one_before(monkeyp
     events = [Event(0, workers=3, servers=2), Event(1, servers=3)]
     rehearsal = Rehearsal(job(epochs=30), workers=2, servers=1, events=events, step_seconds=0.01)
     outcome = rehearsal.run()
-    assert outcome.status.state == "finished", outcome.log
-    assert not outcome.surprises, outcome.surprises
+    outcome.check()
 
 
 def test_two_plans_that_are_made_ready_at_a_time_share_connections_and_the_first_is_passed_over(monkeypatch):
@@ -1162,9 +1129,7 @@ def test_two_plans_that_are_made_ready_at_a_time_share_connections_and_the_first
     monkeypatch.setattr(rehearsal, "_begin_step", begins_step)
     outcome = rehearsal.run()
     assert any(line.startswith("plan 3 done") for line in outcome.log), outcome.log
-    assert outcome.status.state == "finished", outcome.log
-    assert outcome.status.result.digest == expected("plain"), outcome.log
-    assert not outcome.surprises, (outcome.surprises, outcome.log)
+    outcome.check(expected("plain"))
     assert not stale
 
 
@@ -1186,8 +1151,7 @@ def test_a_backup_that_leaves_need_not_acknowledge_what_the_next_one_has(durabil
     monkeypatch.setattr(Guards, "may_plant", property(late))
     outcome = Rehearsal(job(durability=durability), workers=2, servers=3, events=[Event(10, servers=2)]).run()
     assert lost, outcome.log
-    assert outcome.status.state == "finished", outcome.log
-    assert not outcome.surprises, (outcome.surprises, outcome.log)
+    outcome.check()
 
 
 def test_a_plan_is_done_although_a_backup_to_come_is_gone(monkeypatch):
@@ -1260,14 +1224,12 @@ def test_a_replica_gets_the_last_steps_of_a_plan_when_the_next_one_is_done(come,
     monkeypatch.setattr(Server, "_obey", hears)
     monkeypatch.setattr(Replicas, "replicated", takes)
     outcome = rehearsal.run()
-    story = "\n".join([*outcome.log, *outcome.surprises])
-    assert outcome.killed == ["ps-0"], story
-    assert outcome.status.state == "finished", story
-    assert outcome.status.version == spec.total_versions, story
-    assert not outcome.surprises, story
-    says_so("plain", outcome, story)
+    assert outcome.killed == ["ps-0"], outcome.story
+    outcome.check()
+    assert outcome.status.version == spec.total_versions, outcome.story
+    says_so("plain", outcome, outcome.story)
     if come == "all":
-        assert outcome.status.result.inexact_from is None, story
+        assert outcome.status.result.inexact_from is None, outcome.story
 
 
 def test_norms_that_are_whole_before_the_last_server_says_that_it_goes_on_count(monkeypatch):
@@ -1330,9 +1292,7 @@ def test_a_server_that_only_adds_up_dies_before_it_has_added_anything(monkeypatc
     monkeypatch.setattr(Worker, "_provide", answer_at_last)
     outcome = rehearsal.run()
     assert outcome.killed == ["ps-1"], outcome.log
-    assert outcome.status.state == "finished", outcome.log
-    assert outcome.status.result.digest == expected("plain"), outcome.log
-    assert not outcome.surprises, (outcome.surprises, outcome.log)
+    outcome.check(expected("plain"))
 
 
 def test_a_server_does_not_go_on_with_a_block_that_it_has_said_it_has_nothing_of(monkeypatch):
@@ -1394,12 +1354,9 @@ def test_a_server_does_not_go_on_with_a_block_that_it_has_said_it_has_nothing_of
     monkeypatch.setattr(Worker, "_say_what_is_here", say_and_wait)
     monkeypatch.setattr(Worker, "_provide", provide_first)
     outcome = rehearsal.run()
-    story = "\n".join([*outcome.log, *outcome.surprises])
-    assert len(gained) > 1, story
-    assert provided == entered, story
-    assert outcome.status.state == "finished", story
-    assert outcome.status.result.digest == expected("plain"), story
-    assert not outcome.surprises, story
+    assert len(gained) > 1, outcome.story
+    assert provided == entered, outcome.story
+    outcome.check(expected("plain"))
 
 
 def test_a_worker_does_not_go_on_with_weights_that_it_has_said_it_does_not_have(monkeypatch):
@@ -1445,10 +1402,7 @@ def test_a_worker_does_not_go_on_with_weights_that_it_has_said_it_does_not_have(
     monkeypatch.setattr(Worker, "payload", note)
     monkeypatch.setattr(Worker, "_hear", hear_late)
     outcome = rehearsal.run()
-    story = "\n".join([*outcome.log, *outcome.surprises])
-    assert len(provided) == 2, story
-    assert {block for task, block in came if task == "worker-0"} == set(range(len(cut(spec)))), story
-    assert outcome.status.state == "finished", story
-    assert outcome.status.result.inexact_from is None, story
-    assert outcome.status.result.digest == static_digest(spec), story
-    assert not outcome.surprises, story
+    assert len(provided) == 2, outcome.story
+    assert {block for task, block in came if task == "worker-0"} == set(range(len(cut(spec)))), outcome.story
+    outcome.check(static_digest(spec))
+    assert outcome.status.result.inexact_from is None, outcome.story
