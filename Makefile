@@ -6,9 +6,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests wait for more than half of their time, so there are two processes for each CPU. One that has nothing left to do
-# takes tests from another one: no file of long tests keeps a process busy when the others are done.
-SPREAD ?= --numprocesses $$(( $$(getconf _NPROCESSORS_ONLN) * 2 )) --dist worksteal
+# Tests wait for half of their time, so there are three processes for two CPUs (with four, some that are about leases and
+# deaths may fail). One that has nothing left to do takes tests from another one.
+SPREAD ?= --numprocesses $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )) --dist worksteal
 STAMP := $(VENV)/.installed
 
 .PHONY: run test test-all lint format clean

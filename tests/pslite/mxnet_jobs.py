@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -30,6 +31,14 @@ def make_environment(folder: Path, packages: Sequence[str] = PACKAGES, *, beside
 
     With `beside` it has the packages of this test run too.
     """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        # tests in several processes ask for it at the same time
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _make(folder, packages, beside=beside)
+
+
+def _make(folder: Path, packages: Sequence[str], *, beside: bool) -> str:
     python = folder / "bin" / "python"
     complete = folder / "complete"
     if complete.exists() and complete.read_text() == "\n".join(packages):

@@ -567,16 +567,18 @@ def test_who_was_to_leave_is_let_go_where_another_one_does_all(how, monkeypatch)
     """The worker that was to stay dies, a newcomer does the part of both; the other one is left behind."""
     rehearsal = Rehearsal(job(), workers=2, servers=2, events=[Event(10, workers=1)])
     commit, exchange, make_stamp = Planner.commit, Worker.exchange, Server._make_stamp
-    held, far = [], threading.Event()
+    held, committed, far = [], threading.Event(), threading.Event()
 
     def commit_and_kill(planner, pending):
         commit(planner, pending)
         if pending.plan.number == 2:
             kill(rehearsal, "worker-0")
+            committed.set()
 
     def hold(worker, *rest):
-        if worker._identity.task == "worker-1" and 2 in worker._stages and not held:
+        if worker._identity.task == "worker-1" and worker.version >= 10 and not held:
             held.append(worker.version)
+            assert committed.wait(20)
             far.wait(10.0)
             if how == "cut off":
                 cut_off([link.sock for link in worker._links.values()])
