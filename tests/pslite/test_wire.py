@@ -318,8 +318,9 @@ def test_a_frame_of_the_wrong_length_is_refused_at_its_header(length):
         link.close()
 
 
-def test_servers_and_coordinators_do_not_import_torch():
+def test_servers_and_coordinators_do_not_import_torch_nor_dl2_run_beside_a_task_what_it_does_not_need():
     code = (
-        "import sys, pslite.run, pslite.serve; raise SystemExit('torch' in sys.modules or 'pickle' in vars(pslite.run))"
+        "import sys, pslite.run; assert not {'numpy', 'pslite.coordinator'} & set(sys.modules); "
+        "import pslite.serve, pslite.anchor; assert 'torch' not in sys.modules; assert 'pickle' not in vars(pslite.run)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

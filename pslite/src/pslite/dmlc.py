@@ -13,12 +13,9 @@ from collections.abc import Callable, Mapping
 
 from pslite.auth import parse_token
 from pslite.channel import listen
-from pslite.coordinator import Coordinator, Settings
 from pslite.director import Reply, Status
-from pslite.environment import balance_of, job_encryption, need
+from pslite.environment import need
 from pslite.errors import UsageError
-from pslite.journal import Journal
-from pslite.leash import Leash, Leashed
 
 _ROLES = {"scheduler": "coordinator", "server": "server", "worker": "worker"}
 
@@ -29,6 +26,11 @@ class OpenDirector:
     def __init__(self, workers: int, servers: int) -> None:
         self._counts = {"worker": workers, "ps": servers}
         self._complete = False
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> OpenDirector:
+        """Return one for as many as the launcher says."""
+        return cls(_number(environ, "DMLC_NUM_WORKER", 4096), _number(environ, "DMLC_NUM_SERVER", 4096))
 
     def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:
         """Nothing is to be started: the launcher does."""
@@ -87,28 +89,6 @@ def task_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def launched_listener(environ: Mapping[str, str]) -> socket.socket:
     """Listen where the launcher's processes look for its scheduler."""
     return listen(need(environ, "DMLC_PS_ROOT_URI"), _number(environ, "DMLC_PS_ROOT_PORT", 65535))
-
-
-def make_coordinator(
-    environ: Mapping[str, str],
-    say: Callable[[str], None],
-    leash: Leash,
-    listener: socket.socket,
-    journal: Journal | None,
-) -> Coordinator:
-    """Return the coordinator that the launcher's scheduler is."""
-    director = OpenDirector(_number(environ, "DMLC_NUM_WORKER", 4096), _number(environ, "DMLC_NUM_SERVER", 4096))
-    return Coordinator(
-        job="dmlc",
-        token=parse_token(need(environ, "DL2_TOKEN")),
-        director=Leashed(director, leash),
-        say=say,
-        settings=Settings(grace=60.0, balance=balance_of(environ)),
-        address_host=need(environ, "DMLC_PS_ROOT_URI"),
-        listener=listener,
-        encrypt=job_encryption(environ),
-        journal=journal,
-    )
 
 
 def become_server(environ: Mapping[str, str]) -> None:
