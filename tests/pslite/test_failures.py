@@ -83,30 +83,35 @@ def test_the_only_server_killed_before_the_job_begins():
     assert result.reason == f"ps-0 on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9 (SIGKILL)"
 
 
+class Frozen:
+    """Stops ps-1 as it joins, and kills it later; until then worker-0 stands still, without which no plan is ready."""
+
+    def __init__(self, is_over):
+        self._is_over = is_over
+        self._worker = self._server = 0
+
+    def __call__(self, status, director):
+        pids = {member.task: member.pid for member in status.members}
+        if not self._worker and status.version >= 5:
+            self._worker = pids["worker-0"]
+            os.kill(self._worker, signal.SIGSTOP)
+        elif not self._server and "ps-1" in pids:
+            self._server = pids["ps-1"]
+            os.kill(self._server, signal.SIGSTOP)
+            os.kill(self._worker, signal.SIGCONT)
+        elif self._server > 0 and self._is_over(status):
+            os.kill(self._server, signal.SIGKILL)
+            self._server = -1
+
+
 def test_a_joiner_killed_before_it_is_ready_leaves_the_job_untouched():
-    class Freeze:
-        """Stops the joiner as soon as it has joined, so that its plan cannot become ready, then kills it."""
-
-        stopped = 0
-
-        def __call__(self, status, director):
-            member = next((m for m in status.members if m.task == "ps-1"), None)
-            if member is None:
-                return
-            if not self.stopped:
-                self.stopped = member.pid
-                os.kill(member.pid, signal.SIGSTOP)
-            elif self.stopped > 0 and any("plan 2" in line for line in lines):
-                os.kill(self.stopped, signal.SIGKILL)
-                self.stopped = -1
-
     lines: list[str] = []
     result = run_local(
         command("--epochs", "12"),
         workers=2,
         servers=1,
         schedule=[Resize(5, 2, 2)],
-        on_status=Freeze(),
+        on_status=Frozen(lambda status: any("plan 2" in line for line in lines)),
         say=lines.append,
         settings=Settings(grace=60.0, start=60.0, lease=60.0, balance="even"),
     )
@@ -118,24 +123,12 @@ def test_a_joiner_killed_before_it_is_ready_leaves_the_job_untouched():
 
 
 def test_a_joiner_that_never_gets_ready_is_dropped_and_the_others_join():
-    class Freeze:
-        stopped = 0
-
-        def __call__(self, status, director):
-            member = next((m for m in status.members if m.task == "ps-1"), None)
-            if member is not None and not self.stopped:
-                self.stopped = member.pid
-                os.kill(member.pid, signal.SIGSTOP)
-            if self.stopped > 0 and any(p.number > 2 for p in status.plans):
-                os.kill(self.stopped, signal.SIGKILL)
-                self.stopped = -1
-
     result = run_local(
         command("--epochs", "100", "--step-seconds", "0.01"),
         workers=1,
         servers=1,
         schedule=[Resize(5, 2, 2)],
-        on_status=Freeze(),
+        on_status=Frozen(lambda status: any(plan.number > 2 for plan in status.plans)),
         settings=Settings(grace=60.0, start=60.0, lease=60.0, prepare=8.0, settle=60.0, balance="even"),
     )
     assert result.state == "finished", result.log
