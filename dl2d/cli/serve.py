@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-
 from dl2d.cli.logging import configure_logging
 from dl2d.cli.options import ConfigOption
 from dl2d.config.settings import DEFAULT_PATH, load_settings
+from dl2d.daemon import collector
 from dl2d.daemon.learner import learner_command
 from dl2d.daemon.loop import Daemon
 from dl2d.store import schema
@@ -31,7 +30,5 @@ def run(
         reloaded=lambda taken: configure_logging(taken.log),
         learner=learner_command(str(config.absolute())),
     ) as daemon:
-        # What is there now stays: going through all of it again for cycles would stop a tick for 70 ms now and then.
-        gc.collect()
-        gc.freeze()
+        collector.leave_out_what_is_there()
         daemon.run()

@@ -603,8 +603,8 @@ def _jobs() -> Select[Any]:
 
 
 @functools.cache
-def _one_job() -> Select[Any]:
-    return _jobs().where(JobRow.slug == bindparam("which"))
+def _lock_job() -> Select[Any]:
+    return _jobs().where(JobRow.slug == bindparam("which")).with_for_update()
 
 
 @functools.cache
@@ -649,7 +649,7 @@ def _retract(connection: Connection, kind: Mapping[str, str], job: str) -> None:
 
 
 def _locked_job(connection: Connection, key: JobKey) -> Row[Any]:
-    row = connection.execute(_one_job().with_for_update(), {"which": key.slug}).one_or_none()
+    row = connection.execute(_lock_job(), {"which": key.slug}).one_or_none()
     if row is None:
         raise StoreError(f"there is no job {key.slug}")
     return row

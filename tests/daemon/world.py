@@ -63,7 +63,7 @@ class World:
     def __post_init__(self) -> None:
         self.now = 1_000_000.0
         self.manager = MemoryManager(self.cluster_nodes, lambda: self.now)
-        file = Path(self.url.removeprefix("sqlite://"))
+        file = Path(self.url.removeprefix("sqlite:///"))
         if self.url != "sqlite://" and not file.exists():
             sqlite_store(file)
         self.store = SqlStore(self.url, progress_seconds=0)
