@@ -37,7 +37,9 @@ from dl2d.learning.search import Step
 from dl2d.learning.training import State, Trainer, TrainingSettings
 from dl2d.learning.twin import DAY_SECONDS
 from dl2d.policies.checkpoint import DIGITS, Checkpoint, read_checkpoint, write_checkpoint
-from dl2d.policies.dl2 import SHIPPED, from_arrays, merged
+from dl2d.policies.dl2 import SHIPPED, from_arrays
+from dl2d.policies.news import merged
+from dl2d.policies.table import Table
 
 NAME: Final = "dl2"
 _STOPPED: Final = 130  # as a shell has it for Ctrl-C
@@ -268,7 +270,9 @@ def _train(
         raise CheckpointError(f"checkpoint of {NAME}: lacks, or has no fit, {error}") from error
     tell("setting up", 0, 1)
     trainer = Trainer(lesson.training, lesson.validation, how)
-    state: State = trainer.start(parent.weights["scorer"], merged(known, lesson.measured))
+    state: State = trainer.start(
+        parent.weights["scorer"], merged(Table.of(known), Table.of(lesson.measured)).measured()
+    )
     tell("setting up", 1, 1)
     tell("searching", 0, iterations)
     for reached in trainer.search(state):

@@ -11,13 +11,12 @@ upper confidence bounds: Srinivas et al., "Gaussian process optimization in the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import chain
-from typing import Final
+from itertools import chain, starmap
+from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dl2d.core.jobs import Allocation, Architecture, JobRequest
 from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
@@ -33,23 +32,11 @@ from dl2d.policies.sizes import (
     Bounds,
     Group,
     group_of,
+    owns,
     trend_of,
 )
-from dl2d.policies.speed_fit import usable
-from dl2d.policies.told import (
-    UNEXPECTED,
-    Kind,
-    Measured,
-    Rows,
-    Table,
-    as_table,
-    counts_of,
-    failed_in,
-    noise_of,
-    rows_of,
-)
-
-_Floats = NDArray[np.float64]
+from dl2d.policies.table import JOBS, Floats, Table
+from dl2d.policies.told import UNEXPECTED, Kind, Measured, counts_of, failed_in, kinds_of, measured_of, usable_in
 
 #: Deviations that are best hoped for while speeds are being learned.
 OPTIMISM: Final = 0.5
@@ -86,18 +73,19 @@ class Belief:
     """
 
     def __init__(
-        self, measured: Sequence[MeasuredSpeeds], *, noise: float = 0.05, before: Belief | None = None
+        self, measured: Iterable[MeasuredSpeeds] | Table, *, noise: float = 0.05, before: Belief | None = None
     ) -> None:
         if not noise > 0:
             msg = f"noise: must be more than 0, not {noise!r}"
             raise ValueError(msg)
         self._noise = noise
-        known: dict[TrainingKind, Kind] = {}
+        known: dict[TrainingKind, _Known] = {}
         if before is not None and before._noise == noise:  # noqa: SLF001 - its own
             known = before._measured  # noqa: SLF001 - its own
         self._atlases: dict[Group, Atlas] = {} if before is None else before._atlases.copy()  # noqa: SLF001
-        self._measured: dict[TrainingKind, Kind] = self._kinds(measured, known)
-        found = {kind: told for kind, told in self._measured.items() if len(told.told.logs)}
+        table = measured if isinstance(measured, Table) else Table.of(measured)
+        self._measured: dict[TrainingKind, _Known] = self._kinds(table, known)
+        found = {kind: known.of for kind, known in self._measured.items() if len(known.of.sizes.counts)}
         self._centre = float(np.mean([told.level for told in found.values()])) if found else 0.0
         #: Kinds by what they share; that is worked out when it is asked about.
         self._members: dict[Group, dict[TrainingKind, Kind]] = {group_of(kind): {} for kind in sorted(found)}
@@ -105,40 +93,36 @@ class Belief:
             self._members[group_of(kind)][kind] = told
         self._groups: dict[Group, Shared] = {}
         self._lattices: dict[Group, Lattice] = {} if before is None else before._lattices.copy()  # noqa: SLF001
-        self._crossed: Recent[tuple[Group, Bounds], tuple[_Floats, _Floats, _Floats]] = Recent(MOST_OF_GROUP)
-        self._known: Recent[tuple[TrainingKind, Bounds, tuple[SpeedPoint, ...]], tuple[_Floats, _Floats]]
+        self._crossed: Recent[tuple[Group, Bounds], tuple[Floats, Floats, Floats]] = Recent(MOST_OF_GROUP)
+        self._known: Recent[tuple[TrainingKind, Bounds, tuple[SpeedPoint, ...]], tuple[Floats, Floats]]
         self._known = Recent(_MOST_OF_GRIDS)
-        self._grids: Recent[tuple[TrainingKind, Bounds, tuple[SpeedPoint, ...], float], tuple[_Floats]]
+        self._grids: Recent[tuple[TrainingKind, Bounds, tuple[SpeedPoint, ...], float], tuple[Floats]]
         self._grids = Recent(_MOST_OF_GRIDS)
 
-    def _kinds(self, measured: Sequence[MeasuredSpeeds], before: dict[TrainingKind, Kind]) -> dict[TrainingKind, Kind]:
+    def _kinds(self, table: Table, before: Mapping[TrainingKind, _Known]) -> dict[TrainingKind, _Known]:
         """What was measured of each kind; what is the same ``before`` is taken over."""
-        tables: dict[TrainingKind, Table] = {}
-        counts: dict[Group, list[NDArray[np.int64]]] = defaultdict(list)
-        for speeds in measured:
-            kind, was = speeds.kind, before.get(speeds.kind)
-            if was is None or was.table.points != speeds.points:
-                tables[kind] = Table.of(kind, speeds.points, None if was is None else was.table)
-                if was is None or len(was.table.rows) != len(tables[kind].rows):
-                    counts[group_of(kind)].append(tables[kind].counts)
-        for group, news in counts.items():
-            # All at once, so that it grows once.
-            self._atlases.setdefault(group, Atlas(group)).include(np.concatenate(news))
-        return {
-            speeds.kind: Kind.of(
-                tables[speeds.kind], self._noise, self._atlases[group_of(speeds.kind)], before.get(speeds.kind)
-            )
-            if speeds.kind in tables
-            else before[speeds.kind]
-            for speeds in measured
-        }
+        found: dict[TrainingKind, _Known | None] = {}
+        news: dict[Group, list[TrainingKind]] = defaultdict(list)
+        rows = {kind: table.rows[part, : JOBS + 1] for kind, part in zip(table.kinds, table.parts, strict=True)}
+        for kind, points in rows.items():
+            was = before.get(kind)
+            found[kind] = was if was is not None and np.array_equal(was.rows, points) else None
+            if found[kind] is None:
+                news[group_of(kind)].append(kind)
+        said = table.some(usable_in(table))
+        for group, kinds in news.items():
+            atlas = self._atlases.setdefault(group, Atlas(group))
+            earlier = [before[kind].of if kind in before else None for kind in kinds]
+            for kind, made in zip(kinds, kinds_of(said.among(tuple(kinds)), self._noise, atlas, earlier), strict=True):
+                found[kind] = _Known(rows[kind].copy(), failed_in(rows[kind]), made)
+        return {kind: known for kind, known in found.items() if known is not None}
 
     @property
     def kinds(self) -> tuple[TrainingKind, ...]:
         """Kinds that were measured."""
         return tuple(chain.from_iterable(self._members.values()))
 
-    def grid(self, request: JobRequest, optimism: float = 0.0, own: tuple[SpeedPoint, ...] = ()) -> _Floats:
+    def grid(self, request: JobRequest, optimism: float = 0.0, own: tuple[SpeedPoint, ...] = ()) -> Floats:
         """Samples per second that are believed, or hoped for, as ``KnownSpeeds.grid`` has them.
 
         ``exp(mean + optimism x deviation)``, where of the variances the least of the grid is taken off: what is not
@@ -156,43 +140,48 @@ class Belief:
 
     def look_ahead(self, asked: Iterable[tuple[JobRequest, tuple[SpeedPoint, ...]]]) -> None:
         """Work out together what ``grid`` will say of jobs of kinds of their own: far faster than one by one."""
-        together: dict[tuple[Group, Bounds], dict[tuple[TrainingKind, tuple[SpeedPoint, ...]], Rows]] = {}
+        together: dict[tuple[Group, Bounds], dict[tuple[TrainingKind, tuple[SpeedPoint, ...]], None]] = {}
         for request, own in asked:
             kind, bounds = TrainingKind.of(request), Bounds(request.max_workers, request.max_ps)
-            rows = rows_of(usable(kind, own))
             at_once = kind.architecture is Architecture.PS and 1 <= min(bounds) <= max(bounds) <= _MOST_COUNTS
-            if rows and at_once and group_of(kind) in self._members and (kind, bounds, own, 0.0) not in self._grids:
-                together.setdefault((group_of(kind), bounds), {})[kind, own] = rows
+            if at_once and group_of(kind) in self._members and (kind, bounds, own, 0.0) not in self._grids:
+                together.setdefault((group_of(kind), bounds), {})[kind, own] = None
         for (group, bounds), jobs in together.items():
+            table = Table.of(starmap(MeasuredSpeeds, jobs))
+            table = table.some(usable_in(table))
+            # Who showed nothing but holes is of its kind.
+            moved = [job for job, part in zip(jobs, table.parts, strict=True) if part.start < part.stop]
             shared = self._shared(group)
-            means = None if shared is None else self._means(shared, bounds, list(jobs.values()))
+            means = None if shared is None or not moved else self._means(shared, bounds, table)
             if means is not None:
-                for (kind, own), mean in zip(jobs, means, strict=True):
+                for (kind, own), mean in zip(moved, means, strict=True):
                     # of a hole both are written: deviations of these are not asked for
                     self._pierced(kind, own, (mean, np.zeros_like(mean)))
-                for (kind, own), grid in zip(jobs, _exp(means), strict=True):
+                for (kind, own), grid in zip(moved, _exp(means), strict=True):
                     self._grids.get((kind, bounds, own, 0.0), partial(tuple, [grid]))
 
-    def _means(self, shared: Shared, bounds: Bounds, jobs: Sequence[Rows]) -> _Floats | None:
+    def _means(self, shared: Shared, bounds: Bounds, table: Table) -> Floats | None:
         """Means of J jobs of kinds of their own with servers, as ``_look`` has them but for the last digits.
+
+        ``table`` has some points of each.
 
         Returns
         -------
         Shape (J, PSs + 1, workers + 1); None where these have too many sizes.
         """
         _, _, at, usual = _looked_at(bounds, has_ps=True)
-        table = as_table(list(chain.from_iterable(jobs)))
-        counts = counts_of(table)
+        counts = table.counts
         among = self._atlases[shared.lattice.group].among(counts)
         if among is None:
             return None
         every, places = among
         trend = every.trend[places]
-        logs, noise = np.log(table[:, 2]) - trend, noise_of(self._noise, table[:, 3])
+        logs, noise, _ = measured_of(table.rows, trend, self._noise)
         beyond = logs - self._centre - shared.believed[shared.lattice.nearest(every.at[places])]
-        found = np.empty((len(jobs), len(at)))
-        many = np.array([len(rows) for rows in jobs])
+        many = np.diff(table.ends, prepend=0)
+        many = many[many > 0]
         first = many.cumsum() - many
+        found = np.empty((len(many), len(at)))
         across = every.across(bounds, at)
         # Jobs with as many sizes go together.
         for size in set(many.tolist()):
@@ -204,14 +193,14 @@ class Belief:
             weighed = np.linalg.solve(covariances, beyond[those][:, :, None])[:, :, 0]
             found[of] = (weighed[:, None] @ across[where])[:, 0]
         found = self._centre + usual + (self._cross(shared, bounds, at)[0] + found)
-        means = np.full((len(jobs), bounds.ps + 1, bounds.workers + 1), -np.inf)
-        means[:, 1:, 1:] = found.reshape(len(jobs), bounds.ps, bounds.workers)
+        means = np.full((len(many), bounds.ps + 1, bounds.workers + 1), -np.inf)
+        means[:, 1:, 1:] = found.reshape(len(many), bounds.ps, bounds.workers)
         within = (counts <= bounds).all(axis=1)
-        there = np.repeat(np.arange(len(jobs)), many)[within], counts[within, 1], counts[within, 0]
+        there = np.repeat(np.arange(len(many)), many)[within], counts[within, 1], counts[within, 0]
         means[there] += (ROUGH**2 / (ROUGH**2 + noise))[within] * ((logs + trend)[within] - means[there])
         return means
 
-    def mean_sd(self, request: JobRequest, own: tuple[SpeedPoint, ...] = ()) -> tuple[_Floats, _Floats]:
+    def mean_sd(self, request: JobRequest, own: tuple[SpeedPoint, ...] = ()) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the logarithm of samples/s; not to be written to.
 
         With speeds in ``own`` the job is taken as the only one of its kind: they and what kinds share are all that is
@@ -225,7 +214,7 @@ class Belief:
 
     def of_each(
         self, kinds: Sequence[TrainingKind], request: JobRequest, sizes: Sequence[Allocation]
-    ) -> tuple[_Floats, _Floats]:
+    ) -> tuple[Floats, Floats]:
         """``mean_sd`` of a job at some sizes were it of each of some kinds; two of shape (kinds, sizes)."""
         bounds = Bounds(request.max_workers, request.max_ps)
         workers, ps = np.array(sizes).T
@@ -233,34 +222,40 @@ class Belief:
         found = np.stack([[each.take(places) for each in self._mean_sd(kind, bounds, ())] for kind in kinds], axis=1)
         return found[0], found[1]
 
-    def _mean_sd(self, kind: TrainingKind, bounds: Bounds, own: tuple[SpeedPoint, ...]) -> tuple[_Floats, _Floats]:
+    def _mean_sd(self, kind: TrainingKind, bounds: Bounds, own: tuple[SpeedPoint, ...]) -> tuple[Floats, Floats]:
         return self._known.get((kind, bounds, own), lambda: self._find(kind, bounds, own))
 
     def _find(
         self, kind: TrainingKind, bounds: Bounds, own: tuple[SpeedPoint, ...], *, spread: bool = True
-    ) -> tuple[_Floats, _Floats]:
+    ) -> tuple[Floats, Floats]:
         found = self._look(kind, bounds, self._told_of(kind, own), spread=spread)
         self._pierced(kind, own, found)
         for array in found:
             array.flags.writeable = False
         return found
 
-    def _pierced(self, kind: TrainingKind, own: tuple[SpeedPoint, ...], found: tuple[_Floats, _Floats]) -> None:
+    def _pierced(self, kind: TrainingKind, own: tuple[SpeedPoint, ...], found: tuple[Floats, Floats]) -> None:
         """Make holes of sizes that failed, in means and deviations."""
         known = self._measured.get(kind)
-        for size in {*(() if known is None else known.failed), *failed_in(own)}:
+        still = [Bounds(*point.allocation) for point in own if point.samples_per_second == 0.0]
+        for size in {*(() if known is None else known.failed), *still}:
             _pierce(found, size, has_ps=kind.architecture is Architecture.PS)
 
     def _told_of(self, kind: TrainingKind, own: tuple[SpeedPoint, ...]) -> Told | None:
         """What is known of a kind, or of a job of a kind of its own."""
-        shared, points = self._shared(group_of(kind)), usable(kind, own)
-        if not points or shared is None:
+        shared = self._shared(group_of(kind))
+        if shared is None or not own:
             return None if shared is None else shared.told.get(kind)
-        rows = as_table(rows_of(points))
-        told = Measured.of(rows, self._atlases[group_of(kind)].sizes(counts_of(rows)), self._noise)
-        return Told(Points.of(told, self._centre, shared.lattice.nearest(told.sizes.at)), told.sizes, told, None)
+        table = Table.of([MeasuredSpeeds(kind, own)])
+        rows = table.rows[usable_in(table)]
+        if not len(rows):
+            return shared.told.get(kind)
+        sizes = self._atlases[group_of(kind)].sizes(counts_of(rows))
+        told = Measured(sizes, *measured_of(rows, sizes.trend, self._noise))
+        points = Points(owns([(sizes, told.noise)])[0], told.logs - self._centre, shared.lattice.nearest(sizes.at))
+        return Told(points, sizes, told, None)
 
-    def _hope(self, request: JobRequest, optimism: float, own: tuple[SpeedPoint, ...]) -> _Floats:
+    def _hope(self, request: JobRequest, optimism: float, own: tuple[SpeedPoint, ...]) -> Floats:
         if not optimism:
             return _exp(self._mean(request, own))
         mean, deviation = self.mean_sd(request, own)
@@ -269,7 +264,7 @@ class Belief:
         beyond = np.maximum(variance - least, 0.0, where=trains, out=np.zeros_like(variance))
         return _exp(mean + optimism * np.sqrt(beyond))
 
-    def _mean(self, request: JobRequest, own: tuple[SpeedPoint, ...]) -> _Floats:
+    def _mean(self, request: JobRequest, own: tuple[SpeedPoint, ...]) -> Floats:
         """The mean alone: of a job of a kind of its own nobody asks for more."""
         if not own:
             return self.mean_sd(request)[0]
@@ -285,7 +280,7 @@ class Belief:
             self._lattices[group] = shared.lattice
         return self._groups.get(group)
 
-    def _look(self, kind: TrainingKind, bounds: Bounds, told: Told | None, *, spread: bool) -> tuple[_Floats, _Floats]:
+    def _look(self, kind: TrainingKind, bounds: Bounds, told: Told | None, *, spread: bool) -> tuple[Floats, Floats]:
         """Means and, unless without ``spread`` they need not be right, deviations."""
         shape = (bounds.ps + 1, bounds.workers + 1)
         mean, deviation = np.full(shape, -np.inf), np.zeros(shape)
@@ -314,8 +309,8 @@ class Belief:
         return mean, deviation
 
     def _at(
-        self, group: Group, own: Points | None, bounds: Bounds | None, at: _Floats, trend: _Floats, *, spread: bool
-    ) -> tuple[_Floats, _Floats]:
+        self, group: Group, own: Points | None, bounds: Bounds | None, at: Floats, trend: Floats, *, spread: bool
+    ) -> tuple[Floats, Floats]:
         """Mean and deviation (0 without ``spread``) at sizes, which may be those of some bounds; shape (sizes,)."""
         shared, variance = self._shared(group), np.full(len(at), LEVEL + OWN_PART[1])
         if shared is None:
@@ -334,21 +329,30 @@ class Belief:
         np.subtract(wide, off, out=off)
         return mean, np.sqrt(variance + left + np.einsum("ij,ij->i", off, off))
 
-    def _cross(self, shared: Shared, bounds: Bounds | None, at: _Floats) -> tuple[_Floats, _Floats, _Floats]:
+    def _cross(self, shared: Shared, bounds: Bounds | None, at: Floats) -> tuple[Floats, Floats, Floats]:
         """``Shared.at``, kept by bounds."""
         if bounds is None:
             return shared.at(None, at)
         return self._crossed.get((shared.lattice.group, bounds), lambda: shared.at(bounds, at))
 
 
-def _exp(logs: _Floats) -> _Floats:
+class _Known(NamedTuple):
+    """What a belief keeps of a kind."""
+
+    #: All that was measured, as ``Table`` has it.
+    rows: Floats
+    failed: tuple[Bounds, ...]
+    of: Kind
+
+
+def _exp(logs: Floats) -> Floats:
     """Not to be written to."""
-    grid: _Floats = np.exp(logs)
+    grid: Floats = np.exp(logs)
     grid.flags.writeable = False
     return grid
 
 
-def _tell_kept(told: Measured, bounds: Bounds, mean: _Floats, variance: _Floats) -> None:
+def _tell_kept(told: Measured, bounds: Bounds, mean: Floats, variance: Floats) -> None:
     """Have sizes that count for others have their roughness too; arrays are of all from 1 worker and 1 PS on."""
     within, where = told.sizes.inside(bounds)
     noise, before = told.noise[within], mean[where]
@@ -357,7 +361,7 @@ def _tell_kept(told: Measured, bounds: Bounds, mean: _Floats, variance: _Floats)
     variance[where] = (1.0 - gain) ** 2 * (variance[where] - ROUGH**2) + gain * noise
 
 
-def _tell_alone(told: Measured, bounds: Bounds, mean: _Floats, variance: _Floats) -> None:
+def _tell_alone(told: Measured, bounds: Bounds, mean: Floats, variance: Floats) -> None:
     """Have what was measured at other sizes count there."""
     within, where = told.sizes.inside(bounds)
     noise, expected, before = told.noise[within], mean[where], variance[where]
@@ -369,7 +373,7 @@ def _tell_alone(told: Measured, bounds: Bounds, mean: _Floats, variance: _Floats
     variance[where] = before * (1.0 - gain)
 
 
-def _pierce(found: tuple[_Floats, _Floats], size: Bounds, *, has_ps: bool) -> None:
+def _pierce(found: tuple[Floats, Floats], size: Bounds, *, has_ps: bool) -> None:
     """Make a size a hole: nothing is trained there."""
     mean, deviation = found
     if size.ps < mean.shape[0] and size.workers < mean.shape[1]:
@@ -378,14 +382,14 @@ def _pierce(found: tuple[_Floats, _Floats], size: Bounds, *, has_ps: bool) -> No
 
 
 @lru_cache(maxsize=256)
-def _looked_at(bounds: Bounds, *, has_ps: bool) -> tuple[_Floats, _Floats, _Floats, _Floats]:
+def _looked_at(bounds: Bounds, *, has_ps: bool) -> tuple[Floats, Floats, Floats, Floats]:
     """Counts of workers and of PSs that are looked at, log2 of all sizes of them, trend; not to be written to."""
     workers, ps = _counts(bounds.workers), _counts(bounds.ps) if has_ps else np.ones(1)
     at = np.log2(np.stack(np.meshgrid(workers, ps), axis=-1).reshape(-1, 2))
     return workers, ps, at, trend_of(at, has_ps=has_ps)
 
 
-def _counts(most: int) -> _Floats:
+def _counts(most: int) -> Floats:
     """Counts of one role that are looked at: all, or where there are many, more and more apart."""
     if most <= _MOST_COUNTS:
         return np.arange(1.0, most + 1.0)
@@ -393,7 +397,7 @@ def _counts(most: int) -> _Floats:
     return np.array([*range(1, _ALL_COUNTS), *dict.fromkeys(apart.tolist())], dtype=np.float64)
 
 
-def _interpolated(values: _Floats, workers: _Floats, ps: _Floats, bounds: Bounds, *, has_ps: bool) -> _Floats:
+def _interpolated(values: Floats, workers: Floats, ps: Floats, bounds: Bounds, *, has_ps: bool) -> Floats:
     """Values at all counts, linear in the logarithms of counts; of all PSs with 1 worker, then with 2 and so on."""
     wanted = np.log2(np.arange(1.0, bounds.workers + 1.0))
     rows = np.stack([np.interp(wanted, np.log2(workers), row) for row in values.reshape(len(ps), len(workers))])

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 from operator import le, sub
 from pathlib import Path
@@ -47,20 +46,18 @@ from dl2d.policies.jumps import (
 from dl2d.policies.labels import Labels, Shown
 from dl2d.policies.layout import Layouts, largest, least_seconds
 from dl2d.policies.level import at_level, levels
+from dl2d.policies.news import merged, news
 from dl2d.policies.remaining import samples_left
 from dl2d.policies.resizing import in_next_slot, stays
 from dl2d.policies.scouts import BOLDER, scouts
 from dl2d.policies.surfaces import Grid, Surface, Surfaces, alike, amounts_of, sizes_of, surfaces, weight_of
+from dl2d.policies.table import Table
 
 _NAME: Final = "dl2"
 #: Folder of the checkpoint that comes with dl2d.
 SHIPPED: Final = Path(__file__).parent / "default"
 #: Jumps that are told of a job.
 _ALTERNATIVES: Final = 3
-#: Speeds count as the same within this part.
-_ALIKE: Final = 0.02
-#: A speed within this part of the one that was expected is no news.
-_EXPECTED: Final = 0.05
 #: Surfaces that are kept from one decision to the next.
 _MOST_KEPT: Final = 1000
 
@@ -115,7 +112,7 @@ class Dl2:
             self._optimism = float(settings["optimism"])
             self._resize_seconds = float(settings["resize_seconds"])
             self._weights: Floats = np.asarray(checkpoint.weights["scorer"], dtype=np.float64)[None]
-            self._known = from_arrays(checkpoint.weights, settings["kinds"])
+            known = from_arrays(checkpoint.weights, settings["kinds"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise CheckpointError(f"checkpoint of {_NAME}: lacks, or has no fit, {error}") from error
         unlike = settings.get("features", list(FEATURES)) != list(FEATURES)
@@ -131,15 +128,13 @@ class Dl2:
         self._explored = self._optimism if optimism is not None else max(self._optimism, OPTIMISM)
         own = {"optimism": optimism, "resize_seconds": resize_seconds, "slot_seconds": slot_seconds}
         self._version = version_of(checkpoint, own)
-        self._least_seconds = {speeds.kind: least_seconds(speeds.points) for speeds in self._known}
-        #: Sizes that are known of each kind.
-        self._known_sizes = {
-            speeds.kind: frozenset(point.allocation for point in speeds.points) for speeds in self._known
-        }
+        self._least_seconds = {speeds.kind: least_seconds(speeds.points) for speeds in known}
+        self._known_kinds = frozenset(self._least_seconds)
+        self._known = up_to_date(Table.of(known)).among(tuple(sorted(self._known_kinds)))
         #: Kept for speed alone: by how much kinds are faster here, and speeds at that level; what was measured last,
         #: what that comes to, the belief, and surfaces that follow.
-        self._levelled: tuple[dict[TrainingKind, float], tuple[MeasuredSpeeds, ...]] = {}, self._known
-        self._belief: tuple[tuple[MeasuredSpeeds, ...], tuple[MeasuredSpeeds, ...], Belief] | None = None
+        self._levelled: tuple[dict[TrainingKind, float], Table] = {}, self._known
+        self._belief: tuple[tuple[MeasuredSpeeds, ...], Table, Belief] | None = None
         self._surfaces: dict[tuple[object, ...], Surface | None] = {}
 
     @property
@@ -218,7 +213,7 @@ class Dl2:
 
     def _hoped(self, request: JobRequest) -> float:
         """Deviations that are hoped for where nobody is bolder."""
-        return self._optimism if TrainingKind.of(request) in self._known_sizes else self._explored
+        return self._optimism if TrainingKind.of(request) in self._known_kinds else self._explored
 
     def _grid(
         self, belief: Belief, deciding: _Deciding, shown: Shown, floor: Allocation, held: Allocation, optimism: float
@@ -310,15 +305,13 @@ class Dl2:
     def _believe(self, snapshot: Snapshot) -> Belief:
         measured = snapshot.speeds
         if self._belief is None or self._belief[0] != measured:
-            points = self._points(snapshot)
+            table = self._table(snapshot)
             # Most of what comes in says what is known already: then neither belief nor surfaces change.
-            if self._belief is None or self._belief[1] != points:
-                last = self._before if self._belief is None else self._belief[2]
-                belief = self._before if points == self._known else Belief(points, before=last)
-                self._belief = measured, points, belief
+            was, belief = (self._known, self._before) if self._belief is None else self._belief[1:]
+            if not table.same(was):
+                belief = self._before if table.same(self._known) else Belief(table, before=belief)
                 self._surfaces.clear()
-            else:
-                self._belief = measured, points, self._belief[2]
+            self._belief = measured, table, belief
         return self._belief[2]
 
     def _expected(self, request: JobRequest) -> Floats:
@@ -330,41 +323,26 @@ class Dl2:
         """What is believed before anything is measured here; worked out when the first decision asks."""
         return Belief(self._known)
 
-    def _points(self, snapshot: Snapshot) -> tuple[MeasuredSpeeds, ...]:
+    def _table(self, snapshot: Snapshot) -> Table:
         """What the checkpoint knows, at the level of this cluster, and what was measured that is news to it."""
-        requests, measured = largest(snapshot), up_to_date(snapshot.speeds)
-        expected = {kind: self._expected(request) for kind, request in requests.items() if kind in self._known_sizes}
+        measured = up_to_date(Table.of(snapshot.speeds))
+        seen = measured.kinds
+        kinds = tuple(sorted({*self._known.kinds, *measured.kinds}))
+        known, measured = self._known.among(kinds), measured.among(kinds)
+        requests = largest(snapshot)
         # A kind that has no job now has its say in what all share.
         alike = {kind[1:]: request for kind, request in requests.items()}
-        absent = {
-            speeds.kind: self._expected(replace(alike[speeds.kind[1:]], model=speeds.kind.model))
-            for speeds in measured
-            if speeds.kind in self._known_sizes and speeds.kind not in expected and speeds.kind[1:] in alike
+        grids = {
+            kind: self._expected(requests.get(kind) or replace(alike[kind[1:]], model=kind.model))
+            for kind in seen
+            if kind in self._known_kinds and kind[1:] in alike
         }
-        faster = levels(measured, self._known_sizes, expected | absent)
+        expected = measured.in_grids(grids)
+        faster = levels(measured, expected, known.find(measured)[1])
         if self._levelled[0] != faster:
             self._levelled = faster, at_level(self._known, faster)
-        expected |= {kind: (expected | absent)[kind] * math.exp(level) for kind, level in faster.items()}
-        news = (
-            MeasuredSpeeds(speeds.kind, _surprising(speeds.points, expected.get(speeds.kind))) for speeds in measured
-        )
-        return merged(self._levelled[1], tuple(news))
-
-
-def _surprising(points: tuple[SpeedPoint, ...], expected: Floats | None) -> tuple[SpeedPoint, ...]:
-    """Points that are not as expected."""
-    if expected is None:
-        return points
-    (most_ps, most_workers), grid = expected.shape, expected.tolist()
-    found = []
-    for point in points:
-        (workers, ps), speed = point[:2]
-        if ps < most_ps and workers < most_workers:
-            there = grid[ps][workers]
-            if there > 0 and speed > 0 and abs(math.log(speed / there)) < _EXPECTED:
-                continue
-        found.append(point)
-    return tuple(found)
+        times = [math.exp(faster[kind]) if kind in faster else float(kind in requests) for kind in kinds]
+        return merged(self._levelled[1], news(measured, expected * np.array(times)[measured.kind_of]))
 
 
 class _Deciding:
@@ -517,37 +495,6 @@ def from_arrays(arrays: Mapping[str, NDArray[Any]], kinds: Sequence[Sequence[str
         MeasuredSpeeds(TrainingKind(model, Architecture(architecture), Consistency(consistency)), tuple(own))
         for (model, architecture, consistency), own in zip(kinds, points, strict=True)
     )
-
-
-def merged(known: Sequence[MeasuredSpeeds], measured: Sequence[MeasuredSpeeds]) -> tuple[MeasuredSpeeds, ...]:
-    """What is known and what was measured, which counts at sizes that both have unless it is much the same.
-
-    So that a belief need not be worked out anew for nothing, means are rounded to 2 % and counts to powers of two.
-    """
-    kinds = {speeds.kind: speeds.points for speeds in known}
-    for speeds in measured:
-        if speeds.points or speeds.kind not in kinds:
-            own, news = list(kinds.get(speeds.kind, ())), []
-            for point in speeds.points:
-                place = bisect_left(own, point[:1])
-                if place == len(own) or own[place][0] != point[0]:
-                    news.append(_rounded(point))
-                elif not _same(own[place][1], point[1]):
-                    own[place] = _rounded(point)
-            kinds[speeds.kind] = tuple(sorted(own + news) if news else own)
-    return tuple(MeasuredSpeeds(kind, points) for kind, points in sorted(kinds.items()))
-
-
-def _same(one: float, other: float) -> bool:
-    return one == other or (one > 0 and other > 0 and abs(math.log(one / other)) < _ALIKE)
-
-
-@lru_cache(maxsize=4096)
-def _rounded(point: SpeedPoint) -> SpeedPoint:
-    size, speed, times, jobs, _, _, _ = point
-    if speed > 0:
-        speed = math.exp(round(math.log(speed) / _ALIKE) * _ALIKE)
-    return SpeedPoint(size, speed, 1 << times.bit_length() - 1 if times else 0, min(3, jobs))
 
 
 def from_checkpoint(folder: str | os.PathLike[str]) -> Dl2:

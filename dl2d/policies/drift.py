@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from dataclasses import replace
 
-from dl2d.core.measured import WRONG, MeasuredSpeeds, SpeedPoint
+import numpy as np
+
+from dl2d.core.measured import WRONG
+from dl2d.policies.table import AT, BEFORE, JOBS, SINCE, SPEED, TIMES, Table
 
 
-def up_to_date(measured: Iterable[MeasuredSpeeds]) -> tuple[MeasuredSpeeds, ...]:
+def up_to_date(measured: Table) -> Table:
     """Measured speeds without their times, those from before a change multiplied by as much as others changed since.
 
     When a cluster or a model's code changes overnight, the sizes that jobs run at show it at once, and those that were
@@ -17,21 +20,18 @@ def up_to_date(measured: Iterable[MeasuredSpeeds]) -> tuple[MeasuredSpeeds, ...]
     tells of all that were measured last before that; several count with their median. What was put right counts
     as measured once.
     """
-    return tuple(MeasuredSpeeds(speeds.kind, _as_now(speeds.points)) for speeds in measured)
-
-
-def _as_now(points: tuple[SpeedPoint, ...]) -> tuple[SpeedPoint, ...]:
-    changes = [
-        (since, math.log(speed / before)) for _, speed, _, _, _, since, before in points if before > 0 and speed > 0
-    ]
-    changes = [(since, change) for since, change in changes if abs(change) < WRONG]
-    if not changes:
-        return tuple([SpeedPoint(size, speed, times, jobs) for size, speed, times, jobs, _, _, _ in points])
-    made = []
-    for point in points:
-        later = [change for since, change in changes if since > point.at]
-        speed, times = point.samples_per_second, point.measurements
-        if later:
-            speed, times = speed * math.exp(statistics.median(later)), 1
-        made.append(SpeedPoint(point.allocation, speed, times, point.jobs))
-    return tuple(made)
+    rows = measured.rows
+    now = rows[:, : JOBS + 1].copy()
+    (changed,) = np.nonzero((rows[:, BEFORE] > 0) & (rows[:, SPEED] > 0))
+    changes = np.log(rows[changed, SPEED] / rows[changed, BEFORE])
+    right = np.abs(changes) < WRONG
+    changed, changes = changed[right], changes[right]
+    later = (measured.kind_of[:, None] == measured.kind_of[changed]) & (rows[:, AT, None] < rows[changed, SINCE])
+    medians: dict[bytes, float] = {}
+    for place in np.flatnonzero(later.any(axis=1)).tolist():
+        which = later[place].tobytes()
+        if which not in medians:
+            medians[which] = math.exp(statistics.median(changes[later[place]].tolist()))
+        now[place, SPEED] *= medians[which]
+        now[place, TIMES] = 1.0
+    return replace(measured, rows=now)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dl2d.core.jobs import Allocation
-from dl2d.core.measured import FAR, MeasuredSpeeds, TrainingKind
+from dl2d.core.measured import FAR, TrainingKind
+from dl2d.policies.table import SPEED, Bools, Floats, Ints, Table
 
 #: Sizes that have to tell.
 _LEAST: Final = 3
@@ -21,11 +20,7 @@ _OTHERWISE: Final = 0.25
 _STEP: Final = 0.02
 
 
-def levels(
-    measured: Iterable[MeasuredSpeeds],
-    known: Mapping[TrainingKind, Collection[Allocation]],
-    expected: Mapping[TrainingKind, NDArray[np.float64]],
-) -> dict[TrainingKind, float]:
+def levels(measured: Table, expected: Floats, known: Bools) -> dict[TrainingKind, float]:
     """Logarithms by which kinds are faster here than expected, of those that are by more than 28 %.
 
     The median of the sizes that are known, or of all where those are too few, if three of four tell so. Other hardware,
@@ -34,32 +29,28 @@ def levels(
 
     Parameters
     ----------
-    known
-        Sizes that are known of each kind.
     expected
-        Samples per second, as ``KnownSpeeds.grid`` has them.
+        Samples per second of each point, shape (n,); 0 where nothing is expected.
+    known
+        Whether the kind is known at that size, shape (n,).
     """
+    speeds, count = measured.rows[:, SPEED], len(measured.kinds)
+    told = (speeds > 0) & (expected > 0)
+    apart = np.log(np.divide(speeds, expected, where=told, out=np.ones_like(speeds)))
+
+    def number(which: Bools) -> Ints:
+        return np.bincount(measured.kind_of[which], minlength=count)
+
+    enough = (number(told & known) >= _LEAST)[measured.kind_of]
+    told &= known | ~enough
+    many, off = number(told), number(told & (np.abs(apart) > FAR))
     found = {}
-    for speeds in measured:
-        if speeds.kind not in expected:
-            continue
-        there = expected[speeds.kind].tolist()
-        most_ps, most_workers = len(there), len(there[0])
-        apart = []
-        for (workers, ps), speed, *_ in speeds.points:
-            row = ps if most_ps > 1 else 0
-            usual = there[row][workers] if row < most_ps and workers < most_workers else 0.0
-            if speed > 0 and usual > 0:
-                apart.append(((workers, ps), math.log(speed / usual)))
-        sizes = known.get(speeds.kind, ())
-        both = [far for size, far in apart if size in sizes]
-        off = both if len(both) >= _LEAST else [far for _, far in apart]
-        # The median is far off only where half of them are.
-        if len(off) < _LEAST or 2 * len([far for far in off if abs(far) > FAR]) < len(off):
-            continue
-        level = statistics.median(off)
-        if _quantile([far if level > 0 else -far for far in off], _OTHERWISE) > FAR:
-            found[speeds.kind] = round(level / _STEP) * _STEP
+    # The median is far off only where half of them are.
+    for place in np.flatnonzero((many >= _LEAST) & (2 * off >= many)).tolist():
+        far = apart[told & (measured.kind_of == place)].tolist()
+        level = statistics.median(far)
+        if _quantile([each if level > 0 else -each for each in far], _OTHERWISE) > FAR:
+            found[measured.kinds[place]] = round(level / _STEP) * _STEP
     return found
 
 
@@ -73,17 +64,8 @@ def _quantile(values: Iterable[float], part: float) -> float:
     return low + (high - low) * along if along < 0.5 else high - (high - low) * (1 - along)
 
 
-def at_level(known: Iterable[MeasuredSpeeds], faster: Mapping[TrainingKind, float]) -> tuple[MeasuredSpeeds, ...]:
+def at_level(known: Table, faster: Mapping[TrainingKind, float]) -> Table:
     """Speeds, those of some kinds as much faster as the logarithms say."""
-    return tuple(
-        MeasuredSpeeds(
-            speeds.kind,
-            tuple(
-                point._replace(samples_per_second=point.samples_per_second * math.exp(faster[speeds.kind]))
-                for point in speeds.points
-            ),
-        )
-        if speeds.kind in faster
-        else speeds
-        for speeds in known
-    )
+    rows = known.rows.copy()
+    rows[:, SPEED] *= np.exp([faster.get(kind, 0.0) for kind in known.kinds])[known.kind_of]
+    return replace(known, rows=rows)

@@ -21,6 +21,7 @@ from dl2d.policies.growing import Alike, Growing
 from dl2d.policies.labels import Labels
 from dl2d.policies.remaining import samples_left
 from dl2d.policies.resizing import in_next_slot
+from dl2d.policies.table import Table
 
 #: A jump that saves less than this part of the remaining time is not made.
 _WORTHWHILE = 0.01
@@ -32,7 +33,7 @@ class _Hoped:
     """What a belief hopes for in the next slot, as speeds that are known."""
 
     def __init__(self, snapshot: Snapshot, optimism: float, lost: float, before: Belief | None) -> None:
-        self.belief = Belief(up_to_date(snapshot.speeds), before=before)
+        self.belief = Belief(up_to_date(Table.of(snapshot.speeds)), before=before)
         self._labels = Labels(snapshot, self.belief)
         self._held = snapshot.held()
         self._optimism = optimism

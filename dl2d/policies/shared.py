@@ -23,6 +23,7 @@ from dl2d.policies.sizes import (
     factor_of,
     inverse_of_lower,
     matern,
+    owns,
     root_of,
 )
 from dl2d.policies.told import Kind, Measured
@@ -44,11 +45,6 @@ class Points:
     logs: _Floats
     #: Place of each size among those of the shared part.
     shared: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, told: Measured, centre: float, shared: NDArray[np.int64]) -> Points:
-        """Of what was measured."""
-        return cls(told.sizes.of(told.noise), told.logs - centre, shared)
 
 
 class Told(NamedTuple):
@@ -101,21 +97,26 @@ class Shared:
         """From all kinds; the lattice is that of ``before`` if it can be."""
         at, places = _together([kind.kept.sizes for kind in found.values()], _MOST_SHARED)
         lattice = before if before is not None and np.array_equal(before.at, at) else Lattice(group, at)
-        size, first = len(at), 0
-        every: dict[TrainingKind, Told] = {}
-        where, certain, weighed = [], [], []
-        for name, kind in found.items():
-            last = first + len(kind.kept.logs)
-            points = Points.of(kind.kept, centre, places[first:last])
-            first, every[name] = last, Told(points, kind.told.sizes, kind.kept, kind.alone)
-            where.append(np.add.outer(points.shared * size, points.shared).reshape(-1))
-            certain.append(points.own.certain.reshape(-1))
-            weighed.append(points.own.certain @ points.logs)
+        size = len(at)
+        kept = [kind.kept for kind in found.values()]
+        ends = np.cumsum([len(each.logs) for each in kept]).tolist()
+        shared = [places[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+        points = [
+            Points(own, each.logs - centre, where)
+            for own, each, where in zip(owns([(each.sizes, each.noise) for each in kept]), kept, shared, strict=True)
+        ]
         # One after the other, as bincount has it: sums are the same however much was taken over.
-        certainty = np.bincount(np.concatenate(where), np.concatenate(certain), size * size).reshape(size, size)
+        where = np.concatenate([(each.shared[:, None] * size + each.shared).reshape(-1) for each in points])
+        certain = np.concatenate([each.own.certain.reshape(-1) for each in points])
+        certainty = np.bincount(where, certain, size * size).reshape(size, size)
+        weighed = np.concatenate([each.own.certain @ each.logs for each in points])
         factor = lattice.factor
         root = root_of(np.eye(size) + factor.T @ certainty @ factor)
-        mean = root.T @ (root @ (factor.T @ np.bincount(places, np.concatenate(weighed), size)))
+        mean = root.T @ (root @ (factor.T @ np.bincount(places, weighed, size)))
+        every = {
+            name: Told(told, kind.sizes, kind.kept, kind.alone)
+            for (name, kind), told in zip(found.items(), points, strict=True)
+        }
         return cls(lattice, every, factor @ mean, factor @ root.T, root, mean)
 
     def at(self, bounds: Bounds | None, at: _Floats) -> tuple[_Floats, _Floats, _Floats]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
 
@@ -68,9 +70,9 @@ class Sizes:
         self._grids: Recent[Bounds, tuple[_Floats]] = Recent(_MOST_OF_KIND if of is not None else MOST_OF_GROUP)
         self._across: Recent[Bounds, tuple[_Floats]] = Recent(MOST_OF_GROUP)
         self._inside: Recent[Bounds, tuple[NDArray[np.int64], NDArray[np.int64]]] = Recent(_MOST_OF_KIND)
-        #: The last of each, for noises seldom change.
-        self._last: Own | None = None
-        self._judge: tuple[_Floats, _Floats] | None = None
+        #: The last of each by its noise, which seldom changes: ``owns`` and ``judges`` keep them here.
+        self.last: Own | None = None
+        self.judge: tuple[_Floats, _Floats] = np.zeros(0), np.zeros((0, 0))
 
     @property
     def among(self) -> tuple[Sizes, NDArray[np.int64]]:
@@ -115,18 +117,6 @@ class Sizes:
             return _square(self._of[0].whole, self._of[1])
         return matern(self.apart, *SHARED_PART) + self.own
 
-    def of(self, noise: _Floats) -> Own:
-        """With variances of noise."""
-        if self._last is None or not np.array_equal(self._last.noise, noise):
-            self._last = Own(self, noise)
-        return self._last
-
-    def judge(self, noise: _Floats) -> _Floats:
-        """Inverse of the covariances of what is measured."""
-        if self._judge is None or not np.array_equal(self._judge[0], noise):
-            self._judge = noise, inverse_of(self.whole + np.diag(noise + ROUGH**2))
-        return self._judge[1]
-
     def grid(self, bounds: Bounds | None, at: _Floats) -> _Floats:
         """Covariances of what is a kind's own with it at other sizes, kept by their bounds; shape (others, sizes)."""
         if bounds is None:
@@ -164,10 +154,10 @@ class Sizes:
 class Own:
     """A kind's own part where it was measured with some noise."""
 
-    def __init__(self, sizes: Sizes, noise: _Floats) -> None:
+    def __init__(self, sizes: Sizes, noise: _Floats, certain: _Floats) -> None:
         self.sizes, self.noise = sizes, noise
         #: Inverse of the covariance of the own part and the noise.
-        self.certain = inverse_of(sizes.own + np.diag(noise + ROUGH**2))
+        self.certain = certain
         self._gains: Recent[Bounds, tuple[_Floats, _Floats]] = Recent(_MOST_OF_KIND)
 
     def gain(self, bounds: Bounds | None, at: _Floats) -> tuple[_Floats, _Floats]:
@@ -179,6 +169,38 @@ class Own:
         gain = grid @ self.certain
         variance: _Floats = np.maximum(LEVEL + OWN_PART[1] - np.einsum("ij,ij->i", gain, grid), 0.0)
         return gain, variance
+
+
+def owns(asked: Sequence[tuple[Sizes, _Floats]]) -> list[Own]:
+    """Own parts where kinds were measured with variances of noise; what is as it was last is taken over."""
+    news = [each for each in asked if each[0].last is None or not np.array_equal(each[0].last.noise, each[1])]
+    inverses = _inverses([sizes.own for sizes, _ in news], [noise for _, noise in news])
+    for (sizes, noise), certain in zip(news, inverses, strict=True):
+        sizes.last = Own(sizes, noise, certain)
+    return [sizes.last for sizes, _ in asked if sizes.last is not None]
+
+
+def judges(asked: Sequence[tuple[Sizes, _Floats]]) -> list[_Floats]:
+    """Inverses of covariances of what is measured with variances of noise; as ``owns``."""
+    news = [(sizes, noise) for sizes, noise in asked if not np.array_equal(sizes.judge[0], noise)]
+    inverses = _inverses([sizes.whole for sizes, _ in news], [noise for _, noise in news])
+    for (sizes, noise), inverse in zip(news, inverses, strict=True):
+        sizes.judge = noise, inverse
+    return [sizes.judge[1] for sizes, _ in asked]
+
+
+def _inverses(covariances: Sequence[_Floats], noises: Sequence[_Floats]) -> list[_Floats]:
+    """Of covariances to which variances of noise, and each size's roughness, are added; as many sizes together."""
+    found: dict[int, _Floats] = {}
+    alike: dict[int, list[int]] = defaultdict(list)
+    for place, noise in enumerate(noises):
+        alike[len(noise)].append(place)
+    for count, places in alike.items():
+        stack, every = np.array([covariances[place] for place in places]), np.arange(count)
+        stack[:, every, every] += np.array([noises[place] for place in places]) + ROUGH**2
+        # Copies, so that one that is kept keeps no others.
+        found |= {place: inverse.copy() for place, inverse in zip(places, inverse_of(stack), strict=True)}
+    return [found[place] for place in range(len(noises))]
 
 
 class Atlas:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, compress, count
-from operator import ne
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dl2d.core.measured import SpeedPoint, TrainingKind
-from dl2d.policies.sizes import Atlas, Bounds, Sizes
-from dl2d.policies.speed_fit import usable
-
-_Floats = NDArray[np.float64]
+from dl2d.core.jobs import Architecture
+from dl2d.policies.sizes import Atlas, Bounds, Sizes, judges
+from dl2d.policies.table import JOBS, PS, SPEED, TIMES, WORKERS, Bools, Floats, Ints, Table
 
 #: Deviation that is left however often a size is measured.
 _FLOOR: Final = 0.01
@@ -29,53 +25,16 @@ _MOST_SIZES: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """Points of a kind, and those that say something as numbers."""
-
-    points: tuple[SpeedPoint, ...]
-    #: In the order of sizes: workers, PSs, samples/s, measurements, jobs; shape (sizes, 5).
-    rows: _Floats
-    #: Whether these are all points, and in their order.
-    in_order: bool
-
-    @classmethod
-    def of(cls, kind: TrainingKind, points: tuple[SpeedPoint, ...], before: Table | None) -> Table:
-        """What points have in common with those ``before`` is taken over: news are of few, most often of one."""
-        first, last = (0, 0) if before is None or not before.in_order else _alike(before.points, points)
-        news = points[first : len(points) - last]
-        said = rows_of(usable(kind, news))
-        rows = as_table(said)
-        if before is not None and first + last:
-            rows = np.concatenate([before.rows[:first], rows, before.rows[len(before.rows) - last :]])
-        workers, ps = rows[:, 0], rows[:, 1]
-        in_order = bool(((workers[1:] > workers[:-1]) | ((workers[1:] == workers[:-1]) & (ps[1:] > ps[:-1]))).all())
-        if first + last and not in_order:
-            return cls.of(kind, points, None)
-        return cls(points, rows, in_order and [row[:2] for row in said] == [point.allocation for point in news])
-
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        """Workers and PSs, shape (sizes, 2)."""
-        return counts_of(self.rows)
-
-
-@dataclass(frozen=True, slots=True)
 class Measured:
     """What was measured of a kind: logarithms of samples/s less the trend, variances of noise."""
 
     sizes: Sizes
-    logs: _Floats
-    noise: _Floats
+    logs: Floats
+    noise: Floats
     #: Whether so few jobs showed it that it may be doubted.
-    single: NDArray[np.bool_]
+    single: Bools
 
-    @classmethod
-    def of(cls, table: _Floats, sizes: Sizes, noise: float) -> Measured:
-        """From a table of points, of those sizes."""
-        logs, shown = np.log(table[:, 2]), table[:, 4]
-        return cls(sizes, logs - sizes.trend, noise_of(noise, table[:, 3]), (shown > 0) & (shown < _TRUSTED))
-
-    def some(self, places: NDArray[np.int64], sizes: Sizes) -> Measured:
+    def some(self, places: Ints, sizes: Sizes) -> Measured:
         """At some places, which have those sizes."""
         return Measured(sizes, self.logs[places], self.noise[places], self.single[places])
 
@@ -84,108 +43,153 @@ class _Choice(NamedTuple):
     """Which sizes of a kind count for others, where there are too many: places among all, in order."""
 
     #: The fastest: what is chosen follows from these and from which sizes there are.
-    fastest: NDArray[np.int64]
-    kept: NDArray[np.int64]
-    alone: NDArray[np.int64]
+    fastest: Ints
+    kept: Ints
+    alone: Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """All that was measured of a kind."""
 
-    table: Table
-    failed: tuple[Bounds, ...]
-    told: Measured
-    #: Sizes that count for others, and those that count for themselves alone.
+    sizes: Sizes
+    #: Those that count for others, and those that count for themselves alone.
     choice: _Choice | None
     kept: Measured
     alone: Measured | None
     #: Mean of the logarithms that count for others.
     level: float
 
-    @classmethod
-    def of(cls, table: Table, noise: float, atlas: Atlas, before: Kind | None) -> Kind:
-        """From what was measured; what is the same ``before`` is taken over."""
-        sizes = atlas.sizes(table.counts, None if before is None else before.told.sizes)
-        told = Measured.of(table.rows, sizes, noise)
-        choice, kept, alone = None, told, None
-        if len(sizes.counts) > _MOST_SIZES:
-            choice = _chosen(told, before)
-            kept, alone = _parts(told, choice, before)
-        kept = _doubted(kept)
-        level = float(kept.logs.mean()) if len(kept.logs) else 0.0
-        failed = () if table.in_order else failed_in(table.points)
-        return cls(table, failed, told, choice, kept, alone, level)
+
+def kinds_of(table: Table, noise: float, atlas: Atlas, before: Sequence[Kind | None]) -> list[Kind]:
+    """From points that say something, of kinds of one group; what of each is the same ``before`` is taken over."""
+    atlas.include(table.counts)
+    sizes = [
+        atlas.sizes(table.counts[part], None if was is None else was.sizes)
+        for part, was in zip(table.parts, before, strict=True)
+    ]
+    logs, noises, single = measured_of(table.rows, np.concatenate([some.trend for some in sizes]), noise)
+    # Copies, so that a kind that is kept keeps no others.
+    every = [
+        Measured(some, logs[part].copy(), noises[part].copy(), single[part].copy())
+        for some, part in zip(sizes, table.parts, strict=True)
+    ]
+    choices = _chosen(every, before)
+    kept, alone = [], []
+    for told, choice, was in zip(every, choices, before, strict=True):
+        some, rest = (told, None) if choice is None else _parts(told, choice, was)
+        kept.append(some)
+        alone.append(rest)
+    return [
+        Kind(told.sizes, choice, some, rest, float(some.logs.mean()) if len(some.logs) else 0.0)
+        for told, choice, some, rest in zip(every, choices, _doubted(kept), alone, strict=True)
+    ]
 
 
-def _alike(one: Sequence[object], other: Sequence[object]) -> tuple[int, int]:
-    """How many are the same from the beginning on, and how many of the others up to the end."""
-    most = min(len(one), len(other))
-    first = next(compress(count(), map(ne, one, other)), most)
-    return first, min(next(compress(count(), map(ne, reversed(one), reversed(other))), most), most - first)
+def measured_of(rows: Floats, trend: Floats, noise: float) -> tuple[Floats, Floats, Bools]:
+    """Logarithms less the trend, variances of noise and what may be doubted, of points with that trend."""
+    shown = rows[:, JOBS]
+    return np.log(rows[:, SPEED]) - trend, noise_of(noise, rows[:, TIMES]), (shown > 0) & (shown < _TRUSTED)
 
 
-#: Points in the order of sizes: workers, PSs, samples/s, measurements, jobs.
-Rows = list[tuple[int, int, float, int, int]]
+def usable_in(table: Table) -> Bools:
+    """Points that say something, as ``usable`` has them, shape (n,)."""
+    has_ps = np.array([kind.architecture is Architecture.PS for kind in table.kinds], dtype=np.bool_)[table.kind_of]
+    speeds = table.rows[:, SPEED]
+    counted: Bools = (table.rows[:, WORKERS] > 0) & ((table.rows[:, PS] > 0) | ~has_ps)
+    return counted & (speeds > 0) & (speeds < np.inf)
 
 
-def rows_of(points: Sequence[SpeedPoint]) -> Rows:
-    return sorted([(size[0], size[1], speed, many, jobs) for size, speed, many, jobs, _, _, _ in points])
+def failed_in(rows: Floats) -> tuple[Bounds, ...]:
+    """Sizes at which runs failed."""
+    if rows[:, SPEED].all():
+        return ()
+    return tuple([Bounds(workers, ps) for workers, ps in counts_of(rows[rows[:, SPEED] == 0.0]).tolist()])
 
 
-def counts_of(rows: _Floats) -> NDArray[np.int64]:
+def counts_of(rows: Floats) -> Ints:
     """Workers and PSs, shape (sizes, 2)."""
-    counts: NDArray[np.int64] = rows[:, :2].astype(np.int64)
+    counts: Ints = rows[:, : PS + 1].astype(np.int64)
     return counts
 
 
-def as_table(rows: Rows) -> _Floats:
-    return np.fromiter(chain.from_iterable(rows), np.float64, 5 * len(rows)).reshape(-1, 5)
-
-
-def noise_of(noise: float, times: _Floats) -> _Floats:
+def noise_of(noise: float, times: Floats) -> Floats:
     """Variances of means of so many measurements."""
-    variances: _Floats = np.maximum(noise**2 / np.maximum(times, 1.0), _FLOOR**2)
+    variances: Floats = np.maximum(noise**2 / np.maximum(times, 1.0), _FLOOR**2)
     return variances
 
 
-def failed_in(points: Sequence[SpeedPoint]) -> tuple[Bounds, ...]:
-    return tuple(Bounds(*point.allocation) for point in points if point.samples_per_second == 0.0)
-
-
-def _doubted(told: Measured) -> Measured:
+def _doubted(every: Sequence[Measured]) -> list[Measured]:
     """What one job or two showed, and nobody would expect by all other sizes, says as little as it is off.
 
     The job may not be what its user says. Residuals are those of each size by all others of the kind (Rasmussen and
     Williams, equations 5.10 to 5.12).
     """
-    if len(told.logs) < _LEAST_JUDGES or not told.single.any():
-        return told
-    certain = told.sizes.judge(told.noise)
-    weighed, precision = certain @ (told.logs - told.logs.mean()), np.diagonal(certain)
-    doubted = told.single & (np.abs(weighed) > UNEXPECTED * np.sqrt(precision))
-    return replace(told, noise=np.where(doubted, told.noise + (weighed / precision) ** 2, told.noise))
+    found = list(every)
+    judged = [place for place, told in enumerate(every) if len(told.logs) >= _LEAST_JUDGES and told.single.any()]
+    certainties = judges([(every[place].sizes, every[place].noise) for place in judged])
+    for place, certain in zip(judged, certainties, strict=True):
+        told = every[place]
+        weighed, precision = certain @ (told.logs - told.logs.mean()), np.diagonal(certain)
+        doubted = told.single & (np.abs(weighed) > UNEXPECTED * np.sqrt(precision))
+        if doubted.any():
+            noise = np.where(doubted, told.noise + (weighed / precision) ** 2, told.noise)
+            found[place] = replace(told, noise=noise)
+    return found
 
 
-def _chosen(told: Measured, before: Kind | None) -> _Choice:
-    """Of the sizes that count for others: the fastest half of the most, and such as are far apart."""
-    fastest = np.argsort(-(told.logs + told.sizes.trend), kind="stable")[: _MOST_SIZES // 2]
-    fastest.sort()
-    last = None if before is None or before.told.sizes is not told.sizes else before.choice
-    if last is not None and np.array_equal(last.fastest, fastest):
-        return last
-    every, within = told.sizes.among
-    chosen, far = within[fastest].tolist(), every.apart
-    # Whatever is none of these is nearer than any.
-    nearest = np.full(len(far), -1.0)
-    nearest[within] = far[chosen].min(axis=0)[within]
-    while len(chosen) < _MOST_SIZES:
-        chosen.append(int(nearest.argmax()))
-        np.minimum(nearest, far[chosen[-1]], out=nearest)
-    kept = np.searchsorted(within, np.sort(np.array(chosen, dtype=np.int64)))
-    others = np.ones(len(within), dtype=np.bool_)
-    others[kept] = False
-    return _Choice(fastest, kept, np.flatnonzero(others))
+def _chosen(every: Sequence[Measured], before: Sequence[Kind | None]) -> list[_Choice | None]:
+    """Of the sizes that count for others, where they are too many: the fastest half, and such as are far apart."""
+    choices: list[_Choice | None] = [None] * len(every)
+    #: By all sizes that there are, which are the same ones for all kinds but for very many sizes.
+    asked: dict[int, list[tuple[int, Ints]]] = defaultdict(list)
+    for place, (told, was) in enumerate(zip(every, before, strict=True)):
+        if len(told.logs) > _MOST_SIZES:
+            fastest = np.argsort(-(told.logs + told.sizes.trend), kind="stable")[: _MOST_SIZES // 2]
+            fastest.sort()
+            last = None if was is None or was.sizes is not told.sizes else was.choice
+            if last is not None and np.array_equal(last.fastest, fastest):
+                choices[place] = last
+            else:
+                asked[id(told.sizes.among[0])].append((place, fastest))
+    for some in asked.values():
+        atlas = every[some[0][0]].sizes.among[0]
+        within = [every[place].sizes.among[1] for place, _ in some]
+        first = np.array([inside[fastest] for inside, (_, fastest) in zip(within, some, strict=True)])
+        chosen = _far_apart(atlas.apart, within, first)
+        for (place, fastest), inside, those in zip(some, within, chosen, strict=True):
+            kept = np.searchsorted(inside, those)
+            others = np.ones(len(inside), dtype=np.bool_)
+            others[kept] = False
+            choices[place] = _Choice(fastest, kept, np.flatnonzero(others))
+    return choices
+
+
+def _far_apart(apart: Floats, within: Sequence[Ints], first: Ints) -> Ints:
+    """Sizes of K kinds that count for others: those that come first, then again and again the farthest from all these.
+
+    Parameters
+    ----------
+    apart
+        Distances of all sizes, shape (A, A).
+    within
+        Which of them each kind has, in order.
+    first
+        Shape (K, some).
+
+    Returns
+    -------
+    Shape (K, most), in order.
+    """
+    # Whatever is none of a kind's sizes is nearer than any.
+    nearest = np.full((len(first), len(apart)), -1.0)
+    for row, have, chosen in zip(nearest, within, first, strict=True):
+        row[have] = apart[chosen].min(axis=0)[have]
+    found = [*first.T]
+    while len(found) < _MOST_SIZES:
+        found.append(nearest.argmax(axis=1))
+        np.minimum(nearest, apart[found[-1]], out=nearest)
+    return np.sort(np.array(found).T, axis=1)
 
 
 def _parts(told: Measured, choice: _Choice, before: Kind | None) -> tuple[Measured, Measured]:

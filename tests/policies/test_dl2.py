@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -17,10 +19,12 @@ from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.daemon.guard import check
 from dl2d.policies.checkpoint import Checkpoint
-from dl2d.policies.dl2 import Dl2, as_arrays, from_arrays, merged, shipped
+from dl2d.policies.dl2 import Dl2, as_arrays, from_arrays, shipped
 from dl2d.policies.jumps import FEATURES, Crowd, initial_weights, look, score, weight_count
 from dl2d.policies.level import levels
+from dl2d.policies.news import merged
 from dl2d.policies.surfaces import Grid, Surfaces, surfaces
+from dl2d.policies.table import Table
 
 KIND = TrainingKind("m", Architecture.PS, Consistency.SYNC)
 CPU = {"model": "m", "worker": Resources.of(cpu=2), "ps": Resources.of(cpu=1), "max_workers": 3, "max_ps": 3}
@@ -125,22 +129,32 @@ def test_where_a_kind_is_slower_or_faster_altogether_what_the_checkpoint_knows_i
 def test_some_sizes_that_are_slower_or_faster_say_nothing_of_the_others() -> None:
     grid = np.zeros((4, 4))
     grid[1:, 1:] = 10.0
+
+    def found(seen: MeasuredSpeeds, known: Collection[tuple[int, int]] = (), expected: bool = True) -> dict[Any, float]:
+        table = Table.of([seen])
+        inside = np.array([point.allocation in known for point in seen.points])
+        return levels(table, table.in_grids({KIND: grid} if expected else {}), inside)
+
     all_faster = measured(dict.fromkeys([(1, 1), (2, 2), (3, 1)], 20.0))
-    assert levels([all_faster], {}, {KIND: grid}) == {KIND: pytest.approx(np.log(2), abs=0.02)}
-    assert levels([measured(dict.fromkeys([(1, 1), (2, 2)], 20.0))], {}, {KIND: grid}) == {}, "too few"
-    assert levels([measured({(1, 1): 20.0, (2, 2): 20.0, (3, 1): 10.0, (1, 3): 10.0})], {}, {KIND: grid}) == {}
-    assert levels([measured(dict.fromkeys([(1, 1), (2, 2), (3, 1)], 12.0))], {}, {KIND: grid}) == {}, "not by much"
-    assert levels([all_faster], {}, {}) == {}
+    assert found(all_faster) == {KIND: pytest.approx(np.log(2), abs=0.02)}
+    assert found(measured(dict.fromkeys([(1, 1), (2, 2)], 20.0))) == {}, "too few"
+    assert found(measured({(1, 1): 20.0, (2, 2): 20.0, (3, 1): 10.0, (1, 3): 10.0})) == {}
+    assert found(measured(dict.fromkeys([(1, 1), (2, 2), (3, 1)], 12.0))) == {}, "not by much"
+    assert found(all_faster, expected=False) == {}
     sizes = {(1, 1): 5.0, (2, 2): 5.0, (3, 1): 5.0, (1, 3): 20.0, (2, 1): 20.0, (3, 3): 20.0}
-    both = {Allocation(*size) for size, speed in sizes.items() if speed > 10.0}
-    assert levels([measured(sizes)], {KIND: both}, {KIND: grid}) == {KIND: pytest.approx(np.log(2), abs=0.02)}
+    both = {size for size, speed in sizes.items() if speed > 10.0}
+    assert found(measured(sizes), both) == {KIND: pytest.approx(np.log(2), abs=0.02)}
+
+
+def together(known: Collection[MeasuredSpeeds], news: Collection[MeasuredSpeeds]) -> tuple[MeasuredSpeeds, ...]:
+    return merged(Table.of(known), Table.of(news)).measured()
 
 
 def test_what_is_measured_again_much_the_same_changes_nothing() -> None:
     known = (measured(SPEEDS),)
     again = (measured({size: speed * 1.01 for size, speed in SPEEDS.items()}),)
-    assert merged(known, again) == merged(known, ()) == known
-    other = merged(known, (measured({(1, 1): 5.0}),))[0].points[0]
+    assert together(known, again) == together(known, ()) == known
+    other = together(known, (measured({(1, 1): 5.0}),))[0].points[0]
     assert other.samples_per_second == pytest.approx(5.0, rel=0.01)
     assert other.measurements == 64
 
@@ -156,8 +170,8 @@ def test_what_was_measured_counts_where_both_know_a_size_and_all_stay_in_order()
         for point in news.points:
             before = own.get(point.allocation)
             if before is None or abs(np.log(before.samples_per_second / point.samples_per_second)) >= 0.02:
-                own[point.allocation] = merged((), (MeasuredSpeeds(KIND, (point,)),))[0].points[0]
-        assert merged((known,), (news,)) == (MeasuredSpeeds(KIND, tuple(sorted(own.values()))),)
+                own[point.allocation] = together((), (MeasuredSpeeds(KIND, (point,)),))[0].points[0]
+        assert together((known,), (news,)) == (MeasuredSpeeds(KIND, tuple(sorted(own.values()))),)
 
 
 def test_a_resize_that_does_not_pay_is_not_made() -> None:

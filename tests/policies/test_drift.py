@@ -7,6 +7,7 @@ from dl2d.core.jobs import Allocation
 from dl2d.core.measured import MeasuredSpeeds, SpeedPoint
 from dl2d.policies.belief import Belief
 from dl2d.policies.drift import up_to_date
+from dl2d.policies.table import Table
 
 NIGHT = 1000.0
 
@@ -16,8 +17,12 @@ def point(workers: int, speed: float, *, at: float = 1.0, since: float = 1.0, be
 
 
 def now(*points: SpeedPoint) -> list[SpeedPoint]:
-    [speeds] = up_to_date([MeasuredSpeeds(a_kind("m"), points)])
+    [speeds] = mended(MeasuredSpeeds(a_kind("m"), points))
     return list(speeds.points)
+
+
+def mended(*measured: MeasuredSpeeds) -> tuple[MeasuredSpeeds, ...]:
+    return up_to_date(Table.of(measured)).measured()
 
 
 def test_without_changes_all_is_as_measured_but_for_the_times() -> None:
@@ -49,7 +54,7 @@ def test_a_speed_that_had_been_wrong_says_nothing_of_others() -> None:
 def test_another_kind_does_not_change() -> None:
     changed = MeasuredSpeeds(a_kind("m"), (point(2, 14.0, at=1200.0, since=NIGHT, before=20.0),))
     still = MeasuredSpeeds(a_kind("n"), (point(2, 14.0),))
-    assert up_to_date([changed, still])[1].points == (SpeedPoint(Allocation(2, 1), 14.0, 5, 2),)
+    assert mended(changed, still)[1].points == (SpeedPoint(Allocation(2, 1), 14.0, 5, 2),)
 
 
 def test_after_a_night_one_size_tells_of_all_and_the_best_stays_the_best() -> None:
@@ -64,9 +69,8 @@ def test_after_a_night_one_size_tells_of_all_and_the_best_stays_the_best() -> No
         else each
         for each in seen.points
     ]
-    [mended] = up_to_date([MeasuredSpeeds(seen.kind, tuple(slower))])
-    grid = Belief([mended]).grid(a_request("m"))
+    grid = Belief(mended(MeasuredSpeeds(seen.kind, tuple(slower)))).grid(a_request("m"))
     assert grid[best.allocation.ps, best.allocation.workers] == pytest.approx(grid.max(), rel=0.05)
     believed = Belief([MeasuredSpeeds(seen.kind, tuple(slower))]).grid(a_request("m"))
     assert believed[best.allocation.ps, best.allocation.workers] < 0.85 * believed.max()
-    assert up_to_date([told("m", dict.fromkeys(SPREAD, 1.0))])[0].points[0].measurements == 1
+    assert mended(told("m", dict.fromkeys(SPREAD, 1.0)))[0].points[0].measurements == 1
