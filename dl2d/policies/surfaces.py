@@ -88,55 +88,81 @@ def surfaces(grids: Sequence[Grid]) -> list[Surface | None]:
 def _of_stack(grids: Sequence[Grid]) -> list[Surface | None]:
     """Surfaces of G grids of one shape and with as many resources; the sizes of all stand one after the other."""
     rates = np.array([grid.rates for grid in grids])
-    demand = np.array([(grid.worker, grid.ps) for grid in grids], dtype=np.int64)
-    whole = np.array([grid.capacity for grid in grids], dtype=np.int64)
-    first = np.array([grid.start for grid in grids], dtype=np.int64)
-    of, ps, workers = np.nonzero(_worth(grids, rates))
-    taken = _taken(workers, ps, demand[of])
-    within = taken <= whole[of]
+    # Amounts have shape (R, ...): a short last axis is slow to go along.
+    worker, server, whole = (
+        np.array(amounts, dtype=np.int64).T.copy()
+        for amounts in zip(*((grid.worker, grid.ps, grid.capacity) for grid in grids), strict=True)
+    )
+    of, ps, workers = np.nonzero(_worth(grids, rates, _instead(worker, server)))
+    taken = workers * worker.take(of, axis=1) + ps * server.take(of, axis=1)
+    within = taken <= whole.take(of, axis=1)
     if not within.all():
-        fits = within.all(axis=1)
-        of, ps, workers, taken = of[fits], ps[fits], workers[fits], taken[fits]
+        fits = within.all(axis=0)
+        of, ps, workers, taken = of[fits], ps[fits], workers[fits], taken.compress(fits, axis=1)
     rate = rates[of, ps, workers]
-    # Fastest first, of equals the one that takes least, with fewest PSs and workers (in that order they come): each is
-    # then beaten only by those before it.
-    order = np.lexsort((taken.sum(axis=1), -rate, of))
-    of, rate, taken = of[order], rate[order], taken[order]
-    sizes = np.stack([workers[order], ps[order]], axis=1)
-    units = _units(taken, np.gcd(demand[:, 0], demand[:, 1])[of])
-    parts = _parts(of, len(grids))
-    places = np.arange(max(part.stop - part.start for part in parts))
-    before = np.less.outer(places, places)
-    left_out = np.concatenate([_beaten(units[:, part], before) for part in parts])
+    # Each is then beaten only by those before it.
+    order = _fastest_first(of, rate, taken)
+    ps, workers, rate, taken = ps[order], workers[order], rate[order], taken.take(order, axis=1)
+    unit = np.maximum(np.gcd(worker, server), 1)
+    units = _small(workers * (worker // unit).take(of, axis=1) + ps * (server // unit).take(of, axis=1))
+    left_out = np.zeros(len(of), dtype=np.bool_)
+    for part in _parts(of, len(grids)):
+        if part.start < part.stop:
+            left_out[part] = _beaten(units[:, part])
     for number, grid in enumerate(grids):
         if grid.keep is not None:
-            left_out &= (of != number) | (sizes != grid.keep).any(axis=1)
+            left_out &= (of != number) | (workers != grid.keep[0]) | (ps != grid.keep[1])
     kept = _some(np.flatnonzero(~left_out), of, len(grids))
-    of, sizes, rate, taken = of[kept], sizes[kept], rate[kept], taken[kept]
-    need = taken - _taken(first[:, 0], first[:, 1], demand)[of]
-    log_rate = np.log(rate)
+    return _made(grids, of[kept], np.stack([workers[kept], ps[kept]], axis=1), rate[kept], taken.take(kept, axis=1).T)
+
+
+def _made(grids: Sequence[Grid], of: Ints, sizes: Ints, rate: Floats, taken: Ints) -> list[Surface | None]:
+    """Surfaces of the sizes that are kept of each grid, fastest first; what they take has shape (sizes, R)."""
+    parts, count, resources = _parts(of, len(grids)), len(grids) + len(of), taken.shape[1]
+    first = np.array([grid.start for grid in grids], dtype=np.int64)
+    demand = np.array([(grid.worker, grid.ps) for grid in grids], dtype=np.int64)
+    whole = np.array([grid.capacity for grid in grids], dtype=np.int64)
+    # The start of each stands before its sizes, and takes nothing beyond itself.
+    start = np.array([part.start for part in parts]) + np.arange(len(grids))
+    rest = np.arange(len(of)) + of + 1
+    every, need, log_rate = np.empty((count, 2), np.int64), np.zeros((count, resources), np.int64), np.zeros(count)
+    every[start], every[rest] = first, sizes
+    need[rest] = taken - (first[:, :, None] * demand).sum(axis=1)[of]
+    log_rate[rest] = np.log(rate)
     made: list[Surface | None] = []
-    for number, (grid, part) in enumerate(zip(grids, _parts(of, len(grids)), strict=True)):
+    for number, (grid, part) in enumerate(zip(grids, parts, strict=True)):
         if part.start == part.stop:
             made.append(None)
             continue
+        own = slice(part.start + number, part.stop + number + 1)
         # As if it had at least some little of its best speed where it starts.
-        held = math.log(max(_held(grid), _WAITING * float(rate[part.start])))
-        made.append(
-            Surface(
-                np.concatenate([first[number, None], sizes[part]]),
-                np.concatenate([[held], log_rate[part]]),
-                np.concatenate([np.zeros_like(need[:1]), need[part]]),
-                whole[number],
-                _dominant(taken[part.start].tolist(), grid.capacity),
-                not any(grid.start),
-            )
-        )
+        log_rate[own.start] = math.log(max(_held(grid), _WAITING * float(rate[part.start])))
+        best_share = _dominant(taken[part.start].tolist(), grid.capacity)
+        made.append(Surface(every[own], log_rate[own], need[own], whole[number], best_share, not any(grid.start)))
     return made
 
 
-def _worth(grids: Sequence[Grid], rates: Floats) -> Bools:
-    """Sizes that are faster than all with no more workers and no more PSs; ``rates`` of all grids, shape (G, P, W)."""
+def _fastest_first(of: Ints, rate: Floats, taken: Ints) -> Ints:
+    """Order of sizes in which those of each grid stay together: the fastest first, then the one that takes least.
+
+    Of such as are equal in that the one with fewest PSs and workers: in that order they come.
+    """
+    order = np.argsort(-rate)
+    order = order[np.argsort(of[order].astype(np.int16), kind="stable")]
+    # Hardly ever are two as fast, and sorting by all keys takes three times as long.
+    if (np.diff(rate[order]) == 0).any():
+        order = np.lexsort((taken.sum(axis=0), -rate, of))
+    return order
+
+
+def _instead(worker: Ints, ps: Ints) -> Ints:
+    """How many PSs take no more than one worker; what each takes has shape (R, G)."""
+    instead: Ints = np.where(ps > 0, worker // np.maximum(ps, 1), np.iinfo(np.int64).max).min(axis=0)
+    return instead
+
+
+def _worth(grids: Sequence[Grid], rates: Floats, instead: Ints) -> Bools:
+    """Sizes that may be worth looking at; ``rates`` of all grids, shape (G, P, W). See ``_undominated``."""
     counted = np.array([grid.may for grid in grids])
     counted &= rates > 0
     counted &= np.isfinite(rates)
@@ -148,7 +174,7 @@ def _worth(grids: Sequence[Grid], rates: Floats) -> Bools:
         if rates.shape[axis] > _MOST_COUNTS + 1:
             looked = np.array([_looked_at(rates.shape[axis], grid.keep and grid.keep[role]) for grid in grids])
             counted &= np.expand_dims(looked, 3 - axis)
-    worth = counted & _undominated(np.where(counted, rates, -np.inf))
+    worth = counted & _undominated(np.where(counted, rates, -np.inf), instead)
     for number, grid in enumerate(grids):
         if grid.keep is not None:
             workers, ps = grid.keep
@@ -175,39 +201,35 @@ def _spread(count: int) -> Ints:
     return np.unique(np.linspace(0, count - 1, _MOST_SIZES).round().astype(np.int64))
 
 
-def _undominated(rates: Floats) -> Bools:
-    """Which sizes are faster than all that have no more workers and no more PSs; ``rates[..., ps, workers]``.
+def _undominated(rates: Floats, instead: Ints) -> Bools:
+    """Which sizes are faster than all that have no more workers and no more PSs, ``rates[grid, ps, workers]``.
 
-    Most others can be told by this at once, and fewer are left to be compared with each other.
+    And no slower than those with a worker less and as many PSs more as take no more ``instead``, (G,). Most others can
+    be told by this at once, and fewer are left to be compared with each other.
     """
-    best = np.maximum.accumulate(np.maximum.accumulate(rates, axis=-2), axis=-1)
+    best = np.maximum.accumulate(np.maximum.accumulate(rates, axis=1), axis=2)
     faster = np.ones(rates.shape, dtype=np.bool_)
-    faster[..., 1:, :] = rates[..., 1:, :] > best[..., :-1, :]
-    faster[..., 1:] &= rates[..., 1:] > best[..., :-1]
+    faster[:, 1:] = rates[:, 1:] > best[:, :-1]
+    faster[:, :, 1:] &= rates[:, :, 1:] > best[:, :, :-1]
+    most = rates.shape[1] - 1
+    more = np.minimum(np.arange(most + 1) + np.minimum(instead, most)[:, None], most)
+    faster[:, :, 1:] &= rates[:, :, 1:] >= best[np.arange(len(rates))[:, None], more, :-1]
     return faster
 
 
-def _taken(workers: Ints, ps: Ints, demand: Ints) -> Ints:
-    """What sizes take, shape (sizes, R); ``demand`` of one worker and one PS of each, shape (sizes, 2, R)."""
-    return workers[:, None] * demand[:, 0] + ps[:, None] * demand[:, 1]
+def _small(units: Ints) -> NDArray[np.integer[Any]]:
+    """Numbers in 16 bits, if they have room there: small ones are compared fastest."""
+    return units.astype(np.int16) if units.max(initial=0) < _SMALL else units
 
 
-def _units(taken: Ints, unit: Ints) -> NDArray[np.integer[Any]]:
-    """What sizes take in units of their own; both shape (sizes, R) -> (R, sizes).
-
-    Small numbers are compared fastest, and one resource after the other: a short last axis is slow to go along.
-    """
-    units = taken // np.maximum(unit, 1)
-    return np.ascontiguousarray(units.T, dtype=np.int16 if units.max(initial=0) < _SMALL else np.int64)
-
-
-def _beaten(units: NDArray[np.integer[Any]], before: Bools) -> Bools:
+def _beaten(units: NDArray[np.integer[Any]]) -> Bools:
     """Which sizes take no less of anything than one before them; shape (R, sizes) -> (sizes,)."""
-    count = units.shape[1]
-    beats = before[:count, :count].copy()
-    for taken in units:
-        beats &= np.less_equal.outer(taken, taken)
-    return np.asarray(beats.any(axis=0))
+    no_less = np.greater_equal.outer(units[0], units[0])
+    for taken in units[1:]:
+        no_less &= np.greater_equal.outer(taken, taken)
+    # The first than which a size takes no less is itself, or beats it.
+    beaten: Bools = no_less.argmax(axis=1) < np.arange(len(no_less))
+    return beaten
 
 
 def _held(grid: Grid) -> float:
@@ -247,18 +269,24 @@ def sizes_of(request: JobRequest) -> Bools:
 
     Not to be written to.
     """
-    workers = tuple(count > 0 and request.allows(count) for count in range(request.max_workers + 1))
-    return _sizes(request.architecture, workers, request.min_ps, request.max_ps)
+    return _sizes(
+        request.architecture, request.min_workers, request.max_workers, request.allowed_workers,
+        request.min_ps, request.max_ps,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=256)
-def _sizes(architecture: Architecture, workers: tuple[bool, ...], min_ps: int, max_ps: int) -> Bools:
-    """By which counts of workers are allowed."""
+def _sizes(
+    architecture: Architecture, min_workers: int, max_workers: int, allowed: tuple[int, ...], min_ps: int, max_ps: int
+) -> Bools:
     has_ps = architecture is Architecture.PS
     ps = np.arange(max_ps + 1) >= max(min_ps, 1 if has_ps else 0)
     if not has_ps:
         ps &= np.arange(max_ps + 1) == min_ps  # more of them would only cost
-    both: Bools = ps[:, None] & np.array(workers)[None]
+    workers = np.arange(max_workers + 1) >= max(min_workers, 1)
+    if allowed:
+        workers &= np.isin(np.arange(max_workers + 1), allowed)
+    both: Bools = ps[:, None] & workers[None]
     both.flags.writeable = False
     return both
 
@@ -293,12 +321,13 @@ class Surfaces:
         counts = np.array([len(one.sizes) for one in surfaces])
         count, most, resources = len(surfaces), int(counts.max()), surfaces[0].need.shape[1]
         within = np.arange(most) < counts[:, None]
+        places = np.flatnonzero(within)
         self.sizes: Ints = np.zeros((count, most, 2), dtype=np.int64)
         self.log_rate: Floats = np.zeros((count, most))
         self.need: Ints = np.zeros((count, most, resources), dtype=np.int64)
-        self.sizes[within] = np.concatenate([one.sizes for one in surfaces])
-        self.log_rate[within] = np.concatenate([one.log_rate for one in surfaces])
-        self.need[within] = np.concatenate([one.need for one in surfaces])
+        self.sizes.reshape(-1, 2)[places] = np.concatenate([one.sizes for one in surfaces])
+        self.log_rate.reshape(-1)[places] = np.concatenate([one.log_rate for one in surfaces])
+        self.need.reshape(-1, resources)[places] = np.concatenate([one.need for one in surfaces])
         shares = _shares(self.need, np.array([one.capacity for one in surfaces]))
         gains = self.log_rate[:, None] - self.log_rate[:, :, None]
         #: Which jumps there are, from (row) to (column), shape (surfaces, C, C); and from which sizes there is none.
@@ -308,8 +337,11 @@ class Surfaces:
         self.there[:, :, 0] = False
         self.ends: Bools = np.logical_not(self.there.any(axis=2))
         #: Log of the dominant share that a jump takes, and log of the log of its speed-up; 0 where there is none.
-        self.cost: Floats = np.log(shares, out=np.zeros_like(shares), where=self.there)
-        self.gain: Floats = np.log(gains, out=np.zeros_like(gains), where=self.there)
+        self.cost, self.gain = shares, gains
+        absent = np.logical_not(self.there)
+        for numbers in (self.cost, self.gain):
+            np.copyto(numbers, 1.0, where=absent)
+            np.log(numbers, out=numbers)
         #: Of the fastest size, which stands right after the start.
         self.log_best: Floats = self.log_rate[:, 1]
         self.best_share: Floats = np.array([one.best_share for one in surfaces])
