@@ -148,13 +148,17 @@ class Snapshot:
     def capacity(self) -> Resources:
         """All that the nodes which take tasks have, whoever uses it."""
         # Most nodes are alike.
-        alike = Counter([node.capacity for node in self.nodes if node.state is NodeState.UP])
+        up = NodeState.UP
+        alike = Counter([node.capacity for node in self.nodes if node.state is up])
         return Resources.total(capacity * many for capacity, many in alike.items())
 
     def held(self) -> dict[JobKey, Allocation]:
         """Allocation that each job is meant to have at present (tasks asked for included, leaving ones not)."""
-        counts = Counter([(task.job, task.role) for task in self.tasks if task.state.wanted])
-        return {job.key: Allocation(counts[job.key, Role.WORKER], counts[job.key, Role.PS]) for job in self.jobs}
+        workers, ps = (
+            Counter([task.job for task in self.tasks if task.role is role and task.state in _WANTED])
+            for role in (Role.WORKER, Role.PS)
+        )
+        return {job.key: Allocation(workers[job.key], ps[job.key]) for job in self.jobs}
 
     def floor_of(self, job: JobKey) -> Allocation:
         """Allocation below which the job must not fall."""

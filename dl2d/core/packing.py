@@ -7,7 +7,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import add, le, sub
+from operator import add, is_not, le, sub
 from typing import NamedTuple
 
 import numpy as np
@@ -68,9 +68,9 @@ class _Level:
     clear: _Vector
     #: Nodes at this level that take tasks, a heap; and such as were there once: they are not at it any more.
     places: list[int] = field(default_factory=list)
-    #: Levels that tasks lead to that are added (or, below 0, taken out), by (demand, change of used, of reserved).
-    after: dict[tuple[_Vector, int, int], _Level] = field(default_factory=dict)
-    #: Levels that incumbents' demands lead to that are taken up, where they have room.
+    #: Levels that new tasks lead to, by their demands; and those that incumbents lead to that are taken up, where
+    #: they have room.
+    after: dict[_Vector, _Level] = field(default_factory=dict)
     taken_up: dict[_Vector, _Level] = field(default_factory=dict)
 
     def fits(self, demand: _Vector, *, clear: bool = False) -> bool:
@@ -219,7 +219,7 @@ class Packing:
         #: How many incumbents wait to be taken up again: without any, nothing is reserved.
         self._waiting = 0
         self._incumbents: dict[tuple[JobKey, Role], list[tuple[int, _Vector]]] = defaultdict(list)
-        nothing = (0,) * len(self._names)
+        nothing = self._nothing = (0,) * len(self._names)
         reserved: dict[int, _Vector] = {}
         for task in sorted(incumbents, key=lambda task: task.number, reverse=True):
             found = self._index.get(task.node)
@@ -322,42 +322,43 @@ class Packing:
 
         Adding them finds the same room, but one after the other. What was done before cannot be taken back any more.
         """
-        at, stayed, moved = self._at, list[bool](), set[int]()
+        at, was, stayed = self._at, list(self._at), list[bool]()
         for key, size in sizes:
-            waiting = [self._incumbents.get((key, role), []) for role in _ROLES]
-            tasks = [task for some, many in zip(waiting, size, strict=True) if many for task in some[: -many - 1 : -1]]
+            workers, servers = waiting = [self._incumbents.get((key, role), []) for role in _ROLES]
+            tasks = workers[: -size.workers - 1 : -1] + servers[: -size.ps - 1 : -1]
             levels = [at[place] for place, _ in tasks]
-            stays = len(tasks) == sum(size) and self._taken_up(tasks) == len(tasks)
+            stays = len(tasks) == sum(size)
+            if stays:
+                for place, demand in tasks:
+                    after = at[place].taken_up.get(demand) or self._taken_up(at[place], demand)
+                    if after is None:
+                        stays = False
+                        break
+                    at[place] = after
             stayed.append(stays)
             if stays:
-                moved.update([place for place, _ in tasks])
                 for some, many in zip(waiting, size, strict=True):
                     del some[len(some) - many :]
                 self._waiting -= len(tasks)
             else:
                 for (place, _), level in zip(tasks, levels, strict=True):
                     at[place] = level
+        moved = list(itertools.compress(range(len(at)), map(is_not, at, was)))
         self._changed(moved)
-        self._came += [place for place in moved if self._takes[place]]
-        total = (0,) * len(self._names)
+        self._came += itertools.compress(moved, [self._takes[place] for place in moved])
+        total = self._nothing
         for level, many in Counter(itertools.compress(at, self._takes)).items():
             total = _plus(total, many, level.free)
         self._begin_anew(total)
         return stayed
 
-    def _taken_up(self, tasks: Iterable[tuple[int, _Vector]]) -> int:
-        """Have nodes at the levels at which incumbents are taken up there, up to the first without room; how many."""
-        at, count = self._at, 0
-        for place, demand in tasks:
-            before = at[place]
-            after = before.taken_up.get(demand)
-            if after is None:
-                if not before.fits(demand):
-                    break
-                after = before.taken_up[demand] = self._beyond(before, demand, 1, -1)
-            at[place] = after
-            count += 1
-        return count
+    def _taken_up(self, level: _Level, demand: _Vector) -> _Level | None:
+        """The level at which a node is where an incumbent was taken up, or None where it has no room."""
+        if not level.fits(demand):
+            return None
+        used, reserved = tuple(map(add, level.used, demand)), tuple(map(sub, level.reserved, demand))
+        after = level.taken_up[demand] = self._level(level.capacity, used, reserved)
+        return after
 
     def _give(self, job: Job, delta: Allocation) -> Blocked | None:
         """Add tasks in turn, up to the first that has no room; returns what stood in its way."""
@@ -499,7 +500,8 @@ class Packing:
         """Take a task out again that was placed by anything but ``add``."""
         place = self._index[node]
         before = self._at[place]
-        after = self._beyond(before, self._amounts(demand), -1, 0)
+        used = tuple(map(sub, before.used, self._amounts(demand)))
+        after = self._level(before.capacity, used, before.reserved)
         total = self._total()
         if self._takes[place]:
             total = _plus(_plus(total, 1, after.free), -1, before.free)
@@ -524,9 +526,11 @@ class Packing:
         begun = len(steps)
         for place, demand in waiting[: -most - 1 : -1]:
             before = at[place]
-            if not self._taken_up(((place, demand),)):
+            after = before.taken_up.get(demand) or self._taken_up(before, demand)
+            if after is None:
                 break
-            steps.append((demand, (place,), before, at[place], whose))
+            at[place] = after
+            steps.append((demand, (place,), before, after, whose))
         places = [places[0] for _, places, *_ in itertools.islice(steps, begun, None)]
         if places:
             del waiting[-len(places) :]
@@ -560,7 +564,7 @@ class Packing:
         if place is None:
             return 0
         before = self._at[place]
-        after = self._beyond(before, demand, 1, 0)
+        after = self._after(before, demand)
         places: Sequence[int] = (place,)
         if order is not None:
             if most > 1 and after.load > before.load:
@@ -675,7 +679,7 @@ class Packing:
     def _take(self, place: int, demand: _Vector) -> None:
         """Add a task to a node."""
         before = self._at[place]
-        after = self._beyond(before, demand, 1, 0)
+        after = self._after(before, demand)
         self._steps.append((demand, (place,), before, after, None))
         self._come((place,), after)
 
@@ -706,27 +710,27 @@ class Packing:
 
     def _enter(self, places: Sequence[int], level: _Level) -> None:
         """Have nodes, in ascending order, stand in the heap of the level that they are at."""
-        for place in places:
-            heapq.heappush(level.places, place)
+        if level.places:
+            for place in places:
+                heapq.heappush(level.places, place)
+        else:
+            level.places += places
         self._grown.append(level)
 
-    def _beyond(self, level: _Level, demand: _Vector, used: int, kept: int) -> _Level:
-        """The level that adding a demand, so many times, to what is used and to what is reserved leads to."""
-        after = level.after.get((demand, used, kept))
+    def _after(self, level: _Level, demand: _Vector) -> _Level:
+        """The level at which a node is where a new task was added."""
+        after = level.after.get(demand)
         if after is None:
-            changed = [level.used, level.reserved]
-            for which, sign in enumerate((used, kept)):
-                if sign:
-                    changed[which] = tuple(map(add if sign > 0 else sub, changed[which], demand))
-            after = level.after[demand, used, kept] = self._level(level.capacity, *changed)
+            used = tuple(map(add, level.used, demand))
+            after = level.after[demand] = self._level(level.capacity, used, level.reserved)
         return after
 
     def _level(self, capacity: _Vector, used: _Vector, reserved: _Vector) -> _Level:
         level = self._levels.get((capacity, used, reserved))
         if level is None:
             load = self._placement.load(used, capacity)
-            free = tuple([max(whole - taken, 0) for whole, taken in zip(capacity, used, strict=True)])
-            clear = tuple([max(left - kept, 0) for left, kept in zip(free, reserved, strict=True)])
+            free = tuple(map(max, map(sub, capacity, used), self._nothing))
+            clear = tuple(map(max, map(sub, free, reserved), self._nothing))
             level = _Level(len(self._levels), capacity, used, reserved, load, free, clear)
             self._levels[capacity, used, reserved] = level
         return level

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
-from operator import le, sub
 from pathlib import Path
 from typing import Any, Final
 
@@ -424,11 +423,16 @@ class _Deciding:
         """Give jobs what they have already of these sizes, workers and PSs, where that is a size that they may have."""
         kept = []
         for job, size in zip(jobs, wanted, strict=True):
-            has, least = self.filling.allocations[job.key], next_bundle(job, NOTHING)
-            stays = Allocation(*map(min, self.held[job.key], size))
-            if has != NOTHING or (least is not None and all(map(le, least, stays))):
-                kept.append((job, Allocation(*(max(more, 0) for more in map(sub, stays, has)))))
-        self.filling.keep([(job, more) for job, more in kept if more != NOTHING])
+            workers, ps = map(min, self.held[job.key], size)
+            has = self.filling.allocations[job.key]
+            if has == NOTHING:
+                least = next_bundle(job, NOTHING)
+                if least is None or least.workers > workers or least.ps > ps:
+                    continue
+            more = Allocation(max(workers - has.workers, 0), max(ps - has.ps, 0))
+            if more != NOTHING:
+                kept.append((job, more))
+        self.filling.keep(kept)
 
     def _add(self, job: Job, role: Role, most: int) -> Blocked | None:
         """Give tasks of one role up to a count: all, or one after the other for as long as there is room."""
