@@ -14,8 +14,8 @@ each job.
 - slot: the same speeds in each slot, so what is believed changes little.
 - slot_with_news: in each slot all speeds are up to 10 % off in another way, so all that is believed is worked out anew.
 - slot_of_a_stream: what a simulated cluster shows, of the preset `realistic` (speeds measured with noise, wrong epochs,
-  interference, failures, costs of resizes): several of ten times as many jobs, the slots in which within a tenth so many
-  jobs are there. Of `Policy.decide` alone, for its cluster is kept from slot to slot.
+  interference, failures, costs of resizes): several of ten times as many jobs, the slots in which so many jobs, or up
+  to a tenth more or fewer, are there.
 
 An inference is one call of the network on one observation, all of it anew; in a slot, what did not change is not worked
 out again. A slot is `Packing.for_decision` and `Policy.decide` together; garbage is collected after it, as in the
@@ -52,6 +52,7 @@ from dl2d.core.jobs import (
 )
 from dl2d.core.measured import JobSpeeds, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing import Packing
+from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources
 from dl2d.daemon import collector
@@ -186,8 +187,9 @@ def slots(
 class TimedPolicy:
     """A policy whose decisions are timed, those on about so many jobs."""
 
-    def __init__(self, policy: Policy, jobs: int) -> None:
+    def __init__(self, policy: Policy, placement: Placement, jobs: int) -> None:
         self._policy = policy
+        self._placement = placement
         self._jobs = jobs
         self.seconds: list[float] = []
 
@@ -196,6 +198,8 @@ class TimedPolicy:
 
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         begin = time.thread_time()
+        # Once more what was made for it, to be timed with it.
+        packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, self._placement)
         decision = self._policy.decide(snapshot, packing, rng)
         if 0.9 * self._jobs <= len(snapshot.jobs) <= 1.1 * self._jobs:
             self.seconds.append(time.thread_time() - begin)
@@ -207,11 +211,12 @@ def streams(policy: Policy, jobs: int, nodes: int, count: int) -> list[float]:
     # Jobs stay about six slots.
     settings = {"jobs": f"{10 * jobs}", "nodes": f"{nodes}", "models": ",".join(MODELS), "cap": f"{max(jobs // 6, 1)}"}
     rules = preset(PresetName.REALISTIC)
-    timed = TimedPolicy(policy, jobs)
+    placement = rules.placement_of(policy.name)
+    timed = TimedPolicy(policy, placement, jobs)
     seeds = itertools.count(1)
     while len(timed.seconds) < count:
         known = generate("dl2", settings, np.random.default_rng(next(seeds)))
-        replay(known, timed, rules.placement_of(policy.name), rules=rules.rules, timer=time.perf_counter)
+        replay(known, timed, placement, rules=rules.rules, timer=time.perf_counter)
     return timed.seconds
 
 

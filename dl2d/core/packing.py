@@ -7,7 +7,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import add, is_not, le, sub
+from operator import add, attrgetter, is_not, le, sub
 from typing import NamedTuple
 
 import numpy as np
@@ -220,20 +220,31 @@ class Packing:
         self._waiting = 0
         self._incumbents: dict[tuple[JobKey, Role], list[tuple[int, _Vector]]] = defaultdict(list)
         nothing = self._nothing = (0,) * len(self._names)
-        reserved: dict[int, _Vector] = {}
-        for task in sorted(incumbents, key=lambda task: task.number, reverse=True):
+        distinct = {id(task.demand): task.demand for task in incumbents}
+        demands = {demand: self._amounts(resources) for demand, resources in distinct.items()}
+        held: dict[int, list[int]] = defaultdict(list)
+        for task in sorted(incumbents, key=attrgetter("number"), reverse=True):
             found = self._index.get(task.node)
             if found is not None:
-                demand = self._amounts(task.demand)
-                self._incumbents[task.job, task.role].append((found, demand))
-                reserved[found] = tuple(map(add, reserved.get(found, nothing), demand))
+                demand = id(task.demand)
+                self._incumbents[task.job, task.role].append((found, demands[demand]))
+                held[found].append(demand)
                 self._waiting += 1
+        # Many nodes hold the same: that is added up once.
+        sums: dict[tuple[int, ...], _Vector] = {}
+        reserved: dict[int, _Vector] = {}
+        for place, some in held.items():
+            total = sums.get(same := tuple(some))
+            if total is None:
+                total = sums[same] = tuple(map(sum, zip(*map(demands.__getitem__, some), strict=True)))
+            reserved[place] = total
         self._levels: dict[tuple[_Vector, _Vector, _Vector], _Level] = {}
         at: dict[int, _Level] = {}
         for (capacity, used), places in forms.items():
             amounts = self._amounts(capacity), self._amounts(used)
-            at.update(dict.fromkeys(places, self._level(*amounts, nothing)))
-            at.update((place, self._level(*amounts, reserved[place])) for place in places if place in reserved)
+            waiting = [reserved.get(place, nothing) for place in places]
+            made = {taken: self._level(*amounts, taken) for taken in dict.fromkeys([nothing, *waiting])}
+            at.update(zip(places, map(made.__getitem__, waiting), strict=True))
         #: The level of each node, and nodes that came to one since levels' heaps and orders were asked last.
         self._at = [at[place] for place in range(len(self._nodes))]
         self._came: list[int] = []
@@ -278,15 +289,21 @@ class Packing:
         ``node.used`` must count all of ``tasks``. Tasks that are meant to stay are the incumbents.
         """
         tasks = tuple(tasks)
-        ours: dict[str, list[Resources]] = defaultdict(list)
+        demands = {id(task.demand): task.demand for task in tasks}
+        ours: dict[str, list[int]] = defaultdict(list)
         for task in tasks:
-            ours[task.node].append(task.demand)
-        others = [
-            Node(node.name, node.capacity, node.used.minus(Resources.total(ours[node.name])), node.state)
-            if node.name in ours
-            else node
-            for node in nodes
-        ]
+            ours[task.node].append(id(task.demand))
+        # Many nodes are alike in what they hold: what others hold there is worked out once.
+        left: dict[tuple[Resources, tuple[int, ...]], Resources] = {}
+        others = []
+        for node in nodes:
+            if node.name not in ours:
+                others.append(node)
+                continue
+            alike = node.used, tuple(ours[node.name])
+            if alike not in left:
+                left[alike] = node.used.minus(Resources.total([demands[each] for each in alike[1]]))
+            others.append(Node(node.name, node.capacity, left[alike], node.state))
         return cls(others, placement, incumbents=[task for task in tasks if task.state.wanted])
 
     @property
