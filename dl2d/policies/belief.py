@@ -318,16 +318,13 @@ class Belief:
         mean, wide, left = self._cross(shared, bounds, at)
         if own is not None:
             gain, variance = own.own.gain(bounds, at)
-            mean = mean + gain @ (own.logs - shared.believed[own.shared])
+            mean = mean + (own.logs - shared.believed[own.shared]) @ gain
         mean = self._centre + trend + mean
         if not spread:
             return mean, np.zeros_like(mean)
-        if own is None:
-            return mean, np.sqrt(variance + left + (wide**2).sum(axis=1))
-        # In place: arrays are large.
-        off = gain @ shared.spread[own.shared]
-        np.subtract(wide, off, out=off)
-        return mean, np.sqrt(variance + left + np.einsum("ij,ij->i", off, off))
+        if own is not None:
+            wide = wide - shared.spread.take(own.shared, axis=1) @ gain
+        return mean, np.sqrt(variance + left + np.einsum("ij,ij->j", wide, wide))
 
     def _cross(self, shared: Shared, bounds: Bounds | None, at: Floats) -> tuple[Floats, Floats, Floats]:
         """``Shared.at``, kept by bounds."""

@@ -72,12 +72,12 @@ class Lattice:
         return places
 
     def weights(self, bounds: Bounds | None, at: _Floats) -> tuple[_Floats, _Floats]:
-        """Of ``g``, at other sizes, kept by their bounds: shape (others, U); and what variance is left there."""
+        """Of ``g``, at other sizes, kept by their bounds: shape (U, others); and what variance is left there."""
         return self._weigh(at) if bounds is None else self._weights.get(bounds, lambda: self._weigh(at))
 
     def _weigh(self, at: _Floats) -> tuple[_Floats, _Floats]:
-        weights = matern(distances(at, self.at, self.group), *SHARED_PART) @ self._inverse.T
-        return weights, np.maximum(SHARED_PART[1] - (weights**2).sum(axis=1), 0.0)
+        weights = self._inverse @ matern(distances(self.at, at, self.group), *SHARED_PART)
+        return weights, np.maximum(SHARED_PART[1] - (weights**2).sum(axis=0), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Shared:
 
     lattice: Lattice
     told: dict[TrainingKind, Told]
-    #: The factor times ``mean``, (U,), and times ``root.T``, (U, U).
+    #: The factor times ``mean``, (U,), and ``root`` times the factor's transpose, (U, U).
     believed: _Floats
     spread: _Floats
     root: _Floats
@@ -117,12 +117,12 @@ class Shared:
             name: Told(told, kind.sizes, kind.kept, kind.alone)
             for (name, kind), told in zip(found.items(), points, strict=True)
         }
-        return cls(lattice, every, factor @ mean, factor @ root.T, root, mean)
+        return cls(lattice, every, factor @ mean, root @ factor.T, root, mean)
 
     def at(self, bounds: Bounds | None, at: _Floats) -> tuple[_Floats, _Floats, _Floats]:
-        """Means, roots of covariances and what variance is left at sizes, which may be those of some bounds."""
+        """Means, (sizes,), roots of covariances, (U, sizes), and what variance is left, at sizes as ``weights``."""
         weights, left = self.lattice.weights(bounds, at)
-        return weights @ self.mean, weights @ self.root.T, left
+        return self.mean @ weights, self.root @ weights, left
 
 
 def _together(sizes: Sequence[Sizes], most: int) -> tuple[_Floats, NDArray[np.int64]]:

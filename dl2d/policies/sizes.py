@@ -68,7 +68,6 @@ class Sizes:
         #: All, and the places of these among them; None where these are all.
         self._of = of
         self._grids: Recent[Bounds, tuple[_Floats]] = Recent(_MOST_OF_KIND if of is not None else MOST_OF_GROUP)
-        self._across: Recent[Bounds, tuple[_Floats]] = Recent(MOST_OF_GROUP)
         self._inside: Recent[Bounds, tuple[NDArray[np.int64], NDArray[np.int64]]] = Recent(_MOST_OF_KIND)
         #: The last of each by its noise, which seldom changes: ``owns`` and ``judges`` keep them here.
         self.last: Own | None = None
@@ -117,17 +116,13 @@ class Sizes:
             return _square(self._of[0].whole, self._of[1])
         return matern(self.apart, *SHARED_PART) + self.own
 
-    def grid(self, bounds: Bounds | None, at: _Floats) -> _Floats:
-        """Covariances of what is a kind's own with it at other sizes, kept by their bounds; shape (others, sizes)."""
+    def across(self, bounds: Bounds | None, at: _Floats) -> _Floats:
+        """Covariances of what is a kind's own with it at other sizes, kept by their bounds; shape (sizes, others)."""
         if bounds is None:
-            return _own(at, self.at, self.group)
+            return _own(self.at, at, self.group)
         if self._of is not None and len(at) * len(self._of[0].at) <= _MOST_OF_ALL:
-            return self._of[0].grid(bounds, at).take(self._of[1], axis=1)
-        return self._grids.get(bounds, lambda: (_own(at, self.at, self.group),))[0]
-
-    def across(self, bounds: Bounds, at: _Floats) -> _Floats:
-        """``grid`` with the rows of these sizes, each together; shape (sizes, others)."""
-        return self._across.get(bounds, lambda: (np.ascontiguousarray(self.grid(bounds, at).T),))[0]
+            return self._of[0].across(bounds, at).take(self._of[1], axis=0)
+        return self._grids.get(bounds, lambda: (_own(self.at, at, self.group),))[0]
 
     def inside(self, bounds: Bounds) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Which are within bounds, and their places in an array of all from 1 worker and 1 PS on, kept by bounds."""
@@ -161,13 +156,13 @@ class Own:
         self._gains: Recent[Bounds, tuple[_Floats, _Floats]] = Recent(_MOST_OF_KIND)
 
     def gain(self, bounds: Bounds | None, at: _Floats) -> tuple[_Floats, _Floats]:
-        """What each measurement says of other sizes, kept by their bounds, shape (others, sizes); variance left."""
+        """What each measurement says of other sizes, kept by their bounds, shape (sizes, others); variance left."""
         return self._gain(None, at) if bounds is None else self._gains.get(bounds, lambda: self._gain(bounds, at))
 
     def _gain(self, bounds: Bounds | None, at: _Floats) -> tuple[_Floats, _Floats]:
-        grid = self.sizes.grid(bounds, at)
-        gain = grid @ self.certain
-        variance: _Floats = np.maximum(LEVEL + OWN_PART[1] - np.einsum("ij,ij->i", gain, grid), 0.0)
+        across = self.sizes.across(bounds, at)
+        gain = self.certain @ across
+        variance: _Floats = np.maximum(LEVEL + OWN_PART[1] - np.einsum("ij,ij->j", gain, across), 0.0)
         return gain, variance
 
 

@@ -29,7 +29,7 @@ def test_what_is_known_of_all_sizes_is_what_some_of_them_would_find_alone(group:
         at = np.log2(rng.integers(1, 20, (30, 2)))
         for name in ("at", "trend", "apart", "own", "whole"):
             np.testing.assert_array_equal(getattr(found, name), getattr(alone, name))
-        np.testing.assert_array_equal(found.grid(bounds, at), alone.grid(bounds, at))
+        np.testing.assert_array_equal(found.across(bounds, at), alone.across(bounds, at))
         for one, other in zip(found.inside(bounds), alone.inside(bounds), strict=True):
             np.testing.assert_array_equal(one, other)
 
