@@ -13,8 +13,9 @@ from typing import Literal
 
 from pslite.director import Reply, Status
 
+#: For members to end by themselves when the job is over, and for who has not joined by then.
 _END_SECONDS = 15.0
-_FAILED_END_SECONDS = 2.0
+_STRANGERS_END_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -172,11 +173,12 @@ class LocalDirector:
 
     def close(self, status: Status) -> None:
         """Wait for the tasks to end, and end those that do not."""
-        # after a failure some may not have joined yet, and would try to for long; members know of it
+        # Members know of it; others would try to join for long, and nobody answers them any more.
         members = {member.task for member in status.members}
-        strangers = _END_SECONDS if status.state == "finished" else _FAILED_END_SECONDS
         began = time.monotonic()
-        self._end({task: began + (_END_SECONDS if task in members else strangers) for task in self.processes})
+        self._end(
+            {task: began + (_END_SECONDS if task in members else _STRANGERS_END_SECONDS) for task in self.processes}
+        )
 
     def stop(self, seconds: float) -> None:
         """Give the processes so long to end by themselves, then kill their groups."""

@@ -82,6 +82,7 @@ def run_local(
     settings: Settings | None = None,
     on_status: Hook | None = None,
     say: Callable[[str], None] | None = None,
+    paced: bool = True,
 ) -> LocalResult:
     """Run a job on this machine and resize it by a schedule.
 
@@ -106,6 +107,8 @@ def run_local(
         it returns True it still has something to do, and a worker that calls `pace` does not end before.
     say
         takes the coordinator's lines as they come.
+    paced
+        whether `pace` holds workers up; without, a job may end before its schedule is complete.
 
     """
     log: list[str] = []
@@ -117,7 +120,8 @@ def run_local(
 
     with tempfile.TemporaryDirectory(prefix="pslite-") as folder:
         gate = Path(folder, "schedule-is-running")
-        gate.touch()
+        if paced:
+            gate.touch()
         director = _Limited(
             command,
             workers=workers,
