@@ -21,6 +21,8 @@ _Floats = NDArray[np.float64]
 #: Deviations from what is believed of a kind from which on a job is none of it, and within which it may be one.
 _NONE: Final = 3.0
 _ONE: Final = 2.0
+#: Part of a job's measurements that may be none of its kind's: a node may have been slow for a moment.
+_STRANGE: Final = 0.2
 #: Deviation of a job's speed from its kind's that is nothing special.
 _USUAL: Final = 0.1
 #: Well within what is far, rounded however it may be.
@@ -50,9 +52,10 @@ class _Odd(NamedTuple):
 class _Misfits(NamedTuple):
     """How far what each of some jobs showed is off what is believed of each of some kinds; all shape (kinds, jobs)."""
 
-    #: The most at any size, in deviations and as a logarithm.
+    #: The most at any size, in deviations.
     apart: _Floats
-    far: _Floats
+    #: Part of the measurements that a job of the kind would not show.
+    strange: _Floats
     #: The largest deviation at any size of what is believed.
     doubt: _Floats
     #: Logarithm of the likelihood, but for a constant.
@@ -62,9 +65,10 @@ class _Misfits(NamedTuple):
 class Labels:
     """What the jobs of a snapshot are taken as, by a belief of the speeds of kinds.
 
-    A job stays what its user says as long as its speeds, each at its size, are within three deviations (and 28 %) of
-    what is believed there. Else it is taken as of the kind that is likeliest by its speeds, of those that are within
-    two; else nothing but what it showed itself, and what all kinds share, is believed of it.
+    A job stays what its user says as long as four of five speeds that it showed are within three deviations, or 28 %,
+    of what is believed at their sizes: a slow node, or a slow moment, says nothing of what it is. Else it is taken as
+    of the kind that is likeliest by its speeds, of those that are within two; else nothing but what it showed itself,
+    and what all kinds share, is believed of it.
     """
 
     def __init__(self, snapshot: Snapshot, belief: Belief) -> None:
@@ -104,7 +108,7 @@ class Labels:
         sizes = [point.allocation for each in odd for point in each.moved]
         fit = _misfits(odd, *self._belief.of_each(kinds, odd[0].job.request, sizes))
         own = np.array([kinds.index(kind) for kind in said]), np.arange(len(odd))
-        wrong = (fit.apart[own] > _NONE) & (fit.far[own] > FAR)
+        wrong = fit.strange[own] > _STRANGE
         one_of = (fit.apart <= _ONE) & (fit.doubt < _KNOWN)
         one_of[len(rivals) :] = False
         likeliest = np.where(one_of, fit.likelihood, -np.inf).argmax(axis=0)
@@ -129,8 +133,10 @@ def _misfits(odd: Sequence[_Odd], means: _Floats, deviations: _Floats) -> _Misfi
     likelihood = -np.stack(
         [unlikely[:, start:end].sum(axis=1) for start, end in zip(starts, ends, strict=True)], axis=1
     )
-    most, farthest, doubt = (np.maximum.reduceat(each, starts, axis=1) for each in (apart, far, deviations))
-    return _Misfits(most, farthest, doubt, likelihood)
+    most, doubt = (np.maximum.reduceat(each, starts, axis=1) for each in (apart, deviations))
+    times = np.array([point.measurements for point in points], dtype=np.float64)
+    strange = np.add.reduceat(np.where((apart > _NONE) & (far > FAR), times, 0.0), starts, axis=1)
+    return _Misfits(most, strange / np.add.reduceat(times, starts), doubt, likelihood)
 
 
 def _plain(point: SpeedPoint) -> SpeedPoint:

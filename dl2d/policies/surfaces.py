@@ -25,7 +25,7 @@ _FASTER: Final = 1.01
 _WAITING: Final = 1e-3
 #: Counts of a role that are looked at, and sizes of a job that are kept, at most.
 _MOST_COUNTS: Final = 24
-_MOST_SIZES: Final = 32
+_MOST_SIZES: Final = 48
 #: Grids that are gone through at once, at most: their arrays shall not be too large.
 _MOST_AT_ONCE: Final = 64
 #: Numbers below it have room in 16 bits.

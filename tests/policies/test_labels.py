@@ -49,6 +49,14 @@ def test_a_job_that_trains_as_its_kind_does_is_of_it(factor: float) -> None:
     assert labels([job], {}) == [Shown(job.request)]
 
 
+@pytest.mark.parametrize(("times", "strange"), [(3, True), (4, False)])
+def test_one_slow_slot_of_five_says_nothing_of_what_a_job_is(times: int, strange: bool) -> None:
+    job = job_of(1, "a")
+    usual, slow = own(((4, 4), TRUE["a"][4, 4]), ((8, 2), 0.5 * TRUE["a"][2, 8]))
+    [shown] = labels([job], {0: (usual._replace(measurements=times), slow)})
+    assert (shown != Shown(job.request)) is strange
+
+
 def test_a_job_with_the_speeds_of_another_kind_is_taken_as_of_that_kind() -> None:
     jobs = [job_of(1, "a"), job_of(2, "a")]
     [first, second] = labels(jobs, {1: own(((4, 4), TRUE["b"][4, 4]))})

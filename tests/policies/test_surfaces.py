@@ -47,8 +47,8 @@ def by_hand(grid: Grid) -> list[tuple[int, int]]:
         return any(all(a <= b for a, b in zip(taken(size), own, strict=True)) for size in sizes[:place])
 
     kept = [size for place, size in enumerate(sizes) if size == grid.keep or not beaten(place)]
-    if len(kept) > 32:
-        kept = [kept[place] for place in np.unique(np.linspace(0, len(kept) - 1, 32).round().astype(int))]
+    if len(kept) > 48:
+        kept = [kept[place] for place in np.unique(np.linspace(0, len(kept) - 1, 48).round().astype(int))]
     return kept
 
 
