@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 from collections import Counter
@@ -205,8 +206,9 @@ def test_a_task_whose_whole_process_group_is_killed_is_named_too(cluster: LocalC
     cluster.wait_until(lambda: cluster.job(job).progress.version > 0, "it has taken a step")
     handle = cluster.task(job, "ps-0").handle
     for process in cluster.processes():
-        if process.environ()["DL2_HANDLE"] == handle:
-            process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # one of another task may just have ended
+            if process.environ()["DL2_HANDLE"] == handle:
+                process.kill()
     ended = cluster.ended(job)
     assert ended.state is JobState.FAILED
     assert f"ps-0 on {socket.gethostname()} (pid " in ended.end_reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -466,7 +467,11 @@ def test_a_daemon_killed_at_any_moment_of_a_start_loses_and_doubles_nothing(loca
 def settled(local: LocalHarness) -> bool:
     """Whether no keeper is still on its way to let its task go."""
     pending = {job.tag for job in local.manager.snapshot().jobs if job.state is RmJobState.PENDING}
-    return not pending & {process.cmdline()[-1] for process in local.keepers()}
+    living = set()
+    for process in local.keepers():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may end while it is looked at
+            living.add(process.cmdline()[-1])
+    return not pending & living
 
 
 def wait_for_programs(local: LocalHarness, count: int) -> None:

@@ -254,19 +254,6 @@ class Kills:
         return bool(self.versions)
 
 
-def test_the_next_change_of_a_schedule_counts_nobody_who_is_dead():
-    result = run_local(
-        command("--epochs", "10"),
-        workers=2,
-        servers=0,
-        schedule=[Resize(30, 2, 0)],
-        on_status=Kills([5], random.Random(1)),
-    )
-    assert result.state == "finished", result.log
-    assert [plan.workers for plan in result.plans if plan.first_version] == [1, 2], result.log
-    assert result.digest == static_digest("--epochs", "10")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", schedules(15))
 def test_kills_in_the_middle_of_resizes_of_real_processes(seed):

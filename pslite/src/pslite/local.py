@@ -147,20 +147,14 @@ class LocalDirector:
         while self._schedule and status.version >= self._schedule[0].at_version:
             if self._schedule[0].wait and not self._settled(status):
                 break
-            self._forget(status)
             self.resize(self._schedule.pop(0))
         if not self._schedule and self._on_schedule_done is not None and self._settled(status):
             self._on_schedule_done()
             self._on_schedule_done = None
         return Reply(members=self.targets, heartbeat_seconds=0.1)
 
-    def _forget(self, status: Status) -> None:
-        """Count no one who is gone: where one died that was not replaced another is started by the next change."""
-        gone = _gone(status)
-        self._targets = {role: [task for task in have if task not in gone] for role, have in self._targets.items()}
-
     def _settled(self, status: Status) -> bool:
-        gone = _gone(status)
+        gone = {m.task for m in status.members if m.state == "left"}
         wanted = {role: set(tasks) - gone for role, tasks in self._targets.items()}
         active = {m.task for m in status.members if m.state == "active"}
         reported = status.plans[-1] if status.plans else None
@@ -201,7 +195,3 @@ class LocalDirector:
     def exit_codes(self) -> dict[str, int | None]:
         """Return how dl2-run ended, for each task; negative for a signal."""
         return {task: process.poll() for task, process in self.processes.items()}
-
-
-def _gone(status: Status) -> set[str]:
-    return {member.task for member in status.members if member.state == "left"}
