@@ -198,19 +198,25 @@ class Packing:
     new demand costs O(levels); each task of any further demand, and saying why there is no room, O(nodes).
     """
 
-    def __init__(self, nodes: Sequence[Node], placement: Placement, *, incumbents: Iterable[Task] = ()) -> None:
-        """``node.used`` counts as taken for good: pass what others hold (see ``for_decision``), or what all hold."""
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        placement: Placement,
+        *,
+        incumbents: Iterable[Task] = (),
+        leaving: Iterable[Task] = (),
+        counted: bool = False,
+    ) -> None:
+        """``node.used`` is taken for good, less what these tasks have if they are ``counted`` in it."""
         self._nodes = tuple(nodes)
         self._placement = placement
         self._keeps_bundles, self._head_only = placement.keeps_bundles, placement.head_only
         self._index = {node.name: place for place, node in enumerate(self._nodes)}
-        incumbents = tuple(incumbents)
-        # Most nodes are alike: each of their amounts is looked at once.
-        forms: dict[tuple[Resources, Resources], list[int]] = {}
-        for place, node in enumerate(self._nodes):
-            forms.setdefault((node.capacity, node.used), []).append(place)
-        names = {name for capacity, _ in forms for name, _ in capacity.thousandths}
-        self._names = sorted(names | {name for task in incumbents for name, _ in task.demand.thousandths})
+        incumbents, leaving = tuple(incumbents), tuple(leaving)
+        # Most demands are of few kinds, and most nodes are alike: each is looked at once.
+        demands = {id(task.demand): task.demand for task in incumbents + leaving}
+        capacities = {node.capacity for node in self._nodes}
+        self._names = sorted({name for each in (*capacities, *demands.values()) for name, _ in each.thousandths})
         #: Amounts in the order of the names: most nodes and tasks are alike.
         self._known: dict[Resources, tuple[int, ...]] = {}
         #: By the identity of demands, which are kept so that it stays their own: many tasks have the very same one.
@@ -219,34 +225,35 @@ class Packing:
         #: How many incumbents wait to be taken up again: without any, nothing is reserved.
         self._waiting = 0
         self._incumbents: dict[tuple[JobKey, Role], list[tuple[int, _Vector]]] = defaultdict(list)
-        nothing = self._nothing = (0,) * len(self._names)
-        distinct = {id(task.demand): task.demand for task in incumbents}
-        demands = {demand: self._amounts(resources) for demand, resources in distinct.items()}
-        held: dict[int, list[int]] = defaultdict(list)
+        vectors = {number: self._amounts(demand) for number, demand in demands.items()}
+        held: list[list[int]] = [[] for _ in self._nodes]
         for task in sorted(incumbents, key=attrgetter("number"), reverse=True):
             found = self._index.get(task.node)
             if found is not None:
                 demand = id(task.demand)
-                self._incumbents[task.job, task.role].append((found, demands[demand]))
+                self._incumbents[task.job, task.role].append((found, vectors[demand]))
                 held[found].append(demand)
                 self._waiting += 1
-        # Many nodes hold the same: that is added up once.
-        sums: dict[tuple[int, ...], _Vector] = {}
-        reserved: dict[int, _Vector] = {}
-        for place, some in held.items():
-            total = sums.get(same := tuple(some))
-            if total is None:
-                total = sums[same] = tuple(map(sum, zip(*map(demands.__getitem__, some), strict=True)))
-            reserved[place] = total
+        left: dict[int, list[int]] = defaultdict(list)
+        for task in leaving:
+            if task.node in self._index:
+                left[self._index[task.node]].append(id(task.demand))
+        nothing = self._nothing = (0,) * len(self._names)
         self._levels: dict[tuple[_Vector, _Vector, _Vector], _Level] = {}
-        at: dict[int, _Level] = {}
-        for (capacity, used), places in forms.items():
-            amounts = self._amounts(capacity), self._amounts(used)
-            waiting = [reserved.get(place, nothing) for place in places]
-            made = {taken: self._level(*amounts, taken) for taken in dict.fromkeys([nothing, *waiting])}
-            at.update(zip(places, map(made.__getitem__, waiting), strict=True))
+        forms: dict[tuple[Resources, Resources, tuple[int, ...], tuple[int, ...]], _Level] = {}
+        at: list[_Level] = []
+        for place, node in enumerate(self._nodes):
+            form = node.capacity, node.used, tuple(held[place]), tuple(left[place]) if place in left else ()
+            level = forms.get(form)
+            if level is None:
+                reserved, gone = (_total([vectors[each] for each in some], nothing) for some in form[2:])
+                used = self._amounts(node.used)
+                if counted:
+                    used = tuple(map(max, map(sub, used, map(add, reserved, gone)), nothing))
+                level = forms[form] = self._level(self._amounts(node.capacity), used, reserved)
+            at.append(level)
         #: The level of each node, and nodes that came to one since levels' heaps and orders were asked last.
-        self._at = [at[place] for place in range(len(self._nodes))]
+        self._at = at
         self._came: list[int] = []
         #: Levels whose heaps have got nodes, in turn.
         self._grown: list[_Level] = []
@@ -288,23 +295,10 @@ class Packing:
 
         ``node.used`` must count all of ``tasks``. Tasks that are meant to stay are the incumbents.
         """
-        tasks = tuple(tasks)
-        demands = {id(task.demand): task.demand for task in tasks}
-        ours: dict[str, list[int]] = defaultdict(list)
+        wanted, leaving = list[Task](), list[Task]()
         for task in tasks:
-            ours[task.node].append(id(task.demand))
-        # Many nodes are alike in what they hold: what others hold there is worked out once.
-        left: dict[tuple[Resources, tuple[int, ...]], Resources] = {}
-        others = []
-        for node in nodes:
-            if node.name not in ours:
-                others.append(node)
-                continue
-            alike = node.used, tuple(ours[node.name])
-            if alike not in left:
-                left[alike] = node.used.minus(Resources.total([demands[each] for each in alike[1]]))
-            others.append(Node(node.name, node.capacity, left[alike], node.state))
-        return cls(others, placement, incumbents=[task for task in tasks if task.state.wanted])
+            (wanted if task.state.wanted else leaving).append(task)
+        return cls(nodes, placement, incumbents=wanted, leaving=leaving, counted=True)
 
     @property
     def head_only(self) -> bool:
@@ -828,6 +822,10 @@ class Packing:
         level = self._at[place]
         free = zip(self._names, level.capacity, level.used, strict=True)
         return Resources(tuple((name, whole - taken) for name, whole, taken in free if whole > taken))
+
+
+def _total(amounts: Sequence[_Vector], nothing: _Vector) -> _Vector:
+    return tuple(map(sum, zip(*amounts, strict=True))) if amounts else nothing
 
 
 def _plus(total: _Vector, times: int, amounts: _Vector) -> _Vector:

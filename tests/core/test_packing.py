@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dl2d.core.cluster import Node, NodeState, Task, TaskState
 from dl2d.core.decision import Constraint
@@ -373,3 +374,23 @@ def test_what_stays_is_taken_up_as_if_it_were_added_or_not_at_all(nodes, running
         for delta in (Allocation(1, 0), Allocation(0, 1)):
             assert str(together.add(job, delta)) == str(apart.add(job, delta))
     assert together.room() == apart.room()
+
+
+@given(
+    node_lists, st.lists(st.tuples(demands, st.integers(0, 5), st.sampled_from(TaskState)), max_size=8),
+    st.lists(st.tuples(demands, st.integers(1, 4)), max_size=5), st.sampled_from([LoadBalance(), BestFit()]),
+)  # fmt: skip
+def test_for_a_decision_is_taken_what_others_hold(others, ours, wanted, placement) -> None:
+    """What our tasks hold is free again, of those that leave too; where those that stay were is given last."""
+    tasks = [
+        replace(a_task(a_job(demand, NO_RESOURCES), number, f"n{place}"), state=state)
+        for number, (demand, place, state) in enumerate(ours)
+        if not state.ended
+    ]
+    held = {node.name: Resources.total(task.demand for task in tasks if task.node == node.name) for node in others}
+    nodes = [replace(node, used=node.used + held[node.name]) for node in others]
+    decided = Packing.for_decision(nodes, tasks, placement)
+    expected = Packing(others, placement, incumbents=[task for task in tasks if task.state.wanted])
+    assert decided.room() == expected.room()
+    for demand, many in wanted:
+        assert decided.place_all(demand, Role.WORKER, many) == expected.place_all(demand, Role.WORKER, many)
