@@ -357,10 +357,11 @@ def dies_as_it_begins(rehearsal, monkeypatch, after):
 def kill(rehearsal, task):
     """Have it die, and another one come in its place."""
     role = task.split("-")[0]
-    rehearsal._killed.append(task)
-    rehearsal._targets[role].remove(task)
-    rehearsal._members[task].sever()
+    # at once: a coordinator that asked in between would hear that nobody else is to come
     with rehearsal._lock:
+        rehearsal._killed.append(task)
+        rehearsal._targets[role].remove(task)
+        rehearsal._members[task].sever()
         rehearsal._fit(oldest=False)
     rehearsal._wake()
 
