@@ -45,6 +45,8 @@ _ALL_COUNTS: Final = 24
 _MOST_COUNTS: Final = 40
 #: Numbers that are kept of the grids of a belief.
 _MOST_OF_GRIDS: Final = 1 << 23
+#: Jobs of kinds of their own that are looked at together.
+_MOST_AT_ONCE: Final = 64
 
 
 class Belief:
@@ -136,38 +138,40 @@ class Belief:
         given one and the same array; it is not to be written to.
         """
         asked = (TrainingKind.of(request), Bounds(request.max_workers, request.max_ps), own, optimism)
-        return self._grids.get(asked, lambda: (self._hope(request, optimism, own),))[0]
+        return self._grids.get(asked, lambda: _hope(*self._to_hope(request, optimism, own), optimism))[0]
 
-    def look_ahead(self, asked: Iterable[tuple[JobRequest, tuple[SpeedPoint, ...]]]) -> None:
+    def look_ahead(self, asked: Iterable[tuple[JobRequest, float, tuple[SpeedPoint, ...]]]) -> None:
         """Work out together what ``grid`` will say of jobs of kinds of their own: far faster than one by one."""
-        together: dict[tuple[Group, Bounds], dict[tuple[TrainingKind, tuple[SpeedPoint, ...]], None]] = {}
-        for request, own in asked:
+        together: dict[tuple[Group, Bounds], dict[tuple[TrainingKind, tuple[SpeedPoint, ...]], list[float]]] = {}
+        for request, optimism, own in asked:
             kind, bounds = TrainingKind.of(request), Bounds(request.max_workers, request.max_ps)
             at_once = kind.architecture is Architecture.PS and 1 <= min(bounds) <= max(bounds) <= _MOST_COUNTS
-            if at_once and group_of(kind) in self._members and (kind, bounds, own, 0.0) not in self._grids:
-                together.setdefault((group_of(kind), bounds), {})[kind, own] = None
+            if at_once and group_of(kind) in self._members and (kind, bounds, own, optimism) not in self._grids:
+                together.setdefault((group_of(kind), bounds), {}).setdefault((kind, own), []).append(optimism)
         for (group, bounds), jobs in together.items():
             table = Table.of(starmap(MeasuredSpeeds, jobs))
             table = table.some(usable_in(table))
             # Who showed nothing but holes is of its kind.
             moved = [job for job, part in zip(jobs, table.parts, strict=True) if part.start < part.stop]
             shared = self._shared(group)
-            means = None if shared is None or not moved else self._means(shared, bounds, table)
-            if means is not None:
-                for (kind, own), mean in zip(moved, means, strict=True):
-                    # of a hole both are written: deviations of these are not asked for
-                    self._pierced(kind, own, (mean, np.zeros_like(mean)))
-                for (kind, own), grid in zip(moved, _exp(means), strict=True):
-                    self._grids.get((kind, bounds, own, 0.0), partial(tuple, [grid]))
+            if shared is None or not moved:
+                continue
+            found = self._looks(shared, bounds, table, spread=any(map(any, jobs.values())))
+            if found is None:
+                continue
+            for (kind, own), mean, deviation in zip(moved, *found, strict=True):
+                self._pierced(kind, own, (mean, deviation))
+                for optimism in jobs[kind, own]:
+                    self._grids.get((kind, bounds, own, optimism), partial(_hope, mean, deviation, optimism))
 
-    def _means(self, shared: Shared, bounds: Bounds, table: Table) -> Floats | None:
-        """Means of J jobs of kinds of their own with servers, as ``_look`` has them but for the last digits.
+    def _looks(self, shared: Shared, bounds: Bounds, table: Table, *, spread: bool) -> tuple[Floats, Floats] | None:
+        """Of J jobs of kinds of their own with servers what ``_look`` finds, but for the last digits.
 
-        ``table`` has some points of each.
+        ``table`` has some points of each. Without ``spread`` deviations are 0.
 
         Returns
         -------
-        Shape (J, PSs + 1, workers + 1); None where these have too many sizes.
+        Means and deviations, shape (J, PSs + 1, workers + 1); None where these have too many sizes.
         """
         _, _, at, usual = _looked_at(bounds, has_ps=True)
         counts = table.counts
@@ -177,28 +181,48 @@ class Belief:
         every, places = among
         trend = every.trend[places]
         logs, noise, _ = measured_of(table.rows, trend, self._noise)
-        beyond = logs - self._centre - shared.believed[shared.lattice.nearest(every.at[places])]
+        nearest = shared.lattice.nearest(every.at[places])
+        beyond = logs - self._centre - shared.believed[nearest]
         many = np.diff(table.ends, prepend=0)
         many = many[many > 0]
         first = many.cumsum() - many
-        found = np.empty((len(many), len(at)))
+        mean, wide, left = self._cross(shared, bounds, at)
         across = every.across(bounds, at)
-        # Jobs with as many sizes go together.
+        found = np.empty((len(many), len(at)))
+        variance = np.empty_like(found)
+        if spread:
+            # |wide - S gain|^2, with columns S of what is shared, without an array as wide as what is shared for each.
+            usually = LEVEL + OWN_PART[1] + left + np.einsum("ij,ij->j", wide, wide)
+            crossed, certain = 2.0 * (shared.spread.T @ wide), shared.spread.T @ shared.spread
+        # Jobs with as many sizes go together, but only so many: each has an array of its sizes by all.
         for size in set(many.tolist()):
-            (of,) = np.nonzero(many == size)
-            those = first[of][:, None] + np.arange(size)
-            where = places[those]
-            covariances = every.own[where[:, :, None], where[:, None]]
-            covariances[:, np.arange(size), np.arange(size)] += noise[those] + ROUGH**2
-            weighed = np.linalg.solve(covariances, beyond[those][:, :, None])[:, :, 0]
-            found[of] = (weighed[:, None] @ across[where])[:, 0]
-        found = self._centre + usual + (self._cross(shared, bounds, at)[0] + found)
-        means = np.full((len(many), bounds.ps + 1, bounds.workers + 1), -np.inf)
-        means[:, 1:, 1:] = found.reshape(len(many), bounds.ps, bounds.workers)
+            (alike,) = np.nonzero(many == size)
+            for of in np.split(alike, range(_MOST_AT_ONCE, len(alike), _MOST_AT_ONCE)):
+                those = first[of][:, None] + np.arange(size)
+                where = places[those]
+                covariances = every.own[where[:, :, None], where[:, None]]
+                covariances[:, np.arange(size), np.arange(size)] += noise[those] + ROUGH**2
+                if not spread:
+                    weighed = np.linalg.solve(covariances, beyond[those][:, :, None])[:, :, 0]
+                    found[of] = (weighed[:, None] @ across[where])[:, 0]
+                    continue
+                gain = np.linalg.solve(covariances, across[where])
+                found[of] = (beyond[those][:, None] @ gain)[:, 0]
+                near = nearest[those]
+                less = across[where] + crossed[near] - certain[near[:, :, None], near[:, None]] @ gain
+                variance[of] = np.maximum(usually - np.einsum("jns,jns->js", gain, less), 0.0)
+        shape = len(many), bounds.ps + 1, bounds.workers + 1
+        means, deviations = np.full(shape, -np.inf), np.zeros(shape)
+        means[:, 1:, 1:] = (self._centre + usual + (mean + found)).reshape(-1, bounds.ps, bounds.workers)
         within = (counts <= bounds).all(axis=1)
         there = np.repeat(np.arange(len(many)), many)[within], counts[within, 1], counts[within, 0]
-        means[there] += (ROUGH**2 / (ROUGH**2 + noise))[within] * ((logs + trend)[within] - means[there])
-        return means
+        noise = noise[within]
+        gain = ROUGH**2 / (ROUGH**2 + noise)
+        means[there] += gain * ((logs + trend)[within] - means[there])
+        if spread:
+            deviations[:, 1:, 1:] = np.sqrt(variance + ROUGH**2).reshape(-1, bounds.ps, bounds.workers)
+            deviations[there] = np.sqrt((1.0 - gain) ** 2 * (deviations[there] ** 2 - ROUGH**2) + gain * noise)
+        return means, deviations
 
     def mean_sd(self, request: JobRequest, own: tuple[SpeedPoint, ...] = ()) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the logarithm of samples/s; not to be written to.
@@ -255,21 +279,12 @@ class Belief:
         points = Points(owns([(sizes, told.noise)])[0], told.logs - self._centre, shared.lattice.nearest(sizes.at))
         return Told(points, sizes, told, None)
 
-    def _hope(self, request: JobRequest, optimism: float, own: tuple[SpeedPoint, ...]) -> Floats:
-        if not optimism:
-            return _exp(self._mean(request, own))
-        mean, deviation = self.mean_sd(request, own)
-        variance, trains = deviation**2, np.isfinite(mean)
-        least = variance.min(where=trains, initial=np.inf)
-        beyond = np.maximum(variance - least, 0.0, where=trains, out=np.zeros_like(variance))
-        return _exp(mean + optimism * np.sqrt(beyond))
-
-    def _mean(self, request: JobRequest, own: tuple[SpeedPoint, ...]) -> Floats:
-        """The mean alone: of a job of a kind of its own nobody asks for more."""
-        if not own:
-            return self.mean_sd(request)[0]
+    def _to_hope(self, request: JobRequest, optimism: float, own: tuple[SpeedPoint, ...]) -> tuple[Floats, Floats]:
+        """Means and deviations; of a job of a kind of its own of which no more is hoped nobody asks for these."""
+        if optimism or not own:
+            return self.mean_sd(request, own)
         bounds = Bounds(request.max_workers, request.max_ps)
-        return self._find(TrainingKind.of(request), bounds, own, spread=False)[0]
+        return self._find(TrainingKind.of(request), bounds, own, spread=False)
 
     def _shared(self, group: Group) -> Shared | None:
         """What the kinds of a group share, if one was measured."""
@@ -342,11 +357,16 @@ class _Known(NamedTuple):
     of: Kind
 
 
-def _exp(logs: Floats) -> Floats:
-    """Not to be written to."""
-    grid: Floats = np.exp(logs)
+def _hope(mean: Floats, deviation: Floats, optimism: float) -> tuple[Floats]:
+    """What ``Belief.grid`` says, alone in a tuple; not to be written to."""
+    if optimism:
+        variance, trains = deviation**2, np.isfinite(mean)
+        least = variance.min(where=trains, initial=np.inf)
+        beyond = np.maximum(variance - least, 0.0, where=trains, out=np.zeros_like(variance))
+        mean = mean + optimism * np.sqrt(beyond)
+    grid: Floats = np.exp(mean)
     grid.flags.writeable = False
-    return grid
+    return (grid,)
 
 
 def _tell_kept(told: Measured, bounds: Bounds, mean: Floats, variance: Floats) -> None:

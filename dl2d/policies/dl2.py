@@ -179,17 +179,21 @@ class Dl2:
         belief = self._believe(deciding.snapshot)
         labels = Labels(deciding.snapshot, belief)
         every = [labels.of(job) for job in deciding.snapshot.jobs]
-        belief.look_ahead((shown.request, shown.own) for shown in every if shown.own and not self._hoped(shown.request))
         first = scouts(deciding.snapshot, labels) if self._explored > 0 else frozenset()
+        hoped = [
+            self._hoped(shown.request) * (BOLDER if job.key in first else 1.0)
+            for job, shown in zip(deciding.snapshot.jobs, every, strict=True)
+        ]
+        belief.look_ahead(
+            (shown.request, optimism, shown.own) for shown, optimism in zip(every, hoped, strict=True) if shown.own
+        )
         whole = (*deciding.names, *deciding.capacity.tolist())
         # Keys are long: they are hashed as seldom as can be.
         numbers: dict[tuple[object, ...], int] = {}
         firsts: list[tuple[Shown, Allocation, Allocation, float]] = []
         of_key = []
-        for place, job in enumerate(deciding.snapshot.jobs):
+        for place, (job, shown, optimism) in enumerate(zip(deciding.snapshot.jobs, every, hoped, strict=True)):
             held = deciding.held[job.key] if self._resize_seconds else NOTHING
-            shown = labels.of(job)
-            optimism = self._hoped(shown.request) * (BOLDER if job.key in first else 1.0)
             key = (*alike(shown.request), shown.own, deciding.floors[place], held, optimism, whole)
             if deciding.layouts is not None:
                 key += deciding.layouts.key(shown.request)

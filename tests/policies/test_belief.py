@@ -309,19 +309,24 @@ _own_points = st.dictionaries(
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.lists(st.tuples(st.sampled_from("abx"), _own_points), min_size=1, max_size=6), st.sampled_from([1, 16, 50]))
-@example([("a", {(1, 1): 0.0, (1, 2): 0.5})], 16)
+@given(
+    st.lists(st.tuples(st.sampled_from("abx"), st.sampled_from([0.0, 0.5, 1.0]), _own_points), min_size=1, max_size=6),
+    st.sampled_from([1, 16, 50]),
+)
+@example([("a", 0.0, {(1, 1): 0.0, (1, 2): 0.5})], 16)
+@example([("a", 0.5, {(1, 2): 0.5})] * 2 + [("b", 0.0, {(2, number): 3.0}) for number in range(1, 71)], 16)
 def test_jobs_looked_at_together_are_as_each_alone(jobs, most) -> None:
-    """Whatever their bounds, sizes beyond them, failures, and kinds that nothing is known of."""
+    """Whatever their bounds, what is hoped for, sizes beyond them, failures, and kinds that nothing is known of."""
     measured = [of_model(name, model, SPREAD) for name, model in SMOOTH.items()]
     together, alone = Belief(measured), Belief(measured)
     asked = [
         (
             a_request(model, max_workers=most),
+            optimism,
             tuple(SpeedPoint(Allocation(*size), speed, 1 + size[0]) for size, speed in points.items()),
         )
-        for model, points in jobs
+        for model, optimism, points in jobs
     ]
     together.look_ahead(asked)
-    for request, own in asked:
-        np.testing.assert_allclose(together.grid(request, 0.0, own), alone.grid(request, 0.0, own), rtol=1e-9)
+    for each in asked:
+        np.testing.assert_allclose(together.grid(*each), alone.grid(*each), rtol=1e-9)
