@@ -15,9 +15,9 @@ each job.
 - slot_with_news: in each slot all speeds are up to 10 % off in another way, so all that is believed is worked out anew.
 - slot_of_a_stream: what a simulated cluster shows, of the preset `realistic` (speeds measured with noise, wrong epochs,
   interference, failures, costs of resizes): several of ten times as many jobs, the slots in which so many jobs, or up
-  to a tenth more or fewer, are there. Each of them is decided several times by policies that have seen the same, and
-  the median counts: a machine that others work on, too, is now and then half as fast for a moment, which would be all
-  that a p99 says. `one_by_one` has those of the first policy alone, of the second and so on.
+  to a tenth more or fewer, are there. They are gone through several times, and of each slot the least counts: a
+  machine on which others work, too, is half as fast for seconds now and then, which would be all that a p99 says.
+  `each_run` has every run alone.
 
 An inference is one call of the network on one observation, all of it anew; in a slot, what did not change is not worked
 out again. A slot is `Packing.for_decision` and `Policy.decide` together; garbage is collected after it, as in the
@@ -27,7 +27,6 @@ daemon. Times are of this thread's processor.
 from __future__ import annotations
 
 import argparse
-import copy
 import itertools
 import json
 import time
@@ -72,8 +71,6 @@ MODELS = sorted(profile_names())[:8]
 #: Part by which speeds are off where there is news in each slot.
 WRONG = 0.1
 POLICIES = ("dl2", "dl2-untold", "lookahead", "dl2-original", "dl2-original-dense")
-#: Bytes that are gone through between two decisions of the same slot.
-_OF_OTHERS = 1 << 25
 SIZES = [(workers, ps) for workers in (1, 2, 4, 8, 16) for ps in (1, 2, 4, 8, 16)]
 
 
@@ -194,52 +191,39 @@ def slots(
 
 
 class TimedPolicy:
-    """A policy whose decisions are timed, those on about so many jobs.
+    """A policy whose decisions are timed, those on about so many jobs."""
 
-    Each is made several times, by policies that have seen the same: how long one takes depends on what others do on the
-    machine, too.
-    """
-
-    def __init__(self, policies: Sequence[Policy], placement: Placement, jobs: int) -> None:
-        self._policies = policies
+    def __init__(self, policy: Policy, placement: Placement, jobs: int) -> None:
+        self._policy = policy
         self._placement = placement
         self._jobs = jobs
-        #: Of each slot, how long each policy took.
-        self.seconds: list[list[float]] = []
-        self._others = np.zeros(_OF_OTHERS // 8)
+        self.seconds: list[float] = []
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._policies[0], name)
+        return getattr(self._policy, name)
 
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
-        decisions, seconds = list[Decision](), list[float]()
-        for policy in self._policies:
-            drawn = copy.deepcopy(rng)
-            # What the one before had in the processor's caches is not there for the next.
-            self._others += 1.0
-            begin = time.thread_time()
-            # Once more what was made for it, to be timed with it.
-            packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, self._placement)
-            decisions.append(policy.decide(snapshot, packing, drawn))
-            seconds.append(time.thread_time() - begin)
-        assert all(decision == decisions[0] for decision in decisions)
+        begin = time.thread_time()
+        # Once more what was made for it, to be timed with it.
+        packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, self._placement)
+        decision = self._policy.decide(snapshot, packing, rng)
         if 0.9 * self._jobs <= len(snapshot.jobs) <= 1.1 * self._jobs:
-            self.seconds.append(seconds)
-        return decisions[0]
+            self.seconds.append(time.thread_time() - begin)
+        return decision
 
 
-def streams(policies: Sequence[Policy], jobs: int, nodes: int, count: int) -> NDArray[np.float64]:
-    """Seconds of so many slots or some more with about so many jobs, of simulated streams; shape (slots, policies)."""
+def streams(policy: Policy, jobs: int, nodes: int, count: int) -> list[float]:
+    """Seconds of so many decisions or some more with about so many jobs, of simulated streams: always the same ones."""
     # Jobs stay about six slots.
     settings = {"jobs": f"{10 * jobs}", "nodes": f"{nodes}", "models": ",".join(MODELS), "cap": f"{max(jobs // 6, 1)}"}
     rules = preset(PresetName.REALISTIC)
-    placement = rules.placement_of(policies[0].name)
-    timed = TimedPolicy(policies, placement, jobs)
+    placement = rules.placement_of(policy.name)
+    timed = TimedPolicy(policy, placement, jobs)
     seeds = itertools.count(1)
     while len(timed.seconds) < count:
         known = generate("dl2", settings, np.random.default_rng(next(seeds)))
         replay(known, timed, placement, rules=rules.rules, timer=time.perf_counter)
-    return np.array(timed.seconds)
+    return timed.seconds
 
 
 def milliseconds(seconds: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
@@ -254,7 +238,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=40)
     parser.add_argument("--nodes", type=int, default=500)
     parser.add_argument("--slots", type=int, default=200)
-    parser.add_argument("--times", type=int, default=3, help="how often each slot of a stream is decided (default: 3)")
+    parser.add_argument("--times", type=int, default=3, help="how often streams are gone through (default: 3)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     found: dict[str, dict[str, object]] = {}
@@ -288,10 +272,9 @@ def main() -> None:
         if policy.needs:
             times, _ = slots(policy, options.jobs, options.nodes, options.slots, models, WRONG)
             found[name]["slot_with_news"] = milliseconds(times)
-            alike = [MAKERS[name]() for _ in range(options.times)]
-            seconds = streams(alike, options.jobs, options.nodes, options.slots)
-            found[name]["slot_of_a_stream"] = milliseconds(np.median(seconds, axis=1))
-            found[name]["one_by_one"] = [milliseconds(each) for each in seconds.T]
+            runs = [streams(MAKERS[name](), options.jobs, options.nodes, options.slots) for _ in range(options.times)]
+            found[name]["slot_of_a_stream"] = milliseconds(np.min(runs, axis=0))
+            found[name]["each_run"] = [milliseconds(run) for run in runs]
     if options.json:
         print(json.dumps(found))
         return
