@@ -8,6 +8,7 @@ time, and making one disturbs nobody.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,8 +27,11 @@ _FOREVER = timedelta(days=30)
 #: a receive that can only end by its time closes all connections of a group
 _AT_ONCE = timedelta(milliseconds=1)
 _STORE_SECONDS = 60.0
-#: between two attempts to fail what is in the queues of a closed group
+#: between two attempts to fail what is in the queues of a closed group, and how many there are
 _CUT_SECONDS = 0.05
+_CUTS = 60
+#: until the memory of an operation that never ends is let go: no thread is about to begin it any more, however slow
+_FORGET_SECONDS = 60.0
 
 Bytes = NDArray[np.uint8]
 
@@ -105,6 +109,11 @@ class Work:
 
         work.get_future().add_done_callback(finished)
 
+    def forget(self) -> None:
+        """Let go of the memory of an operation that never ends, all of whose connections are closed."""
+        for tensor in self._keep:
+            tensor.set_()  # type: ignore[call-overload]
+
     def result(self) -> None:
         """Raise ``PeerLost`` if the operation failed; call it when it is done."""
         try:
@@ -149,10 +158,12 @@ class Group:
         self._backend: Any = None
         #: operations that may be under way
         self._works: list[Work] = []
-        #: held while it is closed: whoever joins then waits for all of it
+        #: held while it is closed, or forgets: whoever joins then waits for all of it
         self._lock = threading.Lock()
-        self._closing: threading.Thread | None = None
+        #: nothing of it comes back to Python any more
+        self._gone = threading.Event()
         if size == 1:
+            self._gone.set()
             return
         gloo: Any = dist.ProcessGroupGloo  # what we need of it has no public name
         options = gloo._Options()  # noqa: SLF001
@@ -173,9 +184,9 @@ class Group:
 
     def gather(self, mine: Sequence[int]) -> tuple[Work, NDArray[np.int64]]:
         """Bring every member's integers to everybody: shape (size, len(mine)), valid when the work is done."""
-        every = torch.empty((self.size, len(mine)), dtype=torch.int64)
-        own = torch.tensor(list(mine), dtype=torch.int64)
-        return self._begin(lambda: self._backend.allgather([list(every.unbind())], [own]), every, own), every.numpy()
+        every = np.empty((self.size, len(mine)), dtype=np.int64)
+        into, own = torch.from_numpy(every), torch.tensor(list(mine), dtype=torch.int64)
+        return self._begin(lambda: self._backend.allgather([list(into.unbind())], [own]), into, own), every
 
     def exchange(self, given: Bytes, give: Sequence[int], taken: Bytes, take: Sequence[int]) -> Work:
         """Send consecutive pieces of `given` to the members, of `give` bytes, and receive `take` bytes from each."""
@@ -206,17 +217,15 @@ class Group:
             closing = threading.Thread(target=self._drop, args=([backend],), name="pslite-group", daemon=True)
             del backend
             closing.start()
-            self._closing = closing
 
     def join(self, seconds: float) -> bool:
-        """Wait until a closed group is gone, and tell whether it is.
+        """Wait until nothing of a closed group comes back to Python any more, and tell whether it is so.
 
         A process must not end before: a thread of Python's that comes out of torch then has the process aborted.
         """
+        gone = self._gone.wait(seconds)
         with self._lock:
-            if self._closing is not None:
-                self._closing.join(seconds)
-            return self._backend is None and (self._closing is None or not self._closing.is_alive())
+            return gone
 
     def _cut(self, backend: Any) -> None:
         # One that is closed already fails without closing the others.
@@ -226,11 +235,24 @@ class Group:
 
     def _drop(self, holder: list[Any]) -> None:
         """Let go of torch's object, once what was waiting in its queues has failed too."""
-        while not all(work.done for work in self._works):
+        for _ in range(_CUTS):
+            if all(work.done for work in self._works):
+                self._works.clear()
+                holder.clear()
+                self._gone.set()
+                return
             self._cut(holder[0])
             time.sleep(_CUT_SECONDS)
-        self._works.clear()
-        holder.clear()
+        # Gloo (signalException in transport/tcp/pair.cc) does not tell a send that is not all written that its
+        # connection broke: a thread waits for it for ever. So would the object's end: it is to have none.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(holder[0]))
+        self._gone.set()
+        time.sleep(_FORGET_SECONDS)
+        with self._lock:
+            for work in self._works:
+                if not work.done:
+                    work.forget()
+            self._works.clear()
 
     def _begin(self, start: Callable[[], dist.Work], *keep: torch.Tensor) -> Work:
         if self._backend is None:

@@ -1,0 +1,51 @@
+"""Groups of torch whose members die: whatever becomes of what is under way, the others end as they should."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+#: One of two members stands still when it is to receive more than a connection holds, and is killed: gloo never ends
+#: that send.
+KILLED = """
+import os, signal, threading, time, weakref
+from multiprocessing import Pipe
+import numpy as np
+import pslite.group
+from pslite.group import Group, RelayStore
+
+pslite.group._FORGET_SECONDS = 0.0
+ends = Pipe()
+child = os.fork()
+rank = int(child == 0)
+store = RelayStore(lambda key, value: ends[rank].send((key, value)))
+
+def hear():
+    while True:
+        store.take(*ends[rank].recv())
+
+threading.Thread(target=hear, daemon=True).start()
+group = Group(1, rank, 2, store, "127.0.0.1", lambda: None)
+nothing, data = np.zeros(0, np.uint8), np.zeros(1 << 26, np.uint8)
+if rank:
+    group.exchange(nothing, [0, 0], data, [data.size, 0])
+    # until its thread has said that we are ready to receive
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGSTOP)
+os.waitpid(child, os.WUNTRACED)
+work = group.exchange(data, [0, data.size], nothing, [0, 0])
+# until the connection is full
+time.sleep(0.2)
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+forgotten = threading.Event()
+weakref.finalize(data, forgotten.set)
+del data, work
+group.close()
+print(group.join(60.0), forgotten.wait(60.0), group.join(60.0))
+"""
+
+
+def test_a_send_that_never_ends_keeps_neither_memory_nor_the_end_of_its_process():
+    done = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stdout) == (0, "True True True\n"), done.stderr
