@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 #: One of two members stands still when it is to receive more than a connection holds, and is killed: gloo never ends
 #: that send.
@@ -47,5 +50,14 @@ print(group.join(60.0), forgotten.wait(60.0), group.join(60.0))
 
 
 def test_a_send_that_never_ends_keeps_neither_memory_nor_the_end_of_its_process():
-    done = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=200, check=False)
-    assert (done.returncode, done.stdout) == (0, "True True True\n"), done.stderr
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        said, errors = process.communicate(timeout=200)
+    finally:
+        # The member that stands still, if the other one failed before it killed it.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert (process.returncode, said) == (0, "True True True\n"), errors
