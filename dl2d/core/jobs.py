@@ -121,6 +121,17 @@ class JobRequest:
         """Resources of a whole allocation."""
         return self.worker * allocation.workers + self.ps * allocation.ps
 
+    @property
+    def least(self) -> Allocation:
+        """Smallest allocation that the job can run with; it starts with this as a whole or not at all.
+
+        0 workers where none is allowed within the bounds, which ``dl2d.core.request`` refuses.
+        """
+        workers = next(
+            (count for count in range(max(self.min_workers, 1), self.max_workers + 1) if self.allows(count)), 0
+        )
+        return Allocation(workers, self.min_ps)
+
     def allows(self, workers: int) -> bool:
         """Whether the job can run with this many workers."""
         in_bounds = self.min_workers <= workers <= self.max_workers

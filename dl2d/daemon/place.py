@@ -17,6 +17,8 @@ from dl2d.daemon.layout import Layout
 from dl2d.daemon.room import Kind, Want, clear, first_to_leave
 
 _ROLES = (Role.WORKER, Role.PS)
+#: Tasks that a policy gave a job at once; workers and servers in turn.
+Step = tuple[Role, ...]
 
 
 def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silent: Collection[JobKey] = ()) -> Plan:
@@ -24,7 +26,8 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
 
     Tasks that stay keep their node. Of those that leave, the ones go first whose room somebody waits for, then those
     that have not begun, then the newest. A task may be moved to let a larger one in (``dl2d.daemon.room``). A job that
-    has nothing starts with its minimum as a whole or not at all, so that jobs do not block one another with halves.
+    has nothing starts with its least size as a whole or not at all, so that jobs do not block one another with halves;
+    in which steps it was decided does not matter.
     What has no room now is deferred; room that draining tasks still hold counts as taken. Nothing of a ``silent`` job
     is moved: its coordinator would not let the old task go.
 
@@ -51,8 +54,8 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
     if placement.gathers:
         _start_gathered(starting, wanted, allocations, by_kind)
     else:
-        for key, roles in wanted:
-            starting.start(key, roles)
+        for key, steps in wanted:
+            starting.start(key, steps)
     deferred = starting.deferred()
     wants = [Want(kind, requests[kind[0]].demand(kind[1])) for kind in starting.held_back]
     wants += [
@@ -107,8 +110,12 @@ def _moves(moving: Iterable[tuple[Task, str]], packing: Packing) -> Iterator[tup
 
 def _wanted(
     snapshot: Snapshot, decision: Decision, held: Mapping[JobKey, Allocation]
-) -> Iterator[tuple[JobKey, tuple[Role, ...]]]:
-    """What each job lacks, bundle by bundle: in the order in which it was decided, then what the guard added."""
+) -> Iterator[tuple[JobKey, Sequence[Step]]]:
+    """What each job lacks, step by step: in the order in which it was decided, then what the guard added.
+
+    The first steps of a job that has nothing are put together until they are its least size, which comes as one; what
+    they hold beyond that comes next. A policy may thus give workers and servers one at a time.
+    """
     allocations = decision.allocations()
     there = {(key, role): has.count(role) for key, has in held.items() for role in _ROLES}
     lacks = {
@@ -117,14 +124,14 @@ def _wanted(
         if job.key in allocations
         for role in _ROLES
     }
+    least = {job.key: job.request.least for job in snapshot.jobs}
+    #: Steps of jobs that have nothing and have not reached their least size.
+    first: dict[JobKey, list[Step]] = {key: [] for key, has in held.items() if has == NOTHING}
     rest = (
         (job.key, bundle)
         for job in snapshot.jobs
         if job.key in allocations
-        for bundle in (
-            Allocation(job.request.min_workers, job.request.min_ps),
-            *repeat(Allocation(1, 1), max(allocations[job.key])),
-        )
+        for bundle in (job.request.least, *repeat(Allocation(1, 1), max(allocations[job.key])))
     )
     for key, bundle in chain(decision.actions, rest):
         if not lacks[key, Role.WORKER] and not lacks[key, Role.PS]:
@@ -140,34 +147,59 @@ def _wanted(
                 elif lacks[key, role] > 0:
                     lacks[key, role] -= 1
                     new.append(role)
-        if new:
-            yield key, tuple(new)
+        if not new:
+            continue
+        if key not in first:
+            yield key, (tuple(new),)
+            continue
+        first[key].append(tuple(new))
+        if _reaches(list(chain(*first[key])), least[key]):
+            begin, beyond = _split(first.pop(key), least[key])
+            yield key, begin
+            if beyond:
+                yield key, beyond
+
+
+def _reaches(roles: Sequence[Role], size: Allocation) -> bool:
+    """Whether there are as many tasks of each role as a size has."""
+    return roles.count(Role.WORKER) >= size.workers and roles.count(Role.PS) >= size.ps
+
+
+def _split(steps: Sequence[Step], size: Allocation) -> tuple[Sequence[Step], Sequence[Step]]:
+    """The first tasks of the steps that make up a size, and what is left of each step."""
+    lacks = {role: size.count(role) for role in _ROLES}
+    begin: list[Step] = []
+    beyond: list[Step] = []
+    for step in steps:
+        own: list[Role] = []
+        others: list[Role] = []
+        for role in step:
+            (own if lacks[role] > 0 else others).append(role)
+            lacks[role] -= 1
+        begin += [tuple(own)] if own else []
+        beyond += [tuple(others)] if others else []
+    return begin, beyond
 
 
 def _start_gathered(
     starting: _Starting,
-    wanted: Iterable[tuple[JobKey, tuple[Role, ...]]],
+    wanted: Iterable[tuple[JobKey, Sequence[Step]]],
     allocations: Mapping[JobKey, Allocation],
     by_kind: Mapping[Kind, Sequence[Task]],
 ) -> None:
     """Start the new tasks of a job together, the smallest job first; one by one where that cannot be done."""
-    bundles: dict[JobKey, list[tuple[Role, ...]]] = defaultdict(list)
-    for key, roles in wanted:
-        bundles[key].append(roles)
-    for key in sorted(bundles, key=lambda key: sum(allocations[key])):  # stable: equal ones as they were decided
+    given: dict[JobKey, list[Sequence[Step]]] = defaultdict(list)
+    for key, steps in wanted:
+        given[key].append(steps)
+    for key in sorted(given, key=lambda key: sum(allocations[key])):  # stable: equal ones as they were decided
         roles_there = {role: Counter(task.node for task in by_kind.get((key, role), ())) for role in _ROLES}
         there = {
             node: Allocation(roles_there[Role.WORKER][node], roles_there[Role.PS][node])
             for node in chain(*roles_there.values())
         }
-        if not starting.gather(key, list(chain(*bundles[key])), there):
-            for roles in bundles[key]:
-                starting.start(key, roles)
-
-
-def _is_minimum(roles: Sequence[Role], request: JobRequest) -> bool:
-    """Whether these tasks are enough for a job to begin with."""
-    return roles.count(Role.WORKER) >= request.min_workers and roles.count(Role.PS) >= request.min_ps
+        if not starting.gather(key, list(chain(*chain(*given[key]))), there):
+            for steps in given[key]:
+                starting.start(key, steps)
 
 
 class _Starting:
@@ -203,7 +235,7 @@ class _Starting:
             return False
         new = Allocation(roles.count(Role.WORKER), roles.count(Role.PS))
         request = self._requests[key]
-        if key not in self._begun and not _is_minimum(roles, request):
+        if key not in self._begun and not _reaches(roles, request.least):
             return False
         laid = self._packing.gather(request, new, there)
         if laid is None:
@@ -214,13 +246,13 @@ class _Starting:
             self.starts.append(Start(key, role, node, request.demand(role)))
         return True
 
-    def start(self, key: JobKey, roles: Sequence[Role]) -> None:
-        """Start a bundle, or what there is room for of it; all or nothing where it is the job's first."""
+    def start(self, key: JobKey, steps: Sequence[Step]) -> None:
+        """Start tasks of some steps as far as there is room; all or none where they are the job's first."""
         request = self._requests[key]
         placed: list[Start] = []
         blocked: Blocked | None = self._waits_whole.get(key)
         missing: list[tuple[Role, Blocked]] = []
-        for unit in self._units(key, roles):
+        for unit in chain.from_iterable(self._units(key, step) for step in steps):
             demand = request.demand(unit[0]) if len(unit) == 1 else self._packing.bundle(request)
             before = blocked or (self._waiting[key, unit[0]][1] if (key, unit[0]) in self._waiting else None)
             node = before or self._find((key, unit[0]), demand)
@@ -229,8 +261,8 @@ class _Starting:
                     missing.append((role, node))
                 else:
                     placed.append(Start(key, role, node, request.demand(role)))
-        if key not in self._begun and (missing or not _is_minimum([start.role for start in placed], request)):
-            # Its first bundle is its minimum: as a whole or not at all.
+        if key not in self._begun and (missing or not _reaches([start.role for start in placed], request.least)):
+            # It starts with its least size as a whole or not at all.
             for start in placed:
                 self._packing.remove(start.node, start.demand)
                 self.held_back.append((key, start.role))
@@ -238,7 +270,7 @@ class _Starting:
             if missing:
                 # What it waits for is room for the role that has none.
                 why = self._waits_whole.setdefault(key, missing[0][1])
-                missing = [(role, why) for role in roles if role is why.role]
+                missing = [(role, why) for role in chain(*steps) if role is why.role]
         elif placed:
             self._begun.add(key)
         self.starts += placed

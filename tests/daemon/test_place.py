@@ -13,6 +13,7 @@ from policies.snapshots import a_job, a_snapshot, cluster
 from dl2d.core.cluster import Node, NodeState, Snapshot, Task, TaskState
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, Role
+from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.plan import Plan
 from dl2d.core.resources import Resources
@@ -23,6 +24,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.placement.optimus import Optimus
 
 WHY = Reason(Constraint.SATISFIED, "because")
+W, P = Role.WORKER, Role.PS
 
 
 def plan_for(
@@ -30,8 +32,12 @@ def plan_for(
     wanted: dict[int, tuple[int, int]],
     placement: Placement | None = None,
     nodes: Sequence[tuple[int, Role, str]] = (),
+    steps: Sequence[tuple[int, tuple[int, int]]] = (),
 ) -> Plan:
-    """The plan for a decision that gives job ``number`` so many workers and servers, and would have them on nodes."""
+    """The plan for a decision that gives job ``number`` so many workers and servers, and would have them on nodes.
+
+    ``steps``: what was given to which job, one after the other.
+    """
     jobs = [
         JobDecision(job.key, Allocation(*wanted[int(job.key.id)]), WHY)
         for job in snapshot.jobs
@@ -39,7 +45,8 @@ def plan_for(
     ]
     keys = {int(job.key.id): job.key for job in snapshot.jobs}
     named = tuple((keys[number], role, node) for number, role, node in nodes)
-    return place(snapshot, Decision("test", "1", tuple(jobs), nodes=named), placement or LoadBalance())
+    actions = tuple((keys[number], Allocation(*step)) for number, step in steps)
+    return place(snapshot, Decision("test", "1", tuple(jobs), nodes=named, actions=actions), placement or LoadBalance())
 
 
 def roles(plan: Plan) -> Counter[tuple[str, Role]]:
@@ -82,6 +89,38 @@ def test_a_job_that_has_nothing_starts_with_its_minimum_or_not_at_all() -> None:
     assert [(item.role, item.count) for item in enough.deferred] == [(Role.WORKER, 1)]
 
 
+WORKER, PS, BUNDLE = (1, 0), (0, 1), (1, 1)
+
+
+@pytest.mark.parametrize("placement", [LoadBalance(), BestFit(), Optimus(), Dl2Paper()], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    ("least", "steps"),
+    [
+        ({}, [WORKER, WORKER, PS, WORKER, PS, PS]),
+        ({}, [PS, PS, PS, WORKER, WORKER, WORKER]),
+        ({}, [(3, 0), (0, 3)]),
+        ({}, [WORKER, WORKER]),  # the guard, or a floor, gave the rest
+        ({"min_workers": 3, "min_ps": 2}, [WORKER, BUNDLE, WORKER, PS, PS]),
+        ({"allowed_workers": (3,)}, [BUNDLE, BUNDLE, BUNDLE]),
+    ],
+)
+def test_a_job_starts_whatever_the_steps_in_which_it_was_decided(placement, least, steps) -> None:
+    """Single steps used to be looked at one by one, and none of them is a size that a job can start with."""
+    jobs = [a_job(number, **least) for number in (1, 2)]
+    snapshot = a_snapshot(jobs, cluster(4, cpu=12, gpu=4))
+    both = [(number, step) for step in steps for number in (1, 2)]
+    plan = plan_for(snapshot, {1: (3, 3), 2: (3, 3)}, placement, steps=both)
+    assert roles(plan) == {("1", W): 3, ("1", P): 3, ("2", W): 3, ("2", P): 3}
+    assert plan.deferred == ()
+
+
+def test_a_job_starts_with_its_least_size_where_the_steps_that_lead_there_have_no_room_all() -> None:
+    snapshot = a_snapshot([a_job(1)], cluster(1, cpu=8, gpu=2))
+    plan = plan_for(snapshot, {1: (4, 2)}, steps=[(1, (4, 0)), (1, (0, 2))])
+    assert roles(plan) == {("1", W): 2, ("1", P): 2}
+    assert [(item.role, item.count) for item in plan.deferred] == [(W, 2)]
+
+
 def test_what_one_job_could_not_use_whole_is_there_for_the_next() -> None:
     jobs = [a_job(1, min_workers=3), a_job(2)]
     plan = plan_for(a_snapshot(jobs, cluster(1, cpu=8, gpu=2)), {1: (3, 1), 2: (2, 1)})
@@ -118,9 +157,6 @@ def test_a_task_moves_to_let_a_larger_one_in_unless_its_coordinator_is_silent() 
     moved = place(snapshot, decision, LoadBalance())
     assert [move.job for move in moved.moves] == [small.key]
     assert place(snapshot, decision, LoadBalance(), silent={small.key, large.key}).moves == ()
-
-
-W, P = Role.WORKER, Role.PS
 
 
 def where(plan: Plan) -> list[tuple[str, Role, str]]:
@@ -251,3 +287,52 @@ def test_whatever_is_decided(nodes, shapes, present, named, placement) -> None:
             assert placed == NOTHING or (placed.workers >= job.request.min_workers and placed.ps >= job.request.min_ps)
     known = {(task.job, task.id): task for task in tasks}
     assert all(known[stop.job, stop.task].state.wanted for stop in plan.stops)
+
+
+_requests = st.builds(
+    dict,
+    worker=st.builds(lambda cpu, gpu: Resources.of(cpu=cpu, gpu=gpu), st.integers(1, 4), st.integers(0, 2)),
+    min_workers=st.integers(1, 3),
+    min_ps=st.integers(1, 2),
+    allowed_workers=st.sampled_from([(), (2, 4), (3,)]),
+)
+
+
+@st.composite
+def _decided(draw: st.DrawFn) -> tuple[list[Job], dict[int, tuple[int, int]], list[tuple[int, tuple[int, int]]]]:
+    """Jobs, sizes with which they can run, or nothing, and steps that lead there in any order, or only part of them."""
+    jobs = [a_job(number, **one) for number, one in enumerate(draw(st.lists(_requests, max_size=5)), start=1)]
+    sizes, steps = {}, []
+    for number, job in enumerate(jobs, start=1):
+        least = job.request.least
+        workers = draw(st.sampled_from([0, *(count for count in range(7) if job.request.allows(count))]))
+        ps = draw(st.integers(least.ps, 5)) if workers else 0
+        sizes[number] = workers, ps
+        steps += [(number, WORKER)] * workers + [(number, PS)] * ps
+    order = draw(st.permutations(steps))
+    return jobs, sizes, order[: draw(st.integers(0, len(order)))]
+
+
+@given(_nodes, _decided(), st.sampled_from([LoadBalance(), BestFit(), Optimus(), Dl2Paper()]))
+def test_what_has_room_starts_and_what_does_not_is_deferred_with_a_true_reason(nodes, decided, placement) -> None:
+    jobs, sizes, steps = decided
+    snapshot = a_snapshot(jobs, nodes)
+    plan = plan_for(snapshot, sizes, placement, steps=steps)
+    started = roles(plan)
+    left = Packing(nodes, placement)
+    for start in plan.starts:
+        assert left.place_on(start.node, start.demand)
+    for number, job in enumerate(jobs, start=1):
+        wanted, least = Allocation(*sizes[number]), job.request.least
+        has = Allocation(started[str(number), W], started[str(number), P])
+        waits = {item.role: item for item in plan.deferred if item.job == job.key}
+        assert has == NOTHING or (has.workers >= least.workers and has.ps >= least.ps)
+        assert has == wanted or waits
+        if has == NOTHING != wanted:
+            assert not left.fits(job, least)
+        for role, item in waits.items():
+            assert has.count(role) < wanted.count(role)
+            short = {part.resource for part in item.shortfalls}
+            assert short or not any(node.state is NodeState.UP for node in nodes)
+            if has != NOTHING:  # no node has room for one more of what waits
+                assert not left.fits(job, Allocation(int(role is W), int(role is P)))
