@@ -274,10 +274,6 @@ class Batch:
             if sight.extras:
                 column[self._types + _SCALARS] = place / _PLACE_SCALE
                 column[self._types + _SCALARS + 1] = remaining / job.request.epochs
-            self._show(place, *self._most[place])
-        #: What the jobs show with the most that they may have; shape (jobs, features).
-        self.most = self.columns[: len(jobs)].copy()
-        for place in range(len(jobs)):
             self._look(place)
         self._show_free()
 

@@ -229,51 +229,6 @@ def test_capacity_that_changes_under_it_is_made_the_best_of() -> None:
         assert all(entry.reason.text for entry in decision.jobs)
 
 
-@pytest.mark.parametrize("extras", [False, True])
-@pytest.mark.parametrize("network", ["dense", "shared"])
-@settings(max_examples=40)
-@given(snapshot=snapshots, seed=st.integers(0, 5))
-def test_what_did_not_change_is_not_worked_out_again_and_nothing_else_is_different(
-    snapshot: Snapshot, seed: int, network: str, extras: bool
-) -> None:
-    policy = Dl2Original(a_checkpoint(seed, network=network, resources=["cpu", "gpu"], extras=extras))
-    quick = ask(policy, snapshot)
-    policy.network = Watched(policy.network)
-    whole = ask(policy, snapshot)
-    assert quick.allocations() == whole.allocations()
-    for one, other in zip(quick.jobs, whole.jobs, strict=True):
-        scores = [[option.score for option in each.alternatives] for each in (one, other)]
-        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
-
-
-@settings(max_examples=100)
-@given(seed=st.integers(0, 2**32 - 1), shift=st.floats(-6, 2), own=st.floats(-4, 0), jobs=st.integers(1, 4))
-def test_units_that_cannot_come_on_are_left_out_and_no_others(seed: int, shift: float, own: float, jobs: int) -> None:
-    """The lower the biases, and what of a job itself counts in the second layer, the more; void has nothing of its own.
-
-    Jobs go anywhere up to their most, free shares down to 0.
-    """
-    rng = np.random.default_rng(seed)
-    checkpoint = a_checkpoint(seed % 100, network="shared")
-    weights = {name: each + shift * name.endswith(("0.bias", "1.bias")) for name, each in checkpoint.weights.items()}
-    weights["policy.1.weight"] = weights["policy.1.weight"] + own * (np.arange(32) < 16).astype(np.float32)
-    network = SharedJobs(weights, "policy", 10)
-    observation = np.zeros((1, 4 * 10 + 3), dtype=np.float32)
-    columns, free = observation[0, :40].reshape(4, 10), observation[0, 40:]
-    columns[:jobs] = rng.random((jobs, 10))
-    free[:] = rng.random(3)
-    most = columns[:jobs] + rng.random((jobs, 10), dtype=np.float32)
-    follow = network.following(columns, jobs, free, most)
-    changed = None
-    for _ in range(12):
-        assert follow(changed)[[*range(3 * jobs), -1]] == pytest.approx(
-            network(observation)[0][[*range(3 * jobs), -1]], rel=1e-4, abs=1e-4
-        )
-        changed = int(rng.integers(jobs))
-        columns[changed] += rng.choice([0.0, 0.5, 1.0], size=10) * (most[changed] - columns[changed])
-        free *= rng.choice([0.0, 0.5, 1.0], p=[0.1, 0.6, 0.3])
-
-
 class Indifferent:
     """A network that likes all actions alike, but for the last, and counts how often it is asked."""
 
