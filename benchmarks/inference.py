@@ -19,9 +19,8 @@ each job.
   machine on which others work, too, is half as fast for seconds now and then, which would be all that a p99 says.
   `each_run` has every run alone.
 
-An inference is one call of the network on one observation, all of it anew; in a slot, what did not change is not worked
-out again. A slot is `Packing.for_decision` and `Policy.decide` together; garbage is collected after it, as in the
-daemon. Times are of this thread's processor.
+An inference is one call of the network on one observation. A slot is `Packing.for_decision` and `Policy.decide`
+together; garbage is collected after it, as in the daemon. Times are of this thread's processor.
 """
 
 from __future__ import annotations
