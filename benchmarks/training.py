@@ -26,9 +26,9 @@ from dl2d.learning.original.trainer import Report
 from dl2d.learning.original.trainer import train as learn
 from dl2d.learning.play import Ground, play
 from dl2d.learning.training import Trainer, TrainingSettings
-from dl2d.policies.belief import Belief
 from dl2d.simulation.sources import load_source
 from dl2d.simulation.workload import Workload
+from dl2d.throughput.gaussian_process import Belief
 
 
 def original(workloads: list[Workload], rounds: int, network: NetworkKind) -> dict[str, float]:

@@ -38,8 +38,8 @@ from dl2d.learning.training import State, Trainer, TrainingSettings
 from dl2d.learning.twin import DAY_SECONDS
 from dl2d.policies.checkpoint import DIGITS, Checkpoint, read_checkpoint, write_checkpoint
 from dl2d.policies.dl2 import SHIPPED, from_arrays
-from dl2d.policies.news import merged
-from dl2d.policies.table import Table
+from dl2d.throughput.news import merged
+from dl2d.throughput.observations import Table
 
 NAME: Final = "dl2"
 _STOPPED: Final = 130  # as a shell has it for Ctrl-C

@@ -18,12 +18,12 @@ from dl2d.core.measured import MeasuredSpeeds
 from dl2d.learning import state_file
 from dl2d.learning.play import Ground, Measurements, measuring, play
 from dl2d.learning.search import Search, Step, advance
-from dl2d.policies.belief import Belief
 from dl2d.policies.checkpoint import Checkpoint
 from dl2d.policies.dl2 import as_arrays, from_arrays
 from dl2d.policies.jumps import FEATURES, Floats, Ints, initial_weights
 from dl2d.policies.surfaces import Surfaces
 from dl2d.simulation.workload import Workload
+from dl2d.throughput.gaussian_process import Belief
 
 _STATE: Final = "state.npz"
 #: What follows the seed in the seeds of generators.

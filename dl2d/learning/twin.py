@@ -1,8 +1,9 @@
 """The twin: workloads for the simulator, made from what a site recorded. Pure: a history in, workloads out.
 
 A site has one cluster, and no table of speeds. What is known of its speeds is what it measured, and how uncertain the
-rest is: each workload has speeds of its own, drawn from the belief (``dl2d.policies.belief``), so that what is learned
-holds for whatever the truth may be. Arrivals are those of recorded days, or of days put together from several.
+rest is: each workload has speeds of its own, drawn from the belief (``dl2d.throughput.gaussian_process``), so that
+what is learned holds for whatever the truth may be. Arrivals are those of recorded days, or of days put together from
+several.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from dl2d.core.history import History, Sight
 from dl2d.core.jobs import Architecture, Job, JobRequest, JobState
 from dl2d.core.measured import MeasuredSpeeds, TrainingKind
 from dl2d.core.resources import Resources
-from dl2d.policies.belief import Belief
 from dl2d.simulation.realism import Realism
 from dl2d.simulation.speeds import MOST_TASKS, Table
 from dl2d.simulation.workload import NodeGroup, SimulatedJob, Workload
+from dl2d.throughput.gaussian_process import Belief
 
 _Floats = NDArray[np.float64]
 
@@ -312,7 +313,7 @@ def _epochs(job: Job) -> float | None:
 
 
 def _samples(request: JobRequest) -> float:
-    """Samples of an epoch, as policies count them (``dl2d.policies.remaining``)."""
+    """Samples of an epoch, as policies count them (``dl2d.throughput.remaining``)."""
     return request.samples_per_epoch or (request.steps_per_epoch or 1.0) * (request.batch or 1)
 
 

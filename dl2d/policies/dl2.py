@@ -26,9 +26,7 @@ from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import Evidence
 from dl2d.core.resources import Shortfall
-from dl2d.policies.belief import OPTIMISM, Belief
 from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
-from dl2d.policies.drift import up_to_date
 from dl2d.policies.filling import Filling, next_bundle
 from dl2d.policies.heads import Heads
 from dl2d.policies.jumps import (
@@ -42,15 +40,17 @@ from dl2d.policies.jumps import (
     score,
     weight_count,
 )
-from dl2d.policies.labels import Labels, Shown
 from dl2d.policies.layout import Layouts, largest, least_seconds
-from dl2d.policies.level import at_level, levels
-from dl2d.policies.news import merged, news
-from dl2d.policies.remaining import samples_left
 from dl2d.policies.resizing import in_next_slot, stays
 from dl2d.policies.scouts import BOLDER, scouts
 from dl2d.policies.surfaces import Grid, Surface, Surfaces, alike, amounts_of, sizes_of, surfaces, weight_of
-from dl2d.policies.table import Table
+from dl2d.throughput.drift import up_to_date
+from dl2d.throughput.gaussian_process import OPTIMISM, Belief
+from dl2d.throughput.level import at_level, levels
+from dl2d.throughput.news import merged, news
+from dl2d.throughput.observations import Table
+from dl2d.throughput.relabelling import Labels, Shown
+from dl2d.throughput.remaining import samples_left
 
 _NAME: Final = "dl2"
 #: Folder of the checkpoint that comes with dl2d.
@@ -66,9 +66,9 @@ class Dl2:
 
     Speeds are believed from what was measured: when the checkpoint was trained, and on this cluster, which counts where
     both measured one size; a kind that is faster or slower here altogether has all its speeds from there put right
-    (``dl2d.policies.level``). All sizes are chosen in the totals of the cluster; then the tasks are packed, in an order
-    that leaves little unused, and what has no room is left off and what is free given to others. Where the placement
-    lays a job on as few nodes as hold it, its speeds are those there (``dl2d.policies.layout``).
+    (``dl2d.throughput.level``). All sizes are chosen in the totals of the cluster; then the tasks are packed, in an
+    order that leaves little unused, and what has no room is left off and what is free given to others. Where the
+    placement lays a job on as few nodes as hold it, its speeds are those there (``dl2d.policies.layout``).
 
     Parameters
     ----------

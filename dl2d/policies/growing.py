@@ -16,7 +16,7 @@ from dl2d.core.packing import Blocked, Packing
 from dl2d.core.resources import Resources
 from dl2d.policies.filling import Filling
 from dl2d.policies.sampling import Sampling, candidates
-from dl2d.policies.speed_fit import SpeedFit, fit_speed, number_of_terms, usable
+from dl2d.throughput.optimus_model import SpeedFit, fit_speed, number_of_terms, usable
 
 _Floats = NDArray[np.float64]
 

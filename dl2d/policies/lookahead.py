@@ -15,13 +15,13 @@ from dl2d.core.jobs import Allocation, Job, Role
 from dl2d.core.measured import KnownSpeeds
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
-from dl2d.policies.belief import OPTIMISM, Belief
-from dl2d.policies.drift import up_to_date
 from dl2d.policies.growing import Alike, Growing
-from dl2d.policies.labels import Labels
-from dl2d.policies.remaining import samples_left
 from dl2d.policies.resizing import in_next_slot
-from dl2d.policies.table import Table
+from dl2d.throughput.drift import up_to_date
+from dl2d.throughput.gaussian_process import OPTIMISM, Belief
+from dl2d.throughput.observations import Table
+from dl2d.throughput.relabelling import Labels
+from dl2d.throughput.remaining import samples_left
 
 #: A jump that saves less than this part of the remaining time is not made.
 _WORTHWHILE = 0.01
@@ -125,10 +125,10 @@ class Lookahead:
     jump adds in the role that had no room (at least one fewer), and queues again with its best jump within that. It
     gets no more when that leaves no jump that is worthwhile.
 
-    Speeds are those that may be hoped for (``dl2d.policies.belief``): of sizes that are believed to be equally fast the
-    one of which less is known is the better one to run at, for it is measured there. Or they come as Optimus' do:
-    fitted to what was measured, with samples of kinds that were measured too little. Or they are told. Alternatives are
-    scored by gains: 0 for staying as it is.
+    Speeds are those that may be hoped for (``dl2d.throughput.gaussian_process``): of sizes that are believed to be
+    equally fast the one of which less is known is the better one to run at, for it is measured there. Or they come as
+    Optimus' do: fitted to what was measured, with samples of kinds that were measured too little. Or they are told.
+    Alternatives are scored by gains: 0 for staying as it is.
 
     No paper: it is what a perfect hill climb could do where Optimus stops at the first dip, as a baseline.
 

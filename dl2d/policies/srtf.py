@@ -13,7 +13,7 @@ from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.filling import Filling, fill_in_turn
 from dl2d.policies.pace import pace
-from dl2d.policies.remaining import samples_left
+from dl2d.throughput.remaining import samples_left
 
 
 class Srtf:

@@ -22,7 +22,7 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.policies.filling import next_bundle
 from dl2d.policies.machines import Machines, Vector
 from dl2d.policies.pace import pace
-from dl2d.policies.remaining import samples_left
+from dl2d.throughput.remaining import samples_left
 
 _ROLES = (Role.WORKER, Role.PS)
 #: Largest amount of remaining work that is told apart, so that sums stay finite.

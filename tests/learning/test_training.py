@@ -16,12 +16,12 @@ from dl2d.core.packing import Packing
 from dl2d.learning.play import Ground, Measurements, measuring, play
 from dl2d.learning.search import Search, Step, advance
 from dl2d.learning.training import State, Trainer, TrainingSettings, load_state, save_state, shrunk
-from dl2d.policies.belief import Belief
 from dl2d.policies.dl2 import Dl2
 from dl2d.policies.jumps import initial_weights
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
 from dl2d.simulation.workload import Workload, read_workload
+from dl2d.throughput.gaussian_process import Belief
 
 PAPER = preset(PresetName.DL2_PAPER)
 QUICK = TrainingSettings(

@@ -21,10 +21,10 @@ from dl2d.daemon.guard import check
 from dl2d.policies.checkpoint import Checkpoint
 from dl2d.policies.dl2 import Dl2, as_arrays, from_arrays, shipped
 from dl2d.policies.jumps import FEATURES, Crowd, initial_weights, look, score, weight_count
-from dl2d.policies.level import levels
-from dl2d.policies.news import merged
 from dl2d.policies.surfaces import Grid, Surfaces, surfaces
-from dl2d.policies.table import Table
+from dl2d.throughput.level import levels
+from dl2d.throughput.news import merged
+from dl2d.throughput.observations import Table
 
 KIND = TrainingKind("m", Architecture.PS, Consistency.SYNC)
 CPU = {"model": "m", "worker": Resources.of(cpu=2), "ps": Resources.of(cpu=1), "max_workers": 3, "max_ps": 3}

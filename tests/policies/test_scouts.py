@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 from policies.snapshots import given
-from policies.test_belief import SMOOTH, SPREAD, of_model
 from policies.test_dl2 import policy
-from policies.test_labels import KNOWN, TRUE, job_of, own, with_speeds
+from throughput.test_gaussian_process import SMOOTH, SPREAD, of_model
+from throughput.test_relabelling import KNOWN, TRUE, job_of, own, with_speeds
 
 from dl2d.core.jobs import Job
 from dl2d.core.measured import SpeedPoint
-from dl2d.policies.belief import Belief
 from dl2d.policies.dl2 import Dl2
-from dl2d.policies.labels import Labels
 from dl2d.policies.scouts import scouts
+from dl2d.throughput.gaussian_process import Belief
+from dl2d.throughput.relabelling import Labels
 
 A = own(((4, 4), TRUE["a"][4, 4]))
 B = own(((4, 4), TRUE["b"][4, 4]))

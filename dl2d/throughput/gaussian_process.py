@@ -20,9 +20,10 @@ import numpy as np
 
 from dl2d.core.jobs import Allocation, Architecture, JobRequest
 from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
-from dl2d.policies.recent import Recent
-from dl2d.policies.shared import Lattice, Points, Shared, Told
-from dl2d.policies.sizes import (
+from dl2d.throughput.observations import JOBS, Floats, Table
+from dl2d.throughput.recent import Recent
+from dl2d.throughput.shared import Lattice, Points, Shared, Told
+from dl2d.throughput.sizes import (
     LEVEL,
     MOST_OF_GROUP,
     OWN_PART,
@@ -35,8 +36,7 @@ from dl2d.policies.sizes import (
     owns,
     trend_of,
 )
-from dl2d.policies.table import JOBS, Floats, Table
-from dl2d.policies.told import UNEXPECTED, Kind, Measured, counts_of, failed_in, kinds_of, measured_of, usable_in
+from dl2d.throughput.told import UNEXPECTED, Kind, Measured, counts_of, failed_in, kinds_of, measured_of, usable_in
 
 #: Deviations that are best hoped for while speeds are being learned.
 OPTIMISM: Final = 0.5

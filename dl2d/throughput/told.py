@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from dl2d.core.jobs import Architecture
-from dl2d.policies.sizes import Atlas, Bounds, Sizes, judges
-from dl2d.policies.table import JOBS, PS, SPEED, TIMES, WORKERS, Bools, Floats, Ints, Table
+from dl2d.throughput.observations import JOBS, PS, SPEED, TIMES, WORKERS, Bools, Floats, Ints, Table
+from dl2d.throughput.sizes import Atlas, Bounds, Sizes, judges
 
 #: Deviation that is left however often a size is measured.
 _FLOOR: Final = 0.01

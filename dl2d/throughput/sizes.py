@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dl2d.core.jobs import Architecture, Consistency
 from dl2d.core.measured import TrainingKind
-from dl2d.policies.recent import Recent
+from dl2d.throughput.recent import Recent
 
 _Floats = NDArray[np.float64]
 

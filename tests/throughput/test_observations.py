@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from policies.test_belief import a_kind
+from throughput.test_gaussian_process import a_kind
 
 from dl2d.core.jobs import Allocation, Architecture
 from dl2d.core.measured import MeasuredSpeeds, SpeedPoint
-from dl2d.policies.table import Table
+from dl2d.throughput.observations import Table
 
 _points = st.builds(
     SpeedPoint,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from dl2d.core.measured import WRONG
-from dl2d.policies.table import AT, BEFORE, JOBS, SINCE, SPEED, TIMES, Table
+from dl2d.throughput.observations import AT, BEFORE, JOBS, SINCE, SPEED, TIMES, Table
 
 
 def up_to_date(measured: Table) -> Table:

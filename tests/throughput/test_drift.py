@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import pytest
-from policies.test_belief import SMOOTH, SPREAD, a_kind, a_request, of_model, told
+from throughput.test_gaussian_process import SMOOTH, SPREAD, a_kind, a_request, of_model, told
 
 from dl2d.core.jobs import Allocation
 from dl2d.core.measured import MeasuredSpeeds, SpeedPoint
-from dl2d.policies.belief import Belief
-from dl2d.policies.drift import up_to_date
-from dl2d.policies.table import Table
+from dl2d.throughput.drift import up_to_date
+from dl2d.throughput.gaussian_process import Belief
+from dl2d.throughput.observations import Table
 
 NIGHT = 1000.0
 

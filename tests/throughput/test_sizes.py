@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dl2d.core.jobs import Architecture, Consistency
-from dl2d.policies.sizes import Atlas, Bounds, Group, Sizes
+from dl2d.throughput.sizes import Atlas, Bounds, Group, Sizes
 
 GROUPS = [Group(architecture, Consistency.SYNC) for architecture in Architecture]
 

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dl2d.core.measured import LossPoint
-from dl2d.policies.loss_fit import fit_loss, fit_losses, without_outliers
+from dl2d.throughput.loss_curve import fit_loss, fit_losses, without_outliers
 
 
 def curve(slope: float, offset: float, floor: float, epochs) -> list[LossPoint]:

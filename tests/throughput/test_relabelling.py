@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 from policies.snapshots import a_job, a_snapshot, ask, cluster
-from policies.test_belief import SMOOTH, SPREAD, a_request, of_model, told
+from throughput.test_gaussian_process import SMOOTH, SPREAD, a_request, of_model, told
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import Allocation, Job
 from dl2d.core.measured import JobSpeeds, MeasuredSpeeds, SpeedPoint
-from dl2d.policies.belief import Belief
-from dl2d.policies.labels import Labels, Shown
 from dl2d.policies.lookahead import Lookahead
+from dl2d.throughput.gaussian_process import Belief
+from dl2d.throughput.relabelling import Labels, Shown
 
 KNOWN = [of_model(name, model, SPREAD) for name, model in SMOOTH.items()]
 TRUE = {name: model.grid(16, 16) for name, model in SMOOTH.items()}

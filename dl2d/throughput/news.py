@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from dl2d.policies.table import JOBS, SPEED, TIMES, Bools, Floats, Table
+from dl2d.throughput.observations import JOBS, SPEED, TIMES, Bools, Floats, Table
 
 #: A speed within this part of the one that was expected is no news.
 _EXPECTED: Final = 0.05

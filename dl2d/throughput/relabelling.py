@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import Job, JobKey, JobRequest
 from dl2d.core.measured import FAR, SpeedPoint, TrainingKind
-from dl2d.policies.belief import Belief
+from dl2d.throughput.gaussian_process import Belief
 
 _Floats = NDArray[np.float64]
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dl2d.policies.recent import Recent
+from dl2d.throughput.recent import Recent
 
 
 def test_the_oldest_go_when_there_are_too_many_numbers() -> None:

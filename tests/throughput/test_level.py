@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dl2d.policies.level import _quantile
+from dl2d.throughput.level import _quantile
 
 
 def test_quantiles_are_numpys() -> None:

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import numpy as np
-from policies.test_belief import a_kind
+from throughput.test_gaussian_process import a_kind
 
 from dl2d.core.jobs import Allocation
 from dl2d.core.measured import MeasuredSpeeds, SpeedPoint
-from dl2d.policies.sizes import Atlas, group_of
-from dl2d.policies.table import Table
-from dl2d.policies.told import Kind, kinds_of
+from dl2d.throughput.observations import Table
+from dl2d.throughput.sizes import Atlas, group_of
+from dl2d.throughput.told import Kind, kinds_of
 
 
 def test_sizes_that_count_for_others_are_the_same_whatever_was_before() -> None:

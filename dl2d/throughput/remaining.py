@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dl2d.core.jobs import Job
-from dl2d.policies.loss_fit import LossFit
+from dl2d.throughput.loss_curve import LossFit
 
 
 class Remaining(NamedTuple):

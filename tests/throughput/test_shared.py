@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.jobs import Architecture, Consistency
-from dl2d.policies.shared import _together
-from dl2d.policies.sizes import Group, Sizes
+from dl2d.throughput.shared import _together
+from dl2d.throughput.sizes import Group, Sizes
 
 
 def one_by_one(at: NDArray[np.float64], most: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

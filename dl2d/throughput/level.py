@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from dl2d.core.measured import FAR, TrainingKind
-from dl2d.policies.table import SPEED, Bools, Floats, Ints, Table
+from dl2d.throughput.observations import SPEED, Bools, Floats, Ints, Table
 
 #: Sizes that have to tell.
 _LEAST: Final = 3

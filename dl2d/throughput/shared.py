@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.measured import TrainingKind
-from dl2d.policies.recent import Recent
-from dl2d.policies.sizes import (
+from dl2d.throughput.recent import Recent
+from dl2d.throughput.sizes import (
     MOST_OF_GROUP,
     SHARED_PART,
     Bounds,
@@ -26,7 +26,7 @@ from dl2d.policies.sizes import (
     owns,
     root_of,
 )
-from dl2d.policies.told import Kind, Measured
+from dl2d.throughput.told import Kind, Measured
 
 _Floats = NDArray[np.float64]
 
