@@ -14,9 +14,7 @@ from torch import Tensor
 from dl2d.learning.original.errors import TooFewSamples
 from dl2d.learning.original.networks import Net, see_that_finite
 from dl2d.learning.original.settings import SupervisedLoss
-from dl2d.learning.original.teachers import Teacher
 from dl2d.simulation.library import Ints
-from dl2d.simulation.windows import Windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,36 +47,6 @@ class Lessons:
         return cls(
             **{entry.name: np.concatenate([getattr(part, entry.name) for part in parts]) for entry in fields(cls)}
         )
-
-
-def attend(windows: Windows, teacher: Teacher, *, kept: float, rng: np.random.Generator, most_slots: int) -> Lessons:
-    """Let a teacher play until all clusters are over, or ``most_slots`` long, and keep a share of what it did.
-
-    ``windows`` have begun. States in which void alone can be done are left out.
-
-    Raises
-    ------
-    TooFewSamples
-        Nothing was kept.
-    """
-    clusters, void = windows.clusters, 3 * windows.jobs
-    parts: list[tuple[NDArray[np.float32], NDArray[np.bool_], Ints]] = []
-    while True:
-        alive = np.flatnonzero(~clusters.over & (clusters.played < most_slots))
-        if not len(alive):
-            break
-        observations, masks = windows.observation(), windows.mask() != 0
-        actions = teacher(windows)
-        keep = alive[(rng.random(len(alive)) < kept) & masks[alive, :void].any(axis=1)]
-        parts.append((observations[keep], masks[keep], actions[keep]))
-        windows.step(actions, alive)
-        windows.refresh()
-    if not sum(len(actions) for _, _, actions in parts):
-        raise TooFewSamples("imitation: the teacher's play left nothing to learn from; are there jobs to decide on?")
-    states, allowed, done = (np.concatenate(part) for part in zip(*parts, strict=True))
-    rights = np.zeros(allowed.shape, dtype=np.bool_)
-    rights[np.arange(len(done)), done] = True
-    return Lessons(observations=states, masks=allowed, actions=done, rights=rights)
 
 
 def distance(logits: Tensor, masks: Tensor, rights: Tensor, kind: SupervisedLoss) -> Tensor:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +19,12 @@ from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence, Policy
 from dl2d.learning.original.errors import TooFewSamples
-from dl2d.learning.original.imitation import Lessons, attend
+from dl2d.learning.original.imitation import Lessons
 from dl2d.learning.original.settings import Labels
-from dl2d.learning.original.teachers import QUICK
-from dl2d.policies.sizing import Batch, Sight, Sizing
-from dl2d.simulation.clusters import Clusters
+from dl2d.policies.sizing import Sight, Sizing
 from dl2d.simulation.contenders import contender
-from dl2d.simulation.library import Library
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
-from dl2d.simulation.windows import Windows
 from dl2d.simulation.workload import Workload
 
 _WORKER, _PS, _BUNDLE = range(3)
@@ -75,21 +72,7 @@ def lessons_of(
     TooFewSamples
         Nothing was kept.
     """
-    observations, masks, rights, actions = [], [], [], []
-    for recording in recordings:
-        own = labels or (Labels.STEPS if recording.decision.actions else Labels.SIZES)
-        for batch, mask, right, action in _walk(recording, sight, own, kept, rng):
-            observations.append(batch.observation[0].copy())
-            masks.append(mask)
-            rights.append(right)
-            actions.append(action)
-        if most is not None and len(actions) >= most:
-            break
-    if not actions:
-        raise TooFewSamples("imitation: the recorded slots leave nothing to learn from; were there jobs to decide on?")
-    return Lessons(
-        observations=np.stack(observations), masks=np.stack(masks), actions=np.array(actions), rights=np.stack(rights)
-    )
+    return _collected(itertools.islice(_states(recordings, sight, labels, kept, rng), most))
 
 
 def taught(
@@ -100,7 +83,6 @@ def taught(
     labels: Labels | None = None,
     kept: float = 0.5,
     most: int = 20_000,
-    most_slots: int = 1000,
     rng: np.random.Generator,
 ) -> Lessons:
     """What a built-in policy does with workloads under the rules of preset ``dl2-paper``.
@@ -108,35 +90,26 @@ def taught(
     Parameters
     ----------
     name
-        See ``TEACHERS``. Optimus and lookahead know the true speeds.
+        One of ``TEACHERS``.
     labels, kept
         As for ``lessons_of``.
     most
-        How many decisions are enough, from all workloads alike where they have to be walked through.
+        How many decisions are enough; each workload contributes equally many.
 
     Raises
     ------
     TooFewSamples
         There is nothing to decide in the workloads.
     """
-    if name not in QUICK:
-        # Walking through takes 0.2 ms a decision.
-        each = most // min(len(workloads), _WALKED) + 1
-        parts: list[Lessons] = []
+    each = most // min(len(workloads), _WALKED) + 1
+
+    def states() -> Iterator[_State]:
         for workload in workloads:
             slots = played(name, workload)
             mixed = [slots[place] for place in rng.permutation(len(slots)).tolist()]
-            parts.append(lessons_of(mixed, sight, labels=labels, kept=kept, rng=rng, most=each))
-            if sum(map(len, parts)) >= most:
-                break
-        return Lessons.joined(parts)
-    clusters = Clusters(Library.of(workloads, models=sight.models), len(workloads))
-    everywhere = np.arange(len(workloads))
-    clusters.reset(everywhere, everywhere, [np.random.default_rng(0) for _ in workloads])
-    windows = Windows(clusters, sight.window, first_bundles=sight.first_bundles, extras=sight.extras)
-    windows.begin(everywhere)
-    windows.refresh()
-    return attend(windows, QUICK[name], kept=kept, rng=rng, most_slots=most_slots)
+            yield from itertools.islice(_states(mixed, sight, labels, kept, rng), each)
+
+    return _collected(itertools.islice(states(), most))
 
 
 def played(name: str, workload: Workload) -> list[Recording]:
@@ -175,11 +148,37 @@ class _Recorder:
         return decision
 
 
-_Kept = tuple[Batch, NDArray[np.bool_], NDArray[np.bool_], int]
+class _State(NamedTuple):
+    """One decision of a walk: what is shown, what can be done, what is right, and what is done."""
+
+    observation: NDArray[np.float32]
+    mask: NDArray[np.bool_]
+    right: NDArray[np.bool_]
+    action: int
 
 
-def _walk(recording: Recording, sight: Sight, labels: Labels, kept: float, rng: np.random.Generator) -> Iterator[_Kept]:
-    """The decisions of one slot that are kept: batch, mask, right ones, and the one that is taken."""
+def _collected(states: Iterable[_State]) -> Lessons:
+    found = list(states)
+    if not found:
+        raise TooFewSamples("imitation: the recorded slots leave nothing to learn from; were there jobs to decide on?")
+    observations, masks, rights, actions = zip(*found, strict=True)
+    return Lessons(
+        observations=np.stack(observations), masks=np.stack(masks), actions=np.array(actions), rights=np.stack(rights)
+    )
+
+
+def _states(
+    recordings: Iterable[Recording], sight: Sight, labels: Labels | None, kept: float, rng: np.random.Generator
+) -> Iterator[_State]:
+    for recording in recordings:
+        own = labels or (Labels.STEPS if recording.decision.actions else Labels.SIZES)
+        yield from _walk(recording, sight, own, kept, rng)
+
+
+def _walk(
+    recording: Recording, sight: Sight, labels: Labels, kept: float, rng: np.random.Generator
+) -> Iterator[_State]:
+    """The decisions of one slot that are kept."""
     snapshot = recording.snapshot
     packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, recording.placement)
     sizing = Sizing(snapshot, packing, sight)
@@ -219,7 +218,7 @@ def _walk(recording: Recording, sight: Sight, labels: Labels, kept: float, rng: 
                         blocked.add(action)
                         continue
                 if mask[:void].any():
-                    yield batch, mask, right, action
+                    yield _State(batch.observation[0].copy(), mask, right, action)
             if action == void:
                 break
             if not batch.act(action):

@@ -7,13 +7,13 @@ import pytest
 import torch
 from simulation.drawn import drawn
 
+from dl2d.learning.baselines import baselines
 from dl2d.learning.original.errors import TooFewSamples
 from dl2d.learning.original.imitation import Lessons, distance, imitate
 from dl2d.learning.original.networks import begin, described, policy_network, weights_of
 from dl2d.learning.original.recordings import taught
 from dl2d.learning.original.settings import NetworkKind, Settings, SupervisedLoss
-from dl2d.learning.original.teachers import drf
-from dl2d.learning.original.validation import completion, score
+from dl2d.learning.original.validation import score
 from dl2d.policies.dl2_original import network_of
 from dl2d.policies.sizing import Sight
 from dl2d.simulation.library import Library
@@ -89,7 +89,7 @@ def test_it_gets_as_good_as_its_teacher() -> None:
     begin(network, torch.Generator().manual_seed(0))
     imitate(network, lessons, loss=SupervisedLoss.CROSS_ENTROPY, updates=100, minibatch=512, rate=3e-3, rng=rng)
     acting = network_of(weights_of(network, "policy"), described(sight, NetworkKind.SHARED, sampled=False))
-    teachers = completion(library, settings, drf)[0].mean()
+    (teachers,) = baselines([workloads[:8]])["drf"]
     assert score(library, settings, acting, seed=0).greedy == pytest.approx(teachers, rel=0.05)
 
 

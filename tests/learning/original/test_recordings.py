@@ -9,10 +9,8 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import Allocation
 from dl2d.learning.original.errors import TooFewSamples
-from dl2d.learning.original.imitation import attend
 from dl2d.learning.original.recordings import Recording, lessons_of, played
 from dl2d.learning.original.settings import Labels
-from dl2d.learning.original.teachers import QUICK
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.sizing import Sight
@@ -35,9 +33,9 @@ def decided(snapshot: Snapshot, *sizes: tuple[int, int]) -> Decision:
     return Decision(policy="static", policy_version="1", jobs=jobs)
 
 
-@pytest.mark.parametrize("name", sorted(QUICK))
+@pytest.mark.parametrize("name", ["drf", "fifo", "srtf"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_recorded_policy_teaches_what_the_same_one_does_in_windows_to_the_last_bit(name: str, seed: int) -> None:
+def test_a_recorded_policy_is_shown_as_windows_show_it_to_the_last_bit(name: str, seed: int) -> None:
     workload = drawn(seed, jobs=9, plain=True, most_least=1)
     library = Library.of([workload])
     sight = Sight(
@@ -51,11 +49,21 @@ def test_a_recorded_policy_teaches_what_the_same_one_does_in_windows_to_the_last
     windows = Windows(clusters, 12, extras=True)
     windows.begin(np.array([0]))
     windows.refresh()
-    want = attend(windows, QUICK[name], kept=1.0, rng=rng, most_slots=1000)
-    assert (found.actions == want.actions).all()
-    assert (found.masks == want.masks).all()
-    assert (found.observations == want.observations).all()
-    assert (found.rights == want.rights).all()
+
+    def pass_states_with_void_alone() -> None:
+        while not clusters.over.all() and not windows.mask()[0, :-1].any():
+            windows.step(np.array([36]))
+            windows.refresh()
+
+    for number, action in enumerate(found.actions):
+        pass_states_with_void_alone()
+        assert (found.observations[number] == windows.observation()[0]).all()
+        assert (found.masks[number] == windows.mask()[0]).all()
+        assert found.rights[number].nonzero()[0].tolist() == [action]
+        windows.step(np.array([action]))
+        windows.refresh()
+    pass_states_with_void_alone()
+    assert clusters.over.all()
 
 
 @pytest.mark.parametrize("labels", list(Labels))
