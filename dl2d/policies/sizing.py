@@ -1,8 +1,9 @@
 """What DL2's network sees of a snapshot, and what it may do: number for number as ``dl2d.simulation.windows`` has it.
 
 Jobs are gone through in submit order, in batches of J. In each, tasks are given one step at a time: a worker, a PS or
-one of both for one of the jobs, until enough. A learned policy takes the steps that its network says; a lesson, those
-that led to a decision that was recorded.
+one of both for one of the jobs, until enough. To a job that has less than its least size each of them gives what it
+lacks of that, as a whole: below it, no job can run. A learned policy takes the steps that its network says; a lesson,
+those that led to a decision that was recorded.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _TASKS_SCALE: Final = 16.0
 _PLACE_SCALE: Final = 4.0
 #: What the actions of a job give it.
 STEPS: Final = (Allocation(1, 0), Allocation(0, 1), Allocation(1, 1))
-_WORKER, _PS = 0, 1
+_BUNDLE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,7 @@ class Sizing:
         #: Amounts by the identity of demands, which are kept so that it stays their own.
         self._demands: dict[int, tuple[Resources, tuple[int, ...]]] = {}
         #: Numbers of steps that have room alike; and which of them are not known to have none.
-        self._kinds: dict[tuple[Resources, Resources, int, JobKey | None], int] = {}
+        self._kinds: dict[tuple[Resources, Resources, Allocation, JobKey | None], int] = {}
         self.open = np.ones(0, dtype=np.bool_)
         self.all_open = True
         #: Why there is no room for the least size of jobs that have none, by what they ask for.
@@ -136,6 +137,12 @@ class Sizing:
         """Place of its one-hot; None for a type that the network does not know."""
         return self._types.get(job.request.model)
 
+    def step(self, job: Job, number: int) -> Allocation:
+        """What an action gives a job now: its least size to one that has less, whatever the action."""
+        has, least = self.filling.allocations[job.key], job.request.least
+        missing = Allocation(max(least.workers - has.workers, 0), max(least.ps - has.ps, 0))
+        return STEPS[number] if missing == NOTHING else missing
+
     def kinds(self, job: Job) -> list[int]:
         """Numbers of a job's three steps in ``open``: equal demands have room alike.
 
@@ -144,7 +151,7 @@ class Sizing:
         own = job.key if self._held.get(job.key, NOTHING) != NOTHING else None
         found = []
         for number in range(len(STEPS)):
-            kind = job.request.worker, job.request.ps, number, own
+            kind = job.request.worker, job.request.ps, self.step(job, number), own
             found.append(self._kinds.setdefault(kind, len(self._kinds)))
         if len(self._kinds) > len(self.open):
             more = np.ones(len(self._kinds) + len(self.open), dtype=np.bool_)
@@ -157,21 +164,19 @@ class Sizing:
         seen: set[int] = set()
         for job in jobs:
             has = self.filling.allocations[job.key]
-            for step, kind in zip(STEPS, self.kinds(job), strict=True):
-                if grows(job, has, step) and kind not in seen and self.open[kind]:
+            for number, kind in enumerate(self.kinds(job)):
+                if grows(job, has, STEPS[number]) and kind not in seen and self.open[kind]:
                     seen.add(kind)
-                    self.open[kind] = self._packing.fits(job, step)
+                    self.open[kind] = self._packing.fits(job, self.step(job, number))
                     self.all_open &= bool(self.open[kind])
 
     def add(self, job: Job, number: int) -> bool:
         """Give a job a step; returns whether there was room."""
-        step = STEPS[number]
+        step = self.step(job, number)
         blocked: Blocked | None = self.filling.add(job, step)
         if blocked is None:
-            if number != _PS:
-                self._take(job.request.worker)
-            if number != _WORKER:
-                self._take(job.request.ps)
+            self._take(job.request.worker, step.workers)
+            self._take(job.request.ps, step.ps)
             if self._head_only:
                 # Another node may be looked at now.
                 self.open[:] = self.all_open = True
@@ -181,10 +186,10 @@ class Sizing:
         self.reasons[job.key] = _refused(step, blocked)
         return False
 
-    def _take(self, demand: Resources) -> None:
+    def _take(self, demand: Resources, count: int) -> None:
         for place, amount in enumerate(self.amounts(demand)):
-            if amount:
-                used = self._used[place] = self._used[place] + amount
+            if amount and count:
+                used = self._used[place] = self._used[place] + amount * count
                 self.free[place] = 1.0 - used / self.whole[place]
 
     def no_room(self, job: Job) -> Reason | None:
@@ -194,7 +199,8 @@ class Sizing:
         """
         has = self.filling.allocations[job.key]
         if has == NOTHING:
-            least, kind = _least(job), (job.request.worker, job.request.ps, _least(job))
+            least = job.request.least
+            kind = job.request.worker, job.request.ps, least
             if self._held.get(job.key, NOTHING) != NOTHING:
                 return self._why(job, least)
             if kind not in self._starts:
@@ -219,18 +225,13 @@ class Sizing:
         return known[1]
 
     def _give_first_bundles(self) -> None:
-        """Its least size to each job in turn, bundle by bundle, until something has no room."""
+        """Give each job in turn its least size, until one has no room."""
         for job in self._snapshot.jobs:
-            least = _least(job)
-            now = self.floor(job)
-            workers, ps = max(least.workers - now.workers, 0), max(least.ps - now.ps, 0)
-            bundles = min(workers, ps)
-            steps = [2] * bundles + [0] * (workers - bundles) + [1] * (ps - bundles)
-            for step in steps:
-                if not self.add(job, step):
-                    if self.reasons[job.key].constraint is Constraint.INFEASIBLE:
-                        break
-                    return
+            has, least = self.filling.allocations[job.key], job.request.least
+            if has.workers >= least.workers and has.ps >= least.ps:
+                continue
+            if not self.add(job, _BUNDLE) and self.reasons[job.key].constraint is not Constraint.INFEASIBLE:
+                return
 
 
 class Batch:
@@ -292,8 +293,10 @@ class Batch:
     def act(self, action: int) -> bool:
         """Take a step (not void); returns whether there was room."""
         place, number = divmod(action, len(STEPS))
-        if not self._sizing.add(self.jobs[place], number):
+        job = self.jobs[place]
+        if not self._sizing.add(job, number):
             return False
+        self._kinds[place] = self._sizing.kinds(job)
         self._look(place)
         self._show_free()
         return True
@@ -347,9 +350,3 @@ def usable(job: Job, has: Allocation, floor: Allocation) -> Allocation:
 
 def _refused(step: Allocation, blocked: Blocked) -> Reason:
     return Reason(blocked.constraint, f"next step of {step}: {blocked}", blocked.shortfalls)
-
-
-def _least(job: Job) -> Allocation:
-    request = job.request
-    workers = next((count for count in range(1, request.max_workers + 1) if request.allows(count)), 0)
-    return Allocation(workers, request.min_ps)

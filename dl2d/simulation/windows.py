@@ -2,7 +2,8 @@
 
 In each slot the jobs that are there, in submit order, are gone through in batches of J. A decision adds a worker, a PS
 or a bundle of both to a job of the batch, or ends the batch (void): then come the next J jobs, or, after the last
-batch, the slot is run. Everything a policy may see of a batch is its observation; what it may do is the mask.
+batch, the slot is run. A job that has less than its least size is given what it lacks of that, as a whole, whichever of
+the three is chosen. Everything a policy may see of a batch is its observation; what it may do is the mask.
 """
 
 from __future__ import annotations
@@ -72,6 +73,11 @@ class Windows:
         self._worker, self._ps, self._bundle = self._asks.reshape(3, self._resources, count, jobs)
         #: Whether a job may have one more worker, one more PS; shape (2, N, J).
         self._grows: Bools = np.zeros((2, count, jobs), dtype=np.bool_)
+        #: What each job lacks of its least size, shape (N, J, 2); whether it lacks any, and whether it was found that
+        #: there is no room for that, shape (N, J).
+        self._lacks: Ints = np.zeros((count, jobs, 2), dtype=np.int64)
+        self._below: Bools = np.zeros((count, jobs), dtype=np.bool_)
+        self._refused: Bools = np.zeros((count, jobs), dtype=np.bool_)
         self._observation: Observations = np.zeros((count, jobs * self._width + self._resources), dtype=np.float32)
         self._columns = self._observation[:, : jobs * self._width].reshape(count, jobs, self._width)
         self._mask: Masks = np.zeros((count, 3 * jobs + 1), dtype=np.int8)
@@ -153,16 +159,16 @@ class Windows:
         clusters = self.clusters
         self._heads = clusters.heads()
         room = clusters.free.reshape(self._resources, -1)[:, self._heads][:, :, None]
-        worker = (self._worker <= room).all(axis=0)
-        worker &= self._grows[0]
-        ps = (self._ps <= room).all(axis=0)
-        ps &= self._grows[1]
-        both = (self._bundle <= room).all(axis=0)
-        both &= self._grows[0]
-        both &= self._grows[1]
-        self._choices[:, :, 0] = worker
-        self._choices[:, :, 1] = ps
-        self._choices[:, :, 2] = both
+        fits = [(asked <= room).all(axis=0) for asked in (self._worker, self._ps, self._bundle)]
+        if self._below.any():
+            # Room for the first task or bundle of what is lacking; whether the rest has room shows when it is given.
+            lacks = self._lacks
+            first = np.where(lacks[..., 0] == 0, fits[1], np.where(lacks[..., 1] == 0, fits[0], fits[2]))
+            fits = [np.where(self._below, first & ~self._refused, each) for each in fits]
+        worker, ps, both = fits
+        self._choices[:, :, 0] = worker & self._grows[0]
+        self._choices[:, :, 1] = ps & self._grows[1]
+        self._choices[:, :, 2] = both & self._grows[0] & self._grows[1]
         self._observation[:, self.jobs * self._width :] = (1.0 - clusters.used / self._whole).T
 
     def _act(self, rows: Ints, actions: Ints) -> tuple[Ints, Ints, Ints]:
@@ -171,8 +177,13 @@ class Windows:
         column, kind = np.divmod(actions, 3)
         jobs = self.window[rows, column]
         heads = self._heads[rows]
+        below = self._below[rows, column]
+        if below.any():
+            some, columns = rows[below], column[below]
+            lacks = self._lacks[some, columns]
+            self._refused[some, columns] = ~clusters.give(some, jobs[below], lacks[:, 0], lacks[:, 1])
         for number in range(3):
-            chosen = kind == number
+            chosen = (kind == number) & ~below
             clusters.give_one(number, rows[chosen], jobs[chosen], heads[chosen])
         return rows, column, jobs
 
@@ -192,6 +203,7 @@ class Windows:
         self.window[which] = -1
         self._asks[:, which] = _IMPOSSIBLE
         self._grows[:, which] = False
+        self._below[which] = self._refused[which] = False
         self._columns[which] = 0.0
         rows = which[rows]
         self.window[rows, columns] = jobs
@@ -221,6 +233,9 @@ class Windows:
         flat = rows * self.jobs + columns
         for role in (0, 1):
             self._grows[role].reshape(-1)[flat] = sizes[:, role] < most[:, role]
+        lacks = np.maximum(clusters.least.reshape(-1, 2).take(at, axis=0) - sizes, 0)
+        self._lacks.reshape(-1, 2)[flat] = lacks
+        self._below.reshape(-1)[flat] = lacks.any(axis=1)
         demand = clusters.asks.reshape(-1, 3 * self._resources).take(at, axis=0)
         share: Floats = np.zeros(len(rows))
         for number in range(self._resources):

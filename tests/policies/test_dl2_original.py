@@ -270,14 +270,31 @@ def test_actions_are_drawn_with_the_noise_of_the_generator_one_step_after_the_ot
 
 
 def test_probabilities_are_those_before_it_was_found_out_that_there_is_no_room() -> None:
-    """By hand: a worker has no room, a PS has; then neither a PS nor both have, which shows as they are tried."""
+    """By hand: the job runs, and neither a worker nor both have room, which shows as they are tried; a PS has."""
     policy = Dl2Original(a_checkpoint(resources=["cpu", "gpu"], first_bundles=False))
     policy.network = Indifferent(13)
-    decision = ask(policy, a_snapshot([a_job(0)], cluster(1, cpu=1, gpu=0)))
+    decision = ask(policy, a_snapshot([a_job(0)], cluster(1, cpu=4, gpu=1), held={0: Allocation(1, 1)}))
+    assert decision.jobs[0].allocation == Allocation(1, 2)
     rest = 2 + np.exp(-4.0)
     assert [option.score for option in decision.jobs[0].alternatives] == pytest.approx(
         [np.exp(-4.0) / rest, 0.0, 1 / rest, 1 / rest]
     )
+
+
+@pytest.mark.parametrize("action", range(3), ids=["worker", "ps", "both"])
+def test_the_first_step_of_a_job_is_its_least_size_whatever_the_network_says(action: int) -> None:
+    """A network that gave workers alone left jobs below the size at which they can run, for ever."""
+    policy = Dl2Original(a_checkpoint(resources=["cpu", "gpu"], first_bundles=False))
+    policy.network = lambda _: np.array(
+        [[float(place % 3 == action) for place in range(12)] + [-4.0]], dtype=np.float32
+    )
+    jobs = [a_job(0, min_workers=2, min_ps=2), a_job(1, **NO_PS), a_job(2, allowed_workers=(3, 4))]
+    snapshot = a_snapshot(jobs, cluster(8, cpu=8, gpu=4))
+    decision = ask(policy, snapshot)
+    check(decision, snapshot)
+    first = {job: step for job, step in reversed(decision.actions)}
+    assert [first[job.key] for job in jobs] == [(2, 2), (1, 0), (3, 1)]
+    assert [entry.allocation >= job.request.least for entry, job in zip(decision.jobs, jobs, strict=True)] == [True] * 3
 
 
 def test_it_is_read_from_a_folder(tmp_path: Path) -> None:
