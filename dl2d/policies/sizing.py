@@ -45,7 +45,7 @@ class Sight:
     #: Types and resources in the order of the inputs.
     models: tuple[str, ...]
     resources: tuple[str, ...]
-    #: Each job has its least size before the first step.
+    #: Each elastic job has its least size before the first step.
     first_bundles: bool
     slot_seconds: float
     #: Jobs show their place in the batch, the remaining fraction of their epochs and logarithms of their tasks, too.
@@ -225,8 +225,13 @@ class Sizing:
         return known[1]
 
     def _give_first_bundles(self) -> None:
-        """Give each job in turn its least size, until one has no room."""
+        """Give each elastic job in turn its least size, until one has no room.
+
+        A job that runs at a fixed size waits for room for all of that.
+        """
         for job in self._snapshot.jobs:
+            if job.static:
+                continue
             has, least = self.filling.allocations[job.key], job.request.least
             if has.workers >= least.workers and has.ps >= least.ps:
                 continue

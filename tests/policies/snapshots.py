@@ -20,14 +20,14 @@ from dl2d.placement.load_balance import LoadBalance
 NO_PS: dict[str, Any] = {"ps": Resources(), "min_ps": 0, "max_ps": 0, "max_workers": 1000}
 
 
-def a_job(number: int, **changes: Any) -> Job:
+def a_job(number: int, *, static: bool = False, **changes: Any) -> Job:
     request = JobRequest(
         name=f"job {number}", model="other", epochs=1, samples_per_epoch=1, steps_per_epoch=None, batch=None,
         worker=Resources.of(cpu=2, gpu=1), ps=Resources.of(cpu=1), max_workers=4, max_ps=4,
     )  # fmt: skip
     return Job(
         key=JobKey("c", str(number), 1000 + number), request=replace(request, **changes),
-        owner=Owner("ann", 1, 1), launch=Launch((), ""), state=JobState.READY,
+        owner=Owner("ann", 1, 1), launch=Launch((), ""), state=JobState.READY, static=static,
     )  # fmt: skip
 
 

@@ -260,7 +260,8 @@ def test_actions_are_drawn_with_the_noise_of_the_generator_one_step_after_the_ot
         action = int(scores.argmax())
         if action == 12:
             break
-        step = STEPS[action % 3]
+        # A job's first step is its least size.
+        step = STEPS[action % 3] if any(has[action // 3]) else Allocation(1, 1)
         has[action // 3][0] += step.workers
         has[action // 3][1] += step.ps
         taken.append((jobs[action // 3].key, step))
@@ -288,11 +289,12 @@ def test_the_first_step_of_a_job_is_its_least_size_whatever_the_network_says(act
     policy.network = lambda _: np.array(
         [[float(place % 3 == action) for place in range(12)] + [-4.0]], dtype=np.float32
     )
-    jobs = [a_job(0, min_workers=2, min_ps=2), a_job(1, **NO_PS), a_job(2, allowed_workers=(3, 4))]
+    ring = NO_PS | {"max_workers": 3}
+    jobs = [a_job(0, min_workers=2, min_ps=2), a_job(1, **ring), a_job(2, allowed_workers=(3, 4))]
     snapshot = a_snapshot(jobs, cluster(8, cpu=8, gpu=4))
     decision = ask(policy, snapshot)
     check(decision, snapshot)
-    first = {job: step for job, step in reversed(decision.actions)}
+    first = dict(reversed(decision.actions))
     assert [first[job.key] for job in jobs] == [(2, 2), (1, 0), (3, 1)]
     assert [entry.allocation >= job.request.least for entry, job in zip(decision.jobs, jobs, strict=True)] == [True] * 3
 

@@ -68,7 +68,7 @@ def test_gymnasium_is_loaded_only_where_it_is_wanted() -> None:
 
 
 def test_one_slot_by_hand() -> None:
-    """Type b is the second type. Job 1 gets a bundle, job 2 a worker and a PS; then void ends batch and slot."""
+    """Type b is the second type. Jobs get a bundle each, for a worker alone is no size; void ends batch and slot."""
     env = ClusterEnv(two_jobs(), 3)
     seen, info = env.reset(seed=0)
     columns, free = seen[:-2].reshape(3, 7), seen[-2:]
@@ -79,8 +79,7 @@ def test_one_slot_by_hand() -> None:
     assert info["window"].tolist() == [0, 1, -1]
     assert not info["slot_ended"]
     assert env.step(2)[1:4] == (0.0, False, False)
-    env.step(3)
-    seen, reward, _, _, info = env.step(4)
+    seen, reward, _, _, info = env.step(3)
     columns, free = seen[:-2].reshape(3, 7), seen[-2:]
     assert columns[:, 4:].tolist() == [[0.25, 1 / 16, 1 / 16], [0.25, 1 / 16, 1 / 16], [0, 0, 0]]
     assert free.tolist() == [0.5, 0.5]
@@ -161,8 +160,16 @@ def choose(draw: np.random.Generator, masks: np.ndarray, *, void: float = 0.0) -
     return np.where(draw.random(actions.shape) < void, masks.shape[-1] - 1, actions)
 
 
-def allowed(env: ClusterEnv, window: list[int]) -> list[int]:
-    """The mask, by trying: a worker, a PS, and both as one on the least used node."""
+def lacking(env: ClusterEnv, job: int) -> list[int]:
+    """What a job lacks of its least size."""
+    return np.maximum(env.clusters.least[0, job] - env.clusters.sizes[0, job], 0).tolist()
+
+
+def allowed(env: ClusterEnv, window: list[int], refused: set[int]) -> list[int]:
+    """The mask, by trying: a worker, a PS, and both as one on the least used node.
+
+    Of a job that has less than its least size, all that lead there: the first bundle of what it lacks, or task.
+    """
     clusters = env.clusters
     nodes = int(clusters.library.nodes[clusters.workload[0]])
     load = clusters.load[0, :nodes]
@@ -175,8 +182,10 @@ def allowed(env: ClusterEnv, window: list[int]) -> list[int]:
                 for has, more, most in zip(clusters.sizes[0, job], asked, clusters.most[0, job], strict=True)
                 if more
             )
-            demand = (clusters.demand[0, job] * np.array(asked)[:, None]).sum(axis=0)
-            fits = fits and bool((demand <= clusters.free[:, 0, head]).all())
+            lacks = lacking(env, job)
+            first = np.minimum(lacks, 1) if any(lacks) else asked
+            demand = (clusters.demand[0, job] * np.array(first)[:, None]).sum(axis=0)
+            fits = fits and job not in refused and bool((demand <= clusters.free[:, 0, head]).all())
             mask.append(int(fits))
     return [*mask, 1]
 
@@ -194,20 +203,28 @@ def test_the_mask_says_exactly_what_fits_and_what_it_allows_is_done(seed: int, w
     twin.reset(here, here, [draw])
     if first:
         twin.fill(twin.least, in_turn=True)
+    refused: set[int] = set()
     for _ in range(60):
         mask = info["action_mask"]
-        assert mask.tolist() == allowed(env, info["window"].tolist())
+        assert mask.tolist() == allowed(env, info["window"].tolist(), refused)
         action = int(choose(draw, mask, void=0.03))
         before, jobs = clusters.sizes[0].copy(), info["window"]
+        job = jobs[action // 3] if action < 3 * window else -1
+        lacks = lacking(env, job)
         observation, reward, terminated, _, info = env.step(action)
         assert env.observation_space.contains(observation)
         if action < 3 * window:
-            job, worker, ps = jobs[action // 3], action % 3 != 1, action % 3 != 0
-            before[job] += [worker, ps]
-            assert twin.give(here, here + job, here + worker, here + ps).all()
+            workers, ps = lacks if any(lacks) else (action % 3 != 1, action % 3 != 0)
+            if twin.give(here, here + job, here + workers, here + ps).all():
+                before[job] += [workers, ps]
+            else:  # of several bundles or tasks that a job starts with, not the first had no room
+                assert sum(lacks) > 1
+                refused.add(job)
             assert clusters.sizes[0].tolist() == before.tolist()
             assert (reward, terminated, info["slot_ended"]) == (0.0, False, False)
-        elif info["slot_ended"]:
+        else:
+            refused.clear()
+        if info["slot_ended"]:
             twin.end_slot(here)
             if first:
                 twin.fill(twin.least, in_turn=True)
@@ -356,8 +373,8 @@ def test_a_picture_shows_jobs_and_nodes() -> None:
     lines = picture.splitlines()
     assert lines[0] == "slot 1: 0 of 2 jobs have ended"
     assert lines[1].split() == ["1", "b", "0w", "0p", "#####..............."]
-    assert lines[2].split() == ["2", "a", "1w", "0p", "...................."]
-    assert lines[3].split() == ["cpu", "2", "of", "16", "used;", "nodes", "2."]
+    assert lines[2].split() == ["2", "a", "1w", "1p", "...................."]
+    assert lines[3].split() == ["cpu", "4", "of", "16", "used;", "nodes", "4."]
     assert ClusterEnv(two_jobs()).render() is None
 
 

@@ -228,10 +228,16 @@ def _walk(
 def _towards(
     jobs: Sequence[Job], sizes: dict[JobKey, Allocation], has: dict[JobKey, Allocation], void: int
 ) -> NDArray[np.bool_]:
-    """Steps that lead to the sizes and not beyond, shape (3J + 1,); void is none of them."""
+    """Steps that lead to the sizes and not beyond, shape (3J + 1,); void is none of them.
+
+    A job that has less than its least size is given what it lacks of that by any of the three.
+    """
     steps = np.zeros(void + 1, dtype=np.bool_)
     for place, job in enumerate(jobs):
-        wanted, now = sizes.get(job.key, NOTHING), has[job.key]
+        wanted, now, least = sizes.get(job.key, NOTHING), has[job.key], job.request.least
+        if now.workers < least.workers or now.ps < least.ps:
+            steps[3 * place : 3 * place + 3] = wanted != NOTHING
+            continue
         workers, ps = wanted.workers > now.workers, wanted.ps > now.ps
         steps[3 * place : 3 * place + 3] = workers, ps, workers and ps
     return steps

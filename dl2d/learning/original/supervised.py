@@ -173,7 +173,7 @@ def school_by_recordings(
                 }
             )
         ),
-        first_bundles=False,
+        first_bundles=settings.first_bundles and not serves_whole(given),
         slot_seconds=slot_seconds,
         extras=settings.supervised_extras,
     )
@@ -196,6 +196,23 @@ def school_by_recordings(
         checkpoint=_checkpoint(network, sight, settings, seed, record, sampled=sampled), losses=losses, lessons=count,
         agreement=agreement, followed=ways[sampled],
     )  # fmt: skip
+
+
+def serves_whole(recordings: Sequence[Recording]) -> bool:
+    """Whether a scheduler gives some jobs more than their least size while others wait, as FIFO does.
+
+    True where that holds of most jobs that were left with nothing. One that does not gives every job its least size
+    first. Jobs that run at fixed sizes tell nothing: they wait for room for these, whatever others have.
+    """
+    waiting, passed_over = 0, 0
+    for each in recordings:
+        sizes = each.decision.allocations()
+        elastic = [job for job in each.snapshot.jobs if not job.static and job.key in sizes]
+        idle = sum(sizes[job.key] == NOTHING for job in elastic)
+        grown = any(sizes[job.key] != NOTHING and sizes[job.key] != job.request.least for job in elastic)
+        waiting += idle
+        passed_over += idle * grown
+    return 2 * passed_over > waiting
 
 
 def follow(policy: Dl2Original, recordings: Sequence[Recording], *, seed: int) -> Followed:

@@ -79,8 +79,10 @@ def test_sizes_that_users_chose_are_walked_to_and_then_it_is_enough(labels: Labe
     given[1] = [1, 1]
     for action in lessons.actions[:-1].tolist():
         job, kind = divmod(action, 3)
-        given[job][0] += kind != 1
-        given[job][1] += kind != 0
+        # The first step is the least size, whatever it is.
+        begins, least = given[job] == [0, 0], jobs[job].request.least
+        given[job][0] += least.workers if begins else kind != 1
+        given[job][1] += least.ps if begins else kind != 0
     assert given == {0: [3, 2], 1: [2, 1], 2: [4, 0]}
     every = np.arange(len(lessons))
     assert lessons.masks[every, lessons.actions].all()

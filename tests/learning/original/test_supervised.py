@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 from learning.original.made_workloads import SMALL, TRAINING, VALIDATION, a_workload
-from policies.snapshots import a_job, a_snapshot, ask, cluster
+from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import CheckpointError, WorkloadError
-from dl2d.core.jobs import Allocation
+from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.learning.original.errors import TooFewSamples
 from dl2d.learning.original.networks import adopt, begin, policy_network
 from dl2d.learning.original.recordings import Recording
 from dl2d.learning.original.settings import NetworkKind, Settings, SupervisedLoss
-from dl2d.learning.original.supervised import school_by_recordings, school_by_teacher
+from dl2d.learning.original.supervised import school_by_recordings, school_by_teacher, serves_whole
 from dl2d.learning.original.trainer import train
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.dl2_original import Dl2Original
@@ -69,6 +69,47 @@ def test_what_a_policy_decided_under_load_is_learned() -> None:
     learned = school_by_recordings(found, QUICK, slot_seconds=60.0, seed=0)
     assert learned.followed is not None
     assert learned.followed.differing < 0.1
+
+
+def observed(count: int) -> list[Recording]:
+    """Slots in which a site's scheduler ran workers alone, at sizes that users had chosen; as many waited for room."""
+    rng = np.random.default_rng(2)
+    found = []
+    for number in range(count):
+        jobs = [a_job(place, static=True, **NO_PS, epochs=float(rng.integers(1, 50))) for place in range(4)]
+        snapshot = replace(a_snapshot(jobs, cluster(2, cpu=8, gpu=4)), slot=number)
+        sizes = [Allocation(4, 0)] * 2 + [NOTHING] * 2
+        reason = Reason(Constraint.OBSERVED, "as the scheduler has it")
+        decided = tuple(JobDecision(job.key, size, reason) for job, size in zip(jobs, sizes, strict=True))
+        found.append(Recording(snapshot, Decision("observed", "1", decided), LoadBalance()))
+    return found
+
+
+def test_what_was_learned_from_jobs_without_servers_starts_jobs_with_servers() -> None:
+    """It gave workers alone once, as to those that it had seen, and the jobs waited for ever beside free GPUs."""
+    learned = school_by_recordings(observed(40), QUICK, slot_seconds=60.0, seed=0)
+    assert learned.checkpoint.settings["first_bundles"] is True
+    jobs = [a_job(0), a_job(1, min_workers=2, min_ps=2), a_job(2, **NO_PS | {"max_workers": 4})]
+    for count, seen in ((3, jobs), (1, jobs[:1])):
+        sizes = ask(Dl2Original(learned.checkpoint), a_snapshot(seen, cluster(4, cpu=8, gpu=2))).allocations()
+        assert sum(sizes[job.key] >= job.request.least for job in seen) == count
+
+
+@pytest.mark.parametrize(
+    ("sizes", "whole"),
+    [
+        ([(4, 4), (0, 0)], True),  # FIFO: one has much while another waits
+        ([(1, 1), (1, 1), (0, 0)], False),
+        ([(2, 2), (1, 1)], False),  # nobody waits
+        ([], False),
+    ],
+)
+def test_who_serves_jobs_whole_is_seen_by_those_that_wait(sizes: list[tuple[int, int]], whole: bool) -> None:
+    jobs = [a_job(place) for place in range(len(sizes))]
+    reason = Reason(Constraint.SATISFIED, "")
+    decided = tuple(JobDecision(job.key, Allocation(*size), reason) for job, size in zip(jobs, sizes, strict=True))
+    recording = Recording(a_snapshot(jobs, cluster(1, cpu=8)), Decision("some", "1", decided), LoadBalance())
+    assert serves_whole([recording]) is whole
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_others() -> None:
