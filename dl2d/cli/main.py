@@ -1,4 +1,4 @@
-"""``dl2d``: the commands, one module each; this one puts them together and turns errors into exit statuses.
+"""Entry point ``dl2d``: the table of commands, each imported when it is run, and exit statuses from errors.
 
 Exit status: 0 done, 1 failed, 2 used wrongly (a bad option, configuration or request).
 """
@@ -9,67 +9,75 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from types import MappingProxyType
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from dl2d import __version__
-from dl2d.cli.logging import log_warnings_only
+from dl2d.cli.extras import missing_extra
 from dl2d.core.errors import ConfigError, Dl2dError, PluginError, RequestError, WorkloadError
 
 _JOBS, _ADMIN, _RESEARCH = "Jobs", "Administration", "Research"
-#: By command: its module in ``dl2d.cli``, the function or the ``typer.Typer`` in there, and its panel of the help.
-_COMMANDS: Final = MappingProxyType(
+#: By command: its module in ``dl2d.cli``, the function or ``typer.Typer`` in there, and its panel and line of the help.
+#: The line stands here, so that ``dl2d --help`` need not import what half of the commands need: numpy, SQL, HTTP.
+COMMANDS: Final = MappingProxyType(
     {
-        "submit": ("submit", "submit", _JOBS),
-        "cancel": ("submit", "cancel", _JOBS),
-        "status": ("status", "status", _JOBS),
-        "why": ("why", "why", _JOBS),
-        "history": ("history", "history", _JOBS),
-        "simulate": ("simulate", "simulate", _RESEARCH),
-        "train": ("train", "app", _RESEARCH),
-        "experiment": ("experiment", "app", _RESEARCH),
-        "demo": ("demo.command", "demo", _ADMIN),
-        "run": ("serve", "run", _ADMIN),
-        "check": ("check", "check", _ADMIN),
-        "config": ("configuration", "config", _ADMIN),
-        "unit": ("unit", "unit", _ADMIN),
-        "db": ("db", "app", _ADMIN),
-        "policy": ("policy", "app", _ADMIN),
+        "submit": ("submit", "submit", _JOBS, "Submit a job to the daemon, or with sbatch on a Slurm cluster."),
+        "cancel": ("submit", "cancel", _JOBS, "End a job and everything that runs for it."),
+        "status": ("status", "status", _JOBS, "Show jobs: allocation, progress, and what each one waits for."),
+        "why": ("why", "why", _JOBS, "Say why a job has what it has, and what limits it."),
+        "history": ("history", "history", _JOBS, "Show what was done: slots, resizes and their steps, modes, plans."),
+        "simulate": ("simulate", "simulate", _RESEARCH, "Replay a workload under several policies and compare them."),
+        "train": ("train", "app", _RESEARCH, "Train a learned policy and write a checkpoint."),
+        "experiment": ("experiment", "app", _RESEARCH, "Compare policies over workloads and seeds in a report."),
+        "demo": ("demo.command", "demo", _ADMIN, "Train three real jobs on this machine and resize them meanwhile."),
+        "run": ("serve", "run", _ADMIN, "Run the daemon until SIGTERM; SIGHUP reads the configuration again."),
+        "check": ("check", "check", _ADMIN, "Check the configuration, what it names, and job files."),
+        "config": ("configuration", "config", _ADMIN, "Print the sample configuration with every key explained."),
+        "unit": ("unit", "unit", _ADMIN, "Print the systemd unit of this installation."),
+        "db": ("db", "app", _ADMIN, "Upgrade the database's schema or show its revision."),
+        "policy": ("policy", "app", _ADMIN, "List policies; promote a version of a learned one, or roll it back."),
     }
-)
+)  # fmt: skip
 
 
 class _Commands(TyperGroup):
-    """Imports a command's module when the command is asked for: no command waits for what only others need."""
+    """Imports a command's module when the command is run or its own help is asked for."""
 
-    def list_commands(self, ctx: object) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         """See ``TyperGroup``."""
         del ctx
-        return list(_COMMANDS)
+        return list(COMMANDS)
 
-    def get_command(self, ctx: object, cmd_name: str) -> TyperCommand | TyperGroup | None:
-        """See ``TyperGroup``."""
+    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
+        """The line of the help; ``resolve_command`` loads the command itself."""
         del ctx
-        # For an unknown one all are loaded: near ones are looked for among those that are.
-        for name in [cmd_name] if cmd_name in _COMMANDS else _COMMANDS:
-            if name not in self.commands:
-                self.commands[name] = _load(name)
-        found = self.commands.get(cmd_name)
-        return found if isinstance(found, TyperCommand | TyperGroup) else None
+        if cmd_name not in COMMANDS:
+            return None
+        *_, panel, summary = COMMANDS[cmd_name]
+        return TyperCommand(cmd_name, help=summary, rich_help_panel=panel)
+
+    def resolve_command(
+        self, ctx: Any, args: list[str]
+    ) -> tuple[str | None, TyperCommand | TyperGroup | None, list[str]]:
+        """See ``TyperGroup``."""
+        self.commands = {name: TyperCommand(name) for name in COMMANDS}  # what a mistyped name is compared with
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, None if name is None else load(name), rest
 
 
-def _load(name: str) -> TyperCommand | TyperGroup:
-    module, attribute, panel = _COMMANDS[name]
+def load(name: str) -> TyperCommand | TyperGroup:
+    """Import a command."""
+    module, attribute, *_ = COMMANDS[name]
     found = getattr(import_module(f"dl2d.cli.{module}"), attribute)
     holder = typer.Typer()
     holder.callback()(lambda: None)  # a group even of one command
     if isinstance(found, typer.Typer):
-        holder.add_typer(found, name=name, rich_help_panel=panel)
+        holder.add_typer(found, name=name)
     else:
-        holder.command(name, rich_help_panel=panel)(found)
+        holder.command(name)(found)
     group = get_command(holder)
     assert isinstance(group, TyperGroup)
     command = group.commands[name]
@@ -100,6 +108,8 @@ def dl2d(
     ] = False,
 ) -> None:
     """Sizes elastic deep-learning jobs on a cluster and resizes them while they train."""
+    from dl2d.cli.logging import log_warnings_only  # noqa: PLC0415 - structlog takes longer than all of the help
+
     del version
     log_warnings_only()
 
@@ -109,8 +119,16 @@ def run(arguments: Sequence[str] | None = None) -> None:
     try:
         app(arguments, prog_name="dl2d")
     except (ConfigError, RequestError, PluginError, WorkloadError) as error:
-        print(f"dl2d: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(2)
+        _fail(error, 2)
     except Dl2dError as error:
-        print(f"dl2d: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(1)
+        _fail(error, 1)
+    except ModuleNotFoundError as error:
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        _fail(missing, 1)
+
+
+def _fail(error: Dl2dError, status: int) -> None:
+    print(f"dl2d: {error}", file=sys.stderr)  # noqa: T201
+    sys.exit(status)

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dl2d import __version__
+from dl2d.cli.extras import require_extra
 from dl2d.cli.options import ConfigOption, JsonOption
 from dl2d.cli.output import print_json, print_tables, table
 from dl2d.cli.train_supervised import Teacher, supervised
@@ -95,6 +96,7 @@ def train(
     """
     if context.invoked_subcommand is not None:
         return
+    require_extra("train")
     if twin:
         if workload:
             raise typer.BadParameter("the twin's workloads are made from the store; leave this out", param_hint="-w")

@@ -67,6 +67,8 @@ class Learned:
     parent: Checkpoint
     checkpoint: Checkpoint
     record: Mapping[str, Any]
+    state: State
+    settings: TrainingSettings
 
 
 def site_of(config: Path, store: str) -> Settings:
@@ -105,13 +107,14 @@ def train_twin(
                 settings, store, out=out, iterations=iterations, days=days, minutes=minutes, seed=seed, tell=tell,
                 now=time.time(),
             )  # fmt: skip
+            _write_report(learned, out)
             digest = learned.checkpoint.digest
             done: dict[str, Any] = {"checkpoint": str(out / "checkpoint"), "digest": digest, **learned.record}
             if gate:
                 candidate = judged(settings, store.registry, learned, tell=tell)
                 trial = enter(candidate, store.registry, at=time.time())
                 done["trial"] = as_plain(trial)
-                _report(trial, out)
+                _append_trial(trial, out)
     if as_json:
         print_json(done)
         return
@@ -134,7 +137,13 @@ def _interruptible() -> Iterator[None]:
         raise typer.Exit(_STOPPED) from None
 
 
-def _report(trial: Trial, out: Path) -> None:
+def _write_report(learned: Learned, out: Path) -> None:
+    days = learned.record["days"]
+    where = [f"this site's {len(days)} days, {days[0]} to {days[-1]}, and days drawn from them"]
+    write_report(out, learned.state, learned.settings, {}, inputs=where, seconds=learned.record["seconds"])
+
+
+def _append_trial(trial: Trial, out: Path) -> None:
     """Add the gate's page to the report."""
     rows = [f"| {case.name} | {case.candidate:.3f} | {case.current:.3f} |" for case in trial.cases]
     lines = ["", "## The gate", "", f"{'Passed' if trial.passed else 'Rejected'}: {trial.reason}.", ""]
@@ -158,7 +167,7 @@ def learn(
     tell: Tell,
     now: float,
 ) -> Learned:
-    """Read the site's history, train from what decides now, and write checkpoint and report to a folder.
+    """Read the site's history, train from what decides now, and write the checkpoint to a folder.
 
     ``now`` is the end of the history, seconds since 1970. The store is only read.
 
@@ -296,9 +305,7 @@ def _train(
     kept = {name: parent.settings.get(name, 0.0) for name in ("optimism", "resize_seconds")}
     checkpoint = replace(made, settings={**made.settings, **kept})
     write_checkpoint(checkpoint, out / "checkpoint")
-    where = [f"this site's {len(days)} days, {days[0]} to {days[-1]}, and days drawn from them"]
-    write_report(out, state, how, {}, inputs=where, seconds=seconds)
-    return Learned(lesson, parent, checkpoint, record)
+    return Learned(lesson, parent, checkpoint, record, state, how)
 
 
 def _note(state: State) -> str:

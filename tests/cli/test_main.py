@@ -11,9 +11,8 @@ import yaml
 from cli.conftest import Dl2d, write_config
 
 from dl2d import __version__
+from dl2d.cli import main
 from dl2d.config.settings import load_settings
-
-COMMANDS = ["run", "check", "submit", "cancel", "status", "why", "history", "config", "policy", "db", "unit", "demo"]
 
 
 def test_version(dl2d: Dl2d):
@@ -24,14 +23,7 @@ def test_version(dl2d: Dl2d):
 def test_help_names_every_command(dl2d: Dl2d):
     ran = dl2d("--help")
     assert ran.status == 0
-    assert all(f" {command} " in ran.out for command in COMMANDS)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(dl2d: Dl2d, command: str):
-    ran = dl2d(command, "--help")
-    assert ran.status == 0
-    assert "Usage: dl2d" in ran.out
+    assert all(f" {command} " in ran.out for command in main.COMMANDS)
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["status", "--nonsense"], ["why"], ["history", "-n", "0"]])

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -121,16 +119,3 @@ def test_a_wrong_source_is_told(dl2d, source: str) -> None:
     ran = dl2d("simulate", "--workload", source)
     assert ran.status == 2
     assert source.partition(":")[2].partition("?")[0] in ran.err
-
-
-def test_its_help_does_not_wait_for_what_other_commands_need() -> None:
-    """Torch, FastAPI, SQLAlchemy and their like take seconds to import."""
-    script = (
-        "import sys\n"
-        "from dl2d.cli.main import run\n"
-        "try: run(['simulate', '--help'])\n"
-        "except SystemExit: pass\n"
-        "print([name for name in ('torch', 'sklearn', 'fastapi', 'sqlalchemy', 'matplotlib') if name in sys.modules])\n"
-    )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines()[-1] == "[]"

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 import venv
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from daemon_process import free_port
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -28,7 +32,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the programs of an environment that has the wheel and what it requires, nothing else."""
+    """Folder with the programs of an environment that has the wheel and what it requires, without extras."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=True)
     subprocess.run(
@@ -59,6 +63,7 @@ def test_everything_is_inside(installed: Path, tmp_path: Path) -> None:
     config.write_text(yaml.safe_dump(settings))
     (tmp_path / "state").mkdir(mode=0o700)
 
+    assert "Usage: dl2d" in run(installed / "dl2d", "--help", cwd=tmp_path)
     run(installed / "dl2d", "db", "upgrade", "--config", str(config), cwd=tmp_path)
     said = json.loads(run(installed / "dl2d", "db", "current", "--json", "--config", str(config), cwd=tmp_path))
     assert said["current"] == said["head"] != ""
@@ -76,9 +81,58 @@ print(json.dumps({group: [p.name for p in m.entry_points(group=group) if p.load(
     assert "<!doctype html>" in run(installed / "python", "-c", from_web, cwd=tmp_path).lower()
 
 
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_daemon_schedules_by_the_default_policy(installed: Path, tmp_path: Path) -> None:
+    port = free_port()
+    state = {"state_dir": str(tmp_path / "state"), "resource_manager": {"name": "local"}, "api": {"port": port}}
+    config = tmp_path / "dl2d.yaml"
+    config.write_text(yaml.safe_dump({**state, "schedule": {"poll_seconds": 0.5, "slot_seconds": 5}}))
+    job = tmp_path / "job.yaml"
+    job.write_text("{model: other, epochs: 9, steps_per_epoch: 9, worker: {cpu: 1}, ps: {cpu: 1}, command: sleep 900}")
+
+    def said(*command: str) -> Any:
+        return json.loads(run(installed / "dl2d", *command, "--json", "--config", str(config), cwd=tmp_path))
+
+    with subprocess.Popen([installed / "dl2d", "run", "--config", config], cwd=tmp_path) as daemon:
+        try:
+            deadline = time.monotonic() + 100
+            while not answers(port):
+                assert daemon.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            run(installed / "dl2d", "submit", str(job), "--config", str(config), cwd=tmp_path)
+            while not any(slot["changed"] for slot in said("history")["slots"]):
+                assert time.monotonic() < deadline
+                time.sleep(0.5)
+        finally:
+            daemon.terminate()
+        assert daemon.wait(timeout=60) == 0
+    assert {slot["policy"] for slot in said("history")["slots"]} == {"dl2"}
+
+
+def test_what_needs_an_extra_says_so(installed: Path, tmp_path: Path) -> None:
+    packages = json.loads(run(installed / "pip", "list", "--format=json", cwd=tmp_path))
+    names = {package["name"].lower() for package in packages}
+    assert names.isdisjoint({"torch", "matplotlib", "scikit-learn", "gymnasium", "ray"})
+    ran = subprocess.run([installed / "dl2d", "demo"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.endswith("pip install 'dl2d[demo]'\n")
+
+
 def test_a_job_runs_from_it_without_a_cluster(installed: Path, tmp_path: Path) -> None:
+    """PyTorch and scikit-learn are those of this environment, which the new one looks at last: a job brings its own."""
+    site = run(installed / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path)
+    own = Path(site.strip()) / "job.pth"
+    own.write_text("".join(f"{folder}\n" for folder in sys.path if folder.endswith("site-packages")))
     code = "from dl2d.config.files import shipped; print(shipped('examples/train_digits.py'))"
     example = run(installed / "python", "-c", code, cwd=tmp_path).strip()
     command = [str(installed / "python"), example, "--model", "small", "--epochs", "1", "--out", str(tmp_path / "w.pt")]
-    run(installed / "dl2-run", "--workers", "2", "--servers", "1", *command, cwd=tmp_path)
+    try:
+        run(installed / "dl2-run", "--workers", "2", "--servers", "1", *command, cwd=tmp_path)
+    finally:
+        own.unlink()
     assert (tmp_path / "w.pt").stat().st_size > 0

@@ -11,7 +11,6 @@ import psutil
 import pytest
 from simulation.experiment_runners import broken, deadly, endless, quick, spoiled
 
-from dl2d.core.errors import ConfigError
 from dl2d.simulation.experiments.cells import Cell, cells_of
 from dl2d.simulation.experiments.definition import Case, Experiment
 from dl2d.simulation.experiments.executors import Local, Ray
@@ -121,9 +120,3 @@ def test_ray_is_told_to_stop_what_is_not_wanted_any_more(monkeypatch: pytest.Mon
     next(results)
     results.close()
     assert fake.calls == ["init", "cancel task-1", "cancel task-2", "cancel task-3", "shutdown"]
-
-
-def test_without_ray_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install 'dl2d\[ray\]'"):
-        Ray()

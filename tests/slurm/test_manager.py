@@ -12,7 +12,7 @@ from dl2d.core.errors import Denied, NotFound, Rejected, ResourceManagerError, U
 from dl2d.core.jobs import Launch, Owner
 from dl2d.core.resource_manager import RmJobState
 from dl2d.core.resources import Resources
-from dl2d_slurm.pace import TokenBucket
+from dl2d_slurm.commands import TokenBucket
 
 TOKEN = "5ec4e7" * 10
 OWNER_ROW: dict[str, object] = {

@@ -19,6 +19,7 @@ from dl2d.cli.demo.reference import References
 from dl2d.cli.demo.script import FAST, FULL
 from dl2d.cli.demo.site import NODES, DemoFailed, Site
 from dl2d.cli.demo.stage import Stage
+from dl2d.cli.extras import require_extra
 from dl2d.cli.options import JsonOption
 from dl2d.cli.output import FILE_WIDTH, print_json, table
 from dl2d.config.files import shipped
@@ -35,6 +36,7 @@ def demo(
     as_json: JsonOption = False,
 ) -> None:
     """Train three real jobs at once on this machine, resize them meanwhile, and compare with runs that never change."""
+    require_extra("demo")
     terminal = (sys.stderr if as_json else sys.stdout).isatty()
     console = Console(stderr=as_json, highlight=False, width=None if terminal else FILE_WIDTH)
 

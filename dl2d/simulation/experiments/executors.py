@@ -13,7 +13,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
-from dl2d.core.errors import ConfigError
 from dl2d.simulation.experiments.cells import Cell, Finished, Runner, attempt, failed
 
 
@@ -116,12 +115,7 @@ class Ray:
     """
 
     def __init__(self) -> None:
-        try:
-            self._ray: Any = importlib.import_module("ray")
-        except ImportError:
-            raise ConfigError(
-                "the executor ray needs the package ray; install it with: pip install 'dl2d[ray]'"
-            ) from None
+        self._ray: Any = importlib.import_module("ray")
 
     def map(self, runner: Runner, cells: Sequence[Cell]) -> Iterator[Finished]:
         """See ``Executor.map``. Each cell takes one CPU of the cluster."""

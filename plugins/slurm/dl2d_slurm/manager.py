@@ -13,7 +13,7 @@ import structlog
 from dl2d.core.errors import Rejected, Unavailable
 from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmSnapshot, TaskSpec
 from dl2d.core.resources import Resources
-from dl2d_slurm.commands import Commands, failure
+from dl2d_slurm.commands import Commands, TokenBucket, failure
 from dl2d_slurm.listing import (
     JOB_FIELDS,
     NODE_FIELDS,
@@ -24,7 +24,6 @@ from dl2d_slurm.listing import (
     watched_fields,
     with_held,
 )
-from dl2d_slurm.pace import TokenBucket
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.stopping import Stopper
 from dl2d_slurm.submission import options, script
@@ -88,7 +87,7 @@ class SlurmManager:
             environment["SLURM_CONF"] = conf
         self._commands = Commands(environment, settings.command_timeout_seconds)
         self._stopper = Stopper(self._commands, clock)
-        self._pace = TokenBucket(settings.submit_rate_per_second, clock=clock, sleep=sleep)
+        self._submit_rate = TokenBucket(settings.submit_rate_per_second, clock=clock, sleep=sleep)
         self._spelling: Mapping[str, str] = {}
         self._capacities: Mapping[str, Resources] = {}
         self._last: RmSnapshot | None = None
@@ -151,7 +150,7 @@ class SlurmManager:
         as_owner = self._uid == 0 or task.owner.uid != self._uid
         argv = options(task, self._settings, self._spelling, as_owner=as_owner)
         text = script(task.launch)
-        self._pace.take()
+        self._submit_rate.take()
         self._last = None
         answer = self._commands.run("sbatch", *argv, stdin=text)
         where = f" on {task.node}" if task.node else ""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
 from dl2d.core.errors import ConfigError
 from dl2d.core.jobs import Owner
 from dl2d.core.resource_manager import StaticJob
@@ -28,8 +30,6 @@ _YEAR: Final = 365 * 86_400.0
 _HOUR: Final = 3600.0
 _MOST_TASKS: Final = 10_000
 _MOST_HOURS: Final = 8760.0
-_HOSTS: Final = re.compile(r"((?:[^,\[\]]|\[[^\[\]]*\])+)(?:,|$)")
-_BRACKET: Final = re.compile(r"\[([^\[\]]*)\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,13 +156,11 @@ def limit_seconds(text: str) -> float | None:
 
 
 def hosts(text: str) -> tuple[str, ...]:
-    """Names in a node list: ``n[1-2,07],gpu1`` is n1, n2, n07 and gpu1. What is no such list is one name."""
-    found: list[str] = []
-    for match in _HOSTS.finditer(text):
-        found += _expanded(match[1])
-        if len(found) > _MOST_TASKS:
-            return tuple(found[:_MOST_TASKS])
-    return tuple(found)
+    """Names in a node list: ``n[1-2,07],gpu1`` is gpu1, n1, n2 and n07. What is no such list is one name."""
+    try:
+        return tuple(NodeSet(text, resolver=RESOLVER_NOGROUP))
+    except NodeSetException:
+        return (text,)
 
 
 def spread(nodes: Sequence[str], count: int) -> tuple[str, ...]:
@@ -171,24 +169,6 @@ def spread(nodes: Sequence[str], count: int) -> tuple[str, ...]:
     squeue does not say how many of a job's tasks are on which of its nodes.
     """
     return tuple(nodes[number * len(nodes) // count] for number in range(count)) if nodes else ()
-
-
-def _expanded(text: str) -> list[str]:
-    match = _BRACKET.search(text)
-    if match is None:
-        return [text]
-    before, after = text[: match.start()], text[match.end() :]
-    names: list[str] = []
-    for part in match[1].split(","):
-        first, dash, last = part.partition("-")
-        numbers = [part]
-        if dash and first.isdecimal() and last.isdecimal() and int(last) - int(first) < _MOST_TASKS:
-            numbers = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
-        for number in numbers:
-            names += _expanded(f"{before}{number}{after}")
-            if len(names) > _MOST_TASKS:
-                return names
-    return names
 
 
 def _present(text: str) -> str:

@@ -1,0 +1,43 @@
+"""Optional packages: what each extra of the distribution brings, and the error where it is missing."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from types import MappingProxyType
+from typing import Final
+
+from dl2d.core.errors import Dl2dError
+
+#: By extra of pyproject.toml: the modules that its packages install and ours import.
+EXTRAS: Final = MappingProxyType(
+    {
+        "train": ("torch", "matplotlib"),
+        "simulate": ("gymnasium", "matplotlib"),
+        "demo": ("torch", "sklearn", "matplotlib"),
+        "ray": ("ray",),
+    }
+)
+#: The extra to name where a module was looked for that is not installed.
+_EXTRA_OF: Final = MappingProxyType(
+    {"torch": "train", "matplotlib": "simulate", "gymnasium": "simulate", "sklearn": "demo", "ray": "ray"}
+)
+
+
+class MissingExtraError(Dl2dError):
+    """A command needs packages that are not installed; the message says which, and the command that installs them."""
+
+    def __init__(self, modules: str, extra: str) -> None:
+        super().__init__(f"this needs {modules}, not installed here: pip install 'dl2d[{extra}]'")
+
+
+def require_extra(extra: str) -> None:
+    """Raise ``MissingExtraError`` unless all modules of an extra can be imported."""
+    missing = [module for module in EXTRAS[extra] if find_spec(module) is None]
+    if missing:
+        raise MissingExtraError(" and ".join(missing), extra)
+
+
+def missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:
+    """The error to show for a failed import; None where no extra brings the module."""
+    module = (error.name or "").partition(".")[0]
+    return MissingExtraError(module, _EXTRA_OF[module]) if module in _EXTRA_OF else None
