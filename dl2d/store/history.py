@@ -16,7 +16,7 @@ from dl2d.core.measured import MeasuredSpeeds, TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.store import rows
 from dl2d.store.database import Database
-from dl2d.store.models import JobRow, ResizeEventRow, RuntimePlanRow, SlotRow, table_of
+from dl2d.store.mapping import JobRow, ResizeEventRow, RuntimePlanRow, SlotRow, table_of
 
 _HOUR: Final = 3600.0
 _NO_LAUNCH: Final = Launch((), "")

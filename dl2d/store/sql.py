@@ -58,7 +58,7 @@ from dl2d.store import rows, schema
 from dl2d.store.database import Database, Place
 from dl2d.store.history import read_history
 from dl2d.store.lease import FileLease, Lease, NoLease, ServerLease
-from dl2d.store.models import (
+from dl2d.store.mapping import (
     Base,
     DecisionRow,
     JobIdRow,
@@ -75,8 +75,8 @@ from dl2d.store.models import (
     TaskRow,
     table_of,
 )
-from dl2d.store.registry import SqlRegistry
-from dl2d.store.steps import GROW, Step, advanced, keep_steps, update_tasks
+from dl2d.store.policy_versions import SqlRegistry
+from dl2d.store.tasks import GROW, Step, advanced, keep_steps, update_tasks
 
 _LIVE_JOBS = [state.value for state in JobState if not state.ended]
 _LIVE_TASKS = [state.value for state in TaskState if not state.ended]

@@ -24,7 +24,7 @@ from dl2d.core.errors import SchemaOutdated, StoreUnavailable
 from dl2d.core.store import TaskChange
 from dl2d.store import schema
 from dl2d.store.database import Database, Place
-from dl2d.store.models import Base
+from dl2d.store.mapping import Base
 from dl2d.store.sql import SqlStore
 
 

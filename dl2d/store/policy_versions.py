@@ -20,7 +20,7 @@ from dl2d.core.registry import (
 )
 from dl2d.store import rows
 from dl2d.store.database import Database
-from dl2d.store.models import LearningRunRow, PolicyChangeRow, PolicyTrialRow, PolicyVersionRow, table_of
+from dl2d.store.mapping import LearningRunRow, PolicyChangeRow, PolicyTrialRow, PolicyVersionRow, table_of
 
 #: Digits of a digest in messages.
 _DIGITS = 12

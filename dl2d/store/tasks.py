@@ -11,7 +11,7 @@ from sqlalchemy import Connection, bindparam, insert, update
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.store import ResizeEvent, TaskChange
 from dl2d.store import rows
-from dl2d.store.models import ResizeEventRow, ResizeRow, TaskRow, table_of
+from dl2d.store.mapping import ResizeEventRow, ResizeRow, TaskRow, table_of
 
 GROW = "grow"
 SHRINK = "shrink"
