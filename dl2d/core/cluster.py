@@ -170,7 +170,12 @@ def in_submit_order(jobs: list[Job]) -> tuple[Job, ...]:
 
     Ids that are numbers compare as numbers, so that 9 comes before 10.
     """
-    return tuple(sorted(jobs, key=lambda job: (job.key.submitted, _natural(job.key.id), job.key.cluster)))
+    return tuple(sorted(jobs, key=lambda job: submit_order(job.key)))
+
+
+def submit_order(key: JobKey) -> tuple[int, tuple[int, int, str], str]:
+    """Sort key of a job: submit time, then id, numbers before words and by value, then cluster."""
+    return (key.submitted, _natural(key.id), key.cluster)
 
 
 def _natural(text: str) -> tuple[int, int, str]:

@@ -12,9 +12,23 @@ from typing import Protocol
 import structlog
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.errors import AlreadyRunning, StoreUnavailable
 from dl2d.store.database import Place, translated
+from dl2d.store.mapping import Base, FreeText
+
+
+class LeaseRow(Base):
+    """Who holds the store, or held it last; the lock itself is a file lock or an advisory lock."""
+
+    __tablename__ = "lease"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    holder: Mapped[str] = mapped_column(FreeText())
+    term: Mapped[int] = mapped_column(comment="grows by one with each holder; a holder of an older term may not write")
+    since: Mapped[float]
+
 
 _log = structlog.get_logger(__name__)
 _MOST_HOLDER = 1000

@@ -1,13 +1,15 @@
-"""The registry of learned policies in SQL."""
+"""The registry of learned policies.
+
+Tables ``policy_versions``, ``policy_changes``, ``policy_trials`` and ``learning_runs``.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, insert, select, update
-from sqlalchemy.orm import aliased
+from sqlalchemy import Connection, ForeignKey, Index, Row, Select, UniqueConstraint, func, insert, select, update
+from sqlalchemy.orm import Mapped, aliased, mapped_column
 
-from dl2d.core.codec import encode
 from dl2d.core.errors import RegistryError
 from dl2d.core.registry import (
     LearningRun,
@@ -18,12 +20,90 @@ from dl2d.core.registry import (
     VersionChange,
     VersionState,
 )
-from dl2d.store import rows
 from dl2d.store.database import Database
-from dl2d.store.mapping import LearningRunRow, PolicyChangeRow, PolicyTrialRow, PolicyVersionRow, table_of
+from dl2d.store.mapping import NUMBER, Base, Choice, Finite, FreeText, Json, Mapping, columns, table_of
 
 #: Digits of a digest in messages.
 _DIGITS = 12
+
+
+class PolicyVersionRow(Base):
+    """A checkpoint of a learned policy."""
+
+    __tablename__ = "policy_versions"
+    __table_args__ = (UniqueConstraint("policy", "digest"), Index(None, "policy", "state"))
+
+    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="in the order in which they were registered")
+    policy: Mapped[str]
+    digest: Mapped[str] = mapped_column(comment="SHA-256 of what decides")
+    parent: Mapped[str] = mapped_column(comment="digest of the version that training began with")
+    folder: Mapped[str] = mapped_column(FreeText(), comment="where the checkpoint is")
+    origin: Mapped[str] = mapped_column(FreeText())
+    at: Mapped[float]
+    data_from: Mapped[float | None] = mapped_column(comment="jobs from then on were learned from")
+    data_to: Mapped[float | None]
+    jobs: Mapped[int] = mapped_column(comment="so many jobs were learned from")
+    metrics: Mapped[dict[str, Any]] = mapped_column(Json(dict[str, Any]), comment="how well it did in training, JSON")
+    state: Mapped[VersionState] = mapped_column(Choice(VersionState), comment="candidate live retired rejected")
+
+
+class PolicyChangeRow(Base):
+    """A version came to another state."""
+
+    __tablename__ = "policy_changes"
+    __table_args__ = (Index(None, "version"),)
+
+    number: Mapped[int] = mapped_column(NUMBER, primary_key=True)
+    version: Mapped[int] = mapped_column(ForeignKey("policy_versions.number"), comment="number of the version")
+    at: Mapped[float]
+    before: Mapped[VersionState] = mapped_column(Choice(VersionState))
+    after: Mapped[VersionState] = mapped_column(Choice(VersionState))
+    by: Mapped[str] = mapped_column(FreeText(), comment="a user, gate or daemon")
+    reason: Mapped[str] = mapped_column(FreeText())
+    replaced: Mapped[int | None] = mapped_column(
+        ForeignKey("policy_versions.number"), comment="version that was live until then"
+    )
+    rollback: Mapped[bool]
+
+
+class PolicyTrialRow(Base):
+    """A candidate at the gate, beside the version that decided then."""
+
+    __tablename__ = "policy_trials"
+
+    number: Mapped[int] = mapped_column(NUMBER, primary_key=True)
+    policy: Mapped[str]
+    candidate: Mapped[str] = mapped_column(comment="digest")
+    current: Mapped[str] = mapped_column(comment="digest of the version that decided then")
+    at: Mapped[float]
+    days: Mapped[tuple[str, ...]] = mapped_column(Json(tuple[str, ...]), comment="recorded days, JSON")
+    cases: Mapped[tuple[TrialCase, ...]] = mapped_column(
+        Json(tuple[TrialCase, ...]), comment="mean completion times in slots by workload, JSON"
+    )
+    change: Mapped[float | None] = mapped_column(Finite(), comment="candidate by current, less 1")
+    low: Mapped[float | None] = mapped_column(Finite(), comment="95 % interval of change")
+    high: Mapped[float | None] = mapped_column(Finite())
+    passed: Mapped[bool]
+    reason: Mapped[str] = mapped_column(FreeText())
+
+
+class LearningRunRow(Base):
+    """A learner that the daemon started."""
+
+    __tablename__ = "learning_runs"
+
+    number: Mapped[int] = mapped_column(NUMBER, primary_key=True)
+    policy: Mapped[str]
+    started_at: Mapped[float]
+    ended_at: Mapped[float | None]
+    state: Mapped[RunState] = mapped_column(Choice(RunState), comment="running finished failed stopped lost")
+    note: Mapped[str] = mapped_column(FreeText())
+
+
+_VERSION = Mapping(Version, PolicyVersionRow)
+_CHANGE = Mapping(VersionChange, PolicyChangeRow)
+_TRIAL = Mapping(Trial, PolicyTrialRow)
+_RUN = Mapping(LearningRun, LearningRunRow)
 
 
 class SqlRegistry:
@@ -34,19 +114,7 @@ class SqlRegistry:
 
     def add_version(self, version: Version) -> Version:
         """See ``Registry.add_version``."""
-        values = {
-            "policy": version.policy,
-            "digest": version.digest,
-            "parent": version.parent,
-            "folder": version.folder,
-            "origin": version.origin,
-            "at": version.at,
-            "data_from": version.data_from,
-            "data_to": version.data_to,
-            "jobs": version.jobs,
-            "metrics": encode(dict(version.metrics)).decode(),
-            "state": VersionState.CANDIDATE.value,
-        }
+        values = _VERSION.values(version, metrics=dict(version.metrics), state=VersionState.CANDIDATE)
         with self._database.writing(f"registering a version of {version.policy}") as connection:
             known = _find(connection, version.policy, version.digest)
             if known is None:
@@ -92,8 +160,8 @@ class SqlRegistry:
                 raise RegistryError(f"no version of {policy} is live: there is nothing to roll back")
             promoted = (
                 select(PolicyChangeRow.replaced)
-                .where(PolicyChangeRow.version == row.number, PolicyChangeRow.after == VersionState.LIVE.value)
-                .where(PolicyChangeRow.before != VersionState.LIVE.value, PolicyChangeRow.rollback.is_(False))
+                .where(PolicyChangeRow.version == row.number, PolicyChangeRow.after == VersionState.LIVE)
+                .where(PolicyChangeRow.before != VersionState.LIVE, PolicyChangeRow.rollback.is_(False))
                 .order_by(PolicyChangeRow.number.desc())
                 .limit(1)
             )
@@ -116,7 +184,7 @@ class SqlRegistry:
         replaced = aliased(PolicyVersionRow)
         query = (
             select(
-                *table_of(PolicyChangeRow).c,
+                *columns(PolicyChangeRow),
                 PolicyVersionRow.policy,
                 PolicyVersionRow.digest,
                 func.coalesce(replaced.digest, "").label("replaced_digest"),
@@ -130,68 +198,36 @@ class SqlRegistry:
             query = query.where(PolicyVersionRow.policy == policy)
         with self._database.reading("listing changes of policies") as connection:
             return tuple(
-                VersionChange(
-                    at=row.at,
+                _CHANGE.record(
+                    row,
+                    f"change {row.number} of a version",
                     policy=row.policy,
                     digest=row.digest,
-                    before=VersionState(row.before),
-                    after=VersionState(row.after),
-                    by=row.by,
-                    reason=row.reason,
                     replaced=row.replaced_digest,
-                    rollback=row.rollback,
                 )
                 for row in connection.execute(query)
             )
 
     def add_trial(self, trial: Trial) -> None:
         """See ``Registry.add_trial``."""
-        values = {
-            "policy": trial.policy,
-            "candidate": trial.candidate,
-            "current": trial.current,
-            "at": trial.at,
-            "days": encode(trial.days).decode(),
-            "cases": encode(trial.cases).decode(),
-            "change": rows.finite(trial.change),
-            "low": rows.finite(trial.low),
-            "high": rows.finite(trial.high),
-            "passed": trial.passed,
-            "reason": trial.reason,
-        }
         with self._database.writing(f"keeping a trial of {trial.policy}") as connection:
-            connection.execute(insert(table_of(PolicyTrialRow)), values)
+            connection.execute(insert(table_of(PolicyTrialRow)), _TRIAL.values(trial))
 
     def trials(self, policy: str | None = None, *, limit: int = 100) -> tuple[Trial, ...]:
         """See ``Registry.trials``."""
-        query = select(*table_of(PolicyTrialRow).c).order_by(PolicyTrialRow.number.desc()).limit(limit)
+        query = select(*columns(PolicyTrialRow)).order_by(PolicyTrialRow.number.desc()).limit(limit)
         if policy is not None:
             query = query.where(PolicyTrialRow.policy == policy)
         with self._database.reading("listing trials of policies") as connection:
-            return tuple(
-                Trial(
-                    at=row.at,
-                    policy=row.policy,
-                    candidate=row.candidate,
-                    current=row.current,
-                    days=rows.unpack(row.days.encode(), tuple[str, ...], f"trial {row.number}"),
-                    cases=rows.unpack(row.cases.encode(), tuple[TrialCase, ...], f"trial {row.number}"),
-                    change=row.change,
-                    low=row.low,
-                    high=row.high,
-                    passed=row.passed,
-                    reason=row.reason,
-                )
-                for row in connection.execute(query)
-            )
+            return tuple(_TRIAL.record(row, f"trial {row.number}") for row in connection.execute(query))
 
     def begin_run(self, policy: str, at: float) -> LearningRun:
         """See ``Registry.begin_run``."""
         with self._database.writing("keeping that a learner was started") as connection:
-            lost = {"state": RunState.LOST.value, "ended_at": at, "note": "the daemon ended while it ran"}
-            running = LearningRunRow.state == RunState.RUNNING.value
+            lost = {"state": RunState.LOST, "ended_at": at, "note": "the daemon ended while it ran"}
+            running = LearningRunRow.state == RunState.RUNNING
             connection.execute(update(LearningRunRow).where(running).values(**lost))
-            values = {"policy": policy, "started_at": at, "state": RunState.RUNNING.value, "note": ""}
+            values = {"policy": policy, "started_at": at, "state": RunState.RUNNING, "note": ""}
             connection.execute(insert(table_of(LearningRunRow)), values)
             # Nobody else starts learners: the newest is the one that was just added.
             number = connection.execute(select(func.max(LearningRunRow.number))).scalar_one()
@@ -199,33 +235,23 @@ class SqlRegistry:
 
     def end_run(self, number: int, state: RunState, note: str, at: float) -> None:
         """See ``Registry.end_run``."""
-        running = (LearningRunRow.number == number) & (LearningRunRow.state == RunState.RUNNING.value)
+        running = (LearningRunRow.number == number) & (LearningRunRow.state == RunState.RUNNING)
         with self._database.writing("keeping how a learner ended") as connection:
-            connection.execute(update(LearningRunRow).where(running).values(state=state.value, note=note, ended_at=at))
+            connection.execute(update(LearningRunRow).where(running).values(state=state, note=note, ended_at=at))
 
     def runs(self, *, limit: int = 100) -> tuple[LearningRun, ...]:
         """See ``Registry.runs``."""
-        query = select(*table_of(LearningRunRow).c).order_by(LearningRunRow.number.desc()).limit(limit)
+        query = select(*columns(LearningRunRow)).order_by(LearningRunRow.number.desc()).limit(limit)
         with self._database.reading("listing learners") as connection:
-            return tuple(
-                LearningRun(
-                    number=row.number,
-                    policy=row.policy,
-                    started_at=row.started_at,
-                    ended_at=row.ended_at,
-                    state=RunState(row.state),
-                    note=row.note,
-                )
-                for row in connection.execute(query)
-            )
+            return tuple(_RUN.record(row, f"learner {row.number}") for row in connection.execute(query))
 
 
 def _versions() -> Select[Any]:
-    return select(*table_of(PolicyVersionRow).c)
+    return select(*columns(PolicyVersionRow))
 
 
 def _live(policy: str) -> Select[Any]:
-    return _versions().where(PolicyVersionRow.policy == policy, PolicyVersionRow.state == VersionState.LIVE.value)
+    return _versions().where(PolicyVersionRow.policy == policy, PolicyVersionRow.state == VersionState.LIVE)
 
 
 def _lock(connection: Connection, policy: str) -> None:
@@ -263,9 +289,7 @@ def _turn(
             word = "was rolled back to" if rollback else "takes its place"
             changed.insert(0, (before, VersionState.RETIRED, f"version {row.digest[:_DIGITS]} {word}: {reason}"))
     for each, after, why in changed:
-        connection.execute(
-            update(PolicyVersionRow).where(PolicyVersionRow.number == each.number).values(state=after.value)
-        )
+        connection.execute(update(PolicyVersionRow).where(PolicyVersionRow.number == each.number).values(state=after))
         own = each is row
         _keep_change(
             connection, each, after, at=at, by=by, reason=why,
@@ -298,16 +322,4 @@ def _keep_change(
 
 
 def _version(row: Row[Any]) -> Version:
-    return Version(
-        policy=row.policy,
-        digest=row.digest,
-        folder=row.folder,
-        origin=row.origin,
-        at=row.at,
-        parent=row.parent,
-        data_from=row.data_from,
-        data_to=row.data_to,
-        jobs=row.jobs,
-        metrics=rows.unpack(row.metrics.encode(), dict[str, Any], f"version {row.number}"),
-        state=VersionState(row.state),
-    )
+    return _VERSION.record(row, f"version {row.number}")

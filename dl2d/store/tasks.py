@@ -1,25 +1,267 @@
-"""The steps of tasks: which changes move a task, and what they add to the history of resizes."""
+"""Tasks, their resizes, and what coordinators reported of them.
+
+Tables ``tasks``, ``resizes``, ``resize_events``, ``task_reports`` and ``runtime_plans``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec.structs import replace
-from sqlalchemy import Connection, bindparam, insert, update
+from sqlalchemy import (
+    Connection,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Row,
+    Select,
+    Update,
+    and_,
+    bindparam,
+    func,
+    insert,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy.orm import Mapped, mapped_column
 
-from dl2d.core.cluster import Task, TaskState
-from dl2d.core.store import ResizeEvent, TaskChange
-from dl2d.store import rows
-from dl2d.store.mapping import ResizeEventRow, ResizeRow, TaskRow, table_of
+from dl2d.core.cluster import Task, TaskState, submit_order
+from dl2d.core.errors import StoreError
+from dl2d.core.jobs import JobKey, Role
+from dl2d.core.plan import Start
+from dl2d.core.resources import Resources
+from dl2d.core.store import Resize, ResizeEvent, RuntimePlan, TaskChange, TaskReport
+from dl2d.store.jobs import JobRow, job_numbers
+from dl2d.store.mapping import (
+    MAX_VALUES,
+    Base,
+    Choice,
+    Demand,
+    FreeText,
+    Json,
+    Mapping,
+    batches,
+    columns,
+    table_of,
+    upsert,
+)
 
 GROW = "grow"
 SHRINK = "shrink"
-_CHANGING = ("state", "handle", "since", "note")
+_LIVE = [state for state in TaskState if not state.ended]
+_ROLES = list(Role)
+
+
+class TaskRow(Base):
+    """One worker or parameter server of a job."""
+
+    __tablename__ = "tasks"
+    __table_args__ = (Index(None, "state"), Index(None, "job_number", "role", "ordinal", unique=True))
+
+    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True)
+    id: Mapped[str] = mapped_column(primary_key=True, comment="role-ordinal, unique in the job")
+    role: Mapped[Role] = mapped_column(Choice(Role), comment="worker or ps")
+    ordinal: Mapped[int]
+    node: Mapped[str]
+    demand: Mapped[Resources] = mapped_column(Demand(), comment="resources, JSON; memory in MiB")
+    state: Mapped[TaskState] = mapped_column(
+        Choice(TaskState), comment="asked granted joined confirmed draining drained released failed"
+    )
+    handle: Mapped[str] = mapped_column(comment="id in the resource manager")
+    asked_at: Mapped[float]
+    since: Mapped[float] = mapped_column(comment="when the present state began")
+    note: Mapped[str] = mapped_column(FreeText())
+
+
+class ResizeRow(Base):
+    """One task coming or going."""
+
+    __tablename__ = "resizes"
+    __table_args__ = (
+        ForeignKeyConstraint(["job_number", "task"], ["tasks.job_number", "tasks.id"]),
+        Index(None, "began_at"),
+        Index(None, "job_number", "began_at"),
+    )
+
+    job_number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    task: Mapped[str] = mapped_column(primary_key=True)
+    direction: Mapped[str] = mapped_column(primary_key=True, comment="grow or shrink")
+    role: Mapped[Role] = mapped_column(Choice(Role))
+    node: Mapped[str]
+    began_at: Mapped[float]
+
+
+class ResizeEventRow(Base):
+    """A state that a resize entered. A task enters a state once at most."""
+
+    __tablename__ = "resize_events"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["job_number", "task", "direction"], ["resizes.job_number", "resizes.task", "resizes.direction"]
+        ),
+    )
+
+    job_number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    task: Mapped[str] = mapped_column(primary_key=True)
+    direction: Mapped[str] = mapped_column(primary_key=True)
+    state: Mapped[TaskState] = mapped_column(Choice(TaskState), primary_key=True)
+    step: Mapped[int] = mapped_column(comment="position of the state in its machine, to sort by")
+    at: Mapped[float]
+    note: Mapped[str] = mapped_column(FreeText())
+
+
+class TaskReportRow(Base):
+    """What the runtime said last of a task, of static jobs' too."""
+
+    __tablename__ = "task_reports"
+
+    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True)
+    task: Mapped[str] = mapped_column(primary_key=True)
+    at: Mapped[float] = mapped_column(comment="when the report came")
+    cpu_seconds: Mapped[float | None] = mapped_column(comment="since the task began")
+    cpu_percent: Mapped[float | None] = mapped_column(comment="of one core, in the last interval")
+    memory: Mapped[float | None] = mapped_column(comment="resident, MiB")
+    memory_peak: Mapped[float | None] = mapped_column(comment="MiB")
+    gpus: Mapped[int] = mapped_column(comment="how many it has, as far as is known")
+    gpu_percent: Mapped[float | None] = mapped_column(comment="mean over its GPUs")
+    gpu_memory: Mapped[float | None] = mapped_column(comment="MiB, of all of them")
+    step_ms: Mapped[float | None] = mapped_column(comment="mean over its last steps")
+    step_p95_ms: Mapped[float | None]
+    cause: Mapped[str] = mapped_column(FreeText(), comment="why its process ended; empty while it runs")
+    how: Mapped[str] = mapped_column(FreeText(), comment="the same in words")
+    slow: Mapped[float | None] = mapped_column(comment="times as long as others for the same work")
+    slow_reason: Mapped[str] = mapped_column(FreeText())
+
+
+class RuntimePlanRow(Base):
+    """A membership change as the job's coordinator reported it."""
+
+    __tablename__ = "runtime_plans"
+
+    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    at: Mapped[float] = mapped_column(comment="when the report came")
+    first_version: Mapped[int] = mapped_column(comment="first version trained under the plan")
+    workers: Mapped[int]
+    servers: Mapped[int]
+    added: Mapped[tuple[str, ...]] = mapped_column(Json(tuple[str, ...]), comment="task ids, JSON")
+    removed: Mapped[tuple[str, ...]] = mapped_column(Json(tuple[str, ...]), comment="task ids, JSON")
+    moved_bytes: Mapped[int]
+    prepare_ms: Mapped[float]
+    move_ms: Mapped[float]
+    suspension_p50_ms: Mapped[float] = mapped_column(comment="median over workers")
+    suspension_max_ms: Mapped[float]
+
+
+_TASK = Mapping(Task, TaskRow)
+_TASK_REPORT = Mapping(TaskReport, TaskReportRow)
+_RUNTIME_PLAN = Mapping(RuntimePlan, RuntimePlanRow)
+
+
+def _task_of(row: Row[Any]) -> Task:
+    """A task from a row of ``tasks`` joined with its job's key."""
+    key = JobKey(row.job_cluster, row.job_id, row.job_submitted)
+    return _TASK.record(row, f"task {row.id} of job {key.slug}", job=key)
+
+
+# Tasks
+
+
+def ask_tasks(connection: Connection, starts: Sequence[Start], at: float) -> tuple[Task, ...]:
+    """See ``Store.ask_tasks``. Raises ``StoreError`` if a job is not known."""
+    numbers = job_numbers(connection, {start.job for start in starts}, lock=True)
+    last = _last_ordinals(connection, numbers.values())
+    tasks: list[Task] = []
+    for start in starts:
+        counted = (numbers[start.job], start.role)
+        last[counted] = ordinal = last.get(counted, -1) + 1
+        tasks.append(
+            Task(
+                job=start.job,
+                id=f"{start.role.value}-{ordinal}",
+                role=start.role,
+                node=start.node,
+                demand=start.demand,
+                asked_at=at,
+                since=at,
+            )
+        )
+    values = [_TASK.values(task, job_number=numbers[task.job], ordinal=task.number) for task in tasks]
+    connection.execute(insert(table_of(TaskRow)), values)
+    asked = [_Step(task, numbers[task.job], GROW, ResizeEvent(TaskState.ASKED, at), new=True) for task in tasks]
+    _keep_steps(connection, asked)
+    return tuple(tasks)
+
+
+def _last_ordinals(connection: Connection, jobs: Iterable[int]) -> dict[tuple[int, Role], int]:
+    """Highest ordinal of each job and role; one search in an index each, however many tasks a job had."""
+    last: dict[tuple[int, Role], int] = {}
+    for batch in batches(jobs):
+        for row in connection.execute(_highest_ordinals().where(JobRow.number.in_(batch))):
+            last |= {(row.number, role): ordinal for role in Role if (ordinal := getattr(row, role)) is not None}
+    return last
+
+
+def tasks(connection: Connection, *, live: bool, job: JobKey | None) -> tuple[Task, ...]:
+    """See ``Store.tasks``."""
+    query = _tasks()
+    if live:
+        query = query.where(TaskRow.state.in_(_LIVE))
+    if job is not None:
+        query = query.where(JobRow.slug == job.slug)
+    return tuple(sorted(map(_task_of, connection.execute(query)), key=_order))
+
+
+def _order(task: Task) -> tuple[Any, int, int]:
+    return (submit_order(task.job), _ROLES.index(task.role), task.number)
+
+
+def change_tasks(connection: Connection, changes: Sequence[TaskChange], at: float) -> tuple[Task, ...]:
+    """See ``Store.change_tasks``. Raises ``StoreError`` if a task is not known."""
+    numbers = job_numbers(connection, {change.job for change in changes})
+    before = _locked_tasks(connection, {(numbers[change.job], change.task) for change in changes})
+    after = dict(before)
+    steps: list[_Step] = []
+    for change in changes:
+        named = (numbers[change.job], change.task)
+        if named not in after:
+            raise StoreError(f"job {change.job.slug} has no task {change.task}")
+        task, step = _advanced(after[named], change, numbers[change.job], at)
+        after[named] = task
+        steps += [step] if step else []
+    changed = [
+        {"of_job": named[0], "of_task": task.id, **{name: getattr(task, name) for name in _CHANGING}}
+        for named, task in after.items()
+        if task != before[named]
+    ]
+    if changed:
+        connection.execute(_update_task(), changed)
+    _keep_steps(connection, steps)
+    return tuple(task for named, task in after.items() if task.state is not before[named].state)
+
+
+def _locked_tasks(connection: Connection, named: set[tuple[int, str]]) -> dict[tuple[int, str], Task]:
+    found: dict[tuple[int, str], Task] = {}
+    for batch in batches(named, MAX_VALUES // 2):
+        query = (
+            _tasks()
+            .where(tuple_(TaskRow.job_number, TaskRow.id).in_(batch))
+            .order_by(TaskRow.job_number, TaskRow.id)
+            .with_for_update(of=TaskRow)
+        )
+        found |= {(row.job_number, row.id): _task_of(row) for row in connection.execute(query)}
+    return found
+
+
+# Resizes
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class _Step:
     """A state that a task entered. ``new`` where the resize begins with it."""
 
     task: Task
@@ -29,7 +271,7 @@ class Step:
     new: bool
 
 
-def advanced(task: Task, change: TaskChange, job_number: int, at: float) -> tuple[Task, Step | None]:
+def _advanced(task: Task, change: TaskChange, job_number: int, at: float) -> tuple[Task, _Step | None]:
     """The task after a change, and the step if its state moved.
 
     A task that fails on its way in ends its growing; one that fails as a member begins and ends its shrinking.
@@ -43,48 +285,116 @@ def advanced(task: Task, change: TaskChange, job_number: int, at: float) -> tupl
         change.state is TaskState.FAILED and task.state.wanted and task.state is not TaskState.CONFIRMED
     )
     event = ResizeEvent(change.state, at, change.note or "")
-    return after, Step(after, job_number, GROW if coming else SHRINK, event, new=task.state.wanted and not coming)
+    return after, _Step(after, job_number, GROW if coming else SHRINK, event, new=task.state.wanted and not coming)
 
 
-def keep_steps(connection: Connection, steps: Sequence[Step]) -> None:
+def _keep_steps(connection: Connection, steps: Sequence[_Step]) -> None:
     """Add steps to the history, in at most two statements."""
+    keys = [{"job_number": step.job_number, "task": step.task.id, "direction": step.direction} for step in steps]
     begun = [
-        {
-            "job_number": step.job_number,
-            "task": step.task.id,
-            "direction": step.direction,
-            "role": step.task.role.value,
-            "node": step.task.node,
-            "began_at": step.event.at,
-        }
-        for step in steps
+        {**key, "role": step.task.role, "node": step.task.node, "began_at": step.event.at}
+        for key, step in zip(keys, steps, strict=True)
         if step.new
     ]
     if begun:
         connection.execute(insert(table_of(ResizeRow)), begun)
     if steps:
-        events = [rows.of_event(step.job_number, step.task.id, step.direction, step.event) for step in steps]
+        events = [
+            {**key, "state": event.state, "step": event.state.rank, "at": event.at, "note": event.note}
+            for key, event in zip(keys, (step.event for step in steps), strict=True)
+        ]
         connection.execute(insert(table_of(ResizeEventRow)), events)
 
 
-def update_tasks(connection: Connection, tasks: Sequence[tuple[int, Task]]) -> None:
-    """Write what can change of tasks, given with their jobs' numbers, in one statement for all."""
-    if not tasks:
-        return
-    statement = (
-        update(table_of(TaskRow))
-        .where(TaskRow.job_number == bindparam("of_job"), TaskRow.id == bindparam("of_task"))
-        .values({name: bindparam(name) for name in _CHANGING})
+def resizes(connection: Connection, job: JobKey | None, limit: int) -> tuple[Resize, ...]:
+    """See ``Store.resizes``."""
+    newest = select(ResizeRow, JobRow.cluster, JobRow.id.label("job_id"), JobRow.submitted).join(
+        JobRow, JobRow.number == ResizeRow.job_number
     )
-    changed = [
-        {
-            "of_job": number,
-            "of_task": task.id,
-            "state": task.state.value,
-            "handle": task.handle,
-            "since": task.since,
-            "note": task.note,
-        }
-        for number, task in tasks
-    ]
-    connection.execute(statement, changed)
+    if job is not None:
+        newest = newest.where(JobRow.slug == job.slug)
+    key = ("job_number", "task", "direction")
+    order = ("began_at", *key)
+    chosen = newest.order_by(*(table_of(ResizeRow).c[name].desc() for name in order)).limit(limit).subquery()
+    events = table_of(ResizeEventRow).c
+    query = (
+        select(chosen, events.state, events.at, events.note)
+        .join(ResizeEventRow, and_(*(events[name] == chosen.c[name] for name in key)))
+        .order_by(*(chosen.c[name].desc() for name in order), events.step)
+    )
+    found: dict[tuple[int, str, str], tuple[Row[Any], list[ResizeEvent]]] = {}
+    for row in connection.execute(query):
+        _, passed = found.setdefault((row.job_number, row.task, row.direction), (row, []))
+        passed.append(ResizeEvent(row.state, row.at, row.note))
+    return tuple(
+        Resize(
+            JobKey(row.cluster, row.job_id, row.submitted), row.task, row.role, row.node, row.direction, tuple(passed)
+        )
+        for row, passed in found.values()
+    )
+
+
+# What coordinators reported
+
+
+def keep_task_reports(connection: Connection, job_number: int, reports: Sequence[TaskReport]) -> None:
+    """Replace the last reports of some tasks of a job."""
+    if reports:
+        values = [_TASK_REPORT.values(report, job_number=job_number) for report in reports]
+        connection.execute(upsert(connection, TaskReportRow, replace=True), values)
+
+
+def task_reports(connection: Connection, key: JobKey) -> tuple[TaskReport, ...]:
+    """See ``Store.task_reports``."""
+    table = table_of(TaskReportRow)
+    query = select(*table.c).join(JobRow, JobRow.number == table.c.job_number).where(JobRow.slug == key.slug)
+    # worker-10 comes after worker-9
+    rows = connection.execute(query.order_by(func.length(table.c.task), table.c.task))
+    found = [_TASK_REPORT.record(row, f"report of task {row.task} of job {key.slug}") for row in rows]
+    return tuple(sorted(found, key=lambda report: not report.task.startswith("worker")))
+
+
+def add_runtime_plans(connection: Connection, job: JobKey, plans: Sequence[RuntimePlan]) -> None:
+    """See ``Store.add_runtime_plans``. Raises ``StoreError`` if the job is not known."""
+    number = job_numbers(connection, {job})[job]
+    values = [_RUNTIME_PLAN.values(plan, job_number=number) for plan in plans]
+    connection.execute(upsert(connection, RuntimePlanRow, replace=False), values)
+
+
+def runtime_plan_of(row: Row[Any]) -> RuntimePlan:
+    """A membership change from a row of ``runtime_plans``."""
+    return _RUNTIME_PLAN.record(row, f"runtime plan {row.number}")
+
+
+def runtime_plans(connection: Connection, job: JobKey) -> tuple[RuntimePlan, ...]:
+    """See ``Store.runtime_plans``."""
+    query = (
+        select(*columns(RuntimePlanRow))
+        .join(JobRow, JobRow.number == RuntimePlanRow.job_number)
+        .where(JobRow.slug == job.slug)
+        .order_by(RuntimePlanRow.number)
+    )
+    return tuple(map(runtime_plan_of, connection.execute(query)))
+
+
+# Statements are built once: that takes longer than SQLite takes to run them.
+
+_CHANGING = ("state", "handle", "since", "note")
+
+
+@functools.cache
+def _tasks() -> Select[Any]:
+    key = (JobRow.cluster.label("job_cluster"), JobRow.id.label("job_id"), JobRow.submitted.label("job_submitted"))
+    return select(*columns(TaskRow), *key).join(JobRow, JobRow.number == TaskRow.job_number)
+
+
+@functools.cache
+def _highest_ordinals() -> Select[Any]:
+    of_job = select(func.max(TaskRow.ordinal)).where(TaskRow.job_number == JobRow.number)
+    return select(JobRow.number, *(of_job.where(TaskRow.role == role).scalar_subquery().label(role) for role in Role))
+
+
+@functools.cache
+def _update_task() -> Update:
+    named = (TaskRow.job_number == bindparam("of_job"), TaskRow.id == bindparam("of_task"))
+    return update(table_of(TaskRow)).where(*named).values({name: bindparam(name) for name in _CHANGING})

@@ -1,0 +1,410 @@
+"""Jobs and their progress: tables ``jobs``, ``progress`` and ``job_ids``."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from sqlalchemy import (
+    Connection,
+    ForeignKey,
+    Index,
+    Row,
+    Select,
+    Update,
+    bindparam,
+    false,
+    func,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Mapped, mapped_column
+
+from dl2d.core.cluster import submit_order
+from dl2d.core.errors import DuplicateJob, StoreError
+from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress
+from dl2d.core.measured import (
+    MOST_LOSSES,
+    MOST_MEASUREMENTS,
+    JobSpeeds,
+    LossPoint,
+    MeasuredLoss,
+    SpeedPoint,
+    TrainingKind,
+)
+from dl2d.core.store import JobChange
+from dl2d.store.mapping import (
+    NUMBER,
+    Base,
+    Choice,
+    Finite,
+    FreeText,
+    Json,
+    Mapping,
+    Values,
+    batches,
+    columns,
+    finite,
+    table_of,
+    upsert,
+)
+from dl2d.store.speeds import count_speed
+
+_LIVE = [state for state in JobState if not state.ended]
+
+
+class JobRow(Base):
+    """A job, and the last that its coordinator said."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (Index(None, "state"), Index(None, "submitted"), Index(None, "id"), Index(None, "name"))
+
+    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="dl2d's own number of the job")
+    slug: Mapped[str] = mapped_column(unique=True, comment="cluster.id.submitted")
+    cluster: Mapped[str]
+    id: Mapped[str] = mapped_column(comment="the resource manager's id; used again by some managers")
+    submitted: Mapped[int] = mapped_column(comment="whole seconds since 1970")
+    name: Mapped[str] = mapped_column(FreeText())
+    model: Mapped[str] = mapped_column(FreeText())
+    user_name: Mapped[str]
+    uid: Mapped[int]
+    gid: Mapped[int]
+    account: Mapped[str]
+    partition: Mapped[str]
+    qos: Mapped[str]
+    state: Mapped[JobState] = mapped_column(
+        Choice(JobState), comment="submitted ready running finished failed cancelled lost"
+    )
+    anchor: Mapped[str] = mapped_column(comment="handle of the anchor in the resource manager")
+    address: Mapped[str] = mapped_column(comment="host:port of the coordinator")
+    started_at: Mapped[float | None]
+    ended_at: Mapped[float | None]
+    end_reason: Mapped[str] = mapped_column(FreeText())
+    digest: Mapped[str] = mapped_column(comment="SHA-256 of the final weights")
+    progress_at: Mapped[float] = mapped_column(comment="time of the last report, 0 for none")
+    version: Mapped[int] = mapped_column(comment="completed updates")
+    total_versions: Mapped[int | None]
+    epoch: Mapped[float] = mapped_column(comment="completed epochs")
+    loss: Mapped[float | None] = mapped_column(Finite())
+    steps_per_second: Mapped[float | None] = mapped_column(Finite())
+    samples_per_second: Mapped[float | None] = mapped_column(Finite())
+    workers: Mapped[int] = mapped_column(comment="workers that train now")
+    ps: Mapped[int] = mapped_column(comment="parameter servers that train now")
+    series_at: Mapped[float | None] = mapped_column(comment="time of the newest row in progress")
+    strayed_workers: Mapped[int | None] = mapped_column(comment="where its speed was set aside last")
+    strayed_ps: Mapped[int | None]
+    static: Mapped[bool] = mapped_column(
+        server_default=false(), comment="the scheduler in charge runs it at a fixed size; dl2d looks on"
+    )
+    request: Mapped[JobRequest] = mapped_column(Json(JobRequest), comment="what the user asked for, JSON")
+    launch: Mapped[Launch] = mapped_column(
+        Json(Launch), comment="command, folder and environment, JSON; may hold the user's secrets"
+    )
+
+
+class ProgressRow(Base):
+    """A job's progress over time."""
+
+    __tablename__ = "progress"
+
+    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True)
+    at: Mapped[float] = mapped_column(primary_key=True)
+    version: Mapped[int]
+    total_versions: Mapped[int | None]
+    epoch: Mapped[float]
+    loss: Mapped[float | None] = mapped_column(Finite())
+    steps_per_second: Mapped[float | None] = mapped_column(Finite())
+    samples_per_second: Mapped[float | None] = mapped_column(Finite())
+    workers: Mapped[int]
+    ps: Mapped[int]
+
+
+class JobIdRow(Base):
+    """Last job id given on a cluster whose resource manager does not number jobs itself."""
+
+    __tablename__ = "job_ids"
+
+    cluster: Mapped[str] = mapped_column(primary_key=True)
+    last: Mapped[int]
+
+
+_JOB = Mapping(Job, JobRow)
+_PROGRESS = Mapping(Progress, ProgressRow)
+
+
+def job_of(row: Row[Any]) -> Job:
+    """A job from a row of ``jobs``."""
+    what = f"job {row.slug}"
+    return _JOB.record(
+        row,
+        what,
+        key=JobKey(row.cluster, row.id, row.submitted),
+        owner=Owner(row.user_name, row.uid, row.gid, row.account, row.partition, row.qos),
+        progress=_PROGRESS.record(row, what, at=row.progress_at),
+    )
+
+
+def _job_values(job: Job) -> Values:
+    """A job's columns.
+
+    Raises
+    ------
+    StoreError
+        The key has characters that would make it ambiguous.
+    """
+    try:
+        plain = JobKey.from_slug(job.key.slug) == job.key
+    except ValueError:
+        plain = False
+    if not plain:
+        raise StoreError(f"{tuple(job.key)!r} is no job key: cluster and id may have letters, digits, _ and - only")
+    owner = job.owner
+    return _JOB.values(
+        job,
+        slug=job.key.slug,
+        **job.key._asdict(),
+        user_name=owner.user,
+        uid=owner.uid,
+        gid=owner.gid,
+        account=owner.account,
+        partition=owner.partition,
+        qos=owner.qos,
+        **_last_report(job.progress),
+        **_request_values(job.request),
+    )
+
+
+def _request_values(request: JobRequest) -> Values:
+    return {"name": request.name, "model": request.model, "request": request}
+
+
+def _last_report(progress: Progress) -> Values:
+    """Columns of ``jobs`` that hold the last report."""
+    values = _PROGRESS.values(progress, progress_at=progress.at)
+    del values["at"]
+    return values
+
+
+# Queries
+
+
+def next_job_id(connection: Connection, cluster: str) -> str:
+    """See ``Store.next_job_id``."""
+    connection.execute(upsert(connection, JobIdRow, replace=False), {"cluster": cluster, "last": 0})
+    of_cluster = JobIdRow.cluster == cluster
+    connection.execute(update(JobIdRow).where(of_cluster).values(last=JobIdRow.last + 1))
+    # The row is locked by the statement before, so nobody else can have counted on.
+    return str(connection.execute(select(JobIdRow.last).where(of_cluster)).scalar_one())
+
+
+def add_job(connection: Connection, job: Job) -> None:
+    """See ``Store.add_job``."""
+    values = _job_values(job)
+    try:
+        connection.execute(insert(table_of(JobRow)), values)
+    except IntegrityError as error:
+        # The slug is the only thing that is unique; a value that is missing says so by itself.
+        if "unique" not in str(error.orig).lower():
+            raise
+        raise DuplicateJob(f"job {job.key.slug} is known already") from error
+
+
+def job(connection: Connection, key: JobKey) -> Job | None:
+    """See ``Store.job``."""
+    row = connection.execute(_jobs().where(JobRow.slug == key.slug)).one_or_none()
+    return None if row is None else job_of(row)
+
+
+def find_jobs(connection: Connection, text: str) -> tuple[Job, ...]:
+    """See ``Store.find_jobs``."""
+    if "\0" in text:
+        return ()
+    named = (JobRow.slug == text) | (JobRow.id == text) | (JobRow.name == text)
+    return _in_submit_order(connection, _jobs().where(named))[::-1]
+
+
+def jobs(connection: Connection, *, live: bool, limit: int | None) -> tuple[Job, ...]:
+    """See ``Store.jobs``."""
+    query = _jobs()
+    if live:
+        query = query.where(JobRow.state.in_(_LIVE))
+    if limit is not None:
+        # Longer numbers are greater, as in the order of the result.
+        query = query.order_by(JobRow.submitted.desc(), func.length(JobRow.id).desc(), JobRow.id.desc()).limit(limit)
+    return _in_submit_order(connection, query)
+
+
+def _in_submit_order(connection: Connection, query: Select[Any]) -> tuple[Job, ...]:
+    found = map(job_of, connection.execute(query))
+    return tuple(sorted(found, key=lambda job: submit_order(job.key)))
+
+
+def job_numbers(connection: Connection, keys: Iterable[JobKey], *, lock: bool = False) -> dict[JobKey, int]:
+    """The numbers of jobs; raises ``StoreError`` if one is not known. ``lock``: until the transaction ends."""
+    slugs = {key.slug: key for key in keys}
+    numbers: dict[JobKey, int] = {}
+    for batch in batches(slugs):
+        query = select(JobRow.slug, JobRow.number).where(JobRow.slug.in_(batch)).order_by(JobRow.number)
+        for row in connection.execute(query.with_for_update() if lock else query):
+            numbers[slugs[row.slug]] = row.number
+    if len(numbers) < len(slugs):
+        missing = sorted(key.slug for key in slugs.values() if key not in numbers)
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise StoreError(f"there is no job {missing[0]}{more}")
+    return numbers
+
+
+def change_job(connection: Connection, key: JobKey, change: JobChange, at: float) -> Job:
+    """See ``Store.change_job``."""
+    row = _locked_job(connection, key)
+    values = _changed_values(row, change, at)
+    if values:
+        connection.execute(_update_job(), {"which": row.number, **values})
+    if "ended_at" in values and row.progress_at > (row.series_at or 0.0):
+        _add_to_series(connection, row, job_of(row).progress)
+    return job_of(_locked_job(connection, key))
+
+
+def _changed_values(row: Row[Any], change: JobChange, at: float) -> Values:
+    """The columns that a change sets, after the rule that jobs only move forward."""
+    kept = ("anchor", "address") if row.state.ended else ("anchor", "address", "end_reason", "digest")
+    values = {name: value for name in kept if (value := getattr(change, name)) is not None}
+    if row.state.ended:
+        return values
+    if change.request is not None:
+        values |= _request_values(change.request)
+    if change.state is not None and _rank(change.state) > _rank(row.state):
+        values["state"] = change.state
+        if change.state is JobState.RUNNING:
+            values["started_at"] = at
+        if change.state.ended:
+            values["ended_at"] = at
+    return values
+
+
+def _rank(state: JobState) -> int:
+    return 3 if state.ended else (JobState.SUBMITTED, JobState.READY, JobState.RUNNING).index(state)
+
+
+def report_progress(connection: Connection, key: JobKey, progress: Progress, interval: float) -> int:
+    """Set a job's last report, and add it to its series if ``interval`` seconds have passed; returns its number."""
+    row = _locked_job(connection, key)
+    connection.execute(_update_job(), {"which": row.number, **_last_report(progress)})
+    last = row.series_at
+    if last is None or (progress.at > last and progress.at - last >= interval):
+        _add_to_series(connection, row, progress)
+    return int(row.number)
+
+
+def _add_to_series(connection: Connection, row: Row[Any], progress: Progress) -> None:
+    connection.execute(insert(table_of(ProgressRow)), _PROGRESS.values(progress, job_number=row.number))
+    values: Values = {"series_at": progress.at}
+    speed, size = finite(progress.samples_per_second), Allocation(progress.workers, progress.ps)
+    if speed and size.workers:
+        before = None if row.strayed_workers is None else Allocation(row.strayed_workers, row.strayed_ps)
+        kind = TrainingKind.of(job_of(row).request)
+        strayed = count_speed(connection, kind, size, speed, job=row.slug, at=progress.at, strayed=before)
+        if strayed != before:
+            values["strayed_workers"], values["strayed_ps"] = strayed or (None, None)
+    connection.execute(_update_job(), {"which": row.number, **values})
+
+
+def series(connection: Connection, key: JobKey) -> tuple[Progress, ...]:
+    """See ``Store.series``."""
+    query = (
+        select(*columns(ProgressRow))
+        .join(JobRow, JobRow.number == ProgressRow.job_number)
+        .where(JobRow.slug == key.slug)
+        .order_by(ProgressRow.at)
+    )
+    return tuple(_PROGRESS.record(row, f"progress of job {key.slug}") for row in connection.execute(query))
+
+
+def job_speeds(connection: Connection, keys: Collection[JobKey]) -> tuple[JobSpeeds, ...]:
+    """See ``Store.job_speeds``. Reads the progress of these jobs once; means are made by the database."""
+    table = table_of(ProgressRow)
+    size = (table.c.job_number, table.c.workers, table.c.ps)
+    newest_first = func.row_number().over(partition_by=size, order_by=table.c.at.desc())
+    slugs = {key.slug: key for key in keys}
+    found: dict[JobKey, list[SpeedPoint]] = defaultdict(list)
+    for batch in batches(slugs):
+        numbered = (
+            select(JobRow.slug, *size[1:], table.c.at, table.c.samples_per_second, newest_first.label("back"))
+            .join(JobRow, JobRow.number == table.c.job_number)
+            .where(JobRow.slug.in_(batch), table.c.samples_per_second.is_not(None), table.c.workers > 0)
+            .subquery()
+        )
+        of_size = (numbered.c.slug, numbered.c.workers, numbered.c.ps)
+        query = (
+            select(
+                *of_size,
+                func.avg(numbered.c.samples_per_second).label("mean"),
+                func.count().label("times"),
+                func.min(numbered.c.at).label("first"),
+                func.max(numbered.c.at).label("last"),
+            )
+            .where(numbered.c.back <= MOST_MEASUREMENTS)
+            .group_by(*of_size)
+            .order_by(*of_size)
+        )
+        for row in connection.execute(query):
+            at = Allocation(row.workers, row.ps)
+            found[slugs[row.slug]].append(SpeedPoint(at, row.mean, row.times, 1, row.last, row.first))
+    return tuple(JobSpeeds(key, tuple(found[key])) for key in sorted(found))
+
+
+def losses(connection: Connection, keys: Collection[JobKey]) -> tuple[MeasuredLoss, ...]:
+    """See ``Store.losses``. Reads the progress of these jobs once; what comes back is thinned by the database."""
+    table = table_of(ProgressRow)
+    newest_first = func.row_number().over(partition_by=table.c.job_number, order_by=table.c.at.desc())
+    slugs = {key.slug: key for key in keys}
+    found: dict[JobKey, list[LossPoint]] = defaultdict(list)
+    for batch in batches(slugs):
+        numbered = (
+            select(
+                JobRow.slug,
+                table.c.epoch,
+                table.c.loss,
+                table.c.at,
+                (newest_first - 1).label("back"),
+                func.count().over(partition_by=table.c.job_number).label("total"),
+            )
+            .join(JobRow, JobRow.number == table.c.job_number)
+            .where(JobRow.slug.in_(batch), table.c.loss.is_not(None))
+            .subquery()
+        )
+        apart = (numbered.c.total + (MOST_LOSSES - 1)) // MOST_LOSSES
+        query = select(numbered).where(numbered.c.back % apart == 0).order_by(numbered.c.slug, numbered.c.at)
+        for row in connection.execute(query):
+            found[slugs[row.slug]].append(LossPoint(row.epoch, row.loss))
+    return tuple(MeasuredLoss(key, tuple(found[key])) for key in sorted(found))
+
+
+def _locked_job(connection: Connection, key: JobKey) -> Row[Any]:
+    row = connection.execute(_lock_job(), {"which": key.slug}).one_or_none()
+    if row is None:
+        raise StoreError(f"there is no job {key.slug}")
+    return row
+
+
+# Statements are built once: that takes longer than SQLite takes to run them.
+
+
+@functools.cache
+def _jobs() -> Select[Any]:
+    return select(*columns(JobRow))
+
+
+@functools.cache
+def _lock_job() -> Select[Any]:
+    return _jobs().where(JobRow.slug == bindparam("which")).with_for_update()
+
+
+@functools.cache
+def _update_job() -> Update:
+    table = table_of(JobRow)
+    return update(table).where(table.c.number == bindparam("which"))

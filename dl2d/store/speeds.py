@@ -1,0 +1,128 @@
+"""Measured training speeds by kind of job and size: table ``speeds``."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, bindparam, delete, func, select, tuple_, update
+from sqlalchemy.orm import Mapped, mapped_column
+
+from dl2d.core.jobs import Allocation, Architecture, Consistency
+from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, Tally, TrainingKind, count
+from dl2d.store.mapping import MAX_VALUES, Base, Choice, FreeText, Values, batches, columns, table_of, upsert
+
+
+class SpeedRow(Base):
+    """How fast jobs of a kind were seen to train at one size."""
+
+    __tablename__ = "speeds"
+
+    model: Mapped[str] = mapped_column(FreeText(), primary_key=True)
+    architecture: Mapped[Architecture] = mapped_column(
+        Choice(Architecture), primary_key=True, comment="ps or allreduce"
+    )
+    consistency: Mapped[Consistency] = mapped_column(Choice(Consistency), primary_key=True, comment="sync or async")
+    workers: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    ps: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    samples_per_second: Mapped[float] = mapped_column(comment="mean over the measurements")
+    measurements: Mapped[int] = mapped_column(comment="rows of progress that count in the mean")
+    jobs: Mapped[int] = mapped_column(comment="jobs that showed it, one after the other")
+    at: Mapped[float] = mapped_column(comment="when it was measured last")
+    since: Mapped[float] = mapped_column(comment="when this speed was measured first")
+    before: Mapped[float] = mapped_column(comment="the speed before it changed, 0 where it has not")
+    job: Mapped[str] = mapped_column(comment="slug of the job that showed it last")
+    other_samples_per_second: Mapped[float | None] = mapped_column(comment="what the last reports said that is far off")
+    other_measurements: Mapped[int] = mapped_column(comment="so many of them")
+    other_jobs: Mapped[int] = mapped_column(comment="jobs that said so")
+    other_since: Mapped[float]
+    other_job: Mapped[str]
+
+
+_KIND = (SpeedRow.model, SpeedRow.architecture, SpeedRow.consistency)
+
+
+def _values(tally: Tally) -> Values:
+    point, other = tally.point, tally.other
+    return {
+        "samples_per_second": point.samples_per_second,
+        "measurements": point.measurements,
+        "jobs": point.jobs,
+        "at": point.at,
+        "since": point.since,
+        "before": point.before,
+        "job": tally.job,
+        "other_samples_per_second": None if other is None else other.samples_per_second,
+        "other_measurements": 0 if other is None else other.measurements,
+        "other_jobs": 0 if other is None else other.jobs,
+        "other_since": 0.0 if other is None else other.since,
+        "other_job": tally.other_job,
+    }
+
+
+def _tally(row: Row[Any]) -> Tally:
+    size = Allocation(row.workers, row.ps)
+    point = SpeedPoint(size, row.samples_per_second, row.measurements, row.jobs, row.at, row.since, row.before)
+    other = row.other_samples_per_second
+    if other is None:
+        return Tally(point, row.job)
+    said = SpeedPoint(size, other, row.other_measurements, row.other_jobs, row.other_since, row.other_since)
+    return Tally(point, row.job, said, row.other_job)
+
+
+def speeds(connection: Connection, kinds: Collection[TrainingKind], others: int) -> tuple[MeasuredSpeeds, ...]:
+    """See ``Store.speeds``."""
+    points: dict[TrainingKind, list[SpeedPoint]] = defaultdict(list)
+    asked = {TrainingKind(*kind) for kind in kinds}
+    if others:
+        latest = select(*_KIND).group_by(*_KIND).order_by(func.max(SpeedRow.at).desc(), *_KIND)
+        found = (TrainingKind(*kind) for kind in connection.execute(latest.limit(others + len(asked))))
+        asked |= set([kind for kind in found if kind not in asked][:others])
+    for batch in batches(asked, MAX_VALUES // len(_KIND)):
+        query = select(*columns(SpeedRow)).where(tuple_(*_KIND).in_(batch))
+        for row in connection.execute(query.order_by(*_KIND, SpeedRow.workers, SpeedRow.ps)):
+            points[TrainingKind(row.model, row.architecture, row.consistency)].append(_tally(row).point)
+    return tuple(MeasuredSpeeds(kind, tuple(points[kind])) for kind in sorted(points))
+
+
+def count_speed(
+    connection: Connection,
+    kind: TrainingKind,
+    size: Allocation,
+    samples_per_second: float,
+    *,
+    job: str,
+    at: float,
+    strayed: Allocation | None,
+) -> Allocation | None:
+    """Count what a job showed at a size for its kind; returns where its speed is set aside now (``count``)."""
+    same_kind = kind._asdict()
+    key = {**same_kind, "workers": size.workers, "ps": size.ps}
+    known = connection.execute(_one_speed(), key).one_or_none()
+    counted = count(None if known is None else _tally(known), size, samples_per_second, job=job, at=at, strayed=strayed)
+    if counted.tally is not None:
+        connection.execute(upsert(connection, SpeedRow, replace=True), {**key, **_values(counted.tally)})
+    if counted.wrong is not None:
+        _retract(connection, same_kind, counted.wrong)
+    return counted.strayed
+
+
+def _retract(connection: Connection, kind: Mapping[str, str], job: str) -> None:
+    """Forget what nobody but a job showed of a kind."""
+    of_kind = [getattr(SpeedRow, name) == value for name, value in kind.items()]
+    alone = select(*columns(SpeedRow)).where(*of_kind, SpeedRow.job == job, SpeedRow.jobs == 1).with_for_update()
+    for row in connection.execute(alone).all():
+        here = (*of_kind, SpeedRow.workers == row.workers, SpeedRow.ps == row.ps)
+        left = _tally(row).without(job)
+        if left is None:
+            connection.execute(delete(SpeedRow).where(*here))
+        else:
+            connection.execute(update(SpeedRow).where(*here).values(**_values(left)))
+
+
+@functools.cache
+def _one_speed() -> Select[Any]:
+    of_key = [column == bindparam(column.name, type_=column.type) for column in table_of(SpeedRow).primary_key]
+    return select(*columns(SpeedRow)).where(*of_key).with_for_update()

@@ -1,0 +1,146 @@
+"""A database that an earlier version wrote is upgraded and read.
+
+``database_0006.sql`` is what ``sqlite3 FILE .dump`` gives of a store with a few records of each kind, written by the
+version whose schema was 0006.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from alembic import command
+from sqlalchemy import MetaData, create_engine, insert
+from store.samples import a_job, a_slot, starts
+
+from dl2d.core.cluster import TaskState
+from dl2d.core.jobs import Allocation, JobState, Progress
+from dl2d.core.measured import TrainingKind
+from dl2d.core.mode import Mode
+from dl2d.core.registry import RunState, TrialCase, VersionState
+from dl2d.core.store import JobChange
+from dl2d.store import schema
+from dl2d.store.database import Database, Place
+from dl2d.store.sql import SqlStore
+
+_T0 = 1_700_000_000
+_DUMP = Path(__file__).with_name("database_0006.sql")
+
+
+@pytest.fixture(params=["file", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def old_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database with schema 0006 and its records."""
+    file = tmp_path / "old.sqlite"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript(_DUMP.read_text())
+    if request.param == "file":
+        return f"sqlite:///{file}"
+    url: str = request.getfixturevalue("postgres_url")
+    database = Database(Place.parse(url))
+    with database.writing("making an old database") as connection:
+        config = schema._config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0006")
+        tables = MetaData()
+        tables.reflect(connection)
+        with create_engine(f"sqlite:///{file}").connect() as source:
+            for table in tables.sorted_tables:
+                rows = [dict(row._mapping) for row in source.execute(table.select())]
+                if rows and table.name != schema.VERSION_TABLE:
+                    connection.execute(insert(table), rows)
+    database.close()
+    return url
+
+
+@pytest.fixture
+def store(old_url: str) -> Iterator[SqlStore]:
+    assert schema.current(old_url) == "0006"
+    schema.upgrade(old_url)
+    with closing(SqlStore(old_url)) as store:
+        yield store
+
+
+def test_jobs_and_tasks(store: SqlStore) -> None:
+    failed, running, static = store.jobs(live=False)
+    assert store.jobs(live=True) == (running, static)
+    assert (failed.state, failed.ended_at, failed.end_reason) == (
+        JobState.FAILED, _T0 + 92.0, "its worker ran out of memory",
+    )  # fmt: skip
+    assert static == a_job(3, static=True)
+    assert (running.request, running.launch, running.address) == (a_job(2).request, a_job(2).launch, "n1:5000")
+    tasks = store.tasks(live=True)
+    assert [(task.id, task.state) for task in tasks] == [
+        ("worker-0", TaskState.CONFIRMED), ("worker-1", TaskState.DRAINING), ("ps-0", TaskState.CONFIRMED),
+    ]  # fmt: skip
+    assert tasks[0].demand == a_job(2).request.worker
+    (grown,) = store.resizes(failed.key)
+    assert [(event.state, event.at, event.note) for event in grown.events] == [
+        (TaskState.ASKED, _T0 + 1.0, ""), (TaskState.FAILED, _T0 + 91.0, "oom"),
+    ]  # fmt: skip
+
+
+def test_what_coordinators_reported(store: SqlStore) -> None:
+    running = a_job(2)
+    series = store.series(running.key)
+    assert [point.version for point in series] == list(range(8))
+    assert series[-1] == Progress(
+        at=_T0 + 80.0, version=7, total_versions=99, epoch=3.5, loss=0.125, steps_per_second=2.0,
+        samples_per_second=256.0, workers=1, ps=1,
+    )  # fmt: skip
+    first, second = store.task_reports(running.key)
+    assert (first.memory, first.slow, first.slow_reason) == (900.0, 2.5, "waits for ps-0")
+    assert (second.cause, second.how) == ("out-of-memory", "killed by signal 9")
+    (plan,) = store.runtime_plans(running.key)
+    assert (plan.added, plan.moved_bytes, plan.suspension_max_ms) == (("worker-0", "worker-1", "ps-0"), 4096, 0.75)
+    (measured,) = store.speeds([TrainingKind.of(running.request)])
+    assert [(point.allocation, point.measurements) for point in measured.points] == [
+        (Allocation(1, 1), 2), (Allocation(2, 1), 6),
+    ]  # fmt: skip
+    store.report_progress(running.key, Progress(at=_T0 + 100.0, samples_per_second=260.0, workers=1, ps=1))
+    assert store.speeds([TrainingKind.of(running.request)])[0].points[0].measurements == 3
+
+
+def test_slots(store: SqlStore) -> None:
+    assert store.last_slot_number() == 3
+    slots = [store.slot(number) for number in (1, 2, 3)]
+    jobs, tasks = slots[0].snapshot.jobs, slots[0].snapshot.tasks
+    assert slots[:2] == [a_slot(1, jobs, tasks), a_slot(2, jobs, tasks, guarded=True)]
+    assert slots[2].shadow == a_slot(3, jobs, tasks, guarded=True).decision
+    newest = store.decisions(a_job(2).key)[0]
+    assert (newest.slot, newest.decided) == (3, slots[2].decision.jobs[0])
+    assert [summary.changed for summary in store.slots()] == [2, 0, 2]
+
+
+def test_modes_and_policies(store: SqlStore) -> None:
+    assert [change.after for change in store.mode_changes()] == [Mode.LIVE, Mode.OBSERVE]
+    registry = store.registry
+    assert [(version.digest[0], version.state) for version in registry.versions()] == [
+        ("b", VersionState.RETIRED), ("a", VersionState.LIVE),
+    ]  # fmt: skip
+    assert registry.versions()[0].metrics == {"jct": [1.25, None]}
+    assert [(change.digest[0], change.replaced[:1], change.rollback) for change in registry.changes()] == [
+        ("a", "b", True), ("b", "", False), ("b", "a", False), ("a", "", False), ("a", "", False),
+    ]  # fmt: skip
+    (trial,) = registry.trials()
+    assert (trial.cases, trial.change, trial.high) == ((TrialCase("2023-11-14", 1.5, 2.5),), -0.4, None)
+    assert [run.state for run in registry.runs()] == [RunState.RUNNING, RunState.FINISHED]
+
+
+def test_the_daemon_goes_on_with_it(store: SqlStore) -> None:
+    store.acquire("head1, pid 42")
+    running = a_job(2)
+    assert [task.id for task in store.ask_tasks(starts(running), _T0 + 200.0)] == ["worker-2"]
+    assert store.next_job_id("local") == "3"
+    store.record_slot(a_slot(4, store.jobs(live=True), store.tasks(live=True)))
+    ended = store.change_job(running.key, JobChange(state=JobState.FINISHED), _T0 + 300.0)
+    assert (ended.state, len(store.jobs(live=True)), store.last_slot_number()) == (JobState.FINISHED, 1, 4)
+
+
+def test_its_history(store: SqlStore) -> None:
+    history = store.history(_T0 - 10.0, _T0 + 1000.0)
+    assert [job.key.id for job in history.jobs] == ["1", "2"]
+    assert history.starts == (3.0, 3.0, 3.0)
+    assert len(history.sights) == 1
