@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pty
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -148,16 +148,20 @@ def test_signals_that_are_ignored_stay_so():
     assert done.stdout == "True\n"
 
 
-def test_a_signal_before_the_task_begins_ends_it_there(tmp_path):
-    began = tmp_path / "began"
-    waits = [sys.executable, "-c", f"open({str(began)!r}, 'w'); import time; time.sleep(600)"]
-    with start("touch", str(tmp_path / "task"), options=["--prefetch-command", json.dumps(waits)]) as process:
-        wait_for(began.exists)
-        process.send_signal(signal.SIGUSR1)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 128 + signal.SIGTERM
-        assert "before the task began" in process.stderr.read()
-    assert not (tmp_path / "task").exists()
+def test_a_signal_before_the_task_begins_is_passed_on_to_it():
+    """Here it comes while kills are counted: after the handlers are there, before the process is."""
+    sent = []
+
+    def count_kills():
+        if not sent:
+            sent.append(signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return OomKills(0, 0)
+
+    identity = Identity("worker", "worker-0", "i", b"t" * 32)
+    command = ["sleep", "600"]
+    agent = Agent(identity, "127.0.0.1:1", command, os.environ, say=lambda _: None, count_kills=count_kills)
+    assert agent.run() == 128 + signal.SIGTERM
 
 
 def wait_for(condition, seconds=60):
@@ -313,18 +317,19 @@ def test_what_tasks_use_and_how_they_end_is_in_the_jobs_status():
     assert ends["worker-1"].how == ""
 
 
-def test_data_is_there_before_a_worker_joins(tmp_path):
+def test_what_a_command_does_before_the_script_comes_before_the_worker_joins(tmp_path):
     (tmp_path / "data").write_bytes(b"x" * 5000)
+    script = f"cat {tmp_path}/data > /dev/null && echo data is read >&2 && exec {shlex.join(command('--epochs', '2'))}"
     done = subprocess.run(
-        [sys.executable, "-m", "pslite.run", "--prefetch", str(tmp_path / "data"), "--", *command("--epochs", "2")],
+        [sys.executable, "-m", "pslite.run", "--", "sh", "-c", script],
         env={k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))},
         capture_output=True, text=True, timeout=200, check=True,
     )  # fmt: skip
     words = done.stderr.splitlines()
-    read = next(i for i, line in enumerate(words) if "prefetch: 5 kB of 1 files" in line)
+    read = next(i for i, line in enumerate(words) if "data is read" in line)
     joined = next(i for i, line in enumerate(words) if "worker-0 on" in line and "has joined" in line)
     assert read < joined
-    assert sum("prefetch" in line for line in words) == 1  # servers need no data
+    assert words.count("data is read") == 1  # servers do not run the command
 
 
 # --- a whole job on this machine --------------------------------------------------------------------------------------

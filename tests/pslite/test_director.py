@@ -255,9 +255,9 @@ def munge(tmp_path):
     [
         ([], []),
         (["--encrypt", "all"], ["dl2-run", "--encrypt", "all", "--"]),
-        (["--balance", "even", "--prefetch", "a*", "--workers", "3"], ["dl2-run", "--prefetch", "a*", "--"]),
+        (["--balance", "even", "--workers", "3"], []),
     ],
-    ids=["", "encrypted", "prefetch"],
+    ids=["", "encrypted", "other options"],
 )
 def test_an_anchor_registers_itself(daemon, munge, tmp_path, options, kept):
     daemon.unavailable = 1

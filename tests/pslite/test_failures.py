@@ -21,7 +21,8 @@ from pslite_jobs import LEASE, KillAt, command, static_digest
 
 from pslite.auth import Identity, connect
 from pslite.coordinator import Coordinator, Settings
-from pslite.director import Reply, StaticDirector
+from pslite.director import Reply
+from pslite.dmlc import OpenDirector
 from pslite.testing import Resize, run_local
 from pslite.wire import INIT, PUSH, STATE, STATE_ACK, Header, region_header
 
@@ -323,14 +324,14 @@ class RunningJob:
         self.stop = False
         job = self
 
-        class Director(StaticDirector):
+        class Director(OpenDirector):
             def exchange(self, status, *, urgent):
                 job.version = status.version
                 return Reply(members=frozenset({"worker-0", "ps-0"}), stop=job.stop)
 
         self.version = 0
         self.coordinator = Coordinator(
-            job="test", token=self.token, director=Director(), say=self.lines.append, host="127.0.0.1"
+            job="test", token=self.token, director=Director(0, 0), say=self.lines.append, host="127.0.0.1"
         )
         self.address = self.coordinator.address
         self.thread = threading.Thread(target=self.run)

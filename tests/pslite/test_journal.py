@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pslite.channel import Channel, Inbox
 from pslite.coordinator import Coordinator, Settings
 from pslite.coordinator.record import Record, Seated, decode, encode
-from pslite.director import StaticDirector
+from pslite.dmlc import OpenDirector
 from pslite.errors import Fenced, ProtocolError, UsageError
 from pslite.journal import Journal, last_state
 from pslite.line import Line
@@ -32,7 +32,9 @@ FORGOTTEN = {
 
 
 def test_every_attribute_of_a_coordinator_is_written_down_or_need_not_be():
-    coordinator = Coordinator(job="j", token=b"x" * 32, director=StaticDirector(), say=lambda _: None, host="127.0.0.1")
+    coordinator = Coordinator(
+        job="j", token=b"x" * 32, director=OpenDirector(0, 0), say=lambda _: None, host="127.0.0.1"
+    )
     coordinator._close()
     ours, names = [coordinator], set()
     for one in ours:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import secrets
 import socket
 import struct
@@ -17,7 +15,6 @@ from hypothesis import strategies as st
 
 from pslite.auth import Acceptor, Identity, connect, parse_token
 from pslite.channel import Inbox, frame, listen, split_address
-from pslite.congestion import open_connection, restore, unpace
 from pslite.errors import AuthenticationError, ConnectError, PeerLost, ProtocolError
 from pslite.messages import MAX_HANDSHAKE_BYTES, PROTOCOL, Accepted, Beat, FromMember, Hello, Proof
 from pslite.wire import HEADER_BYTES, PARAM, PUSH, Header, Link, unpack
@@ -220,91 +217,23 @@ def connected(family):
 SIZES = (0, 5000, 1 << 16, 3_000_001, 1 << 21)
 
 
-def carry(family, frames):
-    """Send frames (block, whether it is lent); return the memory where they arrive, and whether the sender refers."""
+@pytest.mark.parametrize("family", ["tcp", "unix"])
+@settings(max_examples=15)
+@given(blocks=st.lists(st.sampled_from(range(len(SIZES))), max_size=8))
+def test_payloads_of_any_size_arrive_in_their_place(family, blocks):
     a, b = connected(family)
     here, there = Link(a, "b", "", "ps"), Link(b, "a", "", "ps")
     data = [secrets.token_bytes(size) for size in SIZES]
     sink = Sink(dict(enumerate(SIZES)))
-    for block, lent in frames:
-        header = Header(PUSH, 1, block, 1, SIZES[block], 5, 0)
-        (here.lend if lent else here.send)(header, memoryview(data[block]))
-    while len(sink.frames) < len(frames):
+    for block in blocks:
+        here.send(Header(PUSH, 1, block, 1, SIZES[block], 5, 0), memoryview(data[block]))
+    while len(sink.frames) < len(blocks):
         assert here.flush() != here.unsent
         there.receive(sink)
-    refers = here._refers
     for link in (here, there):
         link.close()
-    assert [header.block for header in sink.frames] == [block for block, _ in frames]
-    assert all(bytes(sink.memory[block]) == data[block] for block, _ in frames)
-    return refers
-
-
-@pytest.mark.parametrize("family", ["tcp", "unix"])
-@settings(max_examples=15)
-@given(frames=st.lists(st.tuples(st.sampled_from(range(len(SIZES))), st.booleans()), max_size=8))
-def test_memory_that_is_lent_arrives_in_its_place(family, frames):
-    assert carry(family, frames)
-
-
-FRAMES = [(1, False), (3, True), (4, True), (0, True), (2, False), (4, False), (3, True)]
-
-
-@pytest.mark.parametrize("family", ["tcp", "unix"])
-def test_memory_is_copied_where_a_socket_takes_nothing_from_a_pipe(family, monkeypatch):
-    def refuse(*args, **how):
-        raise OSError(errno.EINVAL, "Invalid argument")
-
-    monkeypatch.setattr(os, "splice", refuse)
-    assert not carry(family, FRAMES)
-
-
-def test_memory_is_copied_where_there_are_no_pipes(monkeypatch):
-    def refuse(flags):
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(os, "pipe2", refuse)
-    assert not carry("tcp", FRAMES)
-
-
-def test_what_is_lent_is_not_copied():
-    """Who breaks the rule sees it: what is written before the peer has read is what arrives."""
-    a, b = socket.socketpair()
-    here, there = Link(a, "b", "", "ps"), Link(b, "a", "", "ps")
-    memory, sink = bytearray(b"x" * (1 << 16)), Sink({0: 1 << 16})
-    here.lend(Header(PUSH, 1, 0, 1, len(memory), 5, 0), memoryview(memory))
-    assert here.flush()
-    memory[:] = b"y" * len(memory)
-    while not sink.frames:
-        there.receive(sink)
-    assert sink.memory[0] == memory
-    here.close()
-    there.close()
-
-
-def congestion(sock):
-    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
-
-
-def test_connections_inside_the_machine_are_not_paced_and_others_are_as_the_system_says(monkeypatch):
-    with listen("127.0.0.1") as there:
-        there.setblocking(True)
-        unpace(there)
-        with open_connection(*there.getsockname(), timeout=60) as here, there.accept()[0] as other:
-            restore(other)
-            assert congestion(here) == congestion(other) == b"reno"
-            monkeypatch.setattr("pslite.congestion.stays_inside", lambda sock: False)
-            with socket.socket() as fresh:
-                system = congestion(fresh)
-            restore(other)
-            assert congestion(other) == system
-    with pytest.raises(OSError, match="refused"):
-        open_connection(*there_was(), timeout=60)
-
-
-def there_was():
-    with listen("127.0.0.1") as sock:
-        return sock.getsockname()
+    assert [header.block for header in sink.frames] == blocks
+    assert all(bytes(sink.memory[block]) == data[block] for block in blocks)
 
 
 @pytest.mark.parametrize("length", [0, 7, 9, 2**32 - 1])

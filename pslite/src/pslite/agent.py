@@ -14,11 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 import psutil
 
 from pslite.auth import Identity
-from pslite.ending import Cause, Ending, OomKills, judge, oom_kills, signal_in_words
+from pslite.ending import Cause, Ending, OomKills, judge, oom_kills
 from pslite.gpus import open_gpus
 from pslite.informer import Informer
 from pslite.messages import AgentExit, AgentUsage
-from pslite.prefetch import Prefetch, prefetch
 from pslite.signals import ENDING, OWN, from_terminal, handled, wait_for
 from pslite.usage import Usage, in_words
 from pslite.watch import Watch, family
@@ -46,8 +45,6 @@ class Agent:
         takes lines for the user.
     watch_seconds
         the least time between two looks at what the task uses; 0 for none.
-    warm
-        what to bring near before the process begins.
     count_kills
         counts processes that were killed for lack of memory.
 
@@ -62,7 +59,6 @@ class Agent:
         *,
         say: Callable[[str], None],
         watch_seconds: float = 5.0,
-        warm: Prefetch | None = None,
         count_kills: Callable[[], OomKills] = oom_kills,
     ) -> None:
         self._identity = identity
@@ -70,7 +66,6 @@ class Agent:
         self._environ = dict(environ)
         self._say = say
         self._watch_seconds = watch_seconds
-        self._warm = warm
         self._count_kills = count_kills
         self._line = Informer(identity, coordinator)
         self._process: subprocess.Popen[bytes] | None = None
@@ -93,13 +88,6 @@ class Agent:
                 self._began.set()
 
     def _run(self) -> int:
-        if self._warm:
-            prefetch(self._warm, say=self._say, stop=lambda: bool(self._early), environ=self._environ)
-        if self._early:
-            number = self._early[0]
-            self._say(f"ended by {signal_in_words(number)} before the task began")
-            self._report(0, -number, Ending(Cause.KILLED, "before it began"))
-            return 128 + number
         before, kills, since = resource.getrusage(resource.RUSAGE_CHILDREN), self._count_kills(), time.monotonic()
         try:
             self._process = process = subprocess.Popen(self._command, env=self._environ)
@@ -110,7 +98,7 @@ class Agent:
             return 127
         self._began.set()
         for number in self._early:
-            process.send_signal(number)  # came as the process was being made
+            process.send_signal(number)  # came before the process was there
         code = wait_for(process)
         self._over.set()
         usage = self._whole_life(before, time.monotonic() - since)

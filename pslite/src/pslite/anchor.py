@@ -25,7 +25,6 @@ from pslite.errors import UsageError
 from pslite.journal import Journal
 from pslite.leash import Leash, Leashed
 from pslite.local import LocalDirector
-from pslite.prefetch import Prefetch
 from pslite.supervisor import Place, Supervisor, find_place
 
 _REGISTER_SECONDS = 300.0
@@ -42,22 +41,17 @@ class Tasks:
     #: how many, where no scheduler starts them
     workers: int
     servers: int
-    warm: Prefetch
     #: what the user wants encrypted; "" for the default
     encrypt: str = ""
 
     def here(self, environ: Mapping[str, str], present: Collection[str]) -> LocalDirector:
         """Return what starts them on this machine; some may be `present`."""
-        options = self.warm.options()
-        return LocalDirector(
-            self.command, workers=self.workers, servers=self.servers, environ=environ, options=options, present=present
-        )
+        return LocalDirector(self.command, workers=self.workers, servers=self.servers, environ=environ, present=present)
 
     def argv(self) -> list[str]:
         """Return the command as a scheduler has to start it; dl2-run need not be said where it is without options."""
         # a scheduler drops variables of ours from the environment
-        options = [*self.warm.options(), *(["--encrypt", self.encrypt] if self.encrypt else [])]
-        return ["dl2-run", *options, "--", *self.command] if options else list(self.command)
+        return ["dl2-run", "--encrypt", self.encrypt, "--", *self.command] if self.encrypt else list(self.command)
 
 
 def launched(environ: Mapping[str, str], say: Callable[[str], None]) -> int:

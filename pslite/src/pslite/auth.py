@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 import msgspec
 
 from pslite.channel import Inbox, frame, receive_one, split_address
-from pslite.congestion import open_connection
 from pslite.errors import AuthenticationError, ConnectError, PeerLost, ProtocolError, Turned
 from pslite.messages import (
     MAX_HANDSHAKE_BYTES,
@@ -240,7 +239,7 @@ def _open(address: str, deadline: float) -> socket.socket:
     pause = 0.05
     while True:
         try:
-            sock = open_connection(host, port, timeout=max(0.1, deadline - time.monotonic()))
+            sock = socket.create_connection((host, port), timeout=max(0.1, deadline - time.monotonic()))
         except OSError as error:
             if time.monotonic() + pause >= deadline:
                 msg = f"cannot connect to {address}: {error}"

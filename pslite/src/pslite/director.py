@@ -119,20 +119,6 @@ class Director(Protocol):
         """The job is over; may wait a bounded time until the last status is delivered."""
 
 
-class StaticDirector:
-    """Everybody who joins is a member, for as long as the job lasts."""
-
-    def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:
-        """Nothing to do."""
-
-    def exchange(self, status: Status, *, urgent: bool) -> Reply | None:  # noqa: ARG002
-        """Welcome everybody."""
-        return Reply()
-
-    def close(self, status: Status) -> None:
-        """Nothing to do."""
-
-
 class HttpDirector:
     """Exchanges heartbeats with the daemon's job API, in a thread of its own.
 

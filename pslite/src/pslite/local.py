@@ -52,9 +52,6 @@ class LocalDirector:
         called with every status, for displays.
     on_schedule_done
         called once when the last change is complete.
-    options
-        of dl2-run in each task.
-
     present
         tasks that another one has started before.
 
@@ -70,10 +67,9 @@ class LocalDirector:
         environ: Mapping[str, str] | None = None,
         on_status: Callable[[Status], None] = lambda _: None,
         on_schedule_done: Callable[[], None] = lambda: None,
-        options: Sequence[str] = (),
         present: Collection[str] = (),
     ) -> None:
-        self._command = [*options, "--", *command]
+        self._command = ["--", *command]
         self._schedule = list(schedule)
         self._environ = dict(os.environ if environ is None else environ)
         self._on_status = on_status

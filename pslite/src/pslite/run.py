@@ -14,7 +14,6 @@ from pslite.agent import Agent
 from pslite.dmlc import is_launched, task_variables
 from pslite.environment import encryption_of, role_of, task_environment, watch_seconds
 from pslite.errors import PsliteError, UsageError
-from pslite.prefetch import DEFAULT_SECONDS, Prefetch, command_of
 from pslite.tls import VARIABLE, Encryption
 
 _EPILOG = """\
@@ -57,31 +56,8 @@ def _parser() -> argparse.ArgumentParser:
         "--balance", choices=("speed", "even"), default="",
         help="speed: who is slow gets less to do (default); even: all get the same",
     )  # fmt: skip
-    near = parser.add_argument_group("before a worker joins")
-    near.add_argument(
-        "--prefetch", action="append", default=[], metavar="PATH",
-        help="read these files into memory: a file, a folder, or a pattern such as 'data/**/*.bin'; may be repeated",
-    )  # fmt: skip
-    near.add_argument(
-        "--prefetch-command", default="", metavar="COMMAND",
-        help="run this, without a shell: words as a shell would split them, or a JSON list of words",
-    )  # fmt: skip
-    near.add_argument(
-        "--prefetch-limit", type=_size, default=0, metavar="BYTES",
-        help="read no more than that, such as 20G (default: half of the memory that is free)",
-    )  # fmt: skip
-    near.add_argument(
-        "--prefetch-seconds", type=float, default=DEFAULT_SECONDS, metavar="SECONDS",
-        help="begin after so long at the latest (default 600)",
-    )  # fmt: skip
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the training command")
     return parser
-
-
-def _size(text: str) -> int:
-    """Return a number of bytes, which may end in k, M, G or T (powers of 1024)."""
-    power = "kMGT".find(text[-1:]) + 1 if text[-1:] in tuple("kMGT") else 0
-    return int(float(text[:-1] if power else text) * 1024**power)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,12 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stderr.flush()
 
     try:
-        warm = Prefetch(
-            paths=tuple(options.prefetch),
-            command=command_of(options.prefetch_command) if options.prefetch_command else (),
-            limit=options.prefetch_limit,
-            seconds=options.prefetch_seconds,
-        )
         if is_launched(environ):
             if environ["DMLC_ROLE"] == "scheduler":
                 from pslite import anchor  # noqa: PLC0415  (see below)
@@ -121,13 +91,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not command:
             raise UsageError("no command given: dl2-run [options] python train.py ...")
         if role == "worker":
-            return _task(role, command, with_hooks(environ), say, warm)
+            return _task(role, command, with_hooks(environ), say)
         if options.workers < 1 or options.servers < 0:
             raise UsageError("--workers must be at least 1, --servers at least 0")
         # beside a worker or a server a coordinator would take memory, and time at the start
         from pslite import anchor  # noqa: PLC0415
 
-        tasks = anchor.Tasks(command, options.workers, options.servers, warm, encryption_of(environ))
+        tasks = anchor.Tasks(command, options.workers, options.servers, encryption_of(environ))
         if role == "coordinator":
             return anchor.coordinate(tasks, environ, say)
         return anchor.standalone(tasks, environ, say)
@@ -150,15 +120,11 @@ def with_hooks(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _task(
-    role: Literal["worker", "ps"],
-    command: Sequence[str],
-    environ: dict[str, str],
-    say: Callable[[str], None],
-    warm: Prefetch | None = None,
+    role: Literal["worker", "ps"], command: Sequence[str], environ: dict[str, str], say: Callable[[str], None]
 ) -> int:
     place = task_environment(environ, role)
     seconds = watch_seconds(environ)
-    return Agent(place.identity, place.coordinator, command, environ, say=say, watch_seconds=seconds, warm=warm).run()
+    return Agent(place.identity, place.coordinator, command, environ, say=say, watch_seconds=seconds).run()
 
 
 if __name__ == "__main__":

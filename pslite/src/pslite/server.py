@@ -975,8 +975,6 @@ class Server:
             link.send(replace(header, kind=PARAM_ROWS, length=rows.nbytes), *rows.views())
         elif stays and holding.arena is not None and self._show(link, holding.arena):
             link.send(replace(header, place=holding.arena.number, node=holding.arena.places[holding.block.number]))
-        elif stays and not self._async:
-            link.lend(header, holding.weights)
         else:
             link.send(header, holding.weights)
 

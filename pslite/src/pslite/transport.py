@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from pslite.auth import connect
 from pslite.channel import listen
-from pslite.congestion import restore, unpace
 from pslite.errors import ConnectError, PsliteError, Unreachable
 from pslite.region import VARIABLE
 
@@ -46,7 +45,6 @@ def machine() -> str:
 def open_listeners(environ: Mapping[str, str] = os.environ) -> tuple[list[socket.socket], str]:
     """Open the sockets on which data is taken, TCP first; return them, and the name of the Unix socket or ""."""
     listeners = [listen()]
-    unpace(listeners[0])
     if environ.get(VARIABLE) == "tcp" or not machine():
         return listeners, ""
     name = f"pslite-{secrets.token_hex(16)}"
@@ -89,4 +87,3 @@ def tune(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
     else:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        restore(sock)

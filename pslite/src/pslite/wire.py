@@ -6,7 +6,7 @@ it is checked before a byte of payload is received.
 
 from __future__ import annotations
 
-import errno
+import itertools
 import os
 import socket
 import struct
@@ -14,7 +14,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pslite.conduit import Conduit
 from pslite.errors import PeerLost, ProtocolError
 from pslite.tls import Sealed
 
@@ -76,8 +75,6 @@ _GATHER = 32
 _FILE = struct.Struct("i")
 #: room for one open file: more than one is dropped by the kernel
 _ANCILLARY = socket.CMSG_LEN(_FILE.size)
-#: bytes from which on memory is sent by reference, if it may be: below, to copy it costs less
-_REFERRED = 1 << 16
 #: bytes received from one peer, or looked at in its memory, before others get their turn and answers are sent
 _BUDGET = 2 << 20
 
@@ -174,10 +171,6 @@ class Link:
         #: the peer's shared memory, by number
         self.regions: dict[int, Mapped] = {}
         self._out: deque[memoryview] = deque()
-        #: queued memory that is sent by reference, by the identity of its view; and the way that it goes
-        self._lasting: set[int] = set()
-        self._conduit: Conduit | None = None
-        self._refers = self._sealed is None  # the kernel would send the pages as they are
         #: open files that go with queued headers, by the latter's identity, and what has come
         self._handing: dict[int, int] = {}
         self._descriptors: list[int] = []
@@ -189,22 +182,12 @@ class Link:
     @property
     def unsent(self) -> bool:
         """Whether bytes wait to be sent."""
-        return bool(self._out) or (self._conduit is not None and self._conduit.held > 0)
+        return bool(self._out)
 
     def send(self, header: Header, *payload: memoryview) -> None:
         """Queue a frame; the pieces of its payload are not copied and must stay as they are until they are sent."""
         self._out.append(memoryview(header.pack()))
         self._out += [piece for piece in payload if piece.nbytes]
-
-    def lend(self, header: Header, payload: memoryview) -> None:
-        """Queue a frame whose payload stays as it is, and is not freed, until the peer has answered to it.
-
-        So it can be sent by reference: the peer's kernel or ours may look at it when it has long been sent.
-        """
-        if self._refers and payload.nbytes >= _REFERRED:
-            payload = payload[:]
-            self._lasting.add(id(payload))
-        self.send(header, payload)
 
     def hand(self, header: Header, descriptor: int) -> None:
         """Queue a header with an open file, which must stay open until it is sent."""
@@ -235,83 +218,38 @@ class Link:
 
         """
         try:
-            while True:
-                if self._conduit is not None and not self._pass_on(self._conduit):
-                    return False
-                if not self._out:
-                    return True
-                if id(self._out[0]) in self._lasting:
-                    self._refer()
-                else:
-                    self._gather()
+            while self._out:
+                self._gather()
+            return True
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:
             raise PeerLost(f"connection to {self.task} broke: {error.strerror}") from error
 
     def _gather(self) -> None:
-        """Send what is queued up to the next memory that is sent by reference."""
-        views: list[memoryview] = []
-        more = 0
-        for view in self._out:
-            if len(views) == _GATHER:
-                break
-            if id(view) in self._lasting:
-                more = socket.MSG_MORE  # a header alone need not wake the peer
-                break
-            views.append(view)
+        """Send what is queued, in one call; an open file goes with the first byte of its header."""
+        views = list(itertools.islice(self._out, _GATHER))
         given: list[tuple[int, int, bytes]] = []
         if self._handing:
             first = next((i for i, view in enumerate(views) if id(view) in self._handing), len(views))
             if first == 0:
                 given = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _FILE.pack(self._handing[id(views[0])]))]
-            if len(views) > max(1, first):
-                del views[max(1, first) :]
-                more = 0
-        sent = self.sock.sendmsg(views, given, more)
+            del views[max(1, first) :]
+        sent = self.sock.sendmsg(views, given)
         if given:
             del self._handing[id(views[0])]
         self._sent(sent)
-
-    def _refer(self) -> None:
-        """Take the memory that comes next into the conduit, if there is such a thing."""
-        try:
-            if self._conduit is None:
-                self._conduit = Conduit(self.sock)
-            self._sent(self._conduit.take(self._out[0]))
-        except OSError:
-            self._copy_from_now_on()
-
-    def _pass_on(self, conduit: Conduit) -> bool:
-        """Send what is in the conduit; return whether nothing is left."""
-        try:
-            return conduit.push()
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            self._out.appendleft(memoryview(conduit.back()))
-            self._copy_from_now_on()
-            return True
-
-    def _copy_from_now_on(self) -> None:
-        self._refers = False
-        self._lasting.clear()
 
     def _sent(self, count: int) -> None:
         """Forget queued bytes that are on their way."""
         out = self._out
         while count:
             view = out[0]
-            lasting = id(view) in self._lasting
-            self._lasting.discard(id(view))
-            if count >= view.nbytes:
-                out.popleft()
-                count -= view.nbytes
-            else:
+            if count < view.nbytes:
                 out[0] = view[count:]
-                if lasting and out[0].nbytes >= _REFERRED:  # a short rest goes with the next header
-                    self._lasting.add(id(out[0]))
                 return
+            out.popleft()
+            count -= view.nbytes
 
     def receive(self, receiver: Receiver) -> bool:
         """Receive frames until the socket is empty or the peer has had its turn; returns whether there may be more.
@@ -391,10 +329,6 @@ class Link:
             self.open = False
             self._out.clear()
             self._handing.clear()
-            self._lasting.clear()
-            if self._conduit is not None:
-                self._conduit.close()
-                self._conduit = None
             self._forget_descriptors()
             self.regions.clear()
             self.sock.close()

@@ -595,7 +595,7 @@ class Worker(Membership):
                 elif rows is not None:
                     link.send(header, *rows.views())
                 elif self._encoding is None or length == block.nbytes:
-                    link.lend(header, bundle.views[block.number])
+                    link.send(header, bundle.views[block.number])
                 else:
                     link.send(header, bundle.packed(block, self._encoding))
                     self._flush(link)  # it travels while the next ones are packed
