@@ -26,10 +26,10 @@ from pslite.allreduce import AllReduceWorker
 from pslite.auth import TOKEN_BYTES, Identity
 from pslite.channel import listen
 from pslite.coordinator import Coordinator, Settings
+from pslite.coordinator_log import CoordinatorLog
 from pslite.director import Reply, Status
 from pslite.errors import Fenced, PsliteError
 from pslite.holding import Holding
-from pslite.journal import Journal
 from pslite.replicas import Step
 from pslite.server import Server
 from pslite.session import SingleSession
@@ -99,7 +99,7 @@ class Outcome:
             assert self.status.result.digest == digest, self.story
 
 
-class MortalJournal(Journal):
+class MortalLog(CoordinatorLog):
     """A log whose coordinator dies as it writes something down."""
 
     doom: Literal["", "before", "after"] = ""
@@ -175,7 +175,7 @@ class Rehearsal:
         self._mortal = any(event.kill == "coordinator" for event in events)
         self.deaths = 0
         self._coordinator: Coordinator | None = None
-        self._journal: MortalJournal | None = None
+        self._mortal_log: MortalLog | None = None
         self._deadline = time.monotonic() + _PATIENCE
         self._over = False
 
@@ -184,10 +184,10 @@ class Rehearsal:
         token = secrets.token_bytes(TOKEN_BYTES)
         with TemporaryDirectory() as folder, listen("127.0.0.1") as listener:
             while True:
-                self._journal = MortalJournal(Path(folder, "log")) if self._mortal else None
+                self._mortal_log = MortalLog(Path(folder, "log")) if self._mortal else None
                 self._coordinator = Coordinator(
                     job="rehearsal", token=token, director=self, say=self._log.append, settings=self._settings,
-                    host="127.0.0.1", listener=listener.dup(), journal=self._journal,
+                    host="127.0.0.1", listener=listener.dup(), log=self._mortal_log,
                     encrypt=self._encrypt,
                 )  # fmt: skip
                 try:
@@ -362,9 +362,9 @@ class Rehearsal:
 
     def _kill_coordinator(self, event: Event) -> None:
         assert self._coordinator is not None
-        assert self._journal is not None
+        assert self._mortal_log is not None
         if event.choice % 3:
-            self._journal.doom = ("before", "after")[event.choice % 3 - 1]
+            self._mortal_log.doom = ("before", "after")[event.choice % 3 - 1]
         else:
             self._coordinator.sever()
 

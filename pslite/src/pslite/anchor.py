@@ -18,11 +18,11 @@ import msgspec
 from pslite.auth import TOKEN_BYTES, parse_token
 from pslite.channel import listen
 from pslite.coordinator import Coordinator, Settings
+from pslite.coordinator_log import CoordinatorLog
 from pslite.director import HttpDirector, Watched
 from pslite.dmlc import OpenDirector, launched_listener
 from pslite.environment import balance_of, job_encryption, need
 from pslite.errors import UsageError
-from pslite.journal import Journal
 from pslite.leash import Leash, Leashed
 from pslite.local import LocalDirector
 from pslite.supervisor import Place, Supervisor, find_place
@@ -65,7 +65,7 @@ def launched(environ: Mapping[str, str], say: Callable[[str], None]) -> int:
     """
     place = find_place(environ)
 
-    def make(leash: Leash, listener: socket.socket, journal: Journal | None) -> Coordinator:
+    def make(leash: Leash, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
         return Coordinator(
             job="dmlc",
             token=parse_token(need(environ, "DL2_TOKEN")),
@@ -75,7 +75,7 @@ def launched(environ: Mapping[str, str], say: Callable[[str], None]) -> int:
             address_host=need(environ, "DMLC_PS_ROOT_URI"),
             listener=listener,
             encrypt=job_encryption(environ),
-            journal=journal,
+            log=log,
         )
 
     return Supervisor(make, listener=launched_listener(environ), place=place, say=say).run()
@@ -96,7 +96,7 @@ def standalone(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
         raise UsageError(f"{place.folder} is the log of a job whose DL2_TOKEN must be given to go on with it")
     key = parse_token(token) if token else secrets.token_bytes(TOKEN_BYTES)
 
-    def make(leash: Leash, listener: socket.socket, journal: Journal | None) -> Coordinator:
+    def make(leash: Leash, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
         return Coordinator(
             job="standalone",
             token=key,
@@ -106,7 +106,7 @@ def standalone(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
             host="127.0.0.1",
             listener=listener,
             encrypt=job_encryption(environ),
-            journal=journal,
+            log=log,
         )
 
     director = tasks.here(environ, place.wanted)
@@ -166,7 +166,7 @@ def coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
             own = tasks.here(environ, place.wanted)
             settings = replace(settings, grace=_GRACE_SECONDS, start=_START_SECONDS)
 
-        def make(leash: Leash, listener: socket.socket, journal: Journal | None) -> Coordinator:
+        def make(leash: Leash, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
             heartbeats = HttpDirector(daemon, registration.job, registration.credential, say=say)
             return Coordinator(
                 job=registration.job,
@@ -177,7 +177,7 @@ def coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
                 address_host=host,
                 listener=listener,
                 encrypt=job_encryption(environ),
-                journal=journal,
+                log=log,
             )
 
         return Supervisor(make, listener=listener, place=place, say=say, director=own).run()

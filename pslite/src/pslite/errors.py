@@ -27,6 +27,10 @@ class Fenced(PsliteError):
     """Another coordinator speaks for the job now; this one must not say another word."""
 
 
+class LogError(PsliteError):
+    """The coordinator's log cannot be written."""
+
+
 class ProtocolError(PsliteError):
     """A peer sent bytes that the protocol does not allow."""
 

@@ -1,7 +1,8 @@
 """A member's connection to its coordinator, which it opens again when it is lost: another coordinator may take over.
 
-The one that takes over listens at the same address and goes on from the log of the one before (`pslite.journal`).
-Until then the member goes on with what it does.  It gives up when nobody has spoken to it for the time of the lease.
+The one that takes over listens at the same address and goes on from the log of the one before
+(`pslite.coordinator_log`).  Until then the member goes on with what it does.  It gives up when nobody has spoken to it
+for the time of the lease.
 """
 
 from __future__ import annotations

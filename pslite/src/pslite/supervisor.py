@@ -27,8 +27,8 @@ import msgspec
 from pslite.channel import Channel, Inbox
 from pslite.coordinator import Coordinator
 from pslite.coordinator.record import decode
+from pslite.coordinator_log import CoordinatorLog, read_state
 from pslite.errors import Cancelled, PsliteError, UsageError
-from pslite.journal import Journal, last_state
 from pslite.leash import MAX_BYTES, End, Leash, Living, Started, Told, Wish
 from pslite.local import LocalDirector
 from pslite.signals import ENDING, OWN, handled
@@ -74,7 +74,7 @@ def find_place(environ: Mapping[str, str]) -> Place:
     if not named:
         return Place(temporary=True)
     folder = Path(named)
-    state = last_state(folder)
+    state = read_state(folder)
     if state is None:
         return Place(folder)
     try:
@@ -106,7 +106,7 @@ class Supervisor:
 
     def __init__(
         self,
-        make: Callable[[Leash, socket.socket, Journal | None], Coordinator],
+        make: Callable[[Leash, socket.socket, CoordinatorLog | None], Coordinator],
         *,
         listener: socket.socket,
         place: Place,
@@ -248,7 +248,7 @@ class Supervisor:
                 signal.signal(number, signal.SIG_IGN)
             folder = self._folder
             leash = Leash(sock, followed=self._place.folder is not None)
-            coordinator = self._make(leash, self._listener, Journal(folder) if folder is not None else None)
+            coordinator = self._make(leash, self._listener, CoordinatorLog(folder) if folder is not None else None)
             code = _run(coordinator, leash)
         except UsageError as error:
             sys.stderr.write(f"dl2-run: {error}\n")

@@ -18,7 +18,7 @@ from pslite.channel import Channel, Inbox, cut_off, listen
 from pslite.coordinator.admission import Admission
 from pslite.coordinator.finish import Finish
 from pslite.coordinator.heirs import Heirs
-from pslite.coordinator.ledger import Ledger
+from pslite.coordinator.log_writer import LogWriter
 from pslite.coordinator.losses import Losses
 from pslite.coordinator.planner import Planner
 from pslite.coordinator.progress import Progress
@@ -33,10 +33,10 @@ from pslite.coordinator.substitutes import news_for_servers
 from pslite.coordinator.takeovers import Takeovers
 from pslite.coordinator.vacancies import Vacancies
 from pslite.coordinator.voice import Voice
+from pslite.coordinator_log import CoordinatorLog
 from pslite.director import Director, Status
 from pslite.doorway import Doorway
 from pslite.errors import Cancelled, Fenced, ProtocolError
-from pslite.journal import Journal
 from pslite.line import Line
 from pslite.messages import (
     MAX_CONTROL_BYTES,
@@ -115,7 +115,7 @@ class Coordinator:
         listens already; in place of `host`.
     encrypt
         what goes over TLS.
-    journal
+    log
         where to write down what must not be forgotten, and what a coordinator before us has written down: then we go
         on with its job.  It ends with us, and so does its content if the job has ended.
 
@@ -138,7 +138,7 @@ class Coordinator:
         address_host: str = "",
         listener: socket.socket | None = None,
         encrypt: Encryption = "control",
-        journal: Journal | None = None,
+        log: CoordinatorLog | None = None,
     ) -> None:
         self._job = job
         self._token = token
@@ -148,8 +148,8 @@ class Coordinator:
         self._director = director
         self._settings = settings or Settings()
         listener = listener or listen(host)
-        self._ledger = Ledger(journal, say)
-        written = self._ledger.last()
+        self._log = LogWriter(log, say)
+        written = self._log.last()
         #: whether the job was begun by another coordinator
         self._follows = written is not None
         now = time.monotonic()
@@ -178,7 +178,7 @@ class Coordinator:
         record, voice, settings = self._record, self._voice, self._settings
         self._admission = Admission(record, voice, settings, self._encrypt)
         self._snapshots = Snapshots(record, voice)
-        self._scales = Scales(record, voice, self._ledger)
+        self._scales = Scales(record, voice, self._log)
         self._balance = Balance(settings.rule, settings.balance)
         self._progress = Progress(record, voice, self._balance)
         self._planner = Planner(record, voice, settings, self._balance)
@@ -202,7 +202,7 @@ class Coordinator:
         there = len(record.there())
         number = record.plan.number if record.plan is not None else 0
         self._voice.say(
-            f"coordinator of {self._job} goes on from its log: plan {number}, {there} members, term {self._ledger.term}"
+            f"coordinator of {self._job} goes on from its log: plan {number}, {there} members, term {self._log.term}"
         )
 
     def sever(self) -> None:
@@ -248,7 +248,7 @@ class Coordinator:
                     self._voice.fail(f"the coordinator ended: {error or type(error).__name__}")
             self._goodbye(0.5)
             # before the scheduler is told, who may not answer: whoever ends us may not wait for that
-            self._ledger.forget()
+            self._log.forget()
             self._director.close(self._report())
             raise
         else:
@@ -256,11 +256,11 @@ class Coordinator:
             self._snapshots.tidy()
             status = self._report()
             self._director.close(status)
-            self._ledger.forget()
+            self._log.forget()
             return status
         finally:
             self._close()
-            self._ledger.close()
+            self._log.close()
 
     def _close(self) -> None:
         with self._cutting:
@@ -291,7 +291,7 @@ class Coordinator:
 
     def _keep(self) -> None:
         """Say what is due; nothing is said before what it follows from is written down."""
-        self._ledger.write(self._record)
+        self._log.write(self._record)
         for connection in self._connections:
             if connection.member is not None:
                 connection.member.channel.release()
@@ -310,7 +310,7 @@ class Coordinator:
         if now - self._ticked > self._settings.lease / 4:
             # we were stopped, or starved: members have looked for another one, and come back now
             self._losses.be_lenient(now)
-            self._ledger.check()
+            self._log.check()
         self._ticked = now
         self._doorway.expire(now)
         if not record.over:
@@ -328,14 +328,14 @@ class Coordinator:
         if record.state == "running":
             self._finish.check()
         urgent, self._voice.urgent = self._voice.urgent, False
-        self._ledger.changed |= urgent
+        self._log.changed |= urgent
         self._keep()
         reply = self._director.exchange(self._report(), urgent=urgent)
         if reply is not None:
             if record.reply is None or reply.members != record.reply.members:
                 record.target_changed = now
                 record.once_wanted |= reply.members or frozenset()
-            self._ledger.changed |= reply != record.reply
+            self._log.changed |= reply != record.reply
             record.reply = reply
         if record.reply is not None and record.reply.stop and not record.over:
             self._voice.end("cancelled", "the scheduler cancelled it")
@@ -405,8 +405,8 @@ class Coordinator:
             record.exits[hello.task] = message
             if message.usage is not None:
                 self._usage[hello.task] = message.usage
-            self._ledger.changed = True
-            self._ledger.write(record)
+            self._log.changed = True
+            self._log.write(record)
             channel.send(Noted())
             self._losses.reported(hello.task, message)
             return
@@ -503,8 +503,8 @@ class Coordinator:
             Welcome(
                 heartbeat_seconds=self._settings.heartbeat,
                 lease_seconds=self._settings.lease,
-                lasting=self._ledger.lasting,
-                term=self._ledger.term,
+                lasting=self._log.lasting,
+                term=self._log.term,
             )
         )
         line.send(Taken(count=line.taken))
@@ -520,21 +520,21 @@ class Coordinator:
         if connection.member is not None or hello.channel != "control":
             raise ProtocolError("Rejoin belongs at the beginning of a control connection")
         known = member is not None and member.incarnation == hello.incarnation and record.takes_part(member)
-        if message.term > self._ledger.term and known:
+        if message.term > self._log.term and known:
             raise Fenced(
-                f"{hello.task} has spoken to a coordinator of term {message.term}, this one's is {self._ledger.term}"
+                f"{hello.task} has spoken to a coordinator of term {message.term}, this one's is {self._log.term}"
             )
         if member is None:
             if message.taken:
                 raise ProtocolError("it was a member, of which nothing is known here")
-            connection.channel.send(Resumed(taken=0, term=self._ledger.term))
+            connection.channel.send(Resumed(taken=0, term=self._log.term))
             return
         for other in [other for other in self._connections if other.member is member]:
             other.member = None
             self._drop(other)
         line = member.channel
         scales = self._scales.told() if member.role == "ps" else ()
-        line.attach(connection.channel, message.taken, (Resumed(taken=line.taken, term=self._ledger.term), *scales))
+        line.attach(connection.channel, message.taken, (Resumed(taken=line.taken, term=self._log.term), *scales))
         connection.member = member
         self._losses.take_back(member)
         if member.state == "left":

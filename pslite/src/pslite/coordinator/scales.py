@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from pslite.coordinator.ledger import Ledger
+from pslite.coordinator.log_writer import LogWriter
 from pslite.coordinator.record import Record
 from pslite.coordinator.voice import Voice
 from pslite.messages import Clip, Norm, Trust
@@ -23,20 +23,20 @@ class Scales:
     ----------
     record, voice
         the job's.
-    ledger
+    log
         takes what servers are told, and has what they were told before.
 
     """
 
-    def __init__(self, record: Record, voice: Voice, ledger: Ledger) -> None:
+    def __init__(self, record: Record, voice: Voice, log: LogWriter) -> None:
         self._record = record
         self._voice = voice
-        self._ledger = ledger
+        self._log = log
         #: by version and of what, the sums of squares of the blocks that have their sums
         self._squares: dict[tuple[int, Literal["gradient", "update"]], dict[int, Squares]] = {}
         #: what servers were told last of that
         self._told: dict[str, Clip | Trust] = {}
-        if last := ledger.last_scales():
+        if last := log.last_scales():
             with contextlib.suppress(msgspec.MsgspecError):
                 self._told = msgspec.msgpack.decode(last, type=dict[str, Clip | Trust])
 
@@ -84,5 +84,5 @@ class Scales:
             factor = clip_factor(record.spec.clip_norm, [squares[block.number][0] for block in record.blocks])
             scale = Clip(version=version, factor=factor)
         self._told[of] = scale
-        self._ledger.note(msgspec.msgpack.encode(self._told))
+        self._log.write_scales(msgspec.msgpack.encode(self._told))
         self._voice.tell(servers, scale)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from contextlib import closing
 
 import pytest
@@ -12,17 +14,18 @@ from hypothesis import strategies as st
 
 from pslite.channel import Channel, Inbox
 from pslite.coordinator import Coordinator, Settings
+from pslite.coordinator.log_writer import LogWriter
 from pslite.coordinator.record import Record, Seated, decode, encode
+from pslite.coordinator_log import CoordinatorLog, read_state
 from pslite.dmlc import OpenDirector
 from pslite.errors import Fenced, ProtocolError, UsageError
-from pslite.journal import Journal, last_state
 from pslite.line import Line
 from pslite.messages import MAX_CONTROL_BYTES, Abort, Alive, Exit, FromCoordinator
 
 #: attributes of a coordinator and its parts, and why nobody has to know them who follows it: the rest is in its record
 FORGOTTEN = {
     "its own": {
-        "job", "token", "director", "settings", "say", "encrypt", "selector", "doorway", "journal", "term", "wake_out",
+        "job", "token", "director", "settings", "say", "encrypt", "selector", "doorway", "log", "term", "wake_out",
         "wake_in", "changed", "follows", "severed", "urgent", "cutting", "ticked", "lenient_until", "lenient", "back",
     },
     "connections": {"connections", "agents"},
@@ -52,69 +55,120 @@ def folder(tmp_path):
 
 
 def test_a_log_gives_back_the_last_state_under_the_next_term(folder):
-    with closing(Journal(folder)) as journal:
-        assert (journal.term, journal.state, journal.scales) == (1, None, b"")
-        journal.write(b'{"n":1}')
-        journal.write(b'{"n":2}')
-        journal.note(b"long factors")
-        journal.note(b"short")
-    assert last_state(folder) == b'{"n":2}'
-    with closing(Journal(folder)) as journal:
-        assert (journal.term, journal.state, journal.scales) == (2, b'{"n":2}', b"short")
+    with closing(CoordinatorLog(folder)) as log:
+        assert (log.term, log.state, log.scales) == (1, None, b"")
+        log.write(b'{"n":1}')
+        log.write(b'{"n":2}')
+        log.write_scales(b"long factors")
+        log.write_scales(b"short")
+    assert read_state(folder) == b'{"n":2}'
+    with closing(CoordinatorLog(folder)) as log:
+        assert (log.term, log.state, log.scales) == (2, b'{"n":2}', b"short")
     assert folder.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("cut", range(1, 25))
-def test_a_line_that_was_not_written_to_its_end_does_not_count(folder, cut):
-    with closing(Journal(folder)) as journal:
-        journal.write(b'{"n":1}')
-        journal.write(b'{"n":2}')
-    data = (folder / "log").read_bytes()
-    assert len(data.splitlines()[-1]) > 24
-    (folder / "log").write_bytes(data[: -cut - 1])
-    for term in (2, 3):
-        with closing(Journal(folder)) as journal:
-            assert (journal.term, journal.state) == (term, b'{"n":1}')
+WRITER = """
+import sys
+from pathlib import Path
+from pslite.coordinator_log import CoordinatorLog
+log, n = CoordinatorLog(Path(sys.argv[1])), 0
+while True:
+    n += 1
+    log.write(b"%d:" % n + b"%d" % (n % 10) * 100_000)
+    print(n, flush=True)
+"""
 
 
-def test_a_log_that_grows_is_written_anew_and_stays_whole(folder):
-    with closing(Journal(folder)) as journal:
-        for n in range(30):
-            journal.write(b'{"n":%d,"x":"%s"}' % (n, b"x" * 100_000))
-            assert (folder / "log").stat().st_size <= 17 * 100_100
-        journal.write(b'{"n":30}')
-    assert last_state(folder) == b'{"n":30}'
-    assert sorted(p.name for p in folder.iterdir()) == ["lock", "log", "scales"]
+@pytest.mark.parametrize("writes", [1, 7, 40])
+def test_what_was_written_is_there_after_a_kill(folder, writes):
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if int(line) == writes:
+                process.kill()
+                break
+        last = max([writes, *map(int, process.stdout)])
+    with closing(CoordinatorLog(folder)) as log:
+        assert log.term == 2
+        number, _, text = log.state.partition(b":")
+        assert int(number) in (last, last + 1)  # it may have been killed before it could say so
+        assert text == b"%d" % (int(number) % 10) * 100_000
+
+
+def damage(path):
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+@pytest.mark.parametrize("spoil", [damage, lambda path: path.write_bytes(b"nonsense" * 1000)])
+def test_a_damaged_log_is_refused(folder, spoil):
+    with closing(CoordinatorLog(folder)) as log:
+        log.write(b'{"x":"%s"}' % (b"x" * 100_000))
+    spoil(folder / "log.sqlite")
+    for use in (CoordinatorLog, read_state):
+        with pytest.raises(UsageError, match=r"cannot be used \(.+\): repair or remove the folder"):
+            use(folder)
+
+
+def test_a_log_of_an_earlier_version_is_refused(folder):
+    folder.mkdir()
+    (folder / "log").write_text('{"term":1,"state":{}}\n')
+    with pytest.raises(UsageError, match=r"of an earlier version.*start the script again, from its checkpoint"):
+        read_state(folder)
+
+
+def test_a_log_does_not_grow(folder):
+    with closing(CoordinatorLog(folder)) as log:
+        for n in range(100):
+            log.write(b'{"n":%d,"x":"%s"}' % (n, b"%d" % (n % 10) * 100_000))
+        assert sum(path.stat().st_size for path in folder.iterdir()) < 6 << 20
+    assert read_state(folder)[:8] == b'{"n":99,'
 
 
 def test_a_second_coordinator_on_a_log_is_refused(folder):
-    with closing(Journal(folder)), pytest.raises(UsageError, match=f"in use by process {os.getpid()}: there is one"):
-        Journal(folder)
-    with closing(Journal(folder)):
+    refusal = f"in use by process {os.getpid()}: there is one"
+    with closing(CoordinatorLog(folder)), pytest.raises(UsageError, match=refusal):
+        CoordinatorLog(folder)
+    with closing(CoordinatorLog(folder)):
         pass
 
 
 def test_who_was_followed_without_knowing_it_writes_nothing_more(folder):
-    with closing(Journal(folder)) as old:
+    with closing(CoordinatorLog(folder)) as old:
         old.write(b'{"n":1}')
+        old.check()
         (folder / "lock").unlink()  # as on a file system without locks
-        with closing(Journal(folder)) as new:
+        with closing(CoordinatorLog(folder)) as new:
             assert new.term == 2
             with pytest.raises(Fenced, match="another coordinator has taken over"):
-                old.write(b'{"n":"old"}')
+                old.check()
+            for write in (old.write, old.write_scales):
+                with pytest.raises(Fenced):
+                    write(b'{"n":"old"}')
             new.write(b'{"n":2}')
             with pytest.raises(Fenced):
                 old.write(b'{"n":"old"}')
-            assert new.state == b'{"n":1}'
-    assert last_state(folder) == b'{"n":2}'
+            assert (new.state, new.scales) == (b'{"n":1}', b"")
+    assert read_state(folder) == b'{"n":2}'
+
+
+def test_a_log_that_cannot_be_written_is_given_up_with_words(folder):
+    log, lines = CoordinatorLog(folder), []
+    writer = LogWriter(log, lines.append)
+    log._database.execute("PRAGMA max_page_count = 1")
+    writer.write_scales(b"x" * 100_000)
+    assert lines == [
+        "the coordinator's log cannot be written (database or disk is full): the job ends if its coordinator dies"
+    ]
+    assert not writer.lasting
+    assert not folder.exists()
 
 
 def test_a_log_of_a_job_that_is_over_is_gone(folder):
-    journal = Journal(folder)
-    journal.write(b"{}")
-    journal.remove()
+    log = CoordinatorLog(folder)
+    log.write(b"{}")
+    log.remove()
     assert not folder.exists()
-    assert last_state(folder) is None
+    assert read_state(folder) is None
 
 
 def test_messages_to_several_stand_in_a_record_once():
