@@ -35,7 +35,7 @@ from msgspec.structs import replace
 
 from pslite.connect import session_for
 from pslite.coordinator import Settings
-from pslite.gradients import GradientSums
+from pslite.numeric.gradients import GradientSums
 from pslite.testing import Resize, pace, run_local
 
 SCHEDULE = (Resize(8, 2, 0), Resize(22, 3, 0), Resize(36, 2, 0))

@@ -35,13 +35,13 @@ import numpy as np
 import psutil
 from resnet50 import resnet50_shapes
 
-from pslite.assignment import assign
-from pslite.blocks import cut
 from pslite.connect import session_for
 from pslite.coordinator import Settings
-from pslite.director import PlanReport
-from pslite.gradients import GradientSums
-from pslite.spec import SGD, JobSpec, Part, Segment, block_bytes_for
+from pslite.job.assignment import assign
+from pslite.job.blocks import cut
+from pslite.job.spec import SGD, JobSpec, Part, Segment, block_bytes_for
+from pslite.launch.membership_source import PlanReport
+from pslite.numeric.gradients import GradientSums
 from pslite.testing import LocalResult, Resize, pace, run_local
 
 WORKERS = 2

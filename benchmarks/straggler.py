@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from pslite.balance import Rule
 from pslite.connect import session_for
 from pslite.coordinator import Settings
-from pslite.gradients import GradientSums
-from pslite.spec import SGD, JobSpec, Part, Segment, block_bytes_for
+from pslite.job.load_balancing import Rule
+from pslite.job.spec import SGD, JobSpec, Part, Segment, block_bytes_for
+from pslite.numeric.gradients import GradientSums
 from pslite.testing import run_local
 
 WORKERS, SLOW = 4, "worker-3"

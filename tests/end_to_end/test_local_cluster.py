@@ -144,7 +144,7 @@ def test_a_server_that_is_killed_is_replaced_and_the_job_says_what_is_lost(clust
     cluster.wait_until(
         lambda: cluster.confirmed(job) == (2, 1) and cluster.job(job).progress.version > 0, "the job trains"
     )
-    cluster.process_of(cluster.task(job, "ps-0"), "pslite.serve").kill()
+    cluster.process_of(cluster.task(job, "ps-0"), "pslite.launch.server_process").kill()
     cluster.wait_until(lambda: cluster.task(job, "ps-0").state is TaskState.FAILED, "its death is noticed")
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "another takes its place")
     reports = {report.task: report for report in cluster.store.task_reports(job)}
@@ -162,7 +162,7 @@ def test_a_server_that_is_killed_ends_its_job_if_that_is_preferred(cluster: Loca
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 2), "the job trains")
     cluster.wait_until(lambda: cluster.job(job).progress.version > 0, "it has taken a step")
     task = cluster.task(job, "ps-1")
-    victim = cluster.process_of(task, "pslite.serve")
+    victim = cluster.process_of(task, "pslite.launch.server_process")
     victim.kill()
     cluster.wait_for_end(job, timeout=60)
     ended = cluster.ended(job)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import Self
 
 from pslite import auth
-from pslite.auth import Acceptor
-from pslite.channel import listen
-from pslite.doorway import Doorway
-from pslite.messages import Hello
-from pslite.tls import Encryption, contexts
+from pslite.net.authentication import Acceptor
+from pslite.net.framing import listen
+from pslite.net.handshake_listener import Doorway
+from pslite.net.messages import Hello
+from pslite.net.tls import Encryption, contexts
 
 TOKEN = b"t" * 32
 

@@ -13,7 +13,7 @@ from pslite.errors import CheckpointError, SpecError, UsageError
 from pslite.mxnet import SGD, ElasticJob
 from pslite.mxnet.arrays import reading, write
 from pslite.mxnet.rules import rule_of, schedule_of
-from pslite.optimizers import Updater, slots
+from pslite.numeric.optimizers import Updater, slots
 
 
 def raises(kind, text, function, *arguments, **named):

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from pslite.connect import open_session
-from pslite.gradients import Contribution, GradientSums
+from pslite.job.spec import MAX_SHARDS, SGD, JobSpec, Mean, Part, Segment
+from pslite.numeric.gradients import Contribution, GradientSums
 from pslite.session import Given
-from pslite.spec import MAX_SHARDS, SGD, JobSpec, Mean, Part, Segment
 from pslite.testing import pace
 
 

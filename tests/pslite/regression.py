@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from pslite.gradients import Bundle, GradientSums
-from pslite.rows import Rows
-from pslite.sampler import permutation
+from pslite.job.sampler import permutation
+from pslite.job.shards import sample_slice
+from pslite.job.spec import JobSpec, Mean, Optimizer, Part, Segment
+from pslite.numeric.gradients import Bundle, GradientSums
+from pslite.numeric.sparse_rows import Rows
 from pslite.session import Session
-from pslite.shards import sample_slice
-from pslite.spec import JobSpec, Mean, Optimizer, Part, Segment
 
 
 def segments(features: int, optimizer: Optimizer) -> tuple[Segment, ...]:

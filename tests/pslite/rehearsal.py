@@ -23,18 +23,18 @@ from typing import Literal
 from regression import Regression, segments
 
 from pslite.allreduce import AllReduceWorker
-from pslite.auth import TOKEN_BYTES, Identity
-from pslite.channel import listen
 from pslite.coordinator import Coordinator, Settings
-from pslite.coordinator_log import CoordinatorLog
-from pslite.director import Reply, Status
 from pslite.errors import Fenced, PsliteError
 from pslite.holding import Holding
+from pslite.job.spec import SGD, JobSpec
+from pslite.launch.membership_source import Reply, Status
+from pslite.net.authentication import TOKEN_BYTES, Identity
+from pslite.net.framing import listen
+from pslite.net.tls import Encryption
 from pslite.replicas import Step
 from pslite.server import Server
 from pslite.session import SingleSession
-from pslite.spec import SGD, JobSpec
-from pslite.tls import Encryption
+from pslite.storage.coordinator_log import CoordinatorLog
 from pslite.worker import Worker
 
 QUICK = Settings(grace=5.0, start=10.0, settle=0.01, verdict=0.05, look=0.01, heartbeat=0.05, lease=20.0)

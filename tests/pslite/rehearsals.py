@@ -42,7 +42,7 @@ from weather import cut_data, rough_weather
 from pslite.coordinator import Coordinator
 from pslite.coordinator.record import Record
 from pslite.holding import Holding
-from pslite.messages import Beat, Clip, Norm, Taken, Trust
+from pslite.net.messages import Beat, Clip, Norm, Taken, Trust
 from pslite.replicas import Step
 from pslite.server import Server
 from pslite.worker import Worker

@@ -20,14 +20,14 @@ from pslite_jobs import LEASE, PATIENT, KillAt, command, schedules, static_diges
 from rehearsal import QUICK, Event, Rehearsal, job, random_events
 from rehearsal import static_digest as rehearsed_digest
 
-from pslite.blocks import cut
 from pslite.errors import SpecError
-from pslite.gradients import Bundle
-from pslite.plan import reduction
+from pslite.job.blocks import cut
+from pslite.job.plan import reduction
+from pslite.job.reduction_tree import ROOT, TreeSum
+from pslite.job.spec import SGD, JobSpec, Mean, Part, Segment
+from pslite.numeric.gradients import Bundle
 from pslite.slices import Division, add_slices
-from pslite.spec import SGD, JobSpec, Mean, Part, Segment
 from pslite.testing import Resize, run_local
-from pslite.tree import ROOT, TreeSum
 
 TORCH = str(Path(__file__).with_name("torch_worker.py"))
 SLOW = ("--step-seconds", "0.02", "--epochs", "8")

@@ -21,10 +21,10 @@ from regression import Regression, segments, table_segments
 from rehearsal import QUICK, Event, Rehearsal, job, random_events
 from weather import cut_data, rough_weather
 
-from pslite.checkpoint import Checkpoint, latest
 from pslite.errors import SpecError
+from pslite.job.spec import LAMB, SGD, Adam, Mean, Part, Segment
 from pslite.session import SingleSession
-from pslite.spec import LAMB, SGD, Adam, Mean, Part, Segment
+from pslite.storage.checkpoints import Checkpoint, latest
 from pslite.testing import Resize, run_local
 
 #: of those with deaths of servers; more are gone through by setting it so

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pslite.assignment import assign
-from pslite.blocks import cut
 from pslite.errors import SpecError
-from pslite.gradients import GradientSums, Supply
-from pslite.optimizers import Updater, slots
-from pslite.plan import next_members, reduction
-from pslite.sampler import permutation, stream
-from pslite.schedules import Constant, Cosine, Milestones, Polynomial, StepDecay
-from pslite.shards import ranges, sample_slice
-from pslite.spec import SGD, Adam, JobSpec, Mean, Part, Segment, block_bytes_for, differences
-from pslite.tree import ROOT, TreeSum, cover, held, span, width
+from pslite.job.assignment import assign
+from pslite.job.blocks import cut
+from pslite.job.plan import next_members, reduction
+from pslite.job.reduction_tree import ROOT, TreeSum, cover, held, span, width
+from pslite.job.sampler import permutation, stream
+from pslite.job.schedules import Constant, Cosine, Milestones, Polynomial, StepDecay
+from pslite.job.shards import ranges, sample_slice
+from pslite.job.spec import SGD, Adam, JobSpec, Mean, Part, Segment, block_bytes_for, differences
+from pslite.numeric.gradients import GradientSums, Supply
+from pslite.numeric.optimizers import Updater, slots
 
 # --- tree -----------------------------------------------------------------------------------------------------------
 

@@ -19,12 +19,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from pslite_jobs import LEASE, KillAt, command, static_digest
 
-from pslite.auth import Identity, connect
 from pslite.coordinator import Coordinator, Settings
-from pslite.director import Reply
-from pslite.dmlc import OpenDirector
+from pslite.launch.membership_source import Reply
+from pslite.launch.mxnet_launcher import OpenDirector
+from pslite.net.authentication import Identity, connect
+from pslite.net.data_frames import INIT, PUSH, STATE, STATE_ACK, Header, region_header
 from pslite.testing import Resize, run_local
-from pslite.wire import INIT, PUSH, STATE, STATE_ACK, Header, region_header
 
 SLOW = ("--step-seconds", "0.02", "--epochs", "100")
 #: of a job that goes on until it is cancelled
@@ -270,7 +270,7 @@ def open_sealed(size, seals=fcntl.F_SEAL_SHRINK):
 def test_members_end_when_the_coordinator_is_killed():
     environ = {k: v for k, v in os.environ.items() if not k.startswith("DL2_")}
     code = (
-        "import sys; from pslite.coordinator import Coordinator; from pslite.local import LocalDirector\n"
+        "import sys; from pslite.coordinator import Coordinator; from pslite.launch.local_tasks import LocalDirector\n"
         "d = LocalDirector(sys.argv[1:], workers=2, servers=1)\n"
         "c = Coordinator(job='j', token=b'x' * 32, director=d, say=lambda t: print(t, flush=True), host='127.0.0.1')\n"
         "c.run()"

@@ -9,12 +9,12 @@ import zlib
 import numpy as np
 import pytest
 
-from pslite.auth import Identity
 from pslite.errors import ProtocolError
 from pslite.handover import Giving, Taking
-from pslite.plan import Member
-from pslite.transport import reach
-from pslite.wire import STATE, Header, Link
+from pslite.job.plan import Member
+from pslite.net.authentication import Identity
+from pslite.net.data_frames import STATE, Header, Link
+from pslite.net.transport import reach
 
 TOKEN = bytes(range(32))
 

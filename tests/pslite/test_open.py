@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from pslite_jobs import PATIENT, KillAt
 
 from pslite.errors import SpecError
-from pslite.spec import SGD, JobSpec, Part, Segment
+from pslite.job.spec import SGD, JobSpec, Part, Segment
 from pslite.testing import Resize, run_local
 
 SCRIPT = str(Path(__file__).with_name("open_worker.py"))

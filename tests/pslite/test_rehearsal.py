@@ -20,8 +20,6 @@ from regression import segments
 from rehearsal import QUICK, Event, Rehearsal, job, random_events, static_digest
 from weather import cut_data, cut_lines, rough_weather
 
-from pslite.blocks import cut
-from pslite.channel import cut_off
 from pslite.coordinator import Coordinator
 from pslite.coordinator.admission import Admission
 from pslite.coordinator.losses import Losses
@@ -31,14 +29,16 @@ from pslite.coordinator.scales import Scales
 from pslite.coordinator.succession import choose
 from pslite.coordinator.takeovers import Takeovers
 from pslite.coordinator.vacancies import Vacancies
-from pslite.dialer import Dialer
 from pslite.errors import PeerLost, Unreachable
-from pslite.messages import Abort, Commit, DigestRequest, Exit, Nack, PlanDone, Promote, TakeOver
-from pslite.optimizers import slots
+from pslite.job.blocks import cut
+from pslite.job.spec import LAMB, SGD, Adam
+from pslite.net.data_frames import INIT, RESTORE, Link
+from pslite.net.framing import cut_off
+from pslite.net.messages import Abort, Commit, DigestRequest, Exit, Nack, PlanDone, Promote, TakeOver
+from pslite.net.server_connections import Dialer
+from pslite.numeric.optimizers import slots
 from pslite.replicas import Guards, Replicas
 from pslite.server import Server, _Stage
-from pslite.spec import LAMB, SGD, Adam
-from pslite.wire import INIT, RESTORE, Link
 from pslite.worker import Worker
 
 #: of each kind; 10,000 in all are gone through by setting it so

@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from pslite_jobs import LEASE, KillAt, Replace, command, schedules, static_digest
 from rehearsal import job
 
-from pslite.checkpoint import Checkpoint, latest
 from pslite.errors import SpecError
 from pslite.replicas import LAG
+from pslite.storage.checkpoints import Checkpoint, latest
 from pslite.testing import Resize, run_local
 
 SLOW = ("--step-seconds", "0.02", "--epochs", "20")

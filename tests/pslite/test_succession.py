@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pslite.blocks import Block
 from pslite.coordinator.succession import Loss, account, choose, holders, inexact
-from pslite.optimizers import Updater, settled
-from pslite.plan import Member, Plan
-from pslite.spec import LAMB, SGD, Adam
+from pslite.job.blocks import Block
+from pslite.job.plan import Member, Plan
+from pslite.job.spec import LAMB, SGD, Adam
+from pslite.numeric.optimizers import Updater, settled
 
 MOMENTUM, PLAIN = SGD(lr=0.1, momentum=0.9), SGD(lr=0.1)
 

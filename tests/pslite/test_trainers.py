@@ -15,8 +15,8 @@ from mxnet_jobs import Unavailable, environ, make_environment
 
 from pslite.coordinator import Settings
 from pslite.errors import SpecError
-from pslite.schedules import Constant, Cosine
-from pslite.spec import SGD, Adam
+from pslite.job.schedules import Constant, Cosine
+from pslite.job.spec import SGD, Adam
 from pslite.testing import Resize, run_local
 from pslite.torch_rules import Elsewhere, groups_of
 

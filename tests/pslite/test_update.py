@@ -14,9 +14,9 @@ from regression import table_segments
 from rehearsal import Event, Rehearsal, job, random_events
 from rehearsal import static_digest as rehearsed_digest
 
-from pslite.checkpoint import latest
 from pslite.errors import SpecError
-from pslite.spec import LAMB, SGD, Segment
+from pslite.job.spec import LAMB, SGD, Segment
+from pslite.storage.checkpoints import latest
 from pslite.testing import Resize, run_local
 
 

@@ -15,11 +15,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from pslite_jobs import LEASE, KillAt, Replace, command, schedules, static_digest
 
+from pslite.job.reduction_tree import cover
+from pslite.job.shards import ranges
+from pslite.job.spec import SGD, JobSpec, Part, Segment
 from pslite.session import Share
-from pslite.shards import ranges
-from pslite.spec import SGD, JobSpec, Part, Segment
 from pslite.testing import Resize, run_local
-from pslite.tree import cover
 
 SLOW = ("--step-seconds", "0.02", "--epochs", "20")
 

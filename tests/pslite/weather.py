@@ -6,11 +6,11 @@ import random
 import socket
 from collections.abc import Sequence
 
-from pslite.channel import cut_off
-from pslite.lifeline import Lifeline
-from pslite.messages import FromCoordinator
-from pslite.tls import Sealed
-from pslite.wire import PUSH, Link
+from pslite.net.coordinator_client import Lifeline
+from pslite.net.data_frames import PUSH, Link
+from pslite.net.framing import cut_off
+from pslite.net.messages import FromCoordinator
+from pslite.net.tls import Sealed
 
 _PIECES = (1, 3, 17, 200, 5000)
 

@@ -26,15 +26,16 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from pslite.auth import Identity
-from pslite.blocks import cut
-from pslite.checkpoint import Saver, to_resume
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, UsageError
-from pslite.gradients import Bundle, Contribution, Supply
 from pslite.group import Bytes, Group, RelayStore, Work
 from pslite.handover import Giving, Taking
+from pslite.job.blocks import cut
+from pslite.job.plan import Plan
+from pslite.job.reduction_tree import held
+from pslite.job.spec import JobSpec
 from pslite.membership import Membership
-from pslite.messages import (
+from pslite.net.authentication import Identity
+from pslite.net.messages import (
     Abort,
     Broken,
     Commit,
@@ -54,17 +55,16 @@ from pslite.messages import (
     Restored,
     Stamped,
 )
-from pslite.messages import (
+from pslite.net.messages import (
     Drained as DrainedMessage,
 )
-from pslite.plan import Plan
+from pslite.numeric.gradients import Bundle, Contribution, Supply
 from pslite.process import Host
 from pslite.replica import Replica
 from pslite.session import Share, Stopwatch
 from pslite.slices import Division
-from pslite.spec import JobSpec
+from pslite.storage.checkpoints import Saver, to_resume
 from pslite.summing import Summing, room
-from pslite.tree import held
 
 _LOOK_SECONDS = 1.0
 #: how long the end of a process may wait until a group's threads have ended

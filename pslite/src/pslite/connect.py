@@ -6,10 +6,10 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
-from pslite.environment import TaskEnvironment, role_of, task_environment
 from pslite.errors import UsageError
+from pslite.job.spec import JobSpec
+from pslite.launch.environment import TaskEnvironment, role_of, task_environment
 from pslite.session import OpenSession, Session, SingleSession
-from pslite.spec import JobSpec
 from pslite.worker import Worker
 
 

@@ -13,14 +13,14 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 
-from pslite.auth import Acceptor, Identity
-from pslite.doorway import Doorway
 from pslite.errors import PeerLost, ProtocolError, PsliteError
-from pslite.gradients import Array
-from pslite.messages import Hello
-from pslite.plan import Member
-from pslite.transport import machine, open_listeners, reach, tune
-from pslite.wire import STATE, Header, Link
+from pslite.job.plan import Member
+from pslite.net.authentication import Acceptor, Identity
+from pslite.net.data_frames import STATE, Header, Link
+from pslite.net.handshake_listener import Doorway
+from pslite.net.messages import Hello
+from pslite.net.transport import machine, open_listeners, reach, tune
+from pslite.numeric.gradients import Array
 
 #: how long the giver may take to connect; it does so at once
 _CONNECT_SECONDS = 30.0

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pslite.blocks import Block
-from pslite.optimizers import settled, slots
-from pslite.rows import Numbers, Rows
-from pslite.tree import ROOT, TreeSum
+from pslite.job.blocks import Block
+from pslite.job.reduction_tree import ROOT, TreeSum
+from pslite.numeric.optimizers import settled, slots
+from pslite.numeric.sparse_rows import Numbers, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pslite.region import Arena
+    from pslite.net.shared_memory import Arena
 
 Array = NDArray[Any]
 

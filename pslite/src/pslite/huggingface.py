@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from pslite.errors import UsageError
-from pslite.schedules import Constant, Cosine, Polynomial, Schedule
+from pslite.job.schedules import Constant, Cosine, Polynomial, Schedule
 from pslite.torch import ElasticJob
 from pslite.torch_rules import Elsewhere, groups_of
 

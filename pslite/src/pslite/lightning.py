@@ -15,7 +15,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
 from pslite.errors import UsageError
-from pslite.schedules import Constant, Schedule
+from pslite.job.schedules import Constant, Schedule
 from pslite.torch import ElasticJob
 from pslite.torch_rules import Elsewhere, groups_of
 

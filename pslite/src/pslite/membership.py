@@ -9,10 +9,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 
-from pslite.auth import Identity
 from pslite.errors import JobFailed, PsliteError
-from pslite.lifeline import Lifeline
-from pslite.messages import (
+from pslite.job.spec import JobSpec
+from pslite.job.throughput import PaceMeter
+from pslite.job.usage import MOST_STEPS, StepTimes
+from pslite.net.authentication import Identity
+from pslite.net.coordinator_client import Lifeline
+from pslite.net.messages import (
     Beat,
     Exit,
     Failed,
@@ -23,11 +26,8 @@ from pslite.messages import (
     Message,
     Refused,
 )
-from pslite.pace import PaceMeter
 from pslite.process import Host, ScriptProcess
 from pslite.session import Drained
-from pslite.spec import JobSpec
-from pslite.usage import MOST_STEPS, StepTimes
 
 #: the least time between two progress reports of a fast loop
 _PROGRESS_SECONDS = 0.1

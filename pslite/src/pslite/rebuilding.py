@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from pslite.blocks import Block
-from pslite.checkpoint import Checkpoint, place_of
 from pslite.errors import CheckpointError
 from pslite.holding import Array, Holding
-from pslite.optimizers import slots
-from pslite.wire import Header
+from pslite.job.blocks import Block
+from pslite.net.data_frames import Header
+from pslite.numeric.optimizers import slots
+from pslite.storage.checkpoints import Checkpoint, place_of
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Protocol
 
 import numpy as np
 
-from pslite.blocks import Block
-from pslite.gradients import Array, Bundle
-from pslite.norms import Tensors
-from pslite.optimizers import Updater, clip_factor, slots, square_norm
-from pslite.spec import LAMB, JobSpec
+from pslite.job.blocks import Block
+from pslite.job.spec import LAMB, JobSpec
+from pslite.numeric.gradients import Array, Bundle
+from pslite.numeric.norms import Tensors
+from pslite.numeric.optimizers import Updater, clip_factor, slots, square_norm
 
 
 class States(Protocol):

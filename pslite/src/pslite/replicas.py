@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pslite.blocks import Block
 from pslite.errors import ProtocolError
 from pslite.holding import Array, BufferPool, Holding
-from pslite.rows import Rows, checked_length, parse
-from pslite.wire import REPLICATE, REPLICATED, SEED, SEEDED, Header, Link
+from pslite.job.blocks import Block
+from pslite.net.data_frames import REPLICATE, REPLICATED, SEED, SEEDED, Header, Link
+from pslite.numeric.sparse_rows import Rows, checked_length, parse
 
 #: versions by which a replica of a relaxed job may be behind what a worker has been told
 LAG = 2

@@ -24,17 +24,41 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from pslite.auth import Acceptor, Identity
-from pslite.blocks import Block, cut
-from pslite.channel import cut_off
-from pslite.checkpoint import Saver
-from pslite.dialer import Dialer
-from pslite.doorway import Doorway
-from pslite.encoding import Encoding, encoding_of, narrow, wire_bytes
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, Unreachable
 from pslite.holding import Array, Arrivals, BufferPool, Holding
-from pslite.lifeline import Lifeline
-from pslite.messages import (
+from pslite.job.blocks import Block, cut
+from pslite.job.plan import Plan, Reduction, holders_of, reduction
+from pslite.job.spec import LAMB, JobSpec, Sum
+from pslite.job.throughput import PaceMeter
+from pslite.net.authentication import Acceptor, Identity
+from pslite.net.coordinator_client import Lifeline
+from pslite.net.data_frames import (
+    AGAIN,
+    FETCH,
+    FIRST_STATE,
+    INIT,
+    MOST_REGIONS,
+    PARAM,
+    PARAM_ROWS,
+    PUSH,
+    REBUILD,
+    REGION,
+    REPLICATE,
+    REPLICATED,
+    RESTORE,
+    SEED,
+    SEEDED,
+    STATE,
+    STATE_ACK,
+    WHOLE,
+    WRONG_OWNER,
+    Header,
+    Link,
+    region_header,
+)  # fmt: skip
+from pslite.net.framing import cut_off
+from pslite.net.handshake_listener import Doorway
+from pslite.net.messages import (
     Abort,
     Beat,
     Census,
@@ -70,40 +94,16 @@ from pslite.messages import (
     TakeOver,
     Trust,
 )
-from pslite.norms import Squares, Tensors
-from pslite.optimizers import Updater, slots, square_norm
-from pslite.pace import PaceMeter
-from pslite.plan import Plan, Reduction, holders_of, reduction
+from pslite.net.server_connections import Dialer
+from pslite.net.shared_memory import Arena, Layout, Mapped
+from pslite.net.transport import machine, open_listeners, tune
+from pslite.numeric.gradient_encoding import Encoding, encoding_of, narrow, wire_bytes
+from pslite.numeric.norms import Squares, Tensors
+from pslite.numeric.optimizers import Updater, slots, square_norm
+from pslite.numeric.sparse_rows import Rows, checked_length, parse
 from pslite.rebuilding import Rebuilding, Slots, reads_checkpoint
-from pslite.region import Arena, Layout, Mapped
 from pslite.replicas import LAG, Guards, Replicas, Step
-from pslite.rows import Rows, checked_length, parse
-from pslite.spec import LAMB, JobSpec, Sum
-from pslite.transport import machine, open_listeners, tune
-from pslite.wire import (
-    AGAIN,
-    FETCH,
-    FIRST_STATE,
-    INIT,
-    MOST_REGIONS,
-    PARAM,
-    PARAM_ROWS,
-    PUSH,
-    REBUILD,
-    REGION,
-    REPLICATE,
-    REPLICATED,
-    RESTORE,
-    SEED,
-    SEEDED,
-    STATE,
-    STATE_ACK,
-    WHOLE,
-    WRONG_OWNER,
-    Header,
-    Link,
-    region_header,
-)  # fmt: skip
+from pslite.storage.checkpoints import Saver
 
 #: seconds after which the coordinator is told of a broken data connection to a member that it has not given up
 _BROKEN_SECONDS = 3.0

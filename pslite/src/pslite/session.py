@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from pslite.blocks import Block, cut
-from pslite.checkpoint import complete, to_resume, write_blocks
-from pslite.gradients import Array, Bundle, Contribution, Supply
-from pslite.plan import reduction
+from pslite.job.blocks import Block, cut
+from pslite.job.plan import reduction
+from pslite.job.reduction_tree import span
+from pslite.job.spec import JobSpec
+from pslite.numeric.gradients import Array, Bundle, Contribution, Supply
 from pslite.replica import Replica
-from pslite.spec import JobSpec
-from pslite.tree import span
+from pslite.storage.checkpoints import complete, to_resume, write_blocks
 
 
 class Drained(SystemExit):

@@ -8,10 +8,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from pslite.gradients import Array, Bundle
-from pslite.plan import reduction
-from pslite.spec import JobSpec
-from pslite.tree import ROOT, TreeSum
+from pslite.job.plan import reduction
+from pslite.job.reduction_tree import ROOT, TreeSum
+from pslite.job.spec import JobSpec
+from pslite.numeric.gradients import Array, Bundle
 
 Bytes = NDArray[np.uint8]
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pslite.blocks import Block
-from pslite.gradients import Bundle, Contribution
 from pslite.group import Bytes, Group, Work
-from pslite.region import Region
+from pslite.job.blocks import Block
+from pslite.job.spec import JobSpec
+from pslite.net.shared_memory import Region
+from pslite.numeric.gradients import Bundle, Contribution
 from pslite.slices import Division, add_slices
-from pslite.spec import JobSpec
 
 
 class Summing:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pslite.auth import TOKEN_BYTES
 from pslite.coordinator import Coordinator, Settings
-from pslite.director import PlanReport, Reply, Status
-from pslite.environment import job_encryption
-from pslite.local import LocalDirector, Resize
+from pslite.launch.environment import job_encryption
+from pslite.launch.local_tasks import LocalDirector, Resize
+from pslite.launch.membership_source import PlanReport, Reply, Status
+from pslite.net.authentication import TOKEN_BYTES
 
 __all__ = ["LocalResult", "Resize", "pace", "run_local"]
 

@@ -21,12 +21,12 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import default_collate
 
+from pslite.elastic_job import Indices, LoopJob
 from pslite.errors import SpecError, UsageError
-from pslite.gradients import Bundle
-from pslite.job import Indices, LoopJob
-from pslite.rows import Rows
-from pslite.schedules import Constant, Cosine, Milestones, Polynomial, StepDecay
-from pslite.spec import LAMB, SGD, Adam, Descent, Mean, Part, Segment
+from pslite.job.schedules import Constant, Cosine, Milestones, Polynomial, StepDecay
+from pslite.job.spec import LAMB, SGD, Adam, Descent, Mean, Part, Segment
+from pslite.numeric.gradients import Bundle
+from pslite.numeric.sparse_rows import Rows
 
 __all__ = [
     "LAMB", "SGD", "Adam", "Constant", "Cosine", "ElasticJob", "Group", "Milestones", "Polynomial", "StepDecay"

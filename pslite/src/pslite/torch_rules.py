@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from pslite.errors import SpecError
-from pslite.schedules import Schedule
-from pslite.spec import SGD, Adam, Descent
+from pslite.job.schedules import Schedule
+from pslite.job.spec import SGD, Adam, Descent
 from pslite.torch import Group
 
 

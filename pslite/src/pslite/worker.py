@@ -20,16 +20,32 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pslite.auth import Identity
-from pslite.blocks import Block, cut
-from pslite.channel import cut_off
-from pslite.checkpoint import Checkpoint, Saver, to_resume
-from pslite.dialer import Dialer
-from pslite.encoding import Encoding, encoding_of, wire_bytes
 from pslite.errors import PeerLost, ProtocolError, PsliteError, Unreachable, UsageError
-from pslite.gradients import Array, Bundle, Contribution, Supply
+from pslite.job.blocks import Block, cut
+from pslite.job.plan import Member, Plan
+from pslite.job.spec import JobSpec
 from pslite.membership import Membership
-from pslite.messages import (
+from pslite.net.authentication import Identity
+from pslite.net.data_frames import (
+    AGAIN,
+    FETCH,
+    FIRST_STATE,
+    INIT,
+    MOST_REGIONS,
+    PARAM,
+    PARAM_ROWS,
+    PUSH,
+    REBUILD,
+    REGION,
+    RESTORE,
+    WHOLE,
+    WRONG_OWNER,
+    Header,
+    Link,
+    region_header,
+)
+from pslite.net.framing import cut_off
+from pslite.net.messages import (
     Abort,
     AtBarrier,
     BarrierOpen,
@@ -56,36 +72,20 @@ from pslite.messages import (
     Severed,
     TakeOver,
 )
-from pslite.messages import (
+from pslite.net.messages import (
     Drained as DrainedMessage,
 )
-from pslite.optimizers import slots
-from pslite.plan import Member, Plan
+from pslite.net.server_connections import Dialer
+from pslite.net.shared_memory import Mapped
+from pslite.net.transport import reach
+from pslite.numeric.gradient_encoding import Encoding, encoding_of, wire_bytes
+from pslite.numeric.gradients import Array, Bundle, Contribution, Supply
+from pslite.numeric.optimizers import slots
+from pslite.numeric.sparse_rows import checked_length, parse
 from pslite.process import Host
-from pslite.region import Mapped
 from pslite.replica import Replica
-from pslite.rows import checked_length, parse
 from pslite.session import Given, Share, Stopwatch
-from pslite.spec import JobSpec
-from pslite.transport import reach
-from pslite.wire import (
-    AGAIN,
-    FETCH,
-    FIRST_STATE,
-    INIT,
-    MOST_REGIONS,
-    PARAM,
-    PARAM_ROWS,
-    PUSH,
-    REBUILD,
-    REGION,
-    RESTORE,
-    WHOLE,
-    WRONG_OWNER,
-    Header,
-    Link,
-    region_header,
-)
+from pslite.storage.checkpoints import Checkpoint, Saver, to_resume
 
 #: how long a broken data connection may take to be there again, or the coordinator to say why it will not
 _VERDICT_SECONDS = 10.0

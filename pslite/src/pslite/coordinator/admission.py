@@ -5,9 +5,9 @@ from __future__ import annotations
 from pslite.coordinator.record import ROLES, Record, Seated
 from pslite.coordinator.settings import Settings
 from pslite.coordinator.voice import Voice
-from pslite.messages import BarrierOpen, Hello, Join, Refused, Seat
-from pslite.spec import JobSpec, Sum, differences
-from pslite.tls import VARIABLE, Encryption
+from pslite.job.spec import JobSpec, Sum, differences
+from pslite.net.messages import BarrierOpen, Hello, Join, Refused, Seat
+from pslite.net.tls import VARIABLE, Encryption
 
 #: how often the user is told that the job cannot begin yet
 _STILL_WAITING_SECONDS = 60.0

@@ -12,9 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from pslite.auth import Acceptor
-from pslite.balance import Balance
-from pslite.channel import Channel, Inbox, cut_off, listen
 from pslite.coordinator.admission import Admission
 from pslite.coordinator.finish import Finish
 from pslite.coordinator.heirs import Heirs
@@ -33,12 +30,14 @@ from pslite.coordinator.substitutes import news_for_servers
 from pslite.coordinator.takeovers import Takeovers
 from pslite.coordinator.vacancies import Vacancies
 from pslite.coordinator.voice import Voice
-from pslite.coordinator_log import CoordinatorLog
-from pslite.director import Director, Status
-from pslite.doorway import Doorway
 from pslite.errors import Cancelled, Fenced, ProtocolError
-from pslite.line import Line
-from pslite.messages import (
+from pslite.job.load_balancing import Balance
+from pslite.job.usage import Usage
+from pslite.launch.membership_source import Director, Status
+from pslite.net.authentication import Acceptor
+from pslite.net.framing import Channel, Inbox, cut_off, listen
+from pslite.net.handshake_listener import Doorway
+from pslite.net.messages import (
     MAX_CONTROL_BYTES,
     AgentExit,
     AgentUsage,
@@ -73,8 +72,9 @@ from pslite.messages import (
     TakenOver,
     Welcome,
 )
-from pslite.tls import Encryption, contexts
-from pslite.usage import Usage
+from pslite.net.reliable_channel import Line
+from pslite.net.tls import Encryption, contexts
+from pslite.storage.coordinator_log import CoordinatorLog
 
 #: how long members may take to read that the job is over
 _GOODBYE_SECONDS = 3.0

@@ -8,8 +8,8 @@ from pslite.coordinator.planner import Planner
 from pslite.coordinator.record import Record, Seated
 from pslite.coordinator.takeovers import Takeovers
 from pslite.coordinator.voice import Voice
-from pslite.director import Result
-from pslite.messages import Complete, DigestRequest, Digests, Exit
+from pslite.launch.membership_source import Result
+from pslite.net.messages import Complete, DigestRequest, Digests, Exit
 from pslite.session import digest_of
 
 #: how long the other workers of an open job may go on by themselves after one has ended its loop: mostly all do at once

@@ -13,7 +13,7 @@ from pslite.coordinator.restarts import Restarts
 from pslite.coordinator.succession import Choice, Loss, Succession, account, choose, inexact
 from pslite.coordinator.vacancies import Vacancies
 from pslite.coordinator.voice import Voice
-from pslite.messages import Clocks, Commit, Copies, Promote, Promoted, Provide, Rebuilt
+from pslite.net.messages import Clocks, Commit, Copies, Promote, Promoted, Provide, Rebuilt
 
 
 class Heirs:

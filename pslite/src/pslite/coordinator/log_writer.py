@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from pslite.coordinator.record import Record, decode, encode
-from pslite.coordinator_log import CoordinatorLog
 from pslite.errors import LogError
+from pslite.storage.coordinator_log import CoordinatorLog
 
 
 class LogWriter:

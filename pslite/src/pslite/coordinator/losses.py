@@ -13,7 +13,7 @@ from pslite.coordinator.report import how_it_ended
 from pslite.coordinator.settings import Settings
 from pslite.coordinator.takeovers import Takeovers
 from pslite.coordinator.voice import Voice
-from pslite.messages import AgentExit, JobEnded, Severed
+from pslite.net.messages import AgentExit, JobEnded, Severed
 
 
 class Losses:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 
-from pslite.balance import Balance
 from pslite.coordinator.record import Pending, Record, Seated
 from pslite.coordinator.settings import Settings
 from pslite.coordinator.voice import Voice
-from pslite.director import PlanReport, Suspension
-from pslite.messages import (
+from pslite.job.load_balancing import Balance
+from pslite.job.plan import Plan, make_plan, next_members
+from pslite.launch.membership_source import PlanReport, Suspension
+from pslite.net.messages import (
     Abort,
     Begin,
     Commit,
@@ -28,7 +29,6 @@ from pslite.messages import (
     Resume,
     Stamped,
 )
-from pslite.plan import Plan, make_plan, next_members
 
 #: how long the next plan waits after one was given up: the first, doubled with each, up to the second
 _RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.1, 30.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from pslite.balance import Balance
 from pslite.coordinator.record import Record, Seated
 from pslite.coordinator.voice import Voice
-from pslite.messages import Alive, Beat
+from pslite.job.load_balancing import Balance
+from pslite.net.messages import Alive, Beat
 
 #: the window over which speed is measured
 _SPEED_SECONDS = 10.0

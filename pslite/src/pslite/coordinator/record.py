@@ -13,15 +13,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from pslite.blocks import Block, cut
-from pslite.checkpoint import SavedFile
 from pslite.coordinator.succession import Succession
-from pslite.director import PlanReport, Reply, Result
-from pslite.line import Line
-from pslite.messages import AgentExit, Exit, FromCoordinator, Message, Moved
-from pslite.plan import Member, Plan
-from pslite.spec import JobSpec
-from pslite.usage import StepTimes
+from pslite.job.blocks import Block, cut
+from pslite.job.plan import Member, Plan
+from pslite.job.spec import JobSpec
+from pslite.job.usage import StepTimes
+from pslite.launch.membership_source import PlanReport, Reply, Result
+from pslite.net.messages import AgentExit, Exit, FromCoordinator, Message, Moved
+from pslite.net.reliable_channel import Line
+from pslite.storage.checkpoints import SavedFile
 
 #: so many workers that die at one version are no accident: the job fails
 MOST_DEATHS = 3

@@ -8,8 +8,8 @@ from pslite.coordinator.planner import Planner
 from pslite.coordinator.record import MOST_DEATHS, Pending, Record, Seated
 from pslite.coordinator.settings import Settings
 from pslite.coordinator.voice import Voice
-from pslite.messages import Broken, JobEnded
-from pslite.plan import Plan
+from pslite.job.plan import Plan
+from pslite.net.messages import Broken, JobEnded
 
 #: a group that breaks so often at one version, although nobody is dead, fails the job
 _MOST_BREAKS = 5

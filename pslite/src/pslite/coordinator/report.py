@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pslite.balance import Straggler
 from pslite.coordinator.progress import Progress
 from pslite.coordinator.record import Record, Seated
-from pslite.director import MemberReport, Status
-from pslite.ending import Cause, signal_in_words
-from pslite.messages import AgentExit
-from pslite.usage import Usage
+from pslite.job.load_balancing import Straggler
+from pslite.job.usage import Usage
+from pslite.launch.exit_status import Cause, signal_in_words
+from pslite.launch.membership_source import MemberReport, Status
+from pslite.net.messages import AgentExit
 
 
 def report(record: Record, progress: Progress, usage: Mapping[str, Usage], stragglers: Sequence[Straggler]) -> Status:

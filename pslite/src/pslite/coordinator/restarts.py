@@ -7,8 +7,8 @@ from pslite.coordinator.scales import Scales
 from pslite.coordinator.substitutes import news_for_worker, share_out
 from pslite.coordinator.succession import Succession, holders
 from pslite.coordinator.voice import Voice
-from pslite.messages import Promote, Restart, Resumption, TakeOver
-from pslite.plan import reduction
+from pslite.job.plan import reduction
+from pslite.net.messages import Promote, Restart, Resumption, TakeOver
 
 
 class Restarts:

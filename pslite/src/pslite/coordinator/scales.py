@@ -11,9 +11,9 @@ import msgspec
 from pslite.coordinator.log_writer import LogWriter
 from pslite.coordinator.record import Record
 from pslite.coordinator.voice import Voice
-from pslite.messages import Clip, Norm, Trust
-from pslite.norms import Squares, Tensors
-from pslite.optimizers import clip_factor
+from pslite.net.messages import Clip, Norm, Trust
+from pslite.numeric.norms import Squares, Tensors
+from pslite.numeric.optimizers import clip_factor
 
 
 class Scales:

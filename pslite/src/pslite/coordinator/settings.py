@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pslite.balance import Rule
+from pslite.job.load_balancing import Rule
 
 
 @dataclass(frozen=True, kw_only=True)

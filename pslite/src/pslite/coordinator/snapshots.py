@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pslite.checkpoint import SavedFile, complete, drop_unfinished
 from pslite.coordinator.record import Record, Seated
 from pslite.coordinator.voice import Voice
 from pslite.errors import CheckpointError
-from pslite.messages import Restored, Saved
+from pslite.net.messages import Restored, Saved
+from pslite.storage.checkpoints import SavedFile, complete, drop_unfinished
 
 
 class Snapshots:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from pslite.coordinator.record import Record
-from pslite.messages import TakeOver
-from pslite.plan import Plan, reduction
+from pslite.job.plan import Plan, reduction
+from pslite.net.messages import TakeOver
 
 
 def share_out(record: Record, plan: Plan, before: dict[int, str]) -> dict[int, str] | None:

@@ -13,12 +13,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from pslite.messages import Census
-from pslite.optimizers import slots
+from pslite.net.messages import Census
+from pslite.numeric.optimizers import slots
 
 if TYPE_CHECKING:
-    from pslite.blocks import Block
-    from pslite.plan import Plan
+    from pslite.job.blocks import Block
+    from pslite.job.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pslite.coordinator.record import MOST_DEATHS, Record, Seated, TakingOver
 from pslite.coordinator.substitutes import news_for_servers, news_for_worker, share_out
 from pslite.coordinator.vacancies import Vacancies
 from pslite.coordinator.voice import Voice
-from pslite.messages import JobEnded
+from pslite.net.messages import JobEnded
 
 
 class Takeovers:

@@ -8,9 +8,9 @@ from typing import Literal
 from pslite.coordinator.record import ROLES, Record, Vacancy
 from pslite.coordinator.settings import Settings
 from pslite.coordinator.voice import Voice
-from pslite.messages import Prepare
-from pslite.optimizers import slots
-from pslite.plan import Plan
+from pslite.job.plan import Plan
+from pslite.net.messages import Prepare
+from pslite.numeric.optimizers import slots
 
 
 class Vacancies:

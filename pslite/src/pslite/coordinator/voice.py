@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from pslite.coordinator.record import Record
-from pslite.messages import JobEnded, Message
+from pslite.net.messages import JobEnded, Message
 
 
 class Voice:

@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import os
 
-from pslite.dmlc import become_server, task_variables
+from pslite.launch.mxnet_launcher import become_server, task_variables
 
 # A process of MXNet's own launcher that is a server or the scheduler never comes back from `import mxnet`: it must be
 # ours before.
 become_server(os.environ)
 os.environ.update(task_variables(os.environ))
 
+from pslite.job.schedules import Constant, Cosine, Milestones, Polynomial, StepDecay  # noqa: E402
+from pslite.job.spec import LAMB, SGD, Adam  # noqa: E402
 from pslite.mxnet.job import ElasticJob  # noqa: E402
 from pslite.mxnet.register import register  # noqa: E402
-from pslite.schedules import Constant, Cosine, Milestones, Polynomial, StepDecay  # noqa: E402
-from pslite.spec import LAMB, SGD, Adam  # noqa: E402
 
 __all__ = ["LAMB", "SGD", "Adam", "Constant", "Cosine", "ElasticJob", "Milestones", "Polynomial", "StepDecay"]
 

@@ -13,12 +13,12 @@ from mxnet.base import _LIB, check_call
 from mxnet.gluon.data.dataloader import default_batchify_fn
 from numpy.typing import NDArray
 
+from pslite.elastic_job import Indices, LoopJob
 from pslite.errors import SpecError, UsageError
-from pslite.gradients import Bundle
-from pslite.job import Indices, LoopJob
+from pslite.job.spec import Descent, Mean, Part, Segment
 from pslite.mxnet.arrays import reading, trainable, write
 from pslite.mxnet.sparse import STYPE, rows_of
-from pslite.spec import Descent, Mean, Part, Segment
+from pslite.numeric.gradients import Bundle
 
 Array = NDArray[Any]
 

@@ -24,16 +24,16 @@ from mxnet import autograd
 from mxnet.kvstore import KVStore, KVStoreBase
 from numpy.typing import NDArray
 
-from pslite.blocks import Block
 from pslite.connect import open_session
 from pslite.errors import CheckpointError, UsageError
-from pslite.gradients import Bundle, Contribution, GradientSums
+from pslite.job.blocks import Block
+from pslite.job.spec import MAX_SHARDS, JobSpec, Mean, Optimizer, Part, Segment, Sum, block_bytes_for
 from pslite.mxnet.arrays import gather, memory, near, reading, trainable, write
 from pslite.mxnet.rules import rule_of
 from pslite.mxnet.sparse import STYPE, dense, is_sparse, lazy, numbers_of, put, rows_of, same_dense, table_part
-from pslite.optimizers import slots
+from pslite.numeric.gradients import Bundle, Contribution, GradientSums
+from pslite.numeric.optimizers import slots
 from pslite.session import Given, OpenSession
-from pslite.spec import MAX_SHARDS, JobSpec, Mean, Optimizer, Part, Segment, Sum, block_bytes_for
 
 Array = NDArray[Any]
 Key = int | str

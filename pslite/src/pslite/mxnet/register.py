@@ -9,8 +9,8 @@ from mxnet.gluon import trainer
 from mxnet.kvstore import KVStoreBase
 from mxnet.module import module
 
+from pslite.job.spec import MAX_STALENESS
 from pslite.mxnet.kvstore import ElasticKVStore
-from pslite.spec import MAX_STALENESS
 
 NAME = "dl2"
 #: what scripts ask for that were written for MXNet's own servers

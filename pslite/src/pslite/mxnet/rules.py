@@ -10,8 +10,8 @@ from typing import Any
 import mxnet as mx
 
 from pslite.errors import SpecError
-from pslite.schedules import Constant, Cosine, Milestones, Polynomial, Schedule, StepDecay
-from pslite.spec import LAMB, SGD, Adam, Descent
+from pslite.job.schedules import Constant, Cosine, Milestones, Polynomial, Schedule, StepDecay
+from pslite.job.spec import LAMB, SGD, Adam, Descent
 
 #: the rate below which MXNet's FactorScheduler does not fall
 _LEAST_RATE = 1e-8

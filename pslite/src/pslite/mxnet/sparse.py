@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pslite.errors import UsageError
-from pslite.rows import Rows
-from pslite.spec import Descent, Part
+from pslite.job.spec import Descent, Part
+from pslite.numeric.sparse_rows import Rows
 
 Array = NDArray[Any]
 STYPE = "row_sparse"

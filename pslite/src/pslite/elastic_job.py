@@ -1,0 +1,243 @@
+"""What the adapters have in common: a loop over batches that the job gives out, and the exchange after each step.
+
+An adapter says how its framework's tensors lie in the flat arrays (`Layout`), how it draws random numbers and how it
+makes a batch of samples; everything that fixes the result of a job is here.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pslite.connect import session_for
+from pslite.errors import SpecError, UsageError
+from pslite.job.sampler import permutation, stream
+from pslite.job.shards import DEFAULT_SHARDS, sample_slice
+from pslite.job.spec import JobSpec, Segment, block_bytes_for
+from pslite.launch.environment import architecture_of
+from pslite.numeric.gradients import Bundle, GradientSums
+from pslite.session import Session, SingleSession
+
+Indices = NDArray[np.int64]
+
+
+class Layout(Protocol):
+    """How a model's tensors lie in the flat arrays of the job."""
+
+    #: the arrays
+    segments: tuple[Segment, ...]
+    #: digest of what all workers must have alike although it is not trained, "" for nothing
+    fixed: str
+
+    def adopt(self, weights: Bundle) -> None:
+        """Put the model's values into the flat arrays."""
+
+    def load(self, weights: Bundle) -> None:
+        """Bring new weights and buffers into the model."""
+
+    def load_buffers(self, weights: Bundle) -> None:
+        """Set the model's buffers to the version's values."""
+
+    def collect_buffers(self, weights: Bundle, bundle: Bundle, samples: int) -> None:
+        """Put the change of the buffers, times the number of samples that made it, where the gradients go."""
+
+
+class LoopJob(ABC):
+    """An elastic training job, seen from the user's script; iterate over it once.
+
+    The parameters are those of the adapters' `ElasticJob`.
+
+    Raises
+    ------
+    SpecError
+        a value is not usable; the message names it.
+
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        dataset: Any,
+        *,
+        batch_size: int,
+        epochs: int,
+        seed: int,
+        mode: Literal["exact", "fast", "async"],
+        staleness: int,
+        shards: int | None,
+        clip_norm: float,
+        clip_value: float,
+        wire: Literal["float32", "bfloat16", "float16"],
+        update: Literal["server", "worker"],
+        durability: Literal["none", "relaxed", "durable"],
+        on_loss: Literal["restore", "fail"],
+        checkpoint: str | os.PathLike[str] | None,
+        checkpoint_every: int,
+        resume: bool,
+        architecture: Literal["ps", "allreduce"] | None = None,
+    ) -> None:
+        samples = len(dataset)
+        every = 0 if checkpoint is None else checkpoint_every or -(-samples // max(1, batch_size))
+        self.spec = JobSpec(
+            segments=layout.segments,
+            samples=samples,
+            batch=batch_size,
+            epochs=epochs,
+            seed=seed,
+            mode=mode,
+            staleness=staleness,
+            shards=max(1, min(DEFAULT_SHARDS, batch_size)) if shards is None else shards,
+            block_bytes=block_bytes_for(sum(segment.nbytes for segment in layout.segments)),
+            fixed=layout.fixed,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            wire=wire,
+            update=update,
+            durability=durability,
+            on_loss=on_loss,
+            checkpoint="" if checkpoint is None else os.path.abspath(checkpoint),  # noqa: PTH100 - keeps links as they are
+            checkpoint_every=every,
+            resume=resume,
+            architecture=architecture or architecture_of(os.environ),
+        )
+        self._dataset = dataset
+        self._values: Layout = layout
+        self._session: Session = session_for(self.spec)
+        layout.adopt(self._session.weights)
+        self._sums = GradientSums(self.spec, self._session.supply)
+        #: where the gradients of the batch just given go; None once they are there
+        self._bundle: Bundle | None = None
+        self._samples = 0
+        self._loss = 0.0
+        self._started = False
+        self._order: tuple[int, Indices] | None = None
+
+    @staticmethod
+    def check(dataset: Any, mode: str, **whole: Any) -> None:
+        """Check what an adapter is given before it looks at the model; `whole` must be whole numbers."""
+        for name, value in whole.items():
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise SpecError(f"{name} is {value!r}: it must be a whole number")
+        if mode not in ("exact", "fast", "async"):
+            raise SpecError(f"mode is {mode!r}: it must be 'exact', 'fast' or 'async'")
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise SpecError(f"the data set ({type(dataset).__name__}) must have a length and take an index")
+
+    @property
+    def version(self) -> int:
+        """Completed updates."""
+        return self._session.version
+
+    @property
+    def total_versions(self) -> int:
+        """Updates in the whole job."""
+        return self.spec.total_versions
+
+    @property
+    def epoch(self) -> int:
+        """The present epoch, from 0."""
+        return min(self.version // self.spec.steps_per_epoch, self.spec.epochs - 1)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the worker that should write files; valid from the loop on."""
+        return self._session.is_chief
+
+    @property
+    def digest(self) -> str | None:
+        """Digest of the weights when the job runs in one process; otherwise the coordinator reports it."""
+        return self._session.digest() if isinstance(self._session, SingleSession) else None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches that this worker computes, until the job is done or this worker leaves it."""
+        for step in self.steps():
+            yield from step
+
+    def steps(self) -> Iterator[Iterator[Any]]:
+        """Yield for each version the batches of it that this worker computes; to take the last one ends the version.
+
+        For trainers that count steps: where the batches of a version have ended, the weights are those of the next one.
+        """
+        if self._started:
+            raise UsageError("a job can be iterated over once only")
+        self._started = True
+        session = self._session
+        session.start()
+        self._values.load(session.weights)
+        while session.version < self.spec.total_versions:
+            version = session.version
+            yield self._step(session)
+            if session.version == version:
+                raise UsageError(f"the batches of version {version} were not all taken")
+        session.finish()
+
+    # --- what adapters use and say --------------------------------------------------------------------------------
+
+    def _awaited_bundle(self) -> Bundle:
+        """Return where the gradients of the batch just given go."""
+        if self._bundle is None:
+            raise UsageError("job.backward(loss) must be called once for each batch, inside the loop over the job")
+        return self._bundle
+
+    def _record(self, loss: float) -> None:
+        """The gradients of the batch just given are there; its mean loss was `loss`."""
+        self._loss += loss * self._samples
+        self._bundle = None
+
+    def _waits_for_backward(self) -> bool:
+        return self._bundle is not None
+
+    @abstractmethod
+    def _seed(self, value: int) -> None:
+        """Seed every generator of the framework with a 64-bit number."""
+
+    @abstractmethod
+    def _fetch(self, indices: Indices) -> Any:
+        """Return the batch of these samples."""
+
+    # --- a step ---------------------------------------------------------------------------------------------------
+
+    def _step(self, session: Session) -> Iterator[Any]:
+        spec = self.spec
+        epoch, first, count = spec.position(session.version)
+        if self._order is None or self._order[0] != epoch:
+            self._order = (epoch, permutation(spec.seed, epoch, spec.samples))
+        batch = self._order[1][first : first + count]
+        nodes, again = session.share.nodes, False
+        while nodes:
+            self._sums.begin(session.share.leaves, nodes, again=again)
+            samples = yield from self._compute(session, nodes, batch)
+            nodes, again = session.exchange(self._sums.contributions, self._loss, samples), True
+        self._values.load(session.weights)
+
+    def _compute(self, session: Session, nodes: Sequence[int], batch: Indices) -> Generator[Any, None, int]:
+        """Have the loop's body compute the gradients below some nodes of the tree; returns the number of samples."""
+        spec, share, version, count = self.spec, session.share, session.version, len(batch)
+        self._loss, samples = 0.0, 0
+        for leaf, low, high in share.parts(nodes):
+            start, stop = sample_slice(low, high, spec.shards, count)
+            bundle = self._sums.take()
+            if stop > start:
+                samples += stop - start
+                self._seed_all(stream(spec.seed, version, leaf))
+                self._values.load_buffers(session.weights)
+                batch_part = self._fetch(batch[start:stop])
+                self._bundle, self._samples = bundle, stop - start
+                yield batch_part
+                if self._waits_for_backward():
+                    raise UsageError("the loop's body did not call job.backward(loss) for a batch")
+                self._values.collect_buffers(session.weights, bundle, stop - start)
+            self._sums.add(leaf, bundle)
+        return samples
+
+    def _seed_all(self, value: int) -> None:
+        """Seed every generator that a user's data set or model is likely to draw from."""
+        self._seed(value)
+        random.seed(value)
+        np.random.seed(value & 0xFFFFFFFF)  # noqa: NPY002  (the user's code may use the global generator)

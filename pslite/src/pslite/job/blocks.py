@@ -1,0 +1,52 @@
+"""Blocks: the pieces, of at most about a MiB, in which weights and gradients travel and are owned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pslite.job.spec import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from pslite.job.spec import JobSpec, Optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A slice [offset, offset + size) of one segment's flat array."""
+
+    number: int
+    segment: int
+    offset: int
+    size: int
+    dtype: str
+    optimizer: Optimizer
+    #: elements of a row, of which there are whole ones, if the segment is sparse; else 0
+    row: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights (or of one gradient) of this block."""
+        return self.size * ITEM_BYTES[self.dtype]
+
+
+def cut(spec: JobSpec) -> tuple[Block, ...]:
+    """Cut the job's segments into blocks of at most `spec.block_bytes`; the same for every process of the job."""
+    blocks: list[Block] = []
+    for index, segment in enumerate(spec.segments):
+        unit = segment.row or 1
+        step = max(1, spec.block_bytes // (ITEM_BYTES[segment.dtype] * unit)) * unit
+        size = segment.size
+        for offset in range(0, size, step):
+            blocks.append(
+                Block(
+                    number=len(blocks),
+                    segment=index,
+                    offset=offset,
+                    size=min(step, size - offset),
+                    dtype=segment.dtype,
+                    optimizer=segment.optimizer,
+                    row=segment.row,
+                )
+            )
+    return tuple(blocks)

@@ -1,0 +1,127 @@
+"""dl2-run: runs one task of an elastic job, or a whole job on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from pslite.errors import PsliteError, UsageError
+from pslite.launch.environment import encryption_of, role_of, task_environment, watch_seconds
+from pslite.launch.mxnet_launcher import is_launched, task_variables
+from pslite.launch.task_agent import Agent
+from pslite.net.tls import VARIABLE, Encryption
+
+_EPILOG = """\
+environment (set by the scheduler; without it a whole job runs on this machine):
+  DL2_ROLE         coordinator, worker or server
+  DL2_TASK         id of the task, such as worker-3
+  DL2_COORDINATOR  host:port of the coordinator
+  DL2_TOKEN        the job's token, 64 hexadecimal digits
+  DL2_ARCHITECTURE ps or allreduce, for scripts that do not say it (workers)
+  DL2_BALANCE      speed or even, as --balance (coordinator)
+  DL2_WATCH_SECONDS  between two looks at what a task uses (default 5; 0: none)
+  DL2_ENCRYPT      what goes over TLS, the same for all: none, control (the default) or all
+  DL2_STATE        folder of the coordinator's log (default: a temporary one; none: no log)
+  DL2_DAEMON, DL2_JOB, DL2_CREDENTIAL   the scheduler's job API (coordinator)
+
+exit status: 0 done or drained, 1 the job failed, 2 used wrongly or refused by the scheduler,
+128+n the command was ended by signal n.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dl2-run",
+        usage="dl2-run [options] [--] COMMAND [ARGUMENT ...]",
+        description="Run COMMAND as a task of an elastic training job. Its role comes from the environment; "
+        "parameter servers and coordinators do not run COMMAND themselves.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--workers", type=int, default=1, help="workers, where no scheduler starts them (default 1)")
+    parser.add_argument("--servers", type=int, default=1, help="parameter servers, likewise (default 1)")
+    parser.add_argument(
+        "--encrypt",
+        choices=get_args(Encryption),
+        help="what goes over TLS between machines: what tasks say to the coordinator (control, the default), gradients "
+        "and weights too (all), or none",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress lines on stderr")
+    parser.add_argument(
+        "--balance", choices=("speed", "even"), default="",
+        help="speed: who is slow gets less to do (default); even: all get the same",
+    )  # fmt: skip
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the training command")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of dl2-run; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    environ = dict(os.environ)
+    quiet = options.quiet or environ.get("DL2_QUIET") == "1"
+    if quiet:
+        environ["DL2_QUIET"] = "1"
+    if options.encrypt:
+        environ[VARIABLE] = options.encrypt
+    if options.balance:
+        environ["DL2_BALANCE"] = options.balance
+
+    def say(text: str) -> None:
+        if not quiet:
+            sys.stderr.write(f"dl2-run: {text}\n")
+            sys.stderr.flush()
+
+    try:
+        if is_launched(environ):
+            if environ["DMLC_ROLE"] == "scheduler":
+                from pslite.launch import launcher  # noqa: PLC0415  (see below)
+
+                return launcher.launched(environ, say)
+            environ.update(task_variables(environ))
+        role = role_of(environ)
+        if role == "ps":
+            return _task(role, [sys.executable, "-m", "pslite.launch.server_process"], environ, say)
+        if not command:
+            raise UsageError("no command given: dl2-run [options] python train.py ...")
+        if role == "worker":
+            return _task(role, command, with_hooks(environ), say)
+        if options.workers < 1 or options.servers < 0:
+            raise UsageError("--workers must be at least 1, --servers at least 0")
+        # beside a worker or a server a coordinator would take memory, and time at the start
+        from pslite.launch import launcher  # noqa: PLC0415
+
+        tasks = launcher.Tasks(command, options.workers, options.servers, encryption_of(environ))
+        if role == "coordinator":
+            return launcher.coordinate(tasks, environ, say)
+        return launcher.standalone(tasks, environ, say)
+    except UsageError as error:
+        sys.stderr.write(f"dl2-run: {error}\n")
+        return 2
+    except PsliteError as error:
+        sys.stderr.write(f"dl2-run: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def with_hooks(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which a script that imports mxnet gets ours with it; see hooks/sitecustomize.py."""
+    hooks = str(Path(__file__).parents[1] / "hooks")
+    before = environ.get("PYTHONPATH", "")
+    places = [place for place in before.split(os.pathsep) if place and place != hooks]
+    return {**environ, "PYTHONPATH": os.pathsep.join([hooks, *places])}
+
+
+def _task(
+    role: Literal["worker", "ps"], command: Sequence[str], environ: dict[str, str], say: Callable[[str], None]
+) -> int:
+    place = task_environment(environ, role)
+    seconds = watch_seconds(environ)
+    return Agent(place.identity, place.coordinator, command, environ, say=say, watch_seconds=seconds).run()

@@ -1,0 +1,153 @@
+"""What a task learns from its environment."""
+
+from __future__ import annotations
+
+import math
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from pslite.errors import UsageError
+from pslite.net.authentication import Identity, parse_token
+from pslite.net.framing import split_address
+from pslite.net.tls import VARIABLE, Encryption
+
+_TASK = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+@dataclass(frozen=True)
+class TaskEnvironment:
+    """A worker's or a server's place in its job."""
+
+    identity: Identity
+    coordinator: str
+
+
+def role_of(environ: Mapping[str, str]) -> Literal["worker", "ps", "coordinator", "standalone"]:
+    """Return the role that the environment gives this process.
+
+    Raises
+    ------
+    UsageError
+        DL2_ROLE is none of coordinator, worker, server, ps.
+
+    """
+    text = environ.get("DL2_ROLE", "")
+    if not text:
+        return "coordinator" if environ.get("DL2_DAEMON") else "standalone"
+    if text == "coordinator":
+        return "coordinator"
+    if text == "worker":
+        return "worker"
+    if text in ("ps", "server"):
+        return "ps"
+    raise UsageError(f"DL2_ROLE is {text!r}: it must be coordinator, worker or server")
+
+
+def architecture_of(environ: Mapping[str, str]) -> Literal["ps", "allreduce"]:
+    """Return what DL2_ARCHITECTURE says: parameter servers unless it is set.
+
+    Raises
+    ------
+    UsageError
+        it is neither ps nor allreduce.
+
+    """
+    return cast("Literal['ps', 'allreduce']", _one_of(environ, "DL2_ARCHITECTURE", ("ps", "allreduce")) or "ps")
+
+
+def watch_seconds(environ: Mapping[str, str]) -> float:
+    """Return the least time between two looks at what a task uses, DL2_WATCH_SECONDS; 0 for none.
+
+    Raises
+    ------
+    UsageError
+        it is no such number.
+
+    """
+    text = environ.get("DL2_WATCH_SECONDS") or "5"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise UsageError(f"DL2_WATCH_SECONDS is {text!r}: it must be a number of seconds, 0 or more")
+    return seconds
+
+
+def encryption_of(environ: Mapping[str, str]) -> Literal["", "none", "control", "all"]:
+    """Return what DL2_ENCRYPT says; "" if it is not set.
+
+    Raises
+    ------
+    UsageError
+        it is none of none, control, all.
+
+    """
+    return cast("Literal['', 'none', 'control', 'all']", _one_of(environ, VARIABLE, get_args(Encryption)))
+
+
+def job_encryption(environ: Mapping[str, str]) -> Encryption:
+    """Return what a coordinator has its job encrypt: control unless DL2_ENCRYPT is set.  Raises as `encryption_of`."""
+    return encryption_of(environ) or "control"
+
+
+def balance_of(environ: Mapping[str, str]) -> Literal["speed", "even"]:
+    """Return what DL2_BALANCE says: by speed unless it is set.
+
+    Raises
+    ------
+    UsageError
+        it is neither speed nor even.
+
+    """
+    return cast("Literal['speed', 'even']", _one_of(environ, "DL2_BALANCE", ("speed", "even")) or "speed")
+
+
+def _one_of(environ: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
+    """Return what a variable says, one of some words; "" if it is not set. Raises UsageError."""
+    text = environ.get(name, "")
+    if text and text not in choices:
+        *others, last = choices
+        raise UsageError(f"{name} is {text!r}: it must be {', '.join(others)} or {last}")
+    return text
+
+
+def need(environ: Mapping[str, str], name: str) -> str:
+    """Return a variable that must be set.
+
+    Raises
+    ------
+    UsageError
+        it is not.
+
+    """
+    value = environ.get(name, "")
+    if not value:
+        raise UsageError(f"{name} is not set: this process was not started as a task of a job")
+    return value
+
+
+def task_environment(environ: Mapping[str, str], role: Literal["worker", "ps"]) -> TaskEnvironment:
+    """Read DL2_TASK, DL2_COORDINATOR, DL2_TOKEN and DL2_ENCRYPT; the incarnation is new for each process.
+
+    Raises
+    ------
+    UsageError
+        one is missing or malformed.
+    AuthenticationError
+        the token is malformed.
+
+    """
+    task = need(environ, "DL2_TASK")
+    if not _TASK.fullmatch(task):
+        raise UsageError(f"DL2_TASK is {task!r}: letters, digits, '.', '_' and '-' only")
+    coordinator = need(environ, "DL2_COORDINATOR")
+    try:
+        split_address(coordinator)
+    except ValueError as error:
+        raise UsageError(f"DL2_COORDINATOR: {error}") from None
+    token = parse_token(need(environ, "DL2_TOKEN"))
+    return TaskEnvironment(Identity(role, task, uuid.uuid4().hex, token, encryption_of(environ)), coordinator)

@@ -1,0 +1,103 @@
+"""The GPUs of a task, as NVIDIA's driver sees them (nvidia-ml-py, which need not be there)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pslite.job.usage import GpuUsage
+
+#: what sets which devices a task has, the first that is there; Slurm and container runtimes set it
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+_NONE = frozenset({"", "-1", "none", "void", "NoDevFiles"})
+
+
+class Gpus:
+    """Devices to be looked at.
+
+    Parameters
+    ----------
+    driver
+        the module `pynvml`, begun.
+    devices
+        its handles.
+
+    """
+
+    def __init__(self, driver: Any, devices: Sequence[Any]) -> None:
+        self._driver = driver
+        self._devices = list(devices)
+
+    def look(self) -> tuple[GpuUsage, ...]:
+        """Return how much each device is used; one that does not answer (any more) is left out."""
+        found = []
+        for device in self._devices:
+            try:
+                memory = self._driver.nvmlDeviceGetMemoryInfo(device)
+                found.append(
+                    GpuUsage(
+                        name=_text(self._driver.nvmlDeviceGetName(device)),
+                        percent=self._percent(device),
+                        memory_bytes=int(memory.used),
+                        memory_total=int(memory.total),
+                    )
+                )
+            except self._driver.NVMLError:
+                continue
+        return tuple(found)
+
+    def _percent(self, device: Any) -> float:
+        try:
+            return float(self._driver.nvmlDeviceGetUtilizationRates(device).gpu)
+        except self._driver.NVMLError:
+            return 0.0  # a part of a device (MIG) has none
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        try:
+            self._driver.nvmlShutdown()
+        except self._driver.NVMLError:
+            pass
+
+
+def open_gpus(environ: Mapping[str, str], load: Callable[[str], Any] = importlib.import_module) -> Gpus | None:
+    """Return the devices that a task with that environment has; None without devices, driver or nvidia-ml-py.
+
+    Devices are those of CUDA_VISIBLE_DEVICES (numbers are taken in the driver's order, CUDA_DEVICE_ORDER=PCI_BUS_ID),
+    all where it is not set.
+
+    """
+    listed = next((environ[name] for name in _VISIBLE if name in environ), "all")
+    if listed.strip() in _NONE:
+        return None
+    try:
+        driver = load("pynvml")
+    except ImportError:
+        return None
+    try:
+        driver.nvmlInit()
+    except driver.NVMLError:
+        return None
+    devices = []
+    names = [str(i) for i in range(driver.nvmlDeviceGetCount())] if listed.strip() == "all" else listed.split(",")
+    for name in names:
+        try:
+            devices.append(_handle(driver, name.strip()))
+        except driver.NVMLError:
+            break  # as CUDA does: what comes after one that is not there is not used
+    gpus = Gpus(driver, devices)
+    if not devices:
+        gpus.close()
+        return None
+    return gpus
+
+
+def _handle(driver: Any, name: str) -> Any:
+    if name.isdigit():
+        return driver.nvmlDeviceGetHandleByIndex(int(name))
+    return driver.nvmlDeviceGetHandleByUUID(name)
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode(errors="replace") if isinstance(name, bytes) else name

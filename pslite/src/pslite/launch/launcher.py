@@ -1,0 +1,258 @@
+"""The process that the user started: it coordinates a job alone, as MXNet's scheduler, or under dl2d."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from pslite.coordinator import Coordinator, Settings
+from pslite.errors import UsageError
+from pslite.launch.environment import balance_of, job_encryption, need
+from pslite.launch.local_tasks import LocalDirector
+from pslite.launch.membership_source import HttpDirector, Watched
+from pslite.launch.mxnet_launcher import OpenDirector, launched_listener
+from pslite.launch.supervisor import Place, Supervisor, find_place
+from pslite.launch.supervisor_channel import Leash, Leashed
+from pslite.net.authentication import TOKEN_BYTES, parse_token
+from pslite.net.framing import listen
+from pslite.storage.coordinator_log import CoordinatorLog
+
+_REGISTER_SECONDS = 300.0
+#: how long the tasks of a job that are started here may take to come: all of them, and the first of each role
+_GRACE_SECONDS, _START_SECONDS = 60.0, 300.0
+_JOB = re.compile(r"[A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """What the tasks of a job run."""
+
+    command: Sequence[str]
+    #: how many, where no scheduler starts them
+    workers: int
+    servers: int
+    #: what the user wants encrypted; "" for the default
+    encrypt: str = ""
+
+    def here(self, environ: Mapping[str, str], present: Collection[str]) -> LocalDirector:
+        """Return what starts them on this machine; some may be `present`."""
+        return LocalDirector(self.command, workers=self.workers, servers=self.servers, environ=environ, present=present)
+
+    def argv(self) -> list[str]:
+        """Return the command as a scheduler has to start it; dl2-run need not be said where it is without options."""
+        # a scheduler drops variables of ours from the environment
+        return ["dl2-run", "--encrypt", self.encrypt, "--", *self.command] if self.encrypt else list(self.command)
+
+
+def launched(environ: Mapping[str, str], say: Callable[[str], None]) -> int:
+    """Be the coordinator that the scheduler of MXNet's launcher is; returns the exit status.
+
+    Raises
+    ------
+    UsageError
+        a variable is absent or malformed.
+
+    """
+    place = find_place(environ)
+
+    def make(leash: Leash, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
+        return Coordinator(
+            job="dmlc",
+            token=parse_token(need(environ, "DL2_TOKEN")),
+            director=Leashed(OpenDirector.of(environ), leash),
+            say=say,
+            settings=Settings(grace=_GRACE_SECONDS, balance=balance_of(environ)),
+            address_host=need(environ, "DMLC_PS_ROOT_URI"),
+            listener=listener,
+            encrypt=job_encryption(environ),
+            log=log,
+        )
+
+    return Supervisor(make, listener=launched_listener(environ), place=place, say=say).run()
+
+
+def standalone(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
+    """Go through a whole job on this machine; returns the exit status.
+
+    Raises
+    ------
+    UsageError
+        a variable is malformed, or the log is of a job that cannot be gone on with.
+
+    """
+    place = find_place(environ)
+    token = environ.get("DL2_TOKEN", "")
+    if place.port and not token:
+        raise UsageError(f"{place.folder} is the log of a job whose DL2_TOKEN must be given to go on with it")
+    key = parse_token(token) if token else secrets.token_bytes(TOKEN_BYTES)
+
+    def make(leash: Leash, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
+        return Coordinator(
+            job="standalone",
+            token=key,
+            director=leash,
+            say=say,
+            settings=Settings(grace=_GRACE_SECONDS, start=_START_SECONDS, balance=balance_of(environ)),
+            host="127.0.0.1",
+            listener=listener,
+            encrypt=job_encryption(environ),
+            log=log,
+        )
+
+    director = tasks.here(environ, place.wanted)
+    return Supervisor(make, listener=_listen(place, "127.0.0.1"), place=place, say=say, director=director).run()
+
+
+def _listen(place: Place, host: str = "") -> socket.socket:
+    """Listen where the members of a job that is gone on with look for their coordinator, otherwise anywhere."""
+    try:
+        return listen(host, place.port)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on port {place.port}, at which the members of the job in {place.folder} look for their "
+            f"coordinator: {error.strerror}"
+        ) from error
+
+
+class _Registration(msgspec.Struct):
+    job: str
+    credential: str
+    token: str
+    heartbeat_seconds: float = 1.0
+    #: the daemon looks on and starts no tasks: they are ours to start, beside the coordinator
+    static: bool = False
+
+
+def coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
+    """Coordinate the job under dl2d that this batch job is, which registers itself if need be; returns the exit status.
+
+    Raises
+    ------
+    UsageError
+        a variable is absent or malformed, or the daemon did not take the job.
+
+    """
+    daemon = need(environ, "DL2_DAEMON")
+    host = environ.get("DL2_HOST") or _own_name()
+    place = find_place(environ)
+    with _listen(place) as listener:
+        address = f"{host}:{listener.getsockname()[1]}"
+        if environ.get("DL2_CREDENTIAL"):
+            registration = _Registration(
+                job=need(environ, "DL2_JOB"), credential=environ["DL2_CREDENTIAL"], token=need(environ, "DL2_TOKEN")
+            )
+        else:
+            registration = _register(daemon, tasks.argv(), address, environ, say)
+        if not _JOB.fullmatch(registration.job):
+            raise UsageError(f"the job name {registration.job!r} is malformed")
+        token = parse_token(registration.token)
+        settings = Settings(heartbeat=registration.heartbeat_seconds, balance=balance_of(environ))
+        own: LocalDirector | None = None
+        if registration.static:
+            say(
+                f"the scheduler only looks on: {tasks.workers} workers and {tasks.servers} servers on this node, "
+                "to the end"
+            )
+            own = tasks.here(environ, place.wanted)
+            settings = replace(settings, grace=_GRACE_SECONDS, start=_START_SECONDS)
+
+        def make(leash: Leash, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
+            heartbeats = HttpDirector(daemon, registration.job, registration.credential, say=say)
+            return Coordinator(
+                job=registration.job,
+                token=token,
+                director=Watched(leash, heartbeats) if registration.static else Leashed(heartbeats, leash),
+                say=say,
+                settings=settings,
+                address_host=host,
+                listener=listener,
+                encrypt=job_encryption(environ),
+                log=log,
+            )
+
+        return Supervisor(make, listener=listener, place=place, say=say, director=own).run()
+
+
+def _own_name() -> str:
+    """Return the name under which other nodes reach this one; a machine that cannot look itself up is on its own."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return "127.0.0.1"
+    return name
+
+
+def _register(
+    daemon: str, command: Sequence[str], address: str, environ: Mapping[str, str], say: Callable[[str], None]
+) -> _Registration:
+    """Make ourselves known to the daemon, as the anchor that a user's batch job is."""
+    rm_id = need(environ, "SLURM_JOB_ID")
+    kept = {k: v for k, v in environ.items() if not k.startswith(("SLURM_", "DL2_", "BASH_FUNC_"))}
+    deadline = time.monotonic() + _REGISTER_SECONDS
+    pause = 0.5
+    while True:
+        body = {
+            "rm_id": rm_id,
+            "proof": _proof(rm_id, environ),
+            "argv": list(command),
+            "cwd": os.getcwd(),  # noqa: PTH109  (a string is what is wanted)
+            "env": kept,
+            "address": address,
+        }
+        request = urllib.request.Request(  # noqa: S310  (http or https: HttpDirector checks the same URL)
+            f"{daemon.rstrip('/')}/v1/register",
+            data=msgspec.json.encode(body),
+            headers={"Content-Type": "application/json"},
+            method="POST",
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
+                return msgspec.json.decode(response.read(1 << 20), type=_Registration)
+        except urllib.error.HTTPError as error:
+            text = _error_text(error)
+            if error.code != 503:
+                raise UsageError(f"the scheduler refused this job: {text}") from None
+            reason = text
+        except (OSError, msgspec.MsgspecError) as error:
+            reason = str(error)
+        if time.monotonic() + pause > deadline:
+            raise UsageError(f"the scheduler at {daemon} did not take this job within 5 minutes: {reason}")
+        say(f"the scheduler at {daemon} is not available ({reason}); trying again")
+        time.sleep(pause)
+        pause = min(15.0, 2 * pause)
+
+
+def _error_text(error: urllib.error.HTTPError) -> str:
+    with error:
+        data = error.read(65536)
+    try:
+        return str(msgspec.json.decode(data, type=dict[str, object])["error"])
+    except (msgspec.MsgspecError, KeyError):
+        return f"{error.code} {error.reason}"
+
+
+def _proof(rm_id: str, environ: Mapping[str, str]) -> str:
+    """Return a munge credential that proves to the daemon which user we are."""
+    command = ["munge", "-s", f"dl2d:{rm_id}"]
+    if environ.get("MUNGE_SOCKET"):
+        command += ["-S", environ["MUNGE_SOCKET"]]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except FileNotFoundError:
+        raise UsageError("munge is not installed on this node: the scheduler cannot know whose job this is") from None
+    except subprocess.TimeoutExpired:
+        raise UsageError("munge did not answer within 30 s") from None
+    except subprocess.CalledProcessError as error:
+        raise UsageError(f"munge failed: {error.stderr.strip()}") from None
+    return done.stdout.strip()

@@ -1,0 +1,99 @@
+"""dl2-run's own connection to the coordinator, opened again when it ends: another coordinator may take over."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from pslite.errors import PsliteError
+from pslite.net.authentication import Identity, connect
+from pslite.net.framing import Channel, Inbox
+from pslite.net.messages import MAX_CONTROL_BYTES, AgentExit, FromCoordinator, Message, Noted
+
+_PAUSE_SECONDS = 0.01
+
+
+class Informer:
+    """Tells the coordinator of one task; any thread may call it.
+
+    Parameters
+    ----------
+    identity
+        the task's.
+    address
+        host:port of the coordinator.
+
+    """
+
+    def __init__(self, identity: Identity, address: str) -> None:
+        self._identity = identity
+        self._address = address
+        self._lock = threading.Lock()
+        self._channel: Channel[FromCoordinator] | None = None
+        self._noted = False
+
+    def open(self, seconds: float) -> str:
+        """Connect within so many seconds; return why that was not possible, "" if it was."""
+        try:
+            sock, _ = connect(self._address, self._identity, "agent", timeout=seconds)
+        except PsliteError as error:
+            return str(error)
+        with self._lock:
+            if self._channel is None:
+                self._channel = Channel(sock, Inbox(FromCoordinator, MAX_CONTROL_BYTES))
+            else:
+                sock.close()  # another thread was quicker
+        return ""
+
+    def look(self) -> bool:
+        """Take what has come; return whether there is a connection."""
+        with self._lock:
+            channel = self._channel
+            if channel is None:
+                return False
+            try:
+                messages, still_open = channel.receive()
+            except PsliteError:
+                messages, still_open = [], False
+            self._noted |= any(isinstance(message, Noted) for message in messages)
+            if still_open:
+                channel.flush()
+            else:
+                self._channel = None
+                channel.close()
+            return still_open
+
+    def tell(self, message: Message) -> None:
+        """Send a message, unless earlier ones are still waiting: what nobody takes does not pile up."""
+        with self._lock:
+            if self._channel is not None and not self._channel.unsent:
+                self._channel.send(message)
+
+    def report(self, message: AgentExit, seconds: float, reach: float) -> bool:
+        """Tell how the task ended; return whether the coordinator has taken it within so many seconds.
+
+        Where there is no connection it has `reach` seconds to be there.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if not self.look():
+                if self._noted:
+                    break
+                # a process that ends at once may be faster than our own connection
+                if self.open(min(reach, max(0.0, deadline - time.monotonic()))):
+                    break
+            with self._lock:
+                if self._channel is not None:
+                    self._channel.send(message)
+            while not self._noted and time.monotonic() < deadline and self.look():
+                time.sleep(_PAUSE_SECONDS)
+            if self._noted:
+                break
+        return self._noted
+
+    def close(self) -> None:
+        """End the connection."""
+        with self._lock:
+            if self._channel is not None:
+                self._channel.close()
+                self._channel = None

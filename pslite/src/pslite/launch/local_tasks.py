@@ -1,0 +1,193 @@
+"""A whole job on this machine: the director that starts tasks as processes, by a schedule of sizes if there is one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pslite.launch.membership_source import Reply, Status
+
+#: For members to end by themselves when the job is over, and for who has not joined by then.
+_END_SECONDS = 15.0
+_STRANGERS_END_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Resize:
+    """From version `at_version` on the job should have so many workers and servers.
+
+    With `wait` the change before must be complete first; without, it may come while that is still running.
+    """
+
+    at_version: int
+    workers: int
+    servers: int
+    wait: bool = True
+    #: the tasks to remove are the oldest instead of the newest
+    oldest: bool = False
+
+
+class LocalDirector:
+    """Starts workers and servers of a job as processes of this machine.
+
+    Parameters
+    ----------
+    command
+        the user's command.
+    workers
+        how many at the start.
+    servers
+        how many at the start; 0 for an all-reduce job.
+    schedule
+        changes, in the order of their versions.
+    environ
+        environment of the tasks.
+    on_status
+        called with every status, for displays.
+    on_schedule_done
+        called once when the last change is complete.
+    present
+        tasks that another one has started before.
+
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        workers: int,
+        servers: int,
+        schedule: Sequence[Resize] = (),
+        environ: Mapping[str, str] | None = None,
+        on_status: Callable[[Status], None] = lambda _: None,
+        on_schedule_done: Callable[[], None] = lambda: None,
+        present: Collection[str] = (),
+    ) -> None:
+        self._command = ["--", *command]
+        self._schedule = list(schedule)
+        self._environ = dict(os.environ if environ is None else environ)
+        self._on_status = on_status
+        self._on_schedule_done: Callable[[], None] | None = on_schedule_done
+        self._architecture = "ps" if servers else "allreduce"
+        self._counts = {"worker": workers, "ps": servers}
+        self._targets: dict[str, list[str]] = {"worker": [], "ps": []}
+        self._next = {"worker": 0, "ps": 0}
+        for task in sorted(present):
+            role, _, number = task.rpartition("-")
+            self._targets[role].append(task)
+            self._next[role] = max(self._next[role], int(number) + 1)
+        self._address = ""
+        self._token = b""
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._oldest = False
+
+    def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:  # noqa: ARG002
+        """Start the first tasks."""
+        self._address, self._token = address, token
+        self._fit()
+
+    @property
+    def targets(self) -> frozenset[str]:
+        """The tasks that should be members."""
+        return frozenset(self._targets["worker"] + self._targets["ps"])
+
+    def resize(self, change: Resize) -> None:
+        """Change the sizes at once, whatever the version is."""
+        self._counts = {"worker": change.workers, "ps": change.servers}
+        self._oldest = change.oldest
+        self._fit()
+
+    def replace(self, task: str) -> None:
+        """Start another task in the place of one that is gone, as a scheduler would."""
+        for role, have in self._targets.items():
+            if task in have:
+                have.remove(task)
+                have.append(self._spawn("ps" if role == "ps" else "worker"))
+
+    def _fit(self) -> None:
+        roles: tuple[Literal["ps", "worker"], ...] = ("ps", "worker")
+        for role in roles:
+            have = self._targets[role]
+            while len(have) > self._counts[role]:
+                have.pop(0 if self._oldest else -1)
+            while len(have) < self._counts[role]:
+                have.append(self._spawn(role))
+
+    def _spawn(self, role: Literal["ps", "worker"]) -> str:
+        task = f"{role}-{self._next[role]}"
+        self._next[role] += 1
+        environ = {
+            "DL2_ARCHITECTURE": self._architecture,
+            **self._environ,
+            "DL2_ROLE": role,
+            "DL2_TASK": task,
+            "DL2_COORDINATOR": self._address,
+            "DL2_TOKEN": self._token.hex(),
+        }
+        self.processes[task] = subprocess.Popen(
+            [sys.executable, "-m", "pslite.run", *self._command], env=environ, start_new_session=True
+        )
+        return task
+
+    def exchange(self, status: Status, *, urgent: bool) -> Reply:  # noqa: ARG002
+        """Follow the schedule."""
+        self._on_status(status)
+        for process in self.processes.values():
+            process.poll()
+        while self._schedule and status.version >= self._schedule[0].at_version:
+            if self._schedule[0].wait and not self._settled(status):
+                break
+            self.resize(self._schedule.pop(0))
+        if not self._schedule and self._on_schedule_done is not None and self._settled(status):
+            self._on_schedule_done()
+            self._on_schedule_done = None
+        return Reply(members=self.targets, heartbeat_seconds=0.1)
+
+    def _settled(self, status: Status) -> bool:
+        gone = {m.task for m in status.members if m.state == "left"}
+        wanted = {role: set(tasks) - gone for role, tasks in self._targets.items()}
+        active = {m.task for m in status.members if m.state == "active"}
+        reported = status.plans[-1] if status.plans else None
+        return (
+            active == wanted["worker"] | wanted["ps"]
+            and not any(m.state == "draining" for m in status.members)
+            and reported is not None
+            and (reported.workers, reported.servers) == (len(wanted["worker"]), len(wanted["ps"]))
+        )
+
+    def close(self, status: Status) -> None:
+        """Wait for the tasks to end, and end those that do not."""
+        # Members know of it; others would try to join for long, and nobody answers them any more.
+        members = {member.task for member in status.members}
+        began = time.monotonic()
+        self._end(
+            {task: began + (_END_SECONDS if task in members else _STRANGERS_END_SECONDS) for task in self.processes}
+        )
+
+    def stop(self, seconds: float) -> None:
+        """Give the processes so long to end by themselves, then kill their groups."""
+        self._end(dict.fromkeys(self.processes, time.monotonic() + seconds))
+
+    def _end(self, deadlines: Mapping[str, float]) -> None:
+        for task, process in self.processes.items():
+            try:
+                process.wait(max(0.0, deadlines[task] - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def pass_on(self, number: int) -> None:
+        """Send a signal to every task's dl2-run."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def exit_codes(self) -> dict[str, int | None]:
+        """Return how dl2-run ended, for each task; negative for a signal."""
+        return {task: process.poll() for task, process in self.processes.items()}

@@ -1,0 +1,283 @@
+"""Directors: where a coordinator's target set of members comes from, and where its status goes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from pslite.errors import UsageError
+from pslite.job.load_balancing import Straggler
+from pslite.job.usage import StepTimes, Usage
+from pslite.launch.exit_status import Cause
+
+STOP_LIMIT_SECONDS = 30.0
+_MAX_REPLY = 1 << 20
+
+
+class Suspension(msgspec.Struct, frozen=True, kw_only=True):
+    """How long workers that were ready to push were not let to, in milliseconds."""
+
+    p50: float = 0.0
+    max: float = 0.0
+
+
+class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished plan."""
+
+    number: int
+    first_version: int
+    workers: int
+    servers: int
+    added: list[str]
+    removed: list[str]
+    moved_bytes: int
+    prepare_ms: float
+    move_ms: float
+    suspension_ms: Suspension
+
+
+class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of the job."""
+
+    task: str
+    role: Literal["worker", "ps"]
+    state: Literal["joined", "active", "draining", "left"]
+    host: str
+    pid: int
+    #: what its processes used last, as its dl2-run saw it
+    usage: Usage | None = None
+    #: how long its last steps took, if it is a worker
+    steps: StepTimes | None = None
+    #: why its process ended, if it has, and how in words if that was not as it should
+    cause: Cause | None = None
+    how: str = ""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What a finished job has produced."""
+
+    #: SHA-256 over the SHA-256 of every block's final weights
+    digest: str
+    versions: int
+    #: optimizer state was lost with a server: from this version on the weights are not those of an undisturbed run
+    inexact_from: int | None = None
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a job, as it is reported to the daemon."""
+
+    address: str
+    incarnation: str
+    state: Literal["waiting", "running", "finished", "failed", "cancelled"]
+    reason: str | None
+    version: int
+    total_versions: int | None
+    epoch: float
+    epochs: float | None
+    loss: float | None
+    steps_per_second: float | None
+    samples_per_second: float | None
+    members: list[MemberReport]
+    plan: int
+    plans: list[PlanReport]
+    result: Result | None
+    #: as in the result
+    inexact_from: int | None = None
+    #: members that are slower than the others
+    stragglers: list[Straggler] = []
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What a director wants. `members` None: everybody who joins is welcome."""
+
+    members: frozenset[str] | None = None
+    stop: bool = False
+    heartbeat_seconds: float = 1.0
+
+
+class Director(Protocol):
+    """Tells a coordinator which tasks should be members."""
+
+    def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:
+        """The coordinator listens at `address`. `wake` may be called from any thread to have `exchange` called soon."""
+
+    def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
+        """Take the status, never waiting; return the newest wishes, None if there are none yet.
+
+        `status` holds every plan ever finished and every member that ever left; `urgent` says that something has
+        changed that must be told at once.
+        """
+
+    def close(self, status: Status) -> None:
+        """The job is over; may wait a bounded time until the last status is delivered."""
+
+
+class HttpDirector:
+    """Exchanges heartbeats with the daemon's job API, in a thread of its own.
+
+    A daemon that does not answer, or that answers 401, 403 or 404, changes nothing for the job: it goes on at its
+    present size.
+
+    Parameters
+    ----------
+    daemon
+        base URL of the job API.
+    job
+        name of the job in its URLs.
+    credential
+        bearer credential.
+    say
+        takes lines for the user.
+
+    """
+
+    def __init__(self, daemon: str, job: str, credential: str, *, say: Callable[[str], None]) -> None:
+        if not daemon.startswith(("http://", "https://")):
+            raise UsageError(f"DL2_DAEMON is {daemon!r}: it must be an http:// or https:// URL")
+        self._url = f"{daemon.rstrip('/')}/v1/jobs/{job}/heartbeat"
+        self._headers = {"Authorization": f"Bearer {credential}", "Content-Type": "application/json"}
+        self._say = say
+        self._condition = threading.Condition()
+        self._status: Status | None = None
+        self._urgent = False
+        self._closing = False
+        self._acknowledged_plans = 0
+        #: with the causes, which may be known later
+        self._acknowledged_left: set[tuple[str, str | None]] = set()
+        #: by member, what was said of it when that was told last
+        self._acknowledged_usage: dict[str, object] = {}
+        self._reply: Reply | None = None
+        self._wake: Callable[[], None] = lambda: None
+        self._final_done = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="pslite-heartbeat", daemon=True)
+
+    def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:  # noqa: ARG002
+        """Begin to send heartbeats."""
+        self._wake = wake
+        self._thread.start()
+
+    def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
+        """Leave the status for the next heartbeat; return the newest reply."""
+        with self._condition:
+            self._status = status
+            if urgent:
+                self._urgent = True
+                self._condition.notify()
+            return self._reply
+
+    def close(self, status: Status) -> None:
+        """Deliver the last status, trying for at most 30 seconds."""
+        with self._condition:
+            self._status = status
+            self._closing = True
+            self._condition.notify()
+        if not self._final_done.wait(STOP_LIMIT_SECONDS):
+            self._say("the daemon did not take the final heartbeat within 30 s")
+
+    def _loop(self) -> None:
+        interval, pause = 1.0, 0.0
+        while True:
+            with self._condition:
+                # after a failure wait out the back-off even if there is news; otherwise news goes at once
+                if pause:
+                    self._condition.wait_for(lambda: self._closing, min(pause, 2.0 if self._closing else pause))
+                else:
+                    self._condition.wait_for(lambda: self._urgent or self._closing, interval)
+                status, closing = self._status, self._closing
+                self._urgent = False
+            if status is None:
+                continue
+            reply = self._post(status)
+            if reply is None:
+                pause = min(30.0, max(0.5, 2 * pause))
+                if closing:
+                    pause = min(pause, 2.0)
+                    time.sleep(pause)
+                continue
+            pause, interval = 0.0, min(60.0, max(0.1, reply.heartbeat_seconds))
+            if closing:
+                self._final_done.set()
+                return
+
+    def _post(self, status: Status) -> Reply | None:
+        body = msgspec.to_builtins(status)
+        body["plans"] = body["plans"][self._acknowledged_plans :]
+        body["members"] = [m for m in body["members"] if (m["task"], m["cause"]) not in self._acknowledged_left]
+        told = {m["task"]: (m["usage"] or m["steps"], m["cause"]) for m in body["members"]}
+        for member in body["members"]:
+            if self._acknowledged_usage.get(member["task"]) == told[member["task"]]:
+                member["usage"] = member["steps"] = None
+        request = urllib.request.Request(  # noqa: S310  (the scheme was checked)
+            self._url, data=json.dumps(body).encode(), headers=self._headers, method="POST"
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310
+                answer = msgspec.json.decode(response.read(_MAX_REPLY), type=_HttpReply)
+        except urllib.error.HTTPError as error:
+            self._say(f"the daemon answered {error.code} to a heartbeat; the job goes on at its present size")
+            error.close()
+            if self._closing and error.code in (401, 403, 404, 409, 410):
+                self._final_done.set()
+            return None
+        except (OSError, msgspec.MsgspecError, ValueError) as error:
+            self._say(f"no heartbeat: {error}; the job goes on at its present size")
+            return None
+        reply = Reply(members=frozenset(answer.members), stop=answer.stop, heartbeat_seconds=answer.heartbeat_seconds)
+        with self._condition:
+            self._acknowledged_plans += len(body["plans"])
+            self._acknowledged_usage.update(told)
+            self._acknowledged_left |= {(m["task"], m["cause"]) for m in body["members"] if m["state"] == "left"}
+            self._reply = reply
+        self._wake()
+        return reply
+
+
+class Watched:
+    """A director whose job also tells a daemon how it goes; what the daemon says to that changes nothing.
+
+    Parameters
+    ----------
+    director
+        whose wishes count.
+    daemon
+        who is told.
+
+    """
+
+    def __init__(self, director: Director, daemon: HttpDirector) -> None:
+        self._director = director
+        self._daemon = daemon
+
+    def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:
+        """Start both."""
+        self._daemon.start(address, token, wake)
+        self._director.start(address, token, wake)
+
+    def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
+        """Tell both; return the director's wishes."""
+        self._daemon.exchange(status, urgent=urgent)
+        return self._director.exchange(status, urgent=urgent)
+
+    def close(self, status: Status) -> None:
+        """Tell both that the job is over."""
+        self._director.close(status)
+        self._daemon.close(status)
+
+
+class _HttpReply(msgspec.Struct):
+    members: list[str]
+    stop: bool = False
+    heartbeat_seconds: float = 1.0
+
+
+def as_json(status: Status) -> dict[str, Any]:
+    """Return a status as plain data."""
+    result: dict[str, Any] = msgspec.to_builtins(status)
+    return result

@@ -1,0 +1,107 @@
+"""The environment that MXNet's own launcher gives its processes (DMLC_*), taken as ours.
+
+Its scheduler becomes the coordinator, its servers ours, its workers ours.  It knows no secret: DL2_TOKEN must be in the
+environment of all of them beside it.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+
+from pslite.errors import UsageError
+from pslite.launch.environment import need
+from pslite.launch.membership_source import Reply, Status
+from pslite.net.authentication import parse_token
+from pslite.net.framing import listen
+
+_ROLES = {"scheduler": "coordinator", "server": "server", "worker": "worker"}
+
+
+class OpenDirector:
+    """Waits for the launcher's number of workers and servers; whoever joins later is welcome."""
+
+    def __init__(self, workers: int, servers: int) -> None:
+        self._counts = {"worker": workers, "ps": servers}
+        self._complete = False
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> OpenDirector:
+        """Return one for as many as the launcher says."""
+        return cls(_number(environ, "DMLC_NUM_WORKER", 4096), _number(environ, "DMLC_NUM_SERVER", 4096))
+
+    def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:
+        """Nothing is to be started: the launcher does."""
+
+    def exchange(self, status: Status, *, urgent: bool) -> Reply | None:  # noqa: ARG002
+        """Want everybody, once all are there."""
+        if not self._complete:
+            there = [m for m in status.members if m.state != "left"]
+            if any(sum(m.role == role for m in there) < count for role, count in self._counts.items()):
+                return None
+            self._complete = True
+            return Reply(members=frozenset(m.task for m in there))
+        started = status.plan > 0
+        there = [m for m in status.members if m.state != "left"]
+        return Reply(members=None if started else frozenset(m.task for m in there))
+
+    def close(self, status: Status) -> None:
+        """Nobody is to be told."""
+
+
+def is_launched(environ: Mapping[str, str]) -> bool:
+    """Whether MXNet's launcher has started this process, and nobody else says what it is."""
+    return bool(environ.get("DMLC_ROLE")) and not environ.get("DL2_ROLE")
+
+
+def task_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the DL2_* variables that say the same as DMLC_*; none where that is not what we were started by.
+
+    Raises
+    ------
+    UsageError
+        a variable is absent or malformed.
+    AuthenticationError
+        the token is malformed.
+
+    """
+    if not is_launched(environ):
+        return {}
+    role = _ROLES.get(environ["DMLC_ROLE"])
+    if role is None:
+        raise UsageError(f"DMLC_ROLE is {environ['DMLC_ROLE']!r}: it must be scheduler, server or worker")
+    if not environ.get("DL2_TOKEN"):
+        raise UsageError(
+            "DMLC_ROLE is set, but not DL2_TOKEN, by which the processes of a job know each other: give all of them "
+            "the same 64 hexadecimal digits (openssl rand -hex 32)"
+        )
+    parse_token(environ["DL2_TOKEN"])
+    return {
+        "DL2_ROLE": role,
+        "DL2_TASK": f"{environ['DMLC_ROLE']}-{uuid.uuid4().hex[:12]}",
+        "DL2_COORDINATOR": f"{need(environ, 'DMLC_PS_ROOT_URI')}:{_number(environ, 'DMLC_PS_ROOT_PORT', 65535)}",
+        **({"DL2_HOST": environ["DMLC_NODE_HOST"]} if environ.get("DMLC_NODE_HOST") else {}),
+    }
+
+
+def launched_listener(environ: Mapping[str, str]) -> socket.socket:
+    """Listen where the launcher's processes look for its scheduler."""
+    return listen(need(environ, "DMLC_PS_ROOT_URI"), _number(environ, "DMLC_PS_ROOT_PORT", 65535))
+
+
+def become_server(environ: Mapping[str, str]) -> None:
+    """Be the launcher's server or scheduler if that is what this process is; does not return then."""
+    if not is_launched(environ) or environ["DMLC_ROLE"] == "worker":
+        return
+    from pslite.launch import dl2_run  # noqa: PLC0415  (it imports this module)
+
+    sys.exit(dl2_run.main([]))
+
+
+def _number(environ: Mapping[str, str], name: str, most: int) -> int:
+    text = need(environ, name)
+    if not text.isdigit() or not 0 < int(text) <= most:
+        raise UsageError(f"{name} is {text!r}: it must be a number from 1 to {most}")
+    return int(text)

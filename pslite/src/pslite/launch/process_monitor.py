@@ -1,0 +1,116 @@
+"""Looks at the processes of a task from outside: processor time, memory, GPUs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from pslite.job.usage import Usage
+from pslite.launch.gpus import Gpus
+
+#: looking may take this share of a core: the next look is put off for as long as that needs
+SHARE = 0.001
+
+
+class Watch:
+    """One task.
+
+    Parameters
+    ----------
+    pid
+        its process.
+    interval
+        the least time between two looks, in seconds.
+    gpus
+        its devices, if any.
+    clock, busy
+        seconds, of the day and of this thread's processor time.
+
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        *,
+        interval: float,
+        gpus: Gpus | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        busy: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._pid = pid
+        self._interval = interval
+        self._gpus = gpus
+        self._clock, self._busy = clock, busy
+        self._before = clock()
+        self._cpu = 0.0
+        self.peak = 0
+        #: seconds until the next look
+        self.pause = interval
+
+    def look(self) -> Usage | None:
+        """Return what the task uses now; None if its process has ended."""
+        began, now = self._busy(), self._clock()
+        cpu, private, shared, count = 0.0, 0, 0, 0
+        for process in family(self._pid):
+            try:
+                with process.oneshot():
+                    times, memory = process.cpu_times(), process.memory_info()
+            except psutil.Error:
+                continue  # it has ended meanwhile; its parent has its time
+            # of children that have ended, and been waited for, too
+            cpu += sum(times[:4])
+            private += memory.rss - memory.shared
+            shared = max(shared, memory.shared)
+            count += 1
+        if not count or not private + shared:
+            return None  # gone, or dead and not waited for yet
+        memory_bytes = private + shared
+        self.peak = max(self.peak, memory_bytes)
+        # time of processes that nobody waited for is lost; it never goes back
+        cpu = max(cpu, self._cpu)
+        seconds = max(now - self._before, 1e-6)
+        usage = Usage(
+            seconds=seconds,
+            cpu_seconds=cpu,
+            cpu_percent=100 * (cpu - self._cpu) / seconds,
+            memory_bytes=memory_bytes,
+            memory_peak=self.peak,
+            processes=count,
+            gpus=self._gpus.look() if self._gpus is not None else (),
+        )
+        self._before, self._cpu = now, cpu
+        self.pause = max(self._interval, (self._busy() - began) / SHARE)
+        return usage
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """Return a process and its descendants, by the kernel's own lists where it keeps them (Linux, proc(5))."""
+    try:
+        process = psutil.Process(pid)
+        if not Path(f"/proc/{pid}/task/{pid}/children").exists():
+            return [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return []
+    found, waiting = [process], [pid]
+    while waiting:
+        for child in _children(waiting.pop()):
+            try:
+                found.append(psutil.Process(child))
+            except psutil.Error:
+                continue
+            waiting.append(child)
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    """Return the children of all threads of a process."""
+    found: list[int] = []
+    try:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (thread / "children").read_text(encoding="ascii").split())
+    except OSError:
+        pass
+    return found

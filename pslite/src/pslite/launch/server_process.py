@@ -1,0 +1,37 @@
+"""`python -m pslite.launch.server_process`: the process of one parameter server, as dl2-run starts it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from pslite.errors import PsliteError
+from pslite.launch.environment import task_environment
+from pslite.launch.signals import OWN
+from pslite.server import Server
+
+
+def main() -> int:
+    """Serve until the job ends; return the exit status."""
+    for number in OWN:
+        # Slurm sends them to every process of a job, and they mean something to scripts only
+        signal.signal(number, signal.SIG_IGN)
+    quiet = os.environ.get("DL2_QUIET") == "1"
+    try:
+        place = task_environment(os.environ, "ps")
+
+        def say(text: str) -> None:
+            if not quiet:
+                sys.stderr.write(f"{place.identity.task}: {text}\n")
+
+        return Server(place.identity, place.coordinator, host=os.environ.get("DL2_HOST", ""), say=say).run()
+    except PsliteError as error:
+        sys.stderr.write(f"pslite: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

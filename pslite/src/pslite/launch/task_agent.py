@@ -1,0 +1,186 @@
+"""dl2-run around one task: the parent of its process, which watches it and reports to the coordinator how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import psutil
+
+from pslite.job.usage import Usage, in_words
+from pslite.launch.exit_status import Cause, Ending, OomKills, judge, oom_kills
+from pslite.launch.gpus import open_gpus
+from pslite.launch.launcher_client import Informer
+from pslite.launch.process_monitor import Watch, family
+from pslite.launch.signals import ENDING, OWN, from_terminal, handled, wait_for
+from pslite.net.authentication import Identity
+from pslite.net.messages import AgentExit, AgentUsage
+
+#: how long the coordinator may take to take the report of how a task ended, and to be there if it ended well
+_REPORT_SECONDS, _QUICK_SECONDS = 2.0, 0.2
+#: how long it may take to be there, at first and when it is gone, and between two looks at whether it is
+_CONNECT_SECONDS, _AGAIN_SECONDS, _LOOK_SECONDS = 60.0, 5.0, 0.5
+
+
+class Agent:
+    """Runs a command as the process of a task.
+
+    Parameters
+    ----------
+    identity
+        the task's.
+    coordinator
+        host:port of the coordinator.
+    command
+        what to run, without a shell.
+    environ
+        its environment.
+    say
+        takes lines for the user.
+    watch_seconds
+        the least time between two looks at what the task uses; 0 for none.
+    count_kills
+        counts processes that were killed for lack of memory.
+
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        coordinator: str,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        say: Callable[[str], None],
+        watch_seconds: float = 5.0,
+        count_kills: Callable[[], OomKills] = oom_kills,
+    ) -> None:
+        self._identity = identity
+        self._command = list(command)
+        self._environ = dict(environ)
+        self._say = say
+        self._watch_seconds = watch_seconds
+        self._count_kills = count_kills
+        self._line = Informer(identity, coordinator)
+        self._process: subprocess.Popen[bytes] | None = None
+        #: the process has begun, or will not
+        self._began = threading.Event()
+        self._over = threading.Event()
+        self._peak = 0
+        #: signals that came before there was a process
+        self._early: list[int] = []
+        self._interrupts = 0
+
+    def run(self) -> int:
+        """Run the command to its end; return the exit status for dl2-run (128 + n for a signal n)."""
+        with handled(self._forward):
+            threading.Thread(target=self._attend, name="pslite-agent", daemon=True).start()
+            try:
+                return self._run()
+            finally:
+                self._over.set()
+                self._began.set()
+
+    def _run(self) -> int:
+        before, kills, since = resource.getrusage(resource.RUSAGE_CHILDREN), self._count_kills(), time.monotonic()
+        try:
+            self._process = process = subprocess.Popen(self._command, env=self._environ)
+        except OSError as error:
+            text = f"cannot start {self._command[0]!r}: {error.strerror}"
+            self._say(text)
+            self._report(0, 127, Ending(Cause.NOT_STARTED, text))
+            return 127
+        self._began.set()
+        for number in self._early:
+            process.send_signal(number)  # came before the process was there
+        code = wait_for(process)
+        self._over.set()
+        usage = self._whole_life(before, time.monotonic() - since)
+        self._say(f"{self._identity.task} has used {in_words(usage)}")
+        self._report(process.pid, code, judge(code, kills, self._count_kills), usage)
+        return code if code >= 0 else 128 - code
+
+    # --- signals --------------------------------------------------------------------------------------------------
+
+    def _forward(self, number: int) -> None:
+        """Pass a signal on; the second interrupt is the end of a task that does not heed the first."""
+        process = self._process
+        if process is None:
+            if number in ENDING:
+                self._early.append(number)
+            return
+        if process.returncode is not None or (number in OWN and self._identity.role == "ps"):
+            return  # servers have no use for signals that mean something to scripts
+        if number == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                for member in reversed(family(process.pid)):
+                    with contextlib.suppress(psutil.Error):
+                        member.kill()
+                return
+            if from_terminal():
+                return  # the task has it already
+        os.kill(process.pid, number)
+
+    # --- watching -------------------------------------------------------------------------------------------------
+
+    def _attend(self) -> None:
+        """Keep the connection to the coordinator, and look at the task from time to time."""
+        refused = self._line.open(_CONNECT_SECONDS)
+        if refused:
+            self._say(f"cannot report to the coordinator: {refused}")
+        self._began.wait()
+        process = self._process
+        if process is None:
+            return
+        gpus = open_gpus(self._environ) if self._watch_seconds and self._identity.role == "worker" else None
+        watch = Watch(process.pid, interval=self._watch_seconds, gpus=gpus)
+        due = time.monotonic() + watch.pause
+        while not self._over.wait(min(_LOOK_SECONDS, watch.pause or _LOOK_SECONDS)):
+            if not self._line.look() and not refused:
+                self._line.open(_AGAIN_SECONDS)
+            if not self._watch_seconds or time.monotonic() < due:
+                continue
+            usage = watch.look()
+            due = time.monotonic() + watch.pause
+            self._peak = watch.peak
+            if usage is not None:
+                self._line.tell(AgentUsage(usage=usage))
+        if gpus is not None:
+            gpus.close()
+
+    def _whole_life(self, before: resource.struct_rusage, seconds: float) -> Usage:
+        """Return what the task has used, by the kernel's account of processes that were waited for."""
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        # the largest of all processes that we ever had: the task's if it is larger than those before it. A process
+        # counts as at least as large as we were when it was made (the kernel's exec_mmap), some 30 MB
+        largest = after.ru_maxrss * 1024 if after.ru_maxrss > before.ru_maxrss else 0
+        return Usage(
+            seconds=seconds,
+            cpu_seconds=cpu,
+            cpu_percent=100 * cpu / max(seconds, 1e-6),
+            memory_bytes=0,
+            memory_peak=max(self._peak, largest),
+            processes=0,
+        )
+
+    def _report(self, pid: int, code: int, ending: Ending, usage: Usage | None = None) -> None:
+        report = AgentExit(
+            pid=pid,
+            status=max(0, code),
+            signal=max(0, -code),
+            cause=ending.cause,
+            text=ending.text,
+            usage=usage,
+        )
+        reach = _REPORT_SECONDS if code else _QUICK_SECONDS
+        if not self._line.report(report, _REPORT_SECONDS, reach) and code:
+            self._say("the coordinator did not take the report of how the task ended")
+        self._line.close()

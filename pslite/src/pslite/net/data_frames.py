@@ -1,0 +1,338 @@
+"""The data plane: frames of one block each, over non-blocking sockets, into and out of memory that exists already.
+
+A frame is a fixed header and a payload whose length must be the one that the job's description gives for that block;
+it is checked before a byte of payload is received.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import struct
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from pslite.errors import PeerLost, ProtocolError
+from pslite.net.tls import Sealed
+
+if TYPE_CHECKING:
+    from pslite.net.shared_memory import Mapped
+
+#: worker -> server: gradient sum of one tree node for one block, of step `version`
+PUSH = 1
+#: server -> worker: weights of one block at `version`
+PARAM = 2
+#: old owner -> new owner: weights and optimizer slots of one block at `version`, with a checksum
+STATE = 3
+#: new owner -> old owner: the state is here and whole
+STATE_ACK = 4
+#: chief -> server: initial weights of one block
+INIT = 5
+#: server -> worker: a push was refused, not applied
+WRONG_OWNER = 6
+#: chief -> server: weights and optimizer slots of one block, from a checkpoint of `version`
+RESTORE = 7
+#: worker -> server, server -> worker: its shared memory number `place`, whose descriptor comes with the header
+REGION = 8
+#: server -> worker: the rows of a sparse block that have changed since the version before the last, at `version`
+PARAM_ROWS = 9
+#: worker -> server: send me weights and optimizer slots of one block, as they are at `version`
+FETCH = 20
+#: server -> worker: here they are
+WHOLE = 21
+#: owner -> backup: step `version` of one block: `node` numbers of 64 bits, then the gradient sum
+REPLICATE = 10
+#: backup -> owner: that sum is here
+REPLICATED = 11
+#: owner -> backup: weights and optimizer slots of one block at `version`, with a checksum, to begin a replica with
+SEED = 12
+#: backup -> owner: the replica is here and whole
+SEEDED = 13
+
+#: worker -> server -> workers that have just come: weights and optimizer slots of one block, with a checksum
+FIRST_STATE = 22
+#: worker -> server that takes the place of another one: weights of one block at `version`
+REBUILD = 23
+#: worker -> server, over a connection that takes the place of a broken one: I lack that block at `version`; -1: the
+#: first that is for me.  Server -> workers: one that has just come lacks its first state
+AGAIN = 24
+KINDS = frozenset(
+    (
+        PUSH, PARAM, STATE, STATE_ACK, INIT, WRONG_OWNER, RESTORE, REGION, PARAM_ROWS, FETCH, WHOLE, REPLICATE,
+        REPLICATED, SEED, SEEDED, FIRST_STATE, REBUILD, AGAIN,
+    )
+)  # fmt: skip
+
+#: regions of one peer, at most
+MOST_REGIONS = 256
+
+_MAGIC = 0x31534C50  # "PLS1"
+_HEADER = struct.Struct("<IHHIIIIIIqqq")
+HEADER_BYTES = _HEADER.size
+_GATHER = 32
+_FILE = struct.Struct("i")
+#: room for one open file: more than one is dropped by the kernel
+_ANCILLARY = socket.CMSG_LEN(_FILE.size)
+#: bytes received from one peer, or looked at in its memory, before others get their turn and answers are sent
+_BUDGET = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a frame is. `plan` took effect at version `first`; `next_*` is the stamp of the coming plan, or 0. With a
+    whole state `next_first` is the version from which on the optimizer's part counts.
+
+    With a `place` the payload does not follow: it lies in the sender's shared memory of that number; for PARAM, `node`
+    pages from its beginning.
+    """
+
+    kind: int
+    plan: int
+    block: int
+    node: int
+    length: int
+    version: int
+    first: int
+    next_plan: int = 0
+    next_first: int = 0
+    crc: int = 0
+    place: int = 0
+
+    def pack(self) -> bytes:
+        """Return the header as bytes on the wire."""
+        return _HEADER.pack(
+            _MAGIC,
+            self.kind,
+            self.place,
+            self.plan,
+            self.block,
+            self.node,
+            self.length,
+            self.crc,
+            self.next_plan,
+            self.version,
+            self.first,
+            self.next_first,
+        )
+
+
+def region_header(place: int) -> Header:
+    """Return what announces shared memory of that number."""
+    return Header(REGION, 0, 0, 0, 0, 0, 0, place=place)
+
+
+def unpack(data: bytearray) -> Header:
+    """Return the header in `data`.
+
+    Raises
+    ------
+    ProtocolError
+        it is not one.
+
+    """
+    (
+        magic, kind, place, plan, block, node, length, crc, next_plan, version, first, next_first
+    ) = _HEADER.unpack_from(data)  # fmt: skip
+    if magic != _MAGIC or kind not in KINDS:
+        raise ProtocolError("a data frame does not begin with a valid header")
+    return Header(kind, plan, block, node, length, version, first, next_plan, next_first, crc, place)
+
+
+class Receiver(Protocol):
+    """Who takes frames: says where a payload goes, then hears that it is there."""
+
+    def payload(self, link: Link, header: Header) -> memoryview:
+        """Return the memory for the payload (as long as it must be); raise ProtocolError to refuse the peer."""
+
+    def arrived(self, link: Link, header: Header) -> None:
+        """The payload is complete."""
+
+    def shared(self, link: Link, header: Header) -> None:
+        """The payload lies in shared memory; for REGION, `link.descriptor()` gives that.  Raises ProtocolError."""
+
+
+class Link:
+    """One authenticated data connection."""
+
+    def __init__(self, sock: socket.socket, task: str, incarnation: str, role: str) -> None:
+        sock.setblocking(False)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock = sock
+        self.task = task
+        self.incarnation = incarnation
+        self.role = role
+        self.open = True
+        self._sealed = sock if isinstance(sock, Sealed) else None
+        #: whether memory can be shared over it
+        self.local = sock.family == socket.AF_UNIX
+        #: the peer's shared memory, by number
+        self.regions: dict[int, Mapped] = {}
+        self._out: deque[memoryview] = deque()
+        #: open files that go with queued headers, by the latter's identity, and what has come
+        self._handing: dict[int, int] = {}
+        self._descriptors: list[int] = []
+        self._header = bytearray(HEADER_BYTES)
+        self._got = 0
+        self._frame: Header | None = None
+        self._payload = memoryview(b"")
+
+    @property
+    def unsent(self) -> bool:
+        """Whether bytes wait to be sent."""
+        return bool(self._out)
+
+    def send(self, header: Header, *payload: memoryview) -> None:
+        """Queue a frame; the pieces of its payload are not copied and must stay as they are until they are sent."""
+        self._out.append(memoryview(header.pack()))
+        self._out += [piece for piece in payload if piece.nbytes]
+
+    def hand(self, header: Header, descriptor: int) -> None:
+        """Queue a header with an open file, which must stay open until it is sent."""
+        view = memoryview(header.pack())
+        self._handing[id(view)] = descriptor
+        self._out.append(view)
+
+    def descriptor(self) -> int:
+        """Return the open file that came with the header just received; it is the caller's from now on.
+
+        Raises
+        ------
+        ProtocolError
+            there is none.
+
+        """
+        if not self._descriptors:
+            raise ProtocolError(f"{self.task} announced shared memory and sent none")
+        return self._descriptors.pop()
+
+    def flush(self) -> bool:
+        """Send what the socket takes; return whether nothing is left.
+
+        Raises
+        ------
+        PeerLost
+            the connection broke.
+
+        """
+        try:
+            while self._out:
+                self._gather()
+            return True
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            raise PeerLost(f"connection to {self.task} broke: {error.strerror}") from error
+
+    def _gather(self) -> None:
+        """Send what is queued, in one call; an open file goes with the first byte of its header."""
+        views = list(itertools.islice(self._out, _GATHER))
+        given: list[tuple[int, int, bytes]] = []
+        if self._handing:
+            first = next((i for i, view in enumerate(views) if id(view) in self._handing), len(views))
+            if first == 0:
+                given = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _FILE.pack(self._handing[id(views[0])]))]
+            del views[max(1, first) :]
+        sent = self.sock.sendmsg(views, given)
+        if given:
+            del self._handing[id(views[0])]
+        self._sent(sent)
+
+    def _sent(self, count: int) -> None:
+        """Forget queued bytes that are on their way."""
+        out = self._out
+        while count:
+            view = out[0]
+            if count < view.nbytes:
+                out[0] = view[count:]
+                return
+            out.popleft()
+            count -= view.nbytes
+
+    def receive(self, receiver: Receiver) -> bool:
+        """Receive frames until the socket is empty or the peer has had its turn; returns whether there may be more.
+
+        Raises
+        ------
+        PeerLost
+            the connection ended.
+        ProtocolError
+            the peer sent what it must not.
+
+        """
+        budget = _BUDGET
+        # what TLS has deciphered already the selector does not see
+        while budget > 0 or (self._sealed is not None and self._sealed.pending()):
+            target = (memoryview(self._header) if self._frame is None else self._payload)[self._got :]
+            try:
+                if self.local and self._frame is None:
+                    got = self._receive_header(target)
+                else:
+                    got = self.sock.recv_into(target)
+            except (BlockingIOError, InterruptedError):
+                return False
+            except OSError as error:
+                raise PeerLost(f"connection to {self.task} broke: {error.strerror}") from error
+            if not got:
+                raise PeerLost(f"{self.task} closed its connection")
+            self._got += got
+            budget -= got
+            if got == target.nbytes:
+                budget -= self._advance(receiver)
+        return True
+
+    def _receive_header(self, target: memoryview) -> int:
+        """Receive part of a header; an open file comes with its first byte."""
+        got, ancillary, _, _ = self.sock.recvmsg_into([target], _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._descriptors += [d for (d,) in _FILE.iter_unpack(data[: len(data) - len(data) % _FILE.size])]
+        return got
+
+    @property
+    def coming(self) -> Header | None:
+        """The frame whose payload is on its way."""
+        return self._frame
+
+    def divert(self) -> None:
+        """Have the rest of the payload that is on its way go nowhere."""
+        self._payload = memoryview(bytearray(self._payload.nbytes))
+
+    def _advance(self, receiver: Receiver) -> int:
+        """Take what is complete; return how many bytes of the peer's memory have been looked at."""
+        if self._frame is None:
+            header = unpack(self._header)
+            if header.place:
+                self._got = 0
+                receiver.shared(self, header)
+                self._forget_descriptors()
+                return header.length
+            self._forget_descriptors()
+            payload = receiver.payload(self, header)
+            if payload.nbytes != header.length:
+                raise ProtocolError(f"{self.task} announced {header.length} bytes, {payload.nbytes} are right")
+            self._got = 0
+            if header.length:
+                self._frame, self._payload = header, payload
+            else:
+                receiver.arrived(self, header)
+        else:
+            header, self._frame, self._payload, self._got = self._frame, None, memoryview(b""), 0
+            receiver.arrived(self, header)
+        return 0
+
+    def close(self) -> None:
+        """Close the socket."""
+        if self.open:
+            self.open = False
+            self._out.clear()
+            self._handing.clear()
+            self._forget_descriptors()
+            self.regions.clear()
+            self.sock.close()
+
+    def _forget_descriptors(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())

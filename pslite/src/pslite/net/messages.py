@@ -1,0 +1,572 @@
+"""The control messages, as validated structs. They travel as length-prefixed msgpack; nothing in them is executed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from pslite.job.plan import Member, Plan
+from pslite.job.spec import JobSpec
+from pslite.job.throughput import Pace
+from pslite.job.usage import StepTimes, Usage
+from pslite.launch.exit_status import Cause
+
+PROTOCOL = 2
+MAX_HANDSHAKE_BYTES = 4096
+MAX_CONTROL_BYTES = 8 << 20
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all messages; the tag is the class name."""
+
+
+# --- handshake, on every connection -------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """Client: who I am and what this connection is for."""
+
+    protocol: int
+    channel: Literal["control", "agent", "data"]
+    role: Literal["worker", "ps"]
+    task: str
+    incarnation: str
+    nonce: bytes
+    #: what it was told that the job encrypts; "" if nothing
+    encrypt: Literal["", "none", "control", "all"] = ""
+
+
+class Challenge(Message, frozen=True):
+    """Server: who I am; prove that you know the token."""
+
+    job: str
+    task: str
+    incarnation: str
+    nonce: bytes
+    #: what the job encrypts
+    encrypt: Literal["none", "control", "all"] = "none"
+
+
+class Proof(Message, frozen=True):
+    """Client: keyed hash over Hello and Challenge."""
+
+    mac: bytes
+
+
+class Accepted(Message, frozen=True):
+    """Server: you are in, and here is my own proof."""
+
+    mac: bytes
+
+
+class Refused(Message, frozen=True):
+    """Server: the connection ends here, for this reason."""
+
+    reason: str
+
+
+Handshake = Hello | Challenge | Proof | Accepted | Refused
+
+
+# --- member -> coordinator ----------------------------------------------------------------------------------------
+
+
+class Join(Message, frozen=True):
+    """I am ready to become a member."""
+
+    host: str
+    pid: int
+    address: str = ""
+    local: str = ""
+    machine: str = ""
+    #: what a worker trains; one with a loop of its own says it later, in `Describe`
+    spec: JobSpec | None = None
+
+
+class Rejoin(Message, frozen=True):
+    """I have been here before, and my connection was lost: so many counted messages have I taken, in that term's."""
+
+    taken: int
+    term: int
+
+
+class Taken(Message, frozen=True):
+    """Either side: so many counted messages of yours have I taken; forget them."""
+
+    count: int
+
+
+class Describe(Message, frozen=True):
+    """Worker that has joined without saying what it trains: this."""
+
+    spec: JobSpec
+
+
+class AtBarrier(Message, frozen=True):
+    """Worker: I wait until all workers do."""
+
+
+class Beat(Message, frozen=True):
+    """I am alive; workers add their progress since the last beat."""
+
+    version: int = 0
+    loss: float = 0.0
+    samples: int = 0
+    #: of steps since the beat before that had any
+    steps: StepTimes | None = None
+    #: the work done since the beat before that had any
+    pace: Pace | None = None
+
+
+class Ready(Message, frozen=True):
+    """Everything that plan needs is open and allocated."""
+
+    plan: int
+
+
+class Nack(Message, frozen=True):
+    """I cannot take part in that plan; `about` names the member at fault, if it is another one."""
+
+    plan: int
+    reason: str
+    about: str = ""
+
+
+class Stamped(Message, frozen=True):
+    """Pacer: that plan takes effect at version `first`; `first` < 0 says that the job ends before it could."""
+
+    plan: int
+    first: int
+
+
+class Pushed(Message, frozen=True):
+    """Worker: I was let to push under that plan after waiting so long; None if I have just joined."""
+
+    plan: int
+    suspension_ms: float | None
+
+
+class Drained(Message, frozen=True):
+    """Worker: my last step before that plan is pushed; nothing is left to do for me."""
+
+    plan: int
+
+
+class Moved(Message, frozen=True):
+    """Server: all my blocks are where that plan wants them."""
+
+    plan: int
+    sent_bytes: int
+    move_ms: float
+
+
+class TakenOver(Message, frozen=True):
+    """Server: from now on I take the nodes of that `TakeOver` from anybody."""
+
+    number: int
+
+
+class Copies(Message, frozen=True):
+    """Which versions I have of the blocks of that `Census`: a server of their state, as their owner or not, a worker of
+    their weights.
+    """
+
+    number: int
+    versions: dict[int, int]
+    #: of a worker that updates for itself: the version that it got from another one, so that it has no sums of it
+    came: int = -1
+    #: the plan that has been said to come next, and the version from which on it rules
+    stamp: tuple[int, int] = (0, 0)
+    #: async mode, of a server: the highest version that a worker has pushed to it
+    reached: int = -1
+
+
+class Promoted(Message, frozen=True):
+    """Server: from now on blocks are owned as that `Promote` says."""
+
+    number: int
+
+
+class Rebuilt(Message, frozen=True):
+    """Server: the blocks of that `Promote` that had to be made anew are there; by block, of which version the
+    optimizer's state is, -1 where it begins anew.
+    """
+
+    number: int
+    states: dict[int, int]
+
+
+class Restored(Message, frozen=True):
+    """Chief: the job goes on from a checkpoint of that version; `inexact_from` as in the director's `Result`."""
+
+    version: int
+    inexact_from: int | None = None
+
+
+class Saved(Message, frozen=True):
+    """Server: those blocks, as of that version, are on disk in the file `name`."""
+
+    version: int
+    name: str
+    sha256: str
+    blocks: tuple[int, ...]
+
+
+class NotSaved(Message, frozen=True):
+    """Server: there will be no checkpoint of that version, for this reason."""
+
+    version: int
+    reason: str
+
+
+class Norm(Message, frozen=True):
+    """Server: sums of squares in some blocks, in the step from that version: of the mean gradient, or for LAMB of the
+    weights and of the update of each piece of a tensor (`pslite.numeric.norms.Squares`).
+    """
+
+    version: int
+    squares: dict[int, tuple[float, ...]]
+    of: Literal["gradient", "update"] = "gradient"
+
+
+class Publish(Message, frozen=True):
+    """Worker of an all-reduce job: the others of that plan need this to reach me."""
+
+    plan: int
+    key: str
+    value: bytes
+
+
+class Broken(Message, frozen=True):
+    """Worker of an all-reduce job: the exchange with the others of that plan has failed, and they may not know why."""
+
+    plan: int
+    reason: str
+
+
+class Finished(Message, frozen=True):
+    """Worker: I have the final weights."""
+
+    version: int
+    suspension_ms: list[float]
+    #: whether it is the one that writes files; in an open job, elsewhere that is said by `Complete`
+    chief: bool = False
+
+
+class Digests(Message, frozen=True):
+    """Server, or worker of an all-reduce job: SHA-256 of the weights of each of my blocks."""
+
+    blocks: dict[int, bytes]
+
+
+class Failed(Message, frozen=True):
+    """Member: I cannot go on; the job fails with this reason."""
+
+    reason: str
+
+
+class Severed(Message, frozen=True):
+    """Member: the connection between me and that one broke, and is not there again, although nobody says it is gone."""
+
+    task: str
+    reason: str
+
+
+class Leave(Message, frozen=True):
+    """Member: my process ends in good order."""
+
+
+class AgentExit(Message, frozen=True):
+    """dl2-run: the process of my task ended."""
+
+    pid: int
+    status: int
+    signal: int
+    cause: Cause
+    #: what is known beyond that
+    text: str
+    #: of its whole life; None if there was none
+    usage: Usage | None = None
+
+
+class AgentUsage(Message, frozen=True):
+    """dl2-run: what the processes of my task use."""
+
+    usage: Usage
+
+
+# --- coordinator -> member ----------------------------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True):
+    """You have joined. If `lasting`, a coordinator of a later term may take this one's place at the same address."""
+
+    heartbeat_seconds: float
+    lease_seconds: float
+    lasting: bool = False
+    term: int = 0
+
+
+class Resumed(Message, frozen=True):
+    """You are connected again; so many counted messages of yours have I taken."""
+
+    taken: int
+    term: int
+
+
+class Alive(Message, frozen=True):
+    """The coordinator is alive."""
+
+
+class Seat(Message, frozen=True):
+    """Worker that has not said yet what it trains: your place among how many, until a plan says otherwise."""
+
+    rank: int
+    workers: int
+
+
+class BarrierOpen(Message, frozen=True):
+    """Worker: all have come to the barrier."""
+
+
+class Prepare(Message, frozen=True):
+    """Open and allocate what plan needs, then answer Ready or Nack; nothing takes effect yet.
+
+    `previous` is the plan in force: its servers send a joining worker its first weights.  With `recover` the plan in
+    force is broken, and this one takes its place as soon as it is ready (all-reduce).
+    """
+
+    plan: Plan
+    previous: Plan | None
+    spec: JobSpec
+    recover: bool = False
+    #: nobody has had weights yet: the first worker begins (all-reduce)
+    fresh: bool = False
+
+
+class Abort(Message, frozen=True):
+    """Forget that plan."""
+
+    plan: int
+    reason: str
+
+
+class Begin(Message, frozen=True):
+    """Chief: send the initial weights to the owners under that (first) plan."""
+
+    plan: int
+
+
+class Commit(Message, frozen=True):
+    """Pacer: let that plan take effect as soon as possible."""
+
+    plan: int
+
+
+class Resume(Message, frozen=True):
+    """Workers that stopped at the clock of that plan (comparison setting) go on."""
+
+    plan: int
+
+
+class PlanDone(Message, frozen=True):
+    """Everybody has moved to that plan: forget the one before."""
+
+    plan: int
+
+
+class TakeOver(Message, frozen=True):
+    """Workers are gone, and others do their part: by plan, the tree nodes that anybody of the plan may push (to a
+    server), or that you push from now on beside your own (to a worker).
+    """
+
+    number: int
+    gone: tuple[str, ...]
+    nodes: dict[int, tuple[int, ...]]
+
+
+class Census(Message, frozen=True):
+    """Those servers are gone; take nothing more from them, and say what you have of those blocks.
+
+    Unless the job is async, what is said stays so until a `Promote` comes: servers apply no step to these blocks, and
+    workers take no weights of them.  Where a block is made anew, who had got further meanwhile could not go on.
+    """
+
+    number: int
+    gone: tuple[str, ...]
+    blocks: tuple[int, ...]
+    #: keep what you say that you have until a `Promote` comes
+    keep: bool = False
+
+
+class Resumption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a worker goes on where all others are gone: it is sent all weights as those of one version of one plan."""
+
+    worker: str
+    plan: int
+    version: int
+    #: that of the block that is farthest: no plan that is not said to come yet may rule from it on, or from before
+    furthest: int
+    #: by plan, its workers
+    workers: dict[int, tuple[Member, ...]]
+    #: the plan that has been said to come next, and the version from which on it rules
+    stamp: tuple[int, int] = (0, 0)
+
+
+class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Async mode: how far the workers of blocks are whose servers are gone."""
+
+    #: by block and worker, the version of the weights that it has: all that it pushed before is in them
+    workers: dict[int, dict[str, int]]
+    #: the plan that has been said to come next, and the version from which on it rules
+    stamp: tuple[int, int]
+    #: the highest version that somebody may have pushed
+    reached: int
+
+
+class Promote(Message, frozen=True):
+    """Servers are gone, and under every plan in force others own their blocks."""
+
+    number: int
+    gone: tuple[str, ...]
+    owners: dict[int, Member]
+    #: to servers: of which blocks a worker sends the weights, and of which version
+    rebuilt: dict[int, int] = {}
+    #: the version of the checkpoint that has the optimizer's state where no server does; -1: none
+    snapshot: int = -1
+    resume: Resumption | None = None
+    clocks: Clocks | None = None
+
+
+class Restart(Message, frozen=True):
+    """Worker that has not begun: all others are gone, so you begin with that plan; answer with `Copies` of nothing."""
+
+    number: int
+    plan: int
+
+
+class Provide(Message, frozen=True):
+    """Worker: send your weights of those blocks to their new owners."""
+
+    number: int
+    owners: dict[int, Member]
+
+
+class Clip(Message, frozen=True):
+    """Server: what gradients are multiplied by in the step from that version."""
+
+    version: int
+    factor: float
+
+
+class Trust(Message, frozen=True):
+    """Server: what LAMB multiplies the updates of tensors by in the step from that version, by their numbers."""
+
+    version: int
+    factors: dict[int, float]
+
+
+class DigestRequest(Message, frozen=True):
+    """Server: the last version is reached, send the digests of your blocks."""
+
+    version: int
+
+
+class Published(Message, frozen=True):
+    """Worker of an all-reduce job: what another one has published."""
+
+    plan: int
+    key: str
+    value: bytes
+
+
+class Complete(Message, frozen=True):
+    """Worker of a job that is not open: all have the last version, and its digest is known; `chief` writes files."""
+
+    chief: str
+
+
+class Exit(Message, frozen=True):
+    """You are no longer needed: end with status 0.
+
+    With a version, only once you have it and would begin another step; -1: at once.
+    """
+
+    reason: str
+    version: int = -1
+
+
+class JobEnded(Message, frozen=True):
+    """The job failed: end with status 1 and print the reason."""
+
+    reason: str
+
+
+class Noted(Message, frozen=True):
+    """Agent: your report has arrived."""
+
+
+FromMember = (
+    Join
+    | Rejoin
+    | Taken
+    | Describe
+    | AtBarrier
+    | Beat
+    | Ready
+    | Nack
+    | Stamped
+    | Pushed
+    | Drained
+    | Moved
+    | TakenOver
+    | Copies
+    | Promoted
+    | Rebuilt
+    | Restored
+    | Saved
+    | NotSaved
+    | Norm
+    | Publish
+    | Broken
+    | Finished
+    | Digests
+    | Failed
+    | Severed
+    | Leave
+    | AgentExit
+    | AgentUsage
+)
+FromCoordinator = (
+    Welcome
+    | Resumed
+    | Taken
+    | Alive
+    | Seat
+    | BarrierOpen
+    | Prepare
+    | Abort
+    | Begin
+    | Commit
+    | Resume
+    | PlanDone
+    | TakeOver
+    | Census
+    | Promote
+    | Provide
+    | Restart
+    | Clip
+    | Trust
+    | DigestRequest
+    | Published
+    | Complete
+    | Exit
+    | JobEnded
+    | Noted
+    | Refused
+)
+
+#: messages that need not arrive: the next one says the same, or they are sent again after a `Resumed`;
+#: all others are counted, and each is taken once, in order, whatever becomes of connections
+UNCOUNTED = (Beat, Norm, Rejoin, Taken, Alive, Resumed, Clip, Trust)

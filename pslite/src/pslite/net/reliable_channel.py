@@ -1,0 +1,99 @@
+"""A control connection that outlives its connections: every counted message is taken once, in order.
+
+Both sides count what they send and what they take, so that nothing of it travels with a message.  What the other side
+has not confirmed is kept.  On a new connection each tells the other how many it has taken, and gets the rest again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from pslite.errors import ProtocolError
+from pslite.net.framing import Channel
+from pslite.net.messages import UNCOUNTED, Message
+
+
+def counts(message: Message) -> bool:
+    """Whether a message has to arrive; others may get lost with a connection."""
+    return not isinstance(message, UNCOUNTED)
+
+
+class Line:
+    """One side of it.
+
+    Parameters
+    ----------
+    taken
+        counted messages of the other side that are taken.
+    confirmed
+        counted messages of this side of which the other one has said that it has taken them.
+    unconfirmed
+        those after them.
+
+    """
+
+    def __init__(self, taken: int = 0, confirmed: int = 0, unconfirmed: Iterable[Message] = ()) -> None:
+        self.taken = taken
+        self.confirmed = confirmed
+        self.unconfirmed = deque(unconfirmed)
+        #: whether messages were counted since somebody has set it to False: there is something to write down
+        self.changed = False
+        self._due: list[Message] = []
+        self._channel: Channel[Any] | None = None
+
+    @property
+    def channel(self) -> Channel[Any] | None:
+        """The connection, if there is one."""
+        return self._channel
+
+    def send(self, message: Message) -> None:
+        """Have a message sent by the next `release`, or again when there is a connection."""
+        if counts(message):
+            self.unconfirmed.append(message)
+            self.changed = True
+        if self._channel is not None:
+            self._due.append(message)
+
+    def release(self) -> None:
+        """Send what is due."""
+        if self._due and self._channel is not None:
+            due, self._due = self._due, []
+            for message in due:
+                self._channel.send(message)
+
+    def take(self, message: Message) -> bool:
+        """Count a message that has come; returns whether it is one that counts."""
+        if isinstance(message, UNCOUNTED):
+            return False
+        self.taken += 1
+        self.changed = True
+        return True
+
+    def confirm(self, count: int) -> None:
+        """Forget what the other side has taken.
+
+        Raises
+        ------
+        ProtocolError
+            it says that it has taken what was never sent, or less than before.
+
+        """
+        if not 0 <= count - self.confirmed <= len(self.unconfirmed):
+            sent = self.confirmed + len(self.unconfirmed)
+            raise ProtocolError(f"{count} messages are said to be taken, of {self.confirmed} confirmed and {sent} sent")
+        while self.confirmed < count:
+            self.unconfirmed.popleft()
+            self.confirmed += 1
+
+    def attach(self, channel: Channel[Any], taken: int, greeting: Iterable[Message] = ()) -> None:
+        """Go on over a new connection, whose other side has taken so many; the `greeting` goes before all else."""
+        self.confirm(taken)
+        self._channel = channel
+        self._due = [*greeting, *self.unconfirmed]
+
+    def detach(self) -> None:
+        """The connection is lost."""
+        self._channel = None
+        self._due.clear()

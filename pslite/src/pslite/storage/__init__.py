@@ -1,0 +1,1 @@
+"""What a job keeps on disk: checkpoints and the coordinator log."""

@@ -1,0 +1,356 @@
+"""Checkpoints: weights and optimizer state of one version, written by the servers while the job trains on.
+
+A folder holds one folder for each kept version, named by its ten digits, with files of blocks in the safetensors format
+and a record, ``checkpoint.json``, which says what the job is and has the SHA-256 of each file.  It is made under
+another name and gets its own when all is there, so a version is there as a whole or not at all.  Nothing depends on how
+many workers and servers wrote it: a job may go on from it at any size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import queue
+import shutil
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from pslite.errors import CheckpointError
+from pslite.job.blocks import Block, cut
+from pslite.job.spec import JobSpec, differences
+from pslite.net.messages import NotSaved, Saved
+from pslite.numeric.optimizers import slots
+
+Array = NDArray[Any]
+
+FORMAT: Final = 1
+#: versions that are kept
+KEPT: Final = 2
+_RECORD: Final = "checkpoint.json"
+_PART: Final = ".part"
+_MOST_RECORD_BYTES: Final = 64 << 20
+#: what may differ between the job that wrote a checkpoint and the one that goes on from it
+_MAY_DIFFER: Final = {
+    "epochs", "checkpoint", "checkpoint_every", "resume", "architecture", "durability", "on_loss"
+}  # fmt: skip
+
+
+class SavedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of blocks: its SHA-256, hexadecimal, and the numbers of the blocks in it."""
+
+    sha256: str
+    blocks: tuple[int, ...]
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a checkpoint is of."""
+
+    format: int
+    version: int
+    spec: JobSpec
+    files: dict[str, SavedFile]
+    #: as in the director's `Result`
+    inexact_from: int | None = None
+
+
+def write_blocks(folder: Path, version: int, name: str, states: Mapping[int, Array]) -> SavedFile:
+    """Write a file of blocks for a version that is not complete yet.
+
+    Raises
+    ------
+    CheckpointError
+        it cannot be written; names the file.
+
+    """
+    place = _part(folder, version) / name
+    data = save({f"block/{number}": state for number, state in states.items()})
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with place.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise CheckpointError(f"{place}: cannot be written: {error.strerror}") from error
+    return SavedFile(hashlib.sha256(data).hexdigest(), tuple(sorted(states)))
+
+
+def complete(
+    folder: Path, version: int, spec: JobSpec, files: Mapping[str, SavedFile], *, inexact_from: int | None = None
+) -> Path:
+    """Make a version's checkpoint valid, now that all its files are there, and drop those that are older than the kept.
+
+    Raises
+    ------
+    CheckpointError
+        it cannot be written; names the file.
+
+    """
+    part, whole = _part(folder, version), place_of(folder, version)
+    record = Record(format=FORMAT, version=version, spec=spec, files=dict(files), inexact_from=inexact_from)
+    try:
+        for other in part.iterdir():
+            if other.name not in files:
+                other.unlink()  # of a run that did not come so far
+        with (part / _RECORD).open("wb") as file:
+            file.write(msgspec.json.encode(record))
+            file.flush()
+            os.fsync(file.fileno())
+        if whole.exists():
+            shutil.rmtree(whole)
+        part.rename(whole)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise CheckpointError(f"{part}: cannot be completed: {error.strerror}") from error
+    for old in sorted(_complete_ones(folder))[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+    drop_unfinished(folder, before=version)
+    return whole
+
+
+def drop_unfinished(folder: Path, *, before: float = math.inf) -> None:
+    """Remove what was begun of versions before one and never completed; of all when the job is over."""
+    for started in folder.glob(f"*{_PART}"):
+        version = started.name.removesuffix(_PART)
+        if version.isdecimal() and int(version) < before:
+            shutil.rmtree(started, ignore_errors=True)
+
+
+def place_of(folder: Path, version: int) -> Path:
+    """Return where the checkpoint of a version is, once it is whole."""
+    return folder / f"{version:010d}"
+
+
+def latest(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint in a folder; None if there is none.
+
+    Raises
+    ------
+    CheckpointError
+        the folder cannot be read.
+
+    """
+    try:
+        return max(_complete_ones(folder), default=None)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: is no folder of checkpoints: {error.strerror}") from error
+
+
+class Checkpoint:
+    """A complete checkpoint, opened to be read.
+
+    Raises
+    ------
+    CheckpointError
+        it cannot be read, or is damaged; names the file.
+
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        try:
+            with (place / _RECORD).open("rb") as file:
+                data = file.read(_MOST_RECORD_BYTES)
+            self.record = msgspec.json.decode(data, type=Record)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise CheckpointError(f"{place / _RECORD}: cannot be read: {error}") from error
+        if self.record.format != FORMAT:
+            raise CheckpointError(f"{place}: has format {self.record.format}; this pslite reads {FORMAT}")
+        self._blocks = cut(self.record.spec)
+        missing = set(range(len(self._blocks))) - {n for file in self.record.files.values() for n in file.blocks}
+        if missing:
+            raise CheckpointError(f"{place}: lacks blocks {', '.join(map(str, sorted(missing)[:5]))}")
+
+    @property
+    def version(self) -> int:
+        """Completed updates."""
+        return self.record.version
+
+    @property
+    def inexact_from(self) -> int | None:
+        """From which version on the job that wrote it had lost state; None if it had not."""
+        return self.record.inexact_from
+
+    def check(self, spec: JobSpec) -> None:
+        """Raise ``CheckpointError`` if this is of another job than `spec`; more epochs are the same job."""
+        same = {name: getattr(spec, name) for name in _MAY_DIFFER}
+        theirs = msgspec.structs.replace(self.record.spec, **same)
+        if spec != theirs:
+            found = "; ".join(differences(spec, theirs)[:10])
+            raise CheckpointError(
+                f"{self.place}: is of another job: {found}. To begin anew give another folder, or resume=False"
+            )
+
+    def states(self, only: Collection[int] | None = None) -> Iterator[tuple[Block, Array]]:
+        """Yield blocks, all or only some, with their states: weights, then the optimizer's; (1 + slots, elements)."""
+        for name, file in self.record.files.items():
+            place = self.place / name
+            wanted = [number for number in file.blocks if only is None or number in only]
+            if not wanted:
+                continue
+            if Path(name).name != name:
+                raise CheckpointError(f"{self.place / _RECORD}: {name!r} is not the name of a file in it")
+            try:
+                with place.open("rb") as opened:
+                    digest = hashlib.file_digest(opened, "sha256").hexdigest()
+                if digest != file.sha256:
+                    raise CheckpointError(f"{place}: is damaged: its SHA-256 is {digest}, not {file.sha256}")
+                with safe_open(place, framework="np") as tensors:
+                    for number in wanted:
+                        block = self._blocks[number]
+                        state = np.ascontiguousarray(tensors.get_tensor(f"block/{number}"))
+                        if state.shape != (1 + slots(block.optimizer), block.size) or state.dtype != block.dtype:
+                            raise CheckpointError(f"{place}: block {number} has another shape or type")
+                        yield block, state
+            except (OSError, SafetensorError, IndexError) as error:
+                raise CheckpointError(f"{place}: cannot be read: {error}") from error
+
+    def tensors(self) -> dict[str, Array]:
+        """Return the weights by the names that the model's tensors have."""
+        flat = [np.empty(segment.size, dtype=segment.dtype) for segment in self.record.spec.segments]
+        for block, state in self.states():
+            flat[block.segment][block.offset : block.offset + block.size] = state[0]
+        found: dict[str, Array] = {}
+        for segment, array in zip(self.record.spec.segments, flat, strict=True):
+            offset = 0
+            for part in segment.parts:
+                found[part.name] = array[offset : offset + part.size].reshape(part.shape)
+                offset += part.size
+        return found
+
+
+def to_resume(spec: JobSpec) -> Checkpoint | None:
+    """Return what a job should go on from; None where it begins.
+
+    Raises
+    ------
+    CheckpointError
+        there is a checkpoint, but it is damaged or of another job.
+
+    """
+    place = latest(Path(spec.checkpoint)) if spec.checkpoint and spec.resume else None
+    if place is None:
+        return None
+    found = Checkpoint(place)
+    found.check(spec)
+    return found
+
+
+class Saver:
+    """Copies blocks as they reach a version to be kept, and writes them in a thread of its own.
+
+    One version is written at a time: one that comes before the last is on disk is left out.
+
+    Parameters
+    ----------
+    spec
+        the job.
+    name
+        begins the names of this process' files.
+    report
+        called from the thread with each `Saved` and `NotSaved`.
+
+    """
+
+    def __init__(self, spec: JobSpec, name: str, report: Callable[[Saved | NotSaved], None]) -> None:
+        self._folder = Path(spec.checkpoint)
+        self._every = spec.checkpoint_every
+        self._name = name
+        self._report = report
+        self._lock = threading.Lock()
+        #: the version that is being written, and how many of its blocks are not on disk yet
+        self._open = -1
+        self._unwritten = 0
+        #: its blocks that have been taken: one that a server gives away and gets back may come to it twice
+        self._taken: set[int] = set()
+        self._left_out = -1
+        self._files = 0
+        self._free: dict[tuple[str, tuple[int, ...]], list[Array]] = {}
+        self._queue: queue.SimpleQueue[tuple[int, int, Array] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def take(self, number: int, version: int, state: Array) -> None:
+        """Look at a block that has just reached a version; copies it if that is one to be kept."""
+        if not self._every or version % self._every or version == self._left_out:
+            return
+        with self._lock:
+            if version != self._open and self._unwritten:
+                self._left_out = version
+                reason = f"version {self._open} is still being written"
+            else:
+                if version != self._open:
+                    self._taken.clear()
+                self._open = version
+                if number in self._taken:
+                    return
+                self._taken.add(number)
+                self._unwritten += 1
+                free = self._free.setdefault((state.dtype.name, state.shape), [])
+                copy = free.pop() if free else np.empty_like(state)
+                reason = ""
+        if reason:
+            self._report(NotSaved(version=version, reason=reason))
+            return
+        np.copyto(copy, state)
+        self._queue.put((version, number, copy))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name="pslite-saver", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Write what is queued, then end."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+
+    def _loop(self) -> None:
+        while True:
+            # All that is there goes into one file; it is of one version.
+            items = [self._queue.get()]
+            while not self._queue.empty():
+                items.append(self._queue.get())
+            blocks = [item for item in items if item is not None]
+            if blocks:
+                self._write(blocks[0][0], {number: state for _, number, state in blocks})
+            if len(blocks) < len(items):
+                return
+
+    def _write(self, version: int, states: dict[int, Array]) -> None:
+        self._files += 1
+        name = f"{self._name}-{self._files}.safetensors"
+        answer: Saved | NotSaved
+        try:
+            file = write_blocks(self._folder, version, name, states)
+            answer = Saved(version=version, name=name, sha256=file.sha256, blocks=file.blocks)
+        except CheckpointError as error:
+            answer = NotSaved(version=version, reason=str(error))
+        with self._lock:
+            self._unwritten -= len(states)
+            for state in states.values():
+                self._free[state.dtype.name, state.shape].append(state)
+        self._report(answer)
+
+
+def _part(folder: Path, version: int) -> Path:
+    return folder / f"{version:010d}{_PART}"
+
+
+def _complete_ones(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    with contextlib.suppress(FileNotFoundError):
+        found = [place for place in folder.iterdir() if place.name.isdecimal() and (place / _RECORD).is_file()]
+    return found

@@ -1,0 +1,349 @@
+"""Heartbeats to a daemon, and registration, against a small HTTP server that plays it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from pslite_jobs import command, static_digest
+
+
+class Daemon:
+    """Answers heartbeats; starts the tasks it wants as processes."""
+
+    def __init__(self):
+        self.beats: list[dict] = []
+        #: how many were answered with an error
+        self.refused = 0
+        self.registrations: list[dict] = []
+        self.targets: list[str] = []
+        self.stop = False
+        self.status = 200
+        self.refuse_register = ""
+        self.unavailable = 0
+        self.static = False
+        self.token = secrets.token_hex(32)
+        self.credential = secrets.token_hex(32)
+        self.changed = threading.Condition()
+        daemon = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                code, answer = daemon.answer(self.path, self.headers.get("Authorization"), body)
+                data = json.dumps(answer).encode()
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *args):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,))
+        self.thread.start()
+        self.processes: dict[str, subprocess.Popen] = {}
+
+    def answer(self, path, authorization, body):
+        with self.changed:
+            if path == "/v1/register":
+                self.registrations.append(body)
+                self.changed.notify_all()
+                if self.unavailable:
+                    self.unavailable -= 1
+                    return 503, {"error": "starting"}
+                if self.refuse_register:
+                    return 400, {"error": self.refuse_register}
+                return 200, {
+                    "job": "job-7",
+                    "credential": self.credential,
+                    "token": self.token,
+                    "heartbeat_seconds": 0.2,
+                    "static": self.static,
+                }
+            assert path == "/v1/jobs/job-7/heartbeat"
+            if authorization != f"Bearer {self.credential}":
+                return 401, {"error": "wrong credential"}
+            if self.status != 200:
+                self.refused += 1
+                self.changed.notify_all()
+                return self.status, {"error": "not now"}
+            self.beats.append(body)
+            self.changed.notify_all()
+            return 200, {"members": self.targets, "stop": self.stop, "heartbeat_seconds": 0.2}
+
+    def want(self, *tasks, options=(), **environ):
+        with self.changed:
+            self.changed.wait_for(lambda: self.beats, 60)
+            self.targets = list(tasks)
+            address = self.beats[-1]["address"]
+        for task in tasks:
+            if task not in self.processes:
+                self.launch(
+                    task,
+                    command(*options),
+                    DL2_ROLE="server" if task.startswith("ps") else "worker",
+                    DL2_TASK=task,
+                    DL2_COORDINATOR=address,
+                    DL2_TOKEN=self.token,
+                    **environ,
+                )
+
+    def launch(self, name, arguments, **environ):
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}
+        self.processes[name] = subprocess.Popen(
+            [sys.executable, "-m", "pslite.run", *arguments],
+            env={**clean, **environ},
+            start_new_session=True,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        return self.processes[name]
+
+    def wait(self, condition, seconds=120):
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.beats and condition(self.beats[-1]), seconds), self.beats[-1:]
+            return self.beats[-1]
+
+    def close(self):
+        for process in self.processes.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            process.stderr.close()
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def daemon():
+    daemon = Daemon()
+    try:
+        yield daemon
+    finally:
+        daemon.close()
+
+
+def coordinator(daemon, **environ):
+    return daemon.launch(
+        "coordinator",
+        command(),
+        DL2_DAEMON=daemon.url,
+        DL2_ROLE="coordinator",
+        DL2_HOST="127.0.0.1",
+        **{"DL2_JOB": "job-7", "DL2_TOKEN": daemon.token, "DL2_CREDENTIAL": daemon.credential, **environ},
+    )
+
+
+def test_a_job_under_a_daemon_grows_shrinks_and_finishes(daemon, gate):
+    options = ("--epochs", "40", "--step-seconds", "0.01")
+    process = coordinator(daemon)
+    first = daemon.wait(lambda beat: beat["state"] == "waiting")
+    assert first["total_versions"] is None
+    assert first["result"] is None
+    daemon.want("worker-0", "ps-0", options=options)
+    daemon.wait(lambda beat: beat["state"] == "running" and beat["version"] > 0)
+    daemon.want("worker-0", "worker-1", "ps-0", "ps-1", options=options)
+    daemon.wait(lambda beat: beat["plan"] >= 2 and sum(m["state"] == "active" for m in beat["members"]) == 4)
+    daemon.want("worker-1", "ps-1")
+    beat = daemon.wait(lambda beat: any(m["state"] == "left" for m in beat["members"]))
+    gate.unlink()
+    assert beat["epochs"] == 40.0
+    assert beat["total_versions"] == 440
+    assert daemon.processes["worker-0"].wait(60) == 0
+    assert daemon.processes["ps-0"].wait(60) == 0
+    last = daemon.wait(lambda beat: beat["state"] == "finished")
+    assert last["result"] == {"digest": static_digest("--epochs", "40"), "versions": 440, "inexact_from": None}
+    assert last["epoch"] == 40.0
+    assert process.wait(60) == 0
+    numbers = [plan["number"] for beat in daemon.beats for plan in beat["plans"]]
+    assert numbers == sorted(set(numbers)), "a plan is told once"
+    plans = [plan for beat in daemon.beats for plan in beat["plans"]]
+    assert {task for plan in plans for task in plan["removed"]} == {"worker-0", "ps-0"}
+    assert set(plans[0]) == {
+        "number",
+        "first_version",
+        "workers",
+        "servers",
+        "added",
+        "removed",
+        "moved_bytes",
+        "prepare_ms",
+        "move_ms",
+        "suspension_ms",
+    }
+    left = [b for b in daemon.beats if any(m["task"] == "worker-0" and m["state"] == "left" for m in b["members"])]
+    told = [m["cause"] for b in left for m in b["members"] if m["task"] == "worker-0"]
+    assert told in ([None, "drained"], ["drained"]), "a member that left is told once, and why when that is known"
+    assert len({beat["incarnation"] for beat in daemon.beats}) == 1
+    said = [m for beat in daemon.beats for m in beat["members"] if m["task"] == "worker-1"]
+    assert sum(m["steps"] is not None for m in said) < len(said), "what is not new is not told again"
+    assert next(m["steps"] for m in said if m["steps"])["p95_ms"] >= 10.0
+    # its whole life, told with its end
+    gone = next(m for beat in daemon.beats for m in beat["members"] if m["task"] == "worker-0" and m["cause"])
+    assert gone["usage"]["cpu_seconds"] > 0
+    assert gone["usage"]["memory_peak"] > 10 << 20
+
+
+def test_a_job_goes_on_without_its_daemon(daemon, gate):
+    options = ("--epochs", "30", "--step-seconds", "0.01")
+    process = coordinator(daemon)
+    daemon.want("worker-0", "ps-0", options=options)
+    before = daemon.wait(lambda beat: beat["state"] == "running")["version"]
+    daemon.status = 503
+    with daemon.changed:
+        assert daemon.changed.wait_for(lambda: daemon.refused >= 2, 60)
+        daemon.status = 200
+    after = daemon.wait(lambda beat: beat["version"] > before)
+    assert after["members"]
+    gate.unlink()
+    daemon.wait(lambda beat: beat["state"] == "finished")
+    assert process.wait(60) == 0
+
+
+def test_a_task_that_is_withdrawn_before_it_is_a_member_ends_well(daemon):
+    options = ("--epochs", "30000", "--shards", "1", "--step-seconds", "0.01")
+    process = coordinator(daemon)
+    daemon.want("worker-0", "ps-0", options=options)
+    daemon.wait(lambda beat: beat["state"] == "running")
+    # a job of one shard has no work for a second worker: it joins and waits
+    daemon.want("worker-0", "worker-1", "ps-0", options=options)
+    daemon.wait(lambda beat: {"worker-1": "joined"} in [{m["task"]: m["state"]} for m in beat["members"]])
+    daemon.want("worker-0", "ps-0")
+    assert daemon.processes["worker-1"].wait(60) == 0
+    assert daemon.processes["worker-0"].poll() is None
+    daemon.stop = True
+    assert process.wait(60) == 1
+
+
+def test_stop_cancels_a_job(daemon):
+    process = coordinator(daemon)
+    daemon.want("worker-0", "ps-0", options=("--epochs", "500", "--step-seconds", "0.05"))
+    daemon.wait(lambda beat: beat["state"] == "running")
+    daemon.stop = True
+    last = daemon.wait(lambda beat: beat["state"] == "cancelled")
+    assert last["reason"] == "the scheduler cancelled it"
+    assert process.wait(60) == 1
+    assert daemon.processes["worker-0"].wait(60) == 1
+
+
+@pytest.fixture
+def munge(tmp_path):
+    """A stand-in for munge on PATH that shows its arguments."""
+    program = tmp_path / "munge"
+    program.write_text('#!/bin/sh\necho "MUNGE:$*:"\n')
+    program.chmod(0o755)
+    return f"{tmp_path}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ([], []),
+        (["--encrypt", "all"], ["dl2-run", "--encrypt", "all", "--"]),
+        (["--balance", "even", "--workers", "3"], []),
+    ],
+    ids=["", "encrypted", "other options"],
+)
+def test_an_anchor_registers_itself(daemon, munge, tmp_path, options, kept):
+    daemon.unavailable = 1
+    arguments = ["python", "train.py", "--lr", "0.1"]
+    process = daemon.launch(
+        "coordinator",
+        [*options, *arguments],
+        DL2_DAEMON=daemon.url,
+        DL2_HOST="127.0.0.1",
+        SLURM_JOB_ID="4711",
+        PATH=munge,
+        MUNGE_SOCKET="/run/m.sock",
+        MINE="yes",
+    )
+    daemon.wait(lambda beat: beat["state"] == "waiting")
+    body = daemon.registrations[-1]
+    assert len(daemon.registrations) == 2
+    assert body["rm_id"] == "4711"
+    assert body["proof"] == "MUNGE:-s dl2d:4711 -S /run/m.sock:"
+    assert body["argv"] == [*kept, *arguments]
+    assert body["env"]["MINE"] == "yes"
+    assert not any(name.startswith(("SLURM_", "DL2_")) for name in body["env"])
+    assert body["address"].startswith("127.0.0.1:")
+    process.terminate()
+    assert process.wait(60) == 128 + 15
+    assert "not available" in process.stderr.read()
+    assert daemon.beats[-1]["state"] == "cancelled"
+
+
+@pytest.mark.parametrize(("servers", "members"), [(1, {"worker-0", "worker-1", "ps-0"}), (0, {"worker-0", "worker-1"})])
+def test_under_a_daemon_that_looks_on_a_job_starts_its_own_tasks(daemon, gate, munge, servers, members):
+    daemon.static, daemon.stop = True, True  # whatever it says changes nothing
+    arguments = ["--workers", "2", "--servers", str(servers), *command("--epochs", "4")]
+    process = daemon.launch(
+        "coordinator", arguments, DL2_DAEMON=daemon.url, DL2_HOST="127.0.0.1", SLURM_JOB_ID="4711", PATH=munge
+    )
+    daemon.wait(lambda beat: {m["task"] for m in beat["members"] if m["state"] == "active"} == members)
+    gate.unlink()
+    last = daemon.wait(lambda beat: beat["state"] in ("finished", "failed"))
+    assert (process.wait(60), last["state"]) == (0, "finished"), last
+    assert "only looks on: 2 workers" in process.stderr.read()
+    if servers:
+        assert last["result"]["digest"] == static_digest("--epochs", "4")
+
+
+def test_a_refused_registration_ends_with_status_2(daemon, munge):
+    daemon.refuse_register = "malformed #DL2 line 3: epocs"
+    process = daemon.launch("coordinator", ["x"], DL2_DAEMON=daemon.url, SLURM_JOB_ID="1", PATH=munge)
+    assert process.wait(60) == 2
+    assert "malformed #DL2 line 3: epocs" in process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("environ", "arguments", "text"),
+    [
+        ({"DL2_ROLE": "boss"}, ["x"], "DL2_ROLE is 'boss'"),
+        ({"DL2_ROLE": "worker"}, ["x"], "DL2_TASK is not set"),
+        ({"DL2_ROLE": "worker", "DL2_TASK": "a/b"}, ["x"], "DL2_TASK is 'a/b'"),
+        ({"DL2_ROLE": "worker", "DL2_TASK": "w", "DL2_COORDINATOR": "here"}, ["x"], "DL2_COORDINATOR"),
+        ({}, [], "no command given"),
+        ({}, ["--workers", "0", "x"], "at least 1"),
+        ({"DL2_ROLE": "coordinator"}, ["x"], "DL2_DAEMON is not set"),
+        ({"DL2_DAEMON": "ftp://x", "DL2_JOB": "j", "DL2_CREDENTIAL": "c", "DL2_TOKEN": "00" * 32}, ["x"], "DL2_DAEMON"),
+    ],
+)
+def test_wrong_use_ends_with_status_2_and_says_what(environ, arguments, text):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "pslite.run", *arguments],
+        env={**clean, **environ},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_signals_reach_the_command_and_set_the_status(daemon):
+    process = daemon.launch("standalone", ["sleep", "60"])
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        line = process.stderr.readline()
+        if "ps-0" in line:
+            break
+    process.terminate()
+    assert process.wait(60) == 128 + 15

@@ -1,0 +1,352 @@
+"""dl2-run around real processes: signals, endings, what it sees of them, and what it does before they begin."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from pslite_jobs import command, static_digest
+
+from pslite.coordinator import Coordinator, Settings
+from pslite.job.usage import Usage
+from pslite.launch.exit_status import Cause, OomKills
+from pslite.launch.membership_source import Reply
+from pslite.launch.task_agent import Agent
+from pslite.net.authentication import Identity
+from pslite.net.framing import listen
+from pslite.testing import Resize, run_local
+
+TOKEN = secrets.token_hex(32)
+#: says which signals it gets, and ends with status 5 when its input does; one that comes just before it waits is heard
+LISTENER = """
+import os, select, signal, sys
+def heard(number, frame): print(signal.Signals(number).name, flush=True)
+there, here = os.pipe2(os.O_NONBLOCK)
+signal.set_wakeup_fd(here)
+for name in sys.argv[1:]: signal.signal(getattr(signal, name), heard)
+print("ready", flush=True)
+while 0 not in select.select([0, there], [], [])[0]: os.read(there, 100)
+sys.exit(5)
+"""
+ALL = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
+
+
+@pytest.fixture(autouse=True)
+def _heeded():
+    """What runs the tests may ignore signals (nohup, a background job); who is started here does not."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def start(*arguments, role="worker", options=(), **environ):
+    """Start dl2-run around a command; nobody listens where its coordinator should be."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}
+    place = {"DL2_ROLE": role, "DL2_TASK": "worker-0", "DL2_COORDINATOR": "127.0.0.1:9", "DL2_TOKEN": TOKEN}
+    return subprocess.Popen(
+        [sys.executable, "-m", "pslite.run", *options, "--", *arguments],
+        env={**clean, **place, **environ}, start_new_session=True, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def listener():
+    with start(sys.executable, "-c", LISTENER, *ALL) as process:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+def test_signals_are_passed_on(listener):
+    for name in ALL:
+        listener.send_signal(getattr(signal, name))
+        assert listener.stdout.readline() == f"{name}\n"
+    listener.stdin.close()
+    assert listener.wait(60) == 5
+
+
+def test_a_second_interrupt_is_the_end(listener):
+    listener.send_signal(signal.SIGINT)
+    assert listener.stdout.readline() == "SIGINT\n"
+    assert listener.poll() is None
+    listener.send_signal(signal.SIGINT)
+    assert listener.wait(60) == 128 + signal.SIGKILL
+
+
+def test_a_second_interrupt_ends_children_too():
+    script = (
+        "import signal, subprocess, sys; signal.signal(signal.SIGINT, lambda *_: print('heard', flush=True))\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {LISTENER!r}, 'SIGINT'], stdin=subprocess.PIPE)\n"
+        "child.wait(); child.wait()"
+    )
+    with start(sys.executable, "-c", script) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "heard\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read() == ""  # ends when nobody has it open any more
+        assert process.wait(60) == 128 + signal.SIGKILL
+
+
+def test_an_interrupt_at_a_terminal_comes_once():
+    """The terminal gives it to all processes of the foreground, dl2-run and the task."""
+    script = LISTENER.replace("[0, there]", "[there]")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}
+    place = {"DL2_ROLE": "worker", "DL2_TASK": "w-0", "DL2_COORDINATOR": "127.0.0.1:9", "DL2_TOKEN": TOKEN}
+    arguments = [sys.executable, "-m", "pslite.run", "--", sys.executable, "-c", script, "SIGINT"]
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execvpe(arguments[0], arguments, {**clean, **place})
+    try:
+        heard, typed = os.read(terminal, 1000), 0
+        while b"ready" not in heard:
+            heard += os.read(terminal, 1000)
+        with contextlib.suppress(OSError):  # nobody has it open any more
+            # the second one is the end, or a later one: what comes before dl2-run had a look at the one before is lost
+            while typed < 100:
+                os.write(terminal, b"\x03")
+                typed += 1
+                while heard.count(b"SIGINT") < typed:
+                    heard += os.read(terminal, 1000)
+        assert 2 <= typed < 100
+        _, status = os.waitpid(pid, 0)
+        # once for each that was typed, if the task was quick enough to say so before the last one killed it
+        assert 1 <= heard.count(b"SIGINT") <= typed
+        assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGKILL
+    finally:
+        os.close(terminal)
+
+
+def test_signals_that_are_ignored_stay_so():
+    nohup = "trap '' HUP; exec \"$@\""
+    ask = "import signal; print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, flush=True)"
+    runner = [sys.executable, "-m", "pslite.run", "--", sys.executable, "-c", ask]
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}
+    place = {"DL2_ROLE": "worker", "DL2_TASK": "w-0", "DL2_COORDINATOR": "127.0.0.1:9", "DL2_TOKEN": TOKEN}
+    done = subprocess.run(
+        ["sh", "-c", nohup, "sh", *runner],
+        env={**clean, **place},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert done.stdout == "True\n"
+
+
+def test_a_signal_before_the_task_begins_is_passed_on_to_it():
+    """Here it comes while kills are counted: after the handlers are there, before the process is."""
+    sent = []
+
+    def count_kills():
+        if not sent:
+            sent.append(signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return OomKills(0, 0)
+
+    identity = Identity("worker", "worker-0", "i", b"t" * 32)
+    command = ["sleep", "600"]
+    agent = Agent(identity, "127.0.0.1:1", command, os.environ, say=lambda _: None, count_kills=count_kills)
+    assert agent.run() == 128 + signal.SIGTERM
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# --- what the coordinator hears ---------------------------------------------------------------------------------------
+
+
+class Listening:
+    """A coordinator's director that wants one worker, and keeps what it is told."""
+
+    def __init__(self):
+        self.status = None
+        self.stop = False
+        self.address = ""
+        self.started = threading.Event()
+
+    def start(self, address, token, wake):
+        self.address = address
+        self.started.set()
+
+    def exchange(self, status, *, urgent):
+        self.status = status
+        return Reply(stop=self.stop)
+
+    def close(self, status):
+        self.status = status
+
+
+def reason_of(*task, **options):
+    """Return why a job failed whose only worker was that command, the exit status of dl2-run, and what it said."""
+    token, director, lines, said = bytes.fromhex(TOKEN), Listening(), [], []
+    coordinator = Coordinator(
+        job="j", token=token, director=director, say=lines.append, settings=Settings(start=60.0), host="127.0.0.1"
+    )
+    thread = threading.Thread(target=coordinator.run)
+    thread.start()
+    director.started.wait(60)
+    identity = Identity("worker", "worker-0", "i", token)
+    agent = Agent(identity, director.address, task, os.environ, say=said.append, **options)
+    status = agent.run()
+    thread.join(60)
+    return director.status.reason, status, said
+
+
+@pytest.mark.parametrize(
+    ("script", "how", "status"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", "died: killed by signal 11 (SIGSEGV) before it joined", 139),
+        ("import os; os.abort()", "died: killed by signal 6 (SIGABRT) before it joined", 134),
+        ("raise SystemExit(3)", "died: its process ended with status 3 before it joined", 3),
+        ("pass", "its script ended without joining the job (does it use ElasticJob?)", 0),
+    ],
+)
+def test_the_coordinator_hears_how_a_process_ended(script, how, status):
+    reason, code, said = reason_of(sys.executable, "-c", script)
+    assert reason.startswith("worker-0 (pid ")
+    assert reason.endswith(how)
+    assert code == status
+    assert any(line.startswith("worker-0 has used ") for line in said)
+
+
+def test_the_coordinator_hears_of_a_program_that_cannot_be_started():
+    reason, code, _ = reason_of("/no/such/program")
+    assert reason == (
+        "worker-0 (pid 0) died: cannot start '/no/such/program': No such file or directory, before it joined"
+    )
+    assert code == 127
+
+
+def test_the_coordinator_hears_of_a_lack_of_memory():
+    counts = iter([OomKills(0, 0), OomKills(1, 1)])
+    killed = "import os; os.kill(os.getpid(), 9)"
+    reason, code, _ = reason_of(sys.executable, "-c", killed, count_kills=lambda: next(counts))
+    assert reason.endswith("died: killed by signal 9 (SIGKILL): out of memory in its control group, before it joined")
+    assert code == 137
+
+
+def test_a_coordinator_in_the_place_of_another_hears_it_too(tmp_path):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    listener, token = listen("127.0.0.1"), bytes.fromhex(TOKEN)
+    address = "{}:{}".format(*listener.getsockname())
+    script = f"open({str(gate)!r}).read(); raise SystemExit(3)"
+    identity, said = Identity("worker", "worker-0", "i", token), []
+    agent = Agent(identity, address, [sys.executable, "-c", script], os.environ, say=said.append, watch_seconds=0.1)
+    first, second = Listening(), Listening()
+    runs = []
+    for director in (first, second):
+        coordinator = Coordinator(
+            job="j", token=token, director=director, say=lambda _: None, settings=Settings(start=60.0),
+            host="127.0.0.1", listener=listener.dup(),
+        )  # fmt: skip
+        runs.append((coordinator, threading.Thread(target=coordinator.run)))
+
+    def change():
+        """One coordinator is there until it knows the task's dl2-run; then the other one, until it does."""
+        (one, thread), (other, other_thread) = runs
+        thread.start()
+        wait_for(lambda: "worker-0" in one._agents)
+        first.stop = True
+        thread.join(60)
+        other_thread.start()
+        wait_for(lambda: "worker-0" in other._agents)
+        gate.write_text("go on")
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    assert agent.run() == 3
+    changing.join(60)
+    runs[1][1].join(60)
+    listener.close()
+    assert second.status.reason.endswith("died: its process ended with status 3 before it joined"), said
+
+
+def test_what_tasks_use_and_how_they_end_is_in_the_jobs_status():
+    """It is resized when all has been seen of the worker that leaves."""
+    seen, ends, steps = {}, {}, {}
+
+    def look(status, director):
+        for member in status.members:
+            if member.usage is not None and member.usage.memory_bytes:
+                seen.setdefault(member.task, []).append(member)
+            if member.cause is not None:
+                ends[member.task] = member
+            if member.steps is not None:
+                steps[member.task] = member.steps
+        if len(seen) == 3 and len(steps) == 2:
+            director.resize(Resize(0, 1, 1))
+        return "worker-1" not in ends
+
+    options = ("--epochs", "40", "--step-seconds", "0.005")
+    environ = {**os.environ, "DL2_WATCH_SECONDS": "0.1"}
+    result = run_local(
+        command(*options), workers=2, servers=1, environ=environ, on_status=look,
+        settings=Settings(grace=60.0, start=60.0, heartbeat=0.2, balance="even"),
+    )  # fmt: skip
+    assert result.state == "finished", result.log
+    assert result.digest == static_digest(*options)
+    assert seen.keys() == {"worker-0", "worker-1", "ps-0"}
+    usage = seen["worker-0"][-1].usage
+    assert isinstance(usage, Usage)
+    assert usage.memory_bytes > 10 << 20  # an interpreter with numpy
+    assert usage.memory_peak >= usage.memory_bytes
+    assert usage.cpu_seconds > 0
+    assert steps.keys() == {"worker-0", "worker-1"}
+    assert steps["worker-0"].p95_ms >= 5.0  # it sleeps for so long in each step
+    assert ends["worker-1"].cause is Cause.DRAINED
+    assert ends["worker-1"].how == ""
+
+
+def test_what_a_command_does_before_the_script_comes_before_the_worker_joins(tmp_path):
+    (tmp_path / "data").write_bytes(b"x" * 5000)
+    script = f"cat {tmp_path}/data > /dev/null && echo data is read >&2 && exec {shlex.join(command('--epochs', '2'))}"
+    done = subprocess.run(
+        [sys.executable, "-m", "pslite.run", "--", "sh", "-c", script],
+        env={k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))},
+        capture_output=True, text=True, timeout=200, check=True,
+    )  # fmt: skip
+    words = done.stderr.splitlines()
+    read = next(i for i, line in enumerate(words) if "data is read" in line)
+    joined = next(i for i, line in enumerate(words) if "worker-0 on" in line and "has joined" in line)
+    assert read < joined
+    assert words.count("data is read") == 1  # servers do not run the command
+
+
+# --- a whole job on this machine --------------------------------------------------------------------------------------
+
+
+def test_signals_to_a_job_on_this_machine(tmp_path):
+    script = tmp_path / "wait.py"
+    script.write_text(LISTENER.replace("[0, there]", "[there]"))
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}
+    with subprocess.Popen(
+        [sys.executable, "-m", "pslite.run", "--servers", "1", "--", sys.executable, str(script), "SIGUSR1", "SIGINT"],
+        env=clean, start_new_session=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.readline() == "SIGUSR1\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+        assert process.stdout.read() == ""  # ends when no task is left
+        assert "job cancelled: its coordinator got SIGTERM" in process.stderr.read()

@@ -1,0 +1,98 @@
+"""Gradients in 16 bits: rounded as torch rounds, half as long on the wire, and exact mode stays exact."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from pslite_jobs import KillAt, command, static_digest
+from rehearsal import Rehearsal, job, random_events
+from rehearsal import static_digest as rehearsed_digest
+
+from pslite.job.blocks import cut
+from pslite.numeric.gradient_encoding import Encoding, wire_bytes
+from pslite.testing import Resize, run_local
+
+floats = st.lists(st.floats(width=32) | st.integers(0, 2**32 - 1).map(lambda i: float(np.uint32(i).view("f4"))))
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+@given(values=floats)
+@settings(max_examples=200)
+def test_rounding_is_torchs_and_packing_loses_nothing_more(name, values):
+    encoding = Encoding(name, 1)
+    array = np.array(values, dtype=np.float32)
+    expected = torch.from_numpy(array.copy()).to(getattr(torch, name)).float().numpy()
+    packed, back, rounded = np.empty(array.size, encoding.dtype), np.empty_like(array), array.copy()
+    encoding.pack(array, packed)
+    encoding.unpack(packed, back)
+    encoding.round(rounded)
+    np.testing.assert_array_equal(back, expected)
+    np.testing.assert_array_equal(rounded, expected)
+    again = rounded.copy()
+    encoding.round(again)
+    np.testing.assert_array_equal(again, rounded)
+
+
+def test_long_arrays_are_worked_on_in_pieces():
+    values = np.random.default_rng(1).standard_normal(100_003).astype(np.float32)
+    for name in ("bfloat16", "float16"):
+        encoding = Encoding(name, 1)
+        rounded = values.copy()
+        encoding.round(rounded)
+        expected = torch.from_numpy(values).to(getattr(torch, name)).float().numpy()
+        np.testing.assert_array_equal(rounded, expected)
+
+
+def test_half_precision_holds_sums_of_large_batches():
+    values = np.array([65504.0 * 4096, 1e-7 * 4096], dtype=np.float32)
+    rounded = values.copy()
+    Encoding("float16", 4096).round(rounded)
+    np.testing.assert_allclose(rounded, values, rtol=0.2)
+    Encoding("float16", 1).round(values)
+    assert np.isinf(values[0])
+
+
+def test_only_gradients_of_float32_weights_are_halved():
+    spec = job(wire="bfloat16")
+    assert {(b.dtype, wire_bytes(spec, b) / b.nbytes) for b in cut(spec)} == {("float32", 0.5), ("float64", 1.0)}
+    assert all(wire_bytes(job(), b) == b.nbytes for b in cut(job()))
+
+
+@pytest.mark.parametrize("transport", ["", "tcp"])
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+@pytest.mark.parametrize("seed", range(3))
+def test_exact_mode_has_the_bits_of_the_static_run(seed, wire, transport, monkeypatch):
+    monkeypatch.setenv("DL2_TRANSPORT", transport)
+    spec = job(wire=wire)
+    rng = random.Random(seed)
+    events = random_events(rng, last=45, kills=["worker"] * rng.randint(0, 2))
+    outcome = Rehearsal(spec, workers=rng.randint(1, 4), servers=rng.randint(1, 4), events=events).run()
+    assert outcome.status.state == "finished", outcome.log
+    assert outcome.status.result.digest == rehearsed_digest(spec), outcome.log
+    assert not outcome.surprises, outcome.surprises
+    assert rehearsed_digest(spec) != rehearsed_digest(job())
+
+
+@pytest.mark.parametrize("transport", ["", "tcp"])
+def test_in_fast_mode_it_comes_close(transport, tmp_path):
+    save = tmp_path / "weights.npy"
+    environ = {**os.environ, "DL2_TRANSPORT": transport}
+    options = ("--mode", "fast", "--epochs", "10", "--wire", "bfloat16", "--step-seconds", "0.01")
+    result = run_local(
+        command(*options, "--save", str(save)), workers=3, servers=2, environ=environ,
+        on_status=KillAt("worker-1", 20), schedule=[Resize(40, 2, 1, wait=False)],
+    )  # fmt: skip
+    assert result.state == "finished", result.log
+    exact = tmp_path / "exact.npy"
+    assert static_digest("--epochs", "10", "--save", str(exact))
+    np.testing.assert_allclose(np.load(save), np.load(exact), rtol=0.05, atol=0.01)
