@@ -40,7 +40,7 @@ from pslite.coordinator import Settings
 from pslite.job.assignment import assign
 from pslite.job.blocks import cut
 from pslite.job.spec import SGD, JobSpec, Part, Segment, block_bytes_for
-from pslite.launch.membership_source import PlanReport
+from pslite.job.status import PlanReport
 from pslite.numeric.gradients import GradientSums
 from pslite.testing import LocalResult, Resize, pace, run_local
 

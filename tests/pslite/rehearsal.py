@@ -27,7 +27,7 @@ from pslite.coordinator import Coordinator, Settings
 from pslite.errors import Fenced, PsliteError
 from pslite.holding import Holding
 from pslite.job.spec import SGD, JobSpec
-from pslite.launch.membership_source import Reply, Status
+from pslite.job.status import Reply, Status
 from pslite.net.authentication import TOKEN_BYTES, Identity
 from pslite.net.framing import listen
 from pslite.net.tls import Encryption

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from pslite_jobs import LEASE, KillAt, command, static_digest
 
 from pslite.coordinator import Coordinator, Settings
-from pslite.launch.membership_source import Reply
+from pslite.job.status import Reply
 from pslite.launch.mxnet_launcher import OpenDirector
 from pslite.net.authentication import Identity, connect
 from pslite.net.data_frames import INIT, PUSH, STATE, STATE_ACK, Header, region_header

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from pslite.coordinator import Coordinator, Settings
+from pslite.job.status import PlanReport, Reply, Status
 from pslite.launch.environment import job_encryption
 from pslite.launch.local_tasks import LocalDirector, Resize
-from pslite.launch.membership_source import PlanReport, Reply, Status
 from pslite.net.authentication import TOKEN_BYTES
 
 __all__ = ["LocalResult", "Resize", "pace", "run_local"]

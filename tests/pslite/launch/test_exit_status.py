@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pslite.launch.exit_status import Cause, OomKills, judge, oom_kills, signal_in_words
+from pslite.job.status import Cause, signal_in_words
+from pslite.launch.exit_status import OomKills, judge, oom_kills
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from pslite_jobs import command, static_digest
 
 from pslite.coordinator import Coordinator, Settings
+from pslite.job.status import Cause, Reply
 from pslite.job.usage import Usage
-from pslite.launch.exit_status import Cause, OomKills
-from pslite.launch.membership_source import Reply
+from pslite.launch.exit_status import OomKills
 from pslite.launch.task_agent import Agent
 from pslite.net.authentication import Identity
 from pslite.net.framing import listen

@@ -8,7 +8,7 @@ from pslite.coordinator.planner import Planner
 from pslite.coordinator.record import Record, Seated
 from pslite.coordinator.takeovers import Takeovers
 from pslite.coordinator.voice import Voice
-from pslite.launch.membership_source import Result
+from pslite.job.status import Result
 from pslite.net.messages import Complete, DigestRequest, Digests, Exit
 from pslite.session import digest_of
 

@@ -10,7 +10,7 @@ from pslite.coordinator.settings import Settings
 from pslite.coordinator.voice import Voice
 from pslite.job.load_balancing import Balance
 from pslite.job.plan import Plan, make_plan, next_members
-from pslite.launch.membership_source import PlanReport, Suspension
+from pslite.job.status import PlanReport, Suspension
 from pslite.net.messages import (
     Abort,
     Begin,

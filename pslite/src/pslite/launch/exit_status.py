@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-
-class Cause(enum.StrEnum):
-    """Why a task's process is not there any more."""
-
-    #: status 0, to the end of the job
-    DONE = "done"
-    #: status 0, because the job went on without it
-    DRAINED = "drained"
-    #: another status
-    FAILED = "failed"
-    #: somebody, or its own defect, sent it a signal
-    KILLED = "killed"
-    #: the kernel ended it, or a process of its, for lack of memory
-    OUT_OF_MEMORY = "out-of-memory"
-    #: there never was a process
-    NOT_STARTED = "not-started"
+from pslite.job.status import Cause
 
 
 @dataclass(frozen=True)
@@ -110,11 +94,3 @@ def judge(code: int, before: OomKills, after: Callable[[], OomKills]) -> Ending:
     elif killed and (now.machine or 0) > (before.machine or 0):
         return Ending(Cause.OUT_OF_MEMORY, "out of memory, probably: the kernel killed a process of this machine")
     return Ending(Cause.KILLED if code < 0 else Cause.FAILED)
-
-
-def signal_in_words(number: int) -> str:
-    """Return "signal 9 (SIGKILL)"."""
-    try:
-        return f"signal {number} ({signal.Signals(number).name})"
-    except ValueError:
-        return f"signal {number}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pslite.launch.membership_source import Reply, Status
+from pslite.job.status import Reply, Status
 
 #: For members to end by themselves when the job is over, and for who has not joined by then.
 _END_SECONDS = 15.0

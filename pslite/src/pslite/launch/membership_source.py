@@ -1,4 +1,4 @@
-"""Directors: where a coordinator's target set of members comes from, and where its status goes."""
+"""Membership sources under the scheduler: heartbeats that report a job's status and return who should be a member."""
 
 from __future__ import annotations
 
@@ -8,115 +8,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
 
 import msgspec
 
 from pslite.errors import UsageError
-from pslite.job.load_balancing import Straggler
-from pslite.job.usage import StepTimes, Usage
-from pslite.launch.exit_status import Cause
+from pslite.job.status import MembershipSource, Reply, Status
 
 STOP_LIMIT_SECONDS = 30.0
 _MAX_REPLY = 1 << 20
-
-
-class Suspension(msgspec.Struct, frozen=True, kw_only=True):
-    """How long workers that were ready to push were not let to, in milliseconds."""
-
-    p50: float = 0.0
-    max: float = 0.0
-
-
-class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished plan."""
-
-    number: int
-    first_version: int
-    workers: int
-    servers: int
-    added: list[str]
-    removed: list[str]
-    moved_bytes: int
-    prepare_ms: float
-    move_ms: float
-    suspension_ms: Suspension
-
-
-class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of the job."""
-
-    task: str
-    role: Literal["worker", "ps"]
-    state: Literal["joined", "active", "draining", "left"]
-    host: str
-    pid: int
-    #: what its processes used last, as its dl2-run saw it
-    usage: Usage | None = None
-    #: how long its last steps took, if it is a worker
-    steps: StepTimes | None = None
-    #: why its process ended, if it has, and how in words if that was not as it should
-    cause: Cause | None = None
-    how: str = ""
-
-
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What a finished job has produced."""
-
-    #: SHA-256 over the SHA-256 of every block's final weights
-    digest: str
-    versions: int
-    #: optimizer state was lost with a server: from this version on the weights are not those of an undisturbed run
-    inexact_from: int | None = None
-
-
-class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a job, as it is reported to the daemon."""
-
-    address: str
-    incarnation: str
-    state: Literal["waiting", "running", "finished", "failed", "cancelled"]
-    reason: str | None
-    version: int
-    total_versions: int | None
-    epoch: float
-    epochs: float | None
-    loss: float | None
-    steps_per_second: float | None
-    samples_per_second: float | None
-    members: list[MemberReport]
-    plan: int
-    plans: list[PlanReport]
-    result: Result | None
-    #: as in the result
-    inexact_from: int | None = None
-    #: members that are slower than the others
-    stragglers: list[Straggler] = []
-
-
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """What a director wants. `members` None: everybody who joins is welcome."""
-
-    members: frozenset[str] | None = None
-    stop: bool = False
-    heartbeat_seconds: float = 1.0
-
-
-class Director(Protocol):
-    """Tells a coordinator which tasks should be members."""
-
-    def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:
-        """The coordinator listens at `address`. `wake` may be called from any thread to have `exchange` called soon."""
-
-    def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
-        """Take the status, never waiting; return the newest wishes, None if there are none yet.
-
-        `status` holds every plan ever finished and every member that ever left; `urgent` says that something has
-        changed that must be told at once.
-        """
-
-    def close(self, status: Status) -> None:
-        """The job is over; may wait a bounded time until the last status is delivered."""
 
 
 class HttpDirector:
@@ -251,7 +150,7 @@ class Watched:
 
     """
 
-    def __init__(self, director: Director, daemon: HttpDirector) -> None:
+    def __init__(self, director: MembershipSource, daemon: HttpDirector) -> None:
         self._director = director
         self._daemon = daemon
 
@@ -275,9 +174,3 @@ class _HttpReply(msgspec.Struct):
     members: list[str]
     stop: bool = False
     heartbeat_seconds: float = 1.0
-
-
-def as_json(status: Status) -> dict[str, Any]:
-    """Return a status as plain data."""
-    result: dict[str, Any] = msgspec.to_builtins(status)
-    return result

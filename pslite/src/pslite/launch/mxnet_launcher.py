@@ -12,8 +12,8 @@ import uuid
 from collections.abc import Callable, Mapping
 
 from pslite.errors import UsageError
+from pslite.job.status import Reply, Status
 from pslite.launch.environment import need
-from pslite.launch.membership_source import Reply, Status
 from pslite.net.authentication import parse_token
 from pslite.net.framing import listen
 

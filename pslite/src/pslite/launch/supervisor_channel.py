@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from pslite.errors import Cancelled, Fenced
-from pslite.launch.membership_source import Director, Reply, Status
+from pslite.job.status import MembershipSource, Reply, Status
 from pslite.net.framing import Channel, Inbox
 
 #: the least time between two statuses that tell no news, and between two signs of life, in seconds
@@ -139,7 +139,7 @@ class Leashed:
 
     """
 
-    def __init__(self, director: Director, leash: Leash) -> None:
+    def __init__(self, director: MembershipSource, leash: Leash) -> None:
         self._director = director
         self._leash = leash
 

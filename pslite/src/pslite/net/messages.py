@@ -8,9 +8,9 @@ import msgspec
 
 from pslite.job.plan import Member, Plan
 from pslite.job.spec import JobSpec
+from pslite.job.status import Cause
 from pslite.job.throughput import Pace
 from pslite.job.usage import StepTimes, Usage
-from pslite.launch.exit_status import Cause
 
 PROTOCOL = 2
 MAX_HANDSHAKE_BYTES = 4096

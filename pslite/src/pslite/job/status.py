@@ -1,0 +1,136 @@
+"""Status of a job: what a coordinator reports, and the contract with the source that decides who is a member."""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import msgspec
+
+from pslite.job.load_balancing import Straggler
+from pslite.job.usage import StepTimes, Usage
+
+
+class Cause(enum.StrEnum):
+    """Why a task's process is not there any more."""
+
+    #: status 0, to the end of the job
+    DONE = "done"
+    #: status 0, because the job went on without it
+    DRAINED = "drained"
+    #: another status
+    FAILED = "failed"
+    #: somebody, or its own defect, sent it a signal
+    KILLED = "killed"
+    #: the kernel ended it, or a process of its, for lack of memory
+    OUT_OF_MEMORY = "out-of-memory"
+    #: there never was a process
+    NOT_STARTED = "not-started"
+
+
+def signal_in_words(number: int) -> str:
+    """Return "signal 9 (SIGKILL)"."""
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+class Suspension(msgspec.Struct, frozen=True, kw_only=True):
+    """How long workers that were ready to push were not let to, in milliseconds."""
+
+    p50: float = 0.0
+    max: float = 0.0
+
+
+class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished plan."""
+
+    number: int
+    first_version: int
+    workers: int
+    servers: int
+    added: list[str]
+    removed: list[str]
+    moved_bytes: int
+    prepare_ms: float
+    move_ms: float
+    suspension_ms: Suspension
+
+
+class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of the job."""
+
+    task: str
+    role: Literal["worker", "ps"]
+    state: Literal["joined", "active", "draining", "left"]
+    host: str
+    pid: int
+    #: what its processes used last, as its dl2-run saw it
+    usage: Usage | None = None
+    #: how long its last steps took, if it is a worker
+    steps: StepTimes | None = None
+    #: why its process ended, if it has, and how in words if that was not as it should
+    cause: Cause | None = None
+    how: str = ""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What a finished job has produced."""
+
+    #: SHA-256 over the SHA-256 of every block's final weights
+    digest: str
+    versions: int
+    #: optimizer state was lost with a server: from this version on the weights are not those of an undisturbed run
+    inexact_from: int | None = None
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a job, as it is reported to the daemon."""
+
+    address: str
+    incarnation: str
+    state: Literal["waiting", "running", "finished", "failed", "cancelled"]
+    reason: str | None
+    version: int
+    total_versions: int | None
+    epoch: float
+    epochs: float | None
+    loss: float | None
+    steps_per_second: float | None
+    samples_per_second: float | None
+    members: list[MemberReport]
+    plan: int
+    plans: list[PlanReport]
+    result: Result | None
+    #: as in the result
+    inexact_from: int | None = None
+    #: members that are slower than the others
+    stragglers: list[Straggler] = []
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What the source of members asks for. `members` None: everybody who joins becomes a member."""
+
+    members: frozenset[str] | None = None
+    stop: bool = False
+    heartbeat_seconds: float = 1.0
+
+
+class MembershipSource(Protocol):
+    """Decides which tasks should be members of a job, and takes the reports of its coordinator."""
+
+    def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:
+        """The coordinator listens at `address`. `wake` may be called from any thread to have `exchange` called soon."""
+
+    def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
+        """Take the status without waiting; return the newest request, None if there is none yet.
+
+        `status` has every plan ever finished and every member that ever left; `urgent` says that something has changed
+        that must be reported at once.
+        """
+
+    def close(self, status: Status) -> None:
+        """The job is over; may wait a bounded time until the last status is delivered."""
