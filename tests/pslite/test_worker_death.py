@@ -15,8 +15,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from pslite_jobs import LEASE, KillAt, Replace, command, schedules, static_digest
 
+from pslite.job.assignment import ranges
 from pslite.job.reduction_tree import cover
-from pslite.job.shards import ranges
 from pslite.job.spec import SGD, JobSpec, Part, Segment
 from pslite.session import Share
 from pslite.testing import Resize, run_local

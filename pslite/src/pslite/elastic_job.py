@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from pslite.connect import session_for
 from pslite.errors import SpecError, UsageError
+from pslite.job.assignment import DEFAULT_SHARDS, sample_slice
 from pslite.job.sampler import permutation, stream
-from pslite.job.shards import DEFAULT_SHARDS, sample_slice
 from pslite.job.spec import JobSpec, Segment, block_bytes_for
 from pslite.launch.environment import architecture_of
 from pslite.numeric.gradients import Bundle, GradientSums

@@ -10,9 +10,8 @@ from collections import deque
 from collections.abc import Callable
 
 from pslite.errors import JobFailed, PsliteError
+from pslite.job.measurements import MOST_STEPS, PaceMeter, StepTimes
 from pslite.job.spec import JobSpec
-from pslite.job.throughput import PaceMeter
-from pslite.job.usage import MOST_STEPS, StepTimes
 from pslite.net.authentication import Identity
 from pslite.net.coordinator_client import Lifeline
 from pslite.net.messages import (

@@ -27,9 +27,9 @@ import numpy as np
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, Unreachable
 from pslite.holding import Array, Arrivals, BufferPool, Holding
 from pslite.job.blocks import Block, cut
+from pslite.job.measurements import PaceMeter
 from pslite.job.plan import Plan, Reduction, holders_of, reduction
 from pslite.job.spec import LAMB, JobSpec, Sum
-from pslite.job.throughput import PaceMeter
 from pslite.net.authentication import Acceptor, Identity
 from pslite.net.coordinator_client import Lifeline
 from pslite.net.data_frames import (

@@ -17,13 +17,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from rehearsal import QUICK, Event, Rehearsal, job, random_events, static_digest
 
 from pslite.errors import UsageError
-from pslite.job.assignment import assign
+from pslite.job.assignment import assign, dealt
 from pslite.job.load_balancing import Balance, Dealing, Rule, deal, loads, longest
+from pslite.job.measurements import Pace, PaceMeter, StepTimes
 from pslite.job.plan import Member, make_plan, reduction
 from pslite.job.reduction_tree import span
-from pslite.job.shards import dealt
-from pslite.job.throughput import Pace, PaceMeter
-from pslite.job.usage import StepTimes
 from pslite.launch.environment import balance_of
 from pslite.session import Share
 

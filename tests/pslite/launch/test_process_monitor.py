@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pslite.job.usage import StepTimes, Usage, in_words, size_in_words
+from pslite.job.measurements import StepTimes, Usage, in_words, size_in_words
 from pslite.launch.gpus import open_gpus
 from pslite.launch.process_monitor import SHARE, Watch, family
 

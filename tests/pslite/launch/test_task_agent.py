@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from pslite_jobs import command, static_digest
 
 from pslite.coordinator import Coordinator, Settings
+from pslite.job.measurements import Usage
 from pslite.job.status import Cause, Reply
-from pslite.job.usage import Usage
 from pslite.launch.exit_status import OomKills
 from pslite.launch.task_agent import Agent
 from pslite.net.authentication import Identity

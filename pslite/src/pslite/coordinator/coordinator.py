@@ -32,8 +32,8 @@ from pslite.coordinator.vacancies import Vacancies
 from pslite.coordinator.voice import Voice
 from pslite.errors import Cancelled, Fenced, ProtocolError
 from pslite.job.load_balancing import Balance
+from pslite.job.measurements import Usage
 from pslite.job.status import MembershipSource, Status
-from pslite.job.usage import Usage
 from pslite.net.authentication import Acceptor
 from pslite.net.framing import Channel, Inbox, cut_off, listen
 from pslite.net.handshake_listener import Doorway

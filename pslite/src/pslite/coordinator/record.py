@@ -15,10 +15,10 @@ import msgspec
 
 from pslite.coordinator.succession import Succession
 from pslite.job.blocks import Block, cut
+from pslite.job.measurements import StepTimes
 from pslite.job.plan import Member, Plan
 from pslite.job.spec import JobSpec
 from pslite.job.status import PlanReport, Reply, Result
-from pslite.job.usage import StepTimes
 from pslite.net.messages import AgentExit, Exit, FromCoordinator, Message, Moved
 from pslite.net.reliable_channel import Line
 from pslite.storage.checkpoints import SavedFile

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pslite.coordinator.progress import Progress
 from pslite.coordinator.record import Record, Seated
 from pslite.job.load_balancing import Straggler
+from pslite.job.measurements import Usage
 from pslite.job.status import Cause, MemberReport, Status, signal_in_words
-from pslite.job.usage import Usage
 from pslite.net.messages import AgentExit
 
 

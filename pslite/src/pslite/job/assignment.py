@@ -1,12 +1,40 @@
-"""Which server owns which block: balance by bytes, moving as little as possible."""
+"""Assignment of work: which worker computes which logical shards, which server owns which block.
+
+A job has a fixed number of logical shards.  Shard i of V holds the samples [i*n//V, (i+1)*n//V) of a global batch of n
+samples, whichever worker computes it; with n < V some shards are empty.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 #: sorts after every block number
 _ANY_BLOCK = 1 << 62
+DEFAULT_SHARDS = 16
+
+
+def ranges(shards: int, workers: int) -> tuple[tuple[int, int], ...]:
+    """Cut [0, shards) into one contiguous, almost equal half-open range for each of `workers` <= shards workers."""
+    if not 0 < workers <= shards:
+        msg = f"{workers} workers cannot share {shards} shards: 1 to {shards} can"
+        raise ValueError(msg)
+    return tuple((i * shards // workers, (i + 1) * shards // workers) for i in range(workers))
+
+
+def dealt(shares: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Cut the shards into one contiguous half-open range for each worker, of so many shards each, at least one."""
+    if not shares or min(shares) < 1:
+        msg = f"shares of {tuple(shares)} shards: every worker has at least one"
+        raise ValueError(msg)
+    ends = list(accumulate(shares))
+    return tuple(zip([0, *ends], ends, strict=False))
+
+
+def sample_slice(low: int, high: int, shards: int, samples: int) -> tuple[int, int]:
+    """Return the half-open range of positions in a batch of `samples` that shards [low, high) hold."""
+    return low * samples // shards, high * samples // shards
 
 
 def assign(

@@ -17,11 +17,9 @@ from typing import Literal
 
 import msgspec
 
-from pslite.job.assignment import assign
+from pslite.job.assignment import assign, ranges
+from pslite.job.measurements import Pace, StepTimes
 from pslite.job.plan import Plan
-from pslite.job.shards import ranges
-from pslite.job.throughput import Pace
-from pslite.job.usage import StepTimes
 
 #: reports of a member that are looked at, newest last; one comes with a heartbeat that had a step
 _MOST_REPORTS = 60

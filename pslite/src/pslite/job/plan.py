@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pslite.job.assignment import assign
+from pslite.job.assignment import assign, dealt, ranges
 from pslite.job.reduction_tree import cover
-from pslite.job.shards import dealt, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

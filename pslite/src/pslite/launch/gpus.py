@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pslite.job.usage import GpuUsage
+from pslite.job.measurements import GpuUsage
 
 #: what sets which devices a task has, the first that is there; Slurm and container runtimes set it
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")

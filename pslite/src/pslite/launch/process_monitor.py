@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from pslite.job.usage import Usage
+from pslite.job.measurements import Usage
 from pslite.launch.gpus import Gpus
 
 #: looking may take this share of a core: the next look is put off for as long as that needs

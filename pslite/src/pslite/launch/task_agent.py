@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import psutil
 
+from pslite.job.measurements import Usage, in_words
 from pslite.job.status import Cause
-from pslite.job.usage import Usage, in_words
 from pslite.launch.exit_status import Ending, OomKills, judge, oom_kills
 from pslite.launch.gpus import open_gpus
 from pslite.launch.launcher_client import Informer

@@ -6,11 +6,10 @@ from typing import Literal
 
 import msgspec
 
+from pslite.job.measurements import Pace, StepTimes, Usage
 from pslite.job.plan import Member, Plan
 from pslite.job.spec import JobSpec
 from pslite.job.status import Cause
-from pslite.job.throughput import Pace
-from pslite.job.usage import StepTimes, Usage
 
 PROTOCOL = 2
 MAX_HANDSHAKE_BYTES = 4096
