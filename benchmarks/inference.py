@@ -58,8 +58,9 @@ from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources
 from dl2d.daemon import collector
 from dl2d.placement.load_balance import LoadBalance
-from dl2d.policies import dl2, dl2_original
+from dl2d.policies import dl2
 from dl2d.policies.checkpoint import Checkpoint, read_checkpoint
+from dl2d.policies.dl2_paper import policy as dl2_paper
 from dl2d.policies.lookahead import Lookahead
 from dl2d.simulation.generators import generate
 from dl2d.simulation.preset import PresetName, preset
@@ -119,11 +120,11 @@ def snapshot(jobs: int, nodes: int, rng: np.random.Generator, models: Sequence[s
 class Timed:
     """A network whose calls are timed."""
 
-    def __init__(self, network: dl2_original.Network) -> None:
+    def __init__(self, network: dl2_paper.Network) -> None:
         self.network = network
         self.calls: list[float] = []
 
-    def __call__(self, observations: dl2_original.Matrix) -> dl2_original.Matrix:
+    def __call__(self, observations: dl2_paper.Matrix) -> dl2_paper.Matrix:
         begin = time.thread_time()
         answer = self.network(observations)
         self.calls.append(time.thread_time() - begin)
@@ -253,7 +254,7 @@ def main() -> None:
                 checkpoint = read_checkpoint(options.checkpoint, policy=name)
             else:
                 checkpoint = a_checkpoint(options.jobs)
-            policy = dl2_original.Dl2Original(
+            policy = dl2_paper.Dl2Original(
                 replace(checkpoint, settings={**checkpoint.settings, "window": options.jobs})
                 if checkpoint.settings["network"] == "shared" else checkpoint
             )  # fmt: skip

@@ -24,7 +24,7 @@ import torch
 from dl2d.learning.original.settings import NetworkKind, Settings
 from dl2d.learning.original.trainer import Report
 from dl2d.learning.original.trainer import train as learn
-from dl2d.learning.play import Ground, play
+from dl2d.learning.rollout import Ground, play
 from dl2d.learning.training import Trainer, TrainingSettings
 from dl2d.simulation.sources import load_source
 from dl2d.simulation.workload import Workload

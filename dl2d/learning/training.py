@@ -16,7 +16,7 @@ import numpy as np
 from dl2d.core.errors import CheckpointError
 from dl2d.core.measured import MeasuredSpeeds
 from dl2d.learning import state_file
-from dl2d.learning.play import Ground, Measurements, measuring, play
+from dl2d.learning.rollout import Ground, Measurements, measuring, play
 from dl2d.learning.search import Search, Step, advance
 from dl2d.policies.checkpoint import Checkpoint
 from dl2d.policies.dl2 import as_arrays, from_arrays
@@ -52,7 +52,7 @@ class TrainingSettings:
     deciding_optimism: float = 0.0
     #: Whether speeds go on being measured while weights are searched for.
     measuring: bool = True
-    #: As in ``dl2d.simulation.clusters``.
+    #: As in ``dl2d.simulation.vectorized.clusters``.
     speed_noise: float = 0.0
     epochs_error: float = 0.0
     step: Step = field(default_factory=Step)

@@ -15,7 +15,8 @@ from dl2d.core.measured import KnownSpeeds
 from dl2d.core.policy import Policy
 from dl2d.core.wording import did_you_mean
 from dl2d.daemon.plugins import POLICIES, available, load_policy
-from dl2d.policies import dl2, dl2_original
+from dl2d.policies import dl2
+from dl2d.policies.dl2_paper import policy as dl2_paper
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.simulation.preset import Preset
@@ -72,7 +73,7 @@ class TrueSpeeds:
 #: Policies that are what a checkpoint makes them, by name; each reads one, or the one that comes with dl2d.
 LEARNED: Final[dict[str, Callable[[Path | None], Policy]]] = {
     "dl2": lambda folder: dl2.shipped() if folder is None else dl2.from_checkpoint(folder),
-    "dl2-original": dl2_original.from_checkpoint,
+    "dl2-original": dl2_paper.from_checkpoint,
 }
 
 

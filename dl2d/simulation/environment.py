@@ -16,10 +16,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
-from dl2d.simulation.clusters import Bools, Clusters, SlotReport
 from dl2d.simulation.generators import generate
-from dl2d.simulation.library import Floats, Ints, Library
-from dl2d.simulation.windows import Observations, Windows
+from dl2d.simulation.vectorized.clusters import Bools, Clusters, SlotReport
+from dl2d.simulation.vectorized.library import Floats, Ints, Library
+from dl2d.simulation.vectorized.windows import Observations, Windows
 from dl2d.simulation.workload import Workload
 
 ENVIRONMENT_ID: Final = "dl2d/Cluster-v0"
@@ -148,7 +148,7 @@ class ClusterEnv(gymnasium.Env[Observations, np.int64]):
     first_bundles
         Give each job its least size before the first decision of a slot.
     speed_noise, epochs_error
-        See ``dl2d.simulation.clusters.Clusters``.
+        See ``dl2d.simulation.vectorized.clusters.Clusters``.
     max_slots
         Slots after which an episode is cut off.
     render_mode

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.simulation.library import Floats, Ints
+from dl2d.simulation.vectorized.library import Floats, Ints
 
 
 def mending(workers: Ints, ps: Ints, masks: NDArray[np.int8], ratio: float) -> Ints:

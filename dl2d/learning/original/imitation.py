@@ -14,7 +14,7 @@ from torch import Tensor
 from dl2d.learning.original.errors import TooFewSamples
 from dl2d.learning.original.networks import Net, see_that_finite
 from dl2d.learning.original.settings import SupervisedLoss
-from dl2d.simulation.library import Ints
+from dl2d.simulation.vectorized.library import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

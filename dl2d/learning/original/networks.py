@@ -1,4 +1,4 @@
-"""Policy and value networks for learning; ``dl2d.policies.dl2_original`` has the same for acting."""
+"""Policy and value networks for learning; ``dl2d.policies.dl2_paper.policy`` has the same for acting."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dl2d.core.errors import CheckpointError
 from dl2d.learning.original.errors import Diverged
 from dl2d.learning.original.settings import NetworkKind
 from dl2d.policies.checkpoint import Checkpoint
-from dl2d.policies.sizing import Sight
-from dl2d.simulation.windows import EXTRAS
+from dl2d.policies.dl2_paper.sizing import Sight
+from dl2d.simulation.vectorized.windows import EXTRAS
 
 #: Standard deviation of weights of a fresh output layer: all actions are about equally likely.
 _OUTPUT_DEVIATION: Final = 0.01

@@ -12,10 +12,10 @@ from dl2d.learning.original.errors import TooFewSamples
 from dl2d.learning.original.exploration import explored, mending
 from dl2d.learning.original.replay_buffer import Samples
 from dl2d.learning.original.settings import Credit, Reward, Settings
-from dl2d.policies.dl2_original import Network
-from dl2d.simulation.clusters import Clusters, SlotReport
-from dl2d.simulation.library import Floats, Ints, Library
-from dl2d.simulation.windows import EXTRAS, SCALARS, TASKS_SCALE, Windows
+from dl2d.policies.dl2_paper.policy import Network
+from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
+from dl2d.simulation.vectorized.library import Floats, Ints, Library
+from dl2d.simulation.vectorized.windows import EXTRAS, SCALARS, TASKS_SCALE, Windows
 
 #: Added to a rate before its logarithm is taken: what a job without tasks brings.
 _LEAST_RATE: Final = 1e-3

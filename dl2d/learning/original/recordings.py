@@ -21,7 +21,7 @@ from dl2d.core.policy import Evidence, Policy
 from dl2d.learning.original.errors import TooFewSamples
 from dl2d.learning.original.imitation import Lessons
 from dl2d.learning.original.settings import Labels
-from dl2d.policies.sizing import Sight, Sizing
+from dl2d.policies.dl2_paper.sizing import Sight, Sizing
 from dl2d.simulation.contenders import contender
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.learning.original.errors import TooFewSamples
-from dl2d.simulation.library import Ints
+from dl2d.simulation.vectorized.library import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,12 +21,12 @@ from dl2d.learning.original.settings import NetworkKind, Settings
 from dl2d.learning.original.teachers import SERVE_WHOLE
 from dl2d.learning.original.validation import Score, score
 from dl2d.policies.checkpoint import Checkpoint
-from dl2d.policies.dl2_original import Dl2Original, network_of
-from dl2d.policies.sizing import Sight
+from dl2d.policies.dl2_paper.policy import Dl2Original, network_of
+from dl2d.policies.dl2_paper.sizing import Sight
 from dl2d.simulation.contenders import contender
-from dl2d.simulation.library import Library
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
+from dl2d.simulation.vectorized.library import Library
 from dl2d.simulation.workload import Workload
 
 #: The largest J that is chosen for a network that can have any.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dl2d.learning.original.settings import Settings
-from dl2d.policies.dl2_original import Network, chosen
-from dl2d.simulation.clusters import Clusters
-from dl2d.simulation.library import Floats, Ints, Library
-from dl2d.simulation.windows import Windows
+from dl2d.policies.dl2_paper.policy import Network, chosen
+from dl2d.simulation.vectorized.clusters import Clusters
+from dl2d.simulation.vectorized.library import Floats, Ints, Library
+from dl2d.simulation.vectorized.windows import Windows
 
 
 @dataclass(frozen=True, slots=True)

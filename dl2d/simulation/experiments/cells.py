@@ -12,7 +12,6 @@ import numpy as np
 
 from dl2d.core.errors import Dl2dError
 from dl2d.simulation.books import SlotSeries
-from dl2d.simulation.bound import lower_bound
 from dl2d.simulation.experiments.definition import Case, Experiment
 from dl2d.simulation.experiments.entrants import Entrant, plain
 from dl2d.simulation.experiments.playing import placement_for, policy_for, rules_for, tuned
@@ -20,6 +19,7 @@ from dl2d.simulation.experiments.preparation import Preparation, combinations, t
 from dl2d.simulation.preset import Preset
 from dl2d.simulation.replay import replay
 from dl2d.simulation.sources import load_source
+from dl2d.simulation.vectorized.bound import lower_bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +51,8 @@ class Result:
     avg_jct: float
     avg_jct_plain: float
     makespan: float
-    #: Bound on the average completion time of the workload without options (``dl2d.simulation.bound``), and the
-    #: resource that makes it so.
+    #: Bound on the average completion time of the workload without options (``dl2d.simulation.vectorized.bound``),
+    #: and the resource that makes it so.
     bound: float
     scarce: str
     #: By resource, fraction of amount x time that was held.

@@ -17,7 +17,7 @@ from dl2d.learning.original.networks import (
     weights_of,
 )
 from dl2d.learning.original.settings import NetworkKind
-from dl2d.policies.dl2_original import network_of
+from dl2d.policies.dl2_paper.policy import network_of
 
 SETTINGS = {
     "window": 3,

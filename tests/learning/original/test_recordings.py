@@ -12,11 +12,11 @@ from dl2d.learning.original.errors import TooFewSamples
 from dl2d.learning.original.recordings import Recording, lessons_of, played
 from dl2d.learning.original.settings import Labels
 from dl2d.placement.load_balance import LoadBalance
+from dl2d.policies.dl2_paper.sizing import Sight
 from dl2d.policies.drf import Drf
-from dl2d.policies.sizing import Sight
-from dl2d.simulation.clusters import Clusters
-from dl2d.simulation.library import Library
-from dl2d.simulation.windows import Windows
+from dl2d.simulation.vectorized.clusters import Clusters
+from dl2d.simulation.vectorized.library import Library
+from dl2d.simulation.vectorized.windows import Windows
 
 SIGHT = Sight(
     window=4, models=("other",), resources=("cpu", "gpu"), first_bundles=False, slot_seconds=60.0, extras=True

@@ -8,8 +8,8 @@ from simulation.test_replay import PAPER, make, run, workload
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.srtf import Srtf
-from dl2d.simulation.bound import Bound, lower_bound
 from dl2d.simulation.replay import Rules
+from dl2d.simulation.vectorized.bound import Bound, lower_bound
 from dl2d.simulation.workload import read_workload
 
 

@@ -23,12 +23,12 @@ from dl2d.daemon.guard import check
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
-from dl2d.policies.dl2_original import Dense, Dl2Original, Network, SharedJobs, chosen, from_checkpoint
-from dl2d.policies.sizing import STEPS
-from dl2d.simulation.clusters import Clusters
-from dl2d.simulation.library import Library
+from dl2d.policies.dl2_paper.policy import Dense, Dl2Original, Network, SharedJobs, chosen, from_checkpoint
+from dl2d.policies.dl2_paper.sizing import STEPS
 from dl2d.simulation.replay import Rules, SimulationError, replay
-from dl2d.simulation.windows import Windows
+from dl2d.simulation.vectorized.clusters import Clusters
+from dl2d.simulation.vectorized.library import Library
+from dl2d.simulation.vectorized.windows import Windows
 from dl2d.simulation.workload import Workload
 
 MODELS = ("holes", "m0", "m1", "m2", "ring")

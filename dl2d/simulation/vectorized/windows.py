@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.simulation.clusters import Bools, Clusters, SlotReport
-from dl2d.simulation.library import Floats, Ints
+from dl2d.simulation.vectorized.clusters import Bools, Clusters, SlotReport
+from dl2d.simulation.vectorized.library import Floats, Ints
 
 Observations = NDArray[np.float32]
 Masks = NDArray[np.int8]

@@ -16,8 +16,8 @@ from dl2d.core.jobs import Allocation, JobRequest
 from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.policies.jumps import LEAST_LEFT, Bools, Crowd, Floats, Ints, choose
 from dl2d.policies.surfaces import Grid, Surface, Surfaces, alike, amounts_of, sizes_of, surfaces, weight_of
-from dl2d.simulation.clusters import Clusters, SlotReport
-from dl2d.simulation.library import Library
+from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
+from dl2d.simulation.vectorized.library import Library
 from dl2d.simulation.workload import Workload, to_request
 from dl2d.throughput.gaussian_process import Belief
 

@@ -2,7 +2,7 @@
 
 In each interval the jobs, in submit order, are gone through in batches of J. A network that sees the batch answers with
 one of 3J + 1 actions, again and again: a worker, a PS or one of both for one of its jobs, or void, which ends the
-batch. What it sees and may do is, number for number, that of ``dl2d.simulation.windows``, in which it was trained.
+batch. Its observations and actions are those of ``dl2d.simulation.vectorized.windows``, in which it was trained.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dl2d.core.jobs import Allocation, JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
-from dl2d.policies.sizing import STEPS, Batch, Sight, Sizing, grows, usable
+from dl2d.policies.dl2_paper.sizing import STEPS, Batch, Sight, Sizing, grows, usable
 
 Matrix = NDArray[np.float32]
 

@@ -1,4 +1,4 @@
-"""What DL2's network sees of a snapshot, and what it may do: number for number as ``dl2d.simulation.windows`` has it.
+"""Observations and actions of DL2's network on a snapshot: those of ``dl2d.simulation.vectorized.windows``.
 
 Jobs are gone through in submit order, in batches of J. In each, tasks are given one step at a time: a worker, a PS or
 one of both for one of the jobs, until enough. To a job that has less than its least size each of them gives what it
@@ -24,7 +24,7 @@ from dl2d.core.packing import Blocked, Packing
 from dl2d.core.resources import Resources
 from dl2d.policies.filling import Filling
 
-#: Features of a job behind its one-hot type, and what they are divided by: as in ``dl2d.simulation.windows``.
+#: Features of a job behind its one-hot type, and what they are divided by.
 _SCALARS: Final = 5
 _EXTRAS: Final = 4
 _AGE_SCALE: Final = 3.0
