@@ -40,17 +40,42 @@ class Deciders:
         return self.policy.needs | self.fallback.needs
 
 
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A policy that is not asked any more, as long as it is this version of it."""
+
+    policy: str
+    version: str
+    #: Why, in words that follow the policy's name.
+    reason: str
+
+    def names(self, policy: Policy) -> bool:
+        """Whether it is this one."""
+        return (self.policy, self.version) == (policy.name, policy.version)
+
+
 @collector.waiting()
-def decide(snapshot: Snapshot, deciders: Deciders, seed: int, timer: Callable[[], float]) -> Decision:
+def decide(
+    snapshot: Snapshot,
+    deciders: Deciders,
+    seed: int,
+    timer: Callable[[], float],
+    *,
+    set_aside: SetAside | None = None,
+) -> Decision:
     """The policy's decision for a snapshot, checked; or the fallback's, which then says why in every job's reasons.
 
-    ``timer`` gives seconds on a monotonic clock.
+    The fallback decides where the policy fails, and where it is ``set_aside``. ``timer`` gives seconds on a monotonic
+    clock.
 
     Raises
     ------
     PolicyError
         The fallback failed as well.
     """
+    if set_aside is not None:
+        decision = _ask(deciders.fallback, snapshot, deciders.placement, seed)
+        return _by_fallback(decision, f"policy {set_aside.policy} is set aside: it {set_aside.reason}")
     begin = timer()
     try:
         decision = deciders.call(lambda: _ask(deciders.policy, snapshot, deciders.placement, seed))
@@ -68,7 +93,11 @@ def decide(snapshot: Snapshot, deciders: Deciders, seed: int, timer: Callable[[]
         raise PolicyError(
             f"policy {deciders.policy.name} failed ({problem}) and the fallback {deciders.fallback.name} too: {error}"
         ) from error
-    reason = Reason(Constraint.FALLBACK, f"policy {deciders.policy.name} failed: {problem}")
+    return _by_fallback(decision, f"policy {deciders.policy.name} failed: {problem}")
+
+
+def _by_fallback(decision: Decision, why: str) -> Decision:
+    reason = Reason(Constraint.FALLBACK, why)
     return replace(decision, jobs=tuple(entry.changed_by(entry.allocation, reason) for entry in decision.jobs))
 
 

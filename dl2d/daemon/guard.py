@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -72,6 +73,19 @@ def check(decision: Decision, snapshot: Snapshot) -> None:
                 f"{request.min_workers} to {request.max_workers} workers, {request.min_ps} to {request.max_ps} PSs "
                 f"and not less than {floor}"
             )
+
+
+def check_scores(decision: Decision) -> None:
+    """See that the scores of alternatives are numbers: where they are not, a network has overflowed.
+
+    Raises
+    ------
+    PolicyError
+        Says for which job they are not.
+    """
+    for entry in decision.jobs:
+        if not all(math.isfinite(option.score) for option in entry.alternatives):
+            raise PolicyError(f"job {entry.job.id} has an alternative whose score is no number")
 
 
 def guard(

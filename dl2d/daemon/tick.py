@@ -21,8 +21,9 @@ from dl2d.core.request import RequestRules
 from dl2d.core.resource_manager import ResourceManager, RmSnapshot
 from dl2d.core.store import Slot, Store, TaskChange
 from dl2d.daemon.apply import apply, start_anchor
-from dl2d.daemon.decide import Deciders, decide, inputs_hash
+from dl2d.daemon.decide import Deciders, SetAside, decide, inputs_hash
 from dl2d.daemon.guard import GuardRules, Memory, guard
+from dl2d.daemon.idle import idle_jobs
 from dl2d.daemon.launching import Launcher
 from dl2d.daemon.observe import take_snapshot, with_evidence
 from dl2d.daemon.observed import Observer
@@ -56,6 +57,8 @@ class Context:
     scheduler: str = ""
     #: What the site allows jobs; bounds of those that declare none.
     limits: RequestRules = field(default_factory=RequestRules)
+    #: Seconds that jobs may wait beside room for them, before the fallback decides in the policy's place.
+    idle_seconds: float = math.inf
     #: Grace between asking a process to end and killing it, in seconds.
     grace: float
     #: Seconds on a monotonic clock, to measure how long things take.
@@ -78,6 +81,10 @@ class Carry:
     stopping: tuple[tuple[str, float], ...] = ()
     #: Since when each job's coordinator has called without a gap.
     heard: tuple[tuple[JobKey, float], ...] = ()
+    #: Since when jobs wait beside room for them; None where none do.
+    idle_since: float | None = None
+    #: The policy in whose place the fallback decides.
+    set_aside: SetAside | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,11 @@ class Report:
     decided: bool
     seconds: float
     mode: Mode = Mode.LIVE
+    #: Jobs that wait although every one of them could start in the room that is free, and for how many seconds some do.
+    idle: tuple[JobKey, ...] = ()
+    idle_seconds: float = 0.0
+    #: The policy that is not asked any more; the next tick has the fallback decide.
+    set_aside: SetAside | None = None
 
 
 def tick(context: Context, carry: Carry) -> tuple[Carry, Report]:
@@ -99,6 +111,8 @@ def tick(context: Context, carry: Carry) -> tuple[Carry, Report]:
 
     The policy is asked once per slot, and earlier when a job becomes ready or ends, a task fails or the nodes change;
     in between the standing decision is carried on with, as room becomes free. A slot is recorded when it was decided.
+    A policy that leaves jobs waiting beside room for them for ``idle_seconds`` is set aside: from the next tick on the
+    fallback decides, until another version of the policy does.
 
     Raises
     ------
@@ -117,7 +131,10 @@ def tick(context: Context, carry: Carry) -> tuple[Carry, Report]:
         jobs, tasks = (*jobs, *static.jobs), (*tasks, *static.tasks)
     snapshot = take_snapshot(jobs, tasks, seen, carry.slot + 1)
     silent = {job.key for job in snapshot.jobs if not job.static} - found.heard.keys()
-    answered = _situation(context.mode, snapshot, failures, silent)
+    aside = carry.set_aside
+    if aside is not None and not aside.names(context.deciders.policy):
+        aside = None
+    answered = _situation(context.mode, snapshot, failures, silent, aside)
     # A clock that was set back must not make a decision stand for hours.
     since = snapshot.at - carry.decided_at
     due = not 0 <= since < context.slot_seconds or answered != carry.answered
@@ -126,21 +143,27 @@ def tick(context: Context, carry: Carry) -> tuple[Carry, Report]:
     if decided and stages.decide:
         snapshot = with_evidence(snapshot, context.deciders.needs, context.store)
     if standing is None or due:
-        ruling = _rule(context, stages, snapshot, carry.memory, silent, seen)
+        ruling = _rule(context, stages, snapshot, carry.memory, silent, seen, aside)
     else:
         ruling = _Ruling(standing, standing)
     decision = ruling.decision
-    plan, outcome = Plan(), Outcome()
+    plan, outcome, idle = Plan(), Outcome(), _Idle(set_aside=aside)
     if stages.act:
         plan = place(snapshot, decision, context.deciders.placement, silent=silent)
         outcome = apply(plan, {job.key: job for job in jobs}, context.store, context.manager, context.launcher, seen.at)
+        idle = _look_for_idle(context, snapshot, decision, plan, silent, carry.idle_since, aside)
     seconds = context.timer() - begin
-    report = Report(snapshot, decision, plan, outcome, decided, seconds, context.mode)
+    report = Report(
+        snapshot, decision, plan, outcome, decided, seconds, context.mode, idle.jobs, idle.seconds(snapshot.at),
+        idle.set_aside,
+    )  # fmt: skip
     carry = replace(
         carry,
         failures=tuple(failures.items()),
         stopping=tuple(stopping.items()),
         heard=tuple(found.heard.items()),
+        idle_since=idle.since,
+        set_aside=idle.set_aside,
     )
     if not decided:
         return carry, report
@@ -185,12 +208,18 @@ class _Ruling:
 
 
 def _rule(
-    context: Context, stages: Stages, snapshot: Snapshot, memory: Memory, silent: Collection[JobKey], seen: RmSnapshot
+    context: Context,
+    stages: Stages,
+    snapshot: Snapshot,
+    memory: Memory,
+    silent: Collection[JobKey],
+    seen: RmSnapshot,
+    aside: SetAside | None,
 ) -> _Ruling:
     """The decision of a slot: the policy's, after the guard, or what the scheduler in charge gave; or both."""
     guarded = None
     if stages.decide:
-        proposed = decide(snapshot, context.deciders, context.seed, context.timer)
+        proposed = decide(snapshot, context.deciders, context.seed, context.timer, set_aside=aside)
         guarded = guard(proposed, snapshot, context.rules, memory, silent=silent)
         if stages.act:
             return _Ruling(proposed, guarded)
@@ -200,14 +229,55 @@ def _rule(
     return _Ruling(given if guarded is None else proposed, given, guarded)
 
 
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    """Jobs that wait beside room for them, since when some do, and the policy that was set aside for it."""
+
+    jobs: tuple[JobKey, ...] = ()
+    since: float | None = None
+    set_aside: SetAside | None = None
+
+    def seconds(self, at: float) -> float:
+        """For how long some wait."""
+        return 0.0 if self.since is None else at - self.since
+
+
+def _look_for_idle(
+    context: Context,
+    snapshot: Snapshot,
+    decision: Decision,
+    plan: Plan,
+    silent: Collection[JobKey],
+    since: float | None,
+    aside: SetAside | None,
+) -> _Idle:
+    """Whether jobs wait beside room for them, and whether that has lasted too long."""
+    deciders = context.deciders
+    idle = idle_jobs(snapshot, decision, plan, deciders.placement, silent=silent)
+    if not idle:
+        return _Idle(set_aside=aside)
+    # A clock that was set back begins anew.
+    since = snapshot.at if since is None or since > snapshot.at else since
+    waited, policy = snapshot.at - since, deciders.policy
+    if aside is None and waited >= context.idle_seconds and policy is not deciders.fallback:
+        text = f"left {len(idle)} jobs waiting for {waited:.0f} s beside room for them"
+        aside = SetAside(policy.name, policy.version, text)
+    return _Idle(idle, since, aside)
+
+
 def _situation(
-    mode: Mode, snapshot: Snapshot, failures: dict[JobKey, tuple[int, str]], silent: Collection[JobKey]
+    mode: Mode,
+    snapshot: Snapshot,
+    failures: dict[JobKey, tuple[int, str]],
+    silent: Collection[JobKey],
+    aside: SetAside | None,
 ) -> str:
     """What a decision answers to: another situation asks for another decision before the slot is over."""
     nodes = [(node.name, node.capacity, node.state) for node in snapshot.nodes]
     static = {job.key for job in snapshot.jobs if job.static}
     fixed = [(task.job, task.id) for task in snapshot.tasks if task.job in static]
-    return digest(mode, [job.key for job in snapshot.jobs], nodes, sorted(failures.items()), sorted(silent), fixed)
+    jobs = [job.key for job in snapshot.jobs]
+    return digest(mode, jobs, nodes, sorted(failures.items()), sorted(silent), fixed, aside)
 
 
 @dataclass(frozen=True, slots=True)

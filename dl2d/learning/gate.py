@@ -16,7 +16,7 @@ from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence, Policy
 from dl2d.core.registry import TrialCase
-from dl2d.daemon.guard import GuardRules, Memory, check, guard
+from dl2d.daemon.guard import GuardRules, Memory, check, check_scores, guard
 from dl2d.learning.lesson import Case
 from dl2d.simulation.experiments.statistics import estimate
 from dl2d.simulation.realism import Realism
@@ -133,7 +133,7 @@ class Watched:
         try:
             decision = self.policy.decide(snapshot, packing, rng)
             check(decision, snapshot)
-            _check_scores(decision)
+            check_scores(decision)
         except Exception as error:
             self.problem = self.problem or f"{type(error).__name__}: {error}"
             raise
@@ -196,9 +196,3 @@ def _conduct(watched: Sequence[Watched]) -> Conduct:
         slowest=max((each.slowest for each in watched), default=0.0),
         problem=next((each.problem for each in watched if each.problem), ""),
     )
-
-
-def _check_scores(decision: Decision) -> None:
-    for entry in decision.jobs:
-        if not all(math.isfinite(option.score) for option in entry.alternatives):
-            raise ValueError(f"job {entry.job.id} has an alternative whose score is no number")

@@ -37,6 +37,8 @@ from dl2d.simulation.workload import SimulatedJob, Workload, to_request
 _CLUSTER = "simulated"
 _OWNER = Owner("simulated", 0, 0)
 _LAUNCH = Launch(("simulated",), "/")
+#: Slots in which nobody trains though every job that waits has room; more, and no job ever starts.
+_MOST_IDLE_SLOTS = 50
 #: Ticks of one slot in which room that a shrinking job gives up is given on; more are a defect of a policy.
 _MOST_TICKS = 20
 
@@ -134,7 +136,8 @@ def replay(
     Raises
     ------
     SimulationError
-        The jobs do not all end within ``rules.most_slots``, or a policy's decision never comes to rest.
+        The jobs do not all end within ``rules.most_slots``, the policy leaves them all waiting beside room for them, or
+        its decision never comes to rest.
     """
     run = _Run(workload, policy, placement, rules or Rules(), seed, timer, Books(keep=keep_series))
     while not run.done:
@@ -194,6 +197,9 @@ class _Run:
             (realism.start_seconds, realism.join_seconds, realism.move_seconds_per_mb, realism.restart_seconds)
         )
         self._carry = Carry()
+        #: Jobs that wait beside room for them after the last tick; slots in a row in which nobody trains beside them.
+        self._idle: tuple[JobKey, ...] = ()
+        self._idle_slots = 0
         # A failure of the policy is a result here, not something to be papered over.
         deciders = Deciders(policy, policy, placement, patience=float("inf"))
         self._context = Context(
@@ -230,8 +236,20 @@ class _Run:
             self._turn(event)
         self._admit()
         self._decide()
+        self._give_up_if_idle()
         self._work()
         self.now += 1
+
+    def _give_up_if_idle(self) -> None:
+        """Raise ``SimulationError`` where the policy has left all jobs waiting beside room for them for many slots."""
+        self._idle_slots = self._idle_slots + 1 if self._idle and not self._store.tasks(live=True) else 0
+        if self._idle_slots >= _MOST_IDLE_SLOTS:
+            some = ", ".join(key.id for key in self._idle[:5]) + (" ..." if len(self._idle) > 5 else "")
+            policy = self._context.deciders.policy
+            raise SimulationError(
+                f"no job can start: for {self._idle_slots} slots policy {policy.name} (version {policy.version}) has "
+                f"given nothing to {len(self._idle)} jobs ({some}) on an idle cluster that has room for them"
+            )
 
     def _admit(self) -> None:
         while self._coming and self._coming[-1].submit_slot <= self.now:
@@ -254,6 +272,7 @@ class _Run:
             if report.decided:
                 self.decision_ms.append((self._timer() - begin) * 1e3)
             self._settle()
+            self._idle = report.idle
             plan = report.plan
             if not plan.starts and not plan.stops:
                 return

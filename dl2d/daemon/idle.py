@@ -1,0 +1,85 @@
+"""Idle cluster: jobs that wait although each of them could start in the room that is free. Pure.
+
+No sound policy leaves that for long, so a tick warns of it, and after a while has the fallback decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from dl2d.core.cluster import Node, Snapshot
+from dl2d.core.decision import Constraint, Decision, JobDecision
+from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
+from dl2d.core.packing import Packing
+from dl2d.core.placement import Placement
+from dl2d.core.plan import Plan
+from dl2d.core.resources import NO_RESOURCES, Resources
+
+#: What the guard holds a job back for: then it is not the policy that leaves it waiting.
+_HELD_BACK = frozenset({Constraint.LIMIT, Constraint.COOLDOWN, Constraint.CHURN, Constraint.SILENT})
+
+
+def idle_jobs(
+    snapshot: Snapshot,
+    decision: Decision,
+    plan: Plan,
+    placement: Placement,
+    *,
+    silent: Collection[JobKey] = (),
+) -> tuple[JobKey, ...]:
+    """Elastic jobs that have nothing and are given nothing, where every one of them could start in the free room.
+
+    Empty where one of them waits for room: behind it others may wait in turn, as FIFO has it. Jobs that are larger than
+    the empty cluster, that the guard holds back or whose coordinator is silent do not count. Costs nothing where no job
+    waits, else O(nodes + starts) and a search for each distinct demand.
+
+    Parameters
+    ----------
+    plan
+        What is about to be started takes room, too.
+    """
+    waiting = _waiting(snapshot, decision, silent)
+    if not waiting:
+        return ()
+    held = snapshot.held()
+    if any(held[item.job] == NOTHING for item in plan.deferred if item.job in held):
+        return ()
+    left = Packing(snapshot.nodes, placement)
+    for start in plan.starts:
+        left.place_on(start.node, start.demand)
+    empty: Packing | None = None
+    #: By what a job starts with: whether there is room now, or would be in the empty cluster.
+    known: dict[tuple[Resources, Resources, Allocation], tuple[bool, bool]] = {}
+    idle = []
+    for job in waiting:
+        request = job.request
+        kind = request.worker, request.ps, request.least
+        if kind not in known:
+            now = left.fits(job, request.least)
+            if not now and empty is None:
+                empty = Packing([_emptied(node) for node in snapshot.nodes], placement)
+            known[kind] = now, empty is None or now or empty.fits(job, request.least)
+        now, ever = known[kind]
+        if now:
+            idle.append(job.key)
+        elif ever:
+            return ()
+    return tuple(idle)
+
+
+def _waiting(snapshot: Snapshot, decision: Decision, silent: Collection[JobKey]) -> list[Job]:
+    held = snapshot.held()
+    given_nothing = {entry.job for entry in decision.jobs if entry.allocation == NOTHING and not _is_held_back(entry)}
+    return [
+        job
+        for job in snapshot.jobs
+        if not job.static and job.key not in silent and held[job.key] == NOTHING and job.key in given_nothing
+    ]
+
+
+def _is_held_back(entry: JobDecision) -> bool:
+    return any(reason.constraint in _HELD_BACK for reason in entry.guarded)
+
+
+def _emptied(node: Node) -> Node:
+    return Node(node.name, node.capacity, NO_RESOURCES, node.state)
