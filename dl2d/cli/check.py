@@ -229,7 +229,9 @@ def _daemon(settings: Settings) -> Finding:
     try:
         answer = httpx2.get(f"{url}/v1/health", timeout=_ANSWER_SECONDS, trust_env=False)
         content = answer.json()
-        return Finding("daemon", True, f"version {content['version']} runs at {url}, slot {content['slot']}")
+        said = f"version {content['version']} runs at {url}, slot {content['slot']}"
+        problems = "; ".join(map(str, content.get("problems", ())))
+        return Finding("daemon", not problems, f"{said}: {problems}" if problems else said)
     except httpx2.ConnectError:
         return Finding("daemon", True, f"none runs at {url}")
     except httpx2.TransportError as error:

@@ -51,6 +51,7 @@ class PolicySettings(_Section):
     settings: dict[str, StrictBool | FiniteFloat] = Field(default_factory=dict)
     fallback: str = "drf"
     timeout_seconds: float = Field(default=5.0, gt=0, le=3600)
+    idle_seconds: float = Field(default=300.0, gt=0, le=86_400)
 
     @field_validator("checkpoint", mode="before")
     @classmethod

@@ -17,6 +17,7 @@ import structlog
 from fastapi import Depends, FastAPI, Header, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
@@ -38,6 +39,7 @@ from dl2d.core.resource_manager import ResourceManager
 from dl2d.core.store import JobChange, Store, TaskChange
 from dl2d.daemon.admission import Admission
 from dl2d.daemon.credentials import Credentials
+from dl2d.daemon.health import Health
 from dl2d.daemon.heartbeat import Heartbeat, receive, targets
 
 log = structlog.get_logger()
@@ -94,6 +96,8 @@ class Services:
     starts_anchors: bool
     #: How far the daemon is in charge now.
     mode: Callable[[], Mode]
+    #: What is wrong, and metrics.
+    health: Health
     #: Asks for a tick soon, because something happened that it should see.
     wake: Callable[[], None]
 
@@ -176,7 +180,19 @@ def create_api(services: Services) -> FastAPI:
 
     @api.get("/v1/health")
     def health() -> dict[str, object]:
-        return {"version": __version__, "cluster": services.cluster, "slot": services.store.last_slot_number()}
+        status = services.health.status()
+        return {
+            "version": __version__,
+            "cluster": services.cluster,
+            "slot": services.store.last_slot_number(),
+            "status": "degraded" if status.problems else "ok",
+            "problems": list(status.problems),
+            "last_tick_seconds": status.last_tick_seconds,
+        }
+
+    @api.get("/metrics")
+    def metrics() -> Response:
+        return Response(services.health.metrics(), media_type=CONTENT_TYPE_LATEST)
 
     @api.post("/v1/register")
     def register(body: Registration) -> dict[str, object]:

@@ -28,8 +28,9 @@ from dl2d.daemon.admission import Admission
 from dl2d.daemon.api_server import ApiServer
 from dl2d.daemon.credentials import load_credentials
 from dl2d.daemon.deadline import Deadline
-from dl2d.daemon.decide import Deciders
+from dl2d.daemon.decide import Deciders, SetAside
 from dl2d.daemon.guard import GuardRules
+from dl2d.daemon.health import Health
 from dl2d.daemon.incumbent import Incumbent
 from dl2d.daemon.job_api import Services, create_api
 from dl2d.daemon.launching import Launcher
@@ -46,6 +47,8 @@ _TICK, _LEARN = "tick", "learn"
 _FLOOR_SECONDS = 0.5
 #: A tick that takes longer than this many poll intervals (and this many seconds) counts as stuck.
 _STUCK_INTERVALS, _STUCK_SECONDS = 10, 300.0
+#: Jobs that a line of the log names at most.
+_MOST_NAMED = 10
 #: How long a daemon that starts leaves its learner alone.
 _SETTLING_SECONDS = 60.0
 #: Settings that are read once: sockets, files and managers are not exchanged under running jobs.
@@ -86,7 +89,9 @@ class Daemon(AbstractContextManager["Daemon"]):
         self._again, self._ticking = threading.Event(), threading.Event()
         self._service = ServiceManager()
         self._carry = Carry()
+        self._health = Health(timer)
         self._last_done = timer()
+        self._told_set_aside: SetAside | None = None
         self._status = "starting"
         self._fatal: Dl2dError | None = None
         self._opened = ExitStack()
@@ -125,6 +130,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 heartbeat_seconds=settings.api.heartbeat_seconds,
                 starts_anchors=capabilities.starts_anchors,
                 mode=lambda: self._context.mode,
+                health=self._health,
                 wake=self.wake,
             )
             self._carry = Carry(slot=store.last_slot_number())
@@ -252,10 +258,12 @@ class Daemon(AbstractContextManager["Daemon"]):
             return None
         except Dl2dError as error:
             self._status = f"last tick failed: {error}"
+            self._health.failed()
             log.error("tick failed", error=str(error), kind=type(error).__name__)
             return None
         except Exception as error:
             self._status = f"last tick failed: {error!r}"
+            self._health.failed()
             log.exception("tick failed unexpectedly")
             return None
         finally:
@@ -263,6 +271,8 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._ticking.clear()
             if self._again.is_set():
                 self._wakeup.set()
+        self._health.completed(report)
+        self._tell_of_idle(report)
         snapshot = report.snapshot
         status = f"slot {snapshot.slot}: {len(snapshot.jobs)} jobs, {len(snapshot.tasks)} tasks"
         self._status = status if STAGES[report.mode].act else f"{report.mode}, {status}"
@@ -278,6 +288,23 @@ class Daemon(AbstractContextManager["Daemon"]):
                 seconds=round(report.seconds, 3),
             )
         return report
+
+    def _tell_of_idle(self, report: Report) -> None:
+        """Log that jobs wait beside room for them: when it begins, and when the fallback takes over for it."""
+        if report.idle and not report.idle_seconds:
+            log.warning(
+                "jobs wait although there is room for every one of them",
+                jobs=[key.id for key in report.idle[:_MOST_NAMED]],
+                count=len(report.idle),
+                policy=report.decision.policy,
+                fallback_after_seconds=self._context.idle_seconds,
+            )
+        aside = report.set_aside
+        if aside is not None and aside != self._told_set_aside:
+            log.error("policy set aside, the fallback decides", policy=aside.policy, version=aside.version,
+                      reason=aside.reason)  # fmt: skip
+            self.wake()
+        self._told_set_aside = aside
 
     def _look_who_decides(self) -> None:
         """Once a slot: a version that has gone live decides from now on."""
@@ -383,6 +410,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             mode=settings.mode,
             scheduler=self._scheduler,
             limits=jobs.rules,
+            idle_seconds=settings.policy.idle_seconds,
             grace=jobs.grace_seconds,
             timer=self._timer,
         )

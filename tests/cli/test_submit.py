@@ -27,6 +27,7 @@ from dl2d.core.store import JobChange, Store
 from dl2d.daemon.admission import Admission
 from dl2d.daemon.api_server import ApiServer
 from dl2d.daemon.credentials import load_credentials
+from dl2d.daemon.health import Health
 from dl2d.daemon.job_api import Services, create_api
 from dl2d.store import schema
 from dl2d.store.sql import SqlStore
@@ -88,6 +89,7 @@ def site(folder: Path) -> Iterator[Site]:
             heartbeat_seconds=1.0,
             starts_anchors=True,
             mode=lambda: Mode.LIVE,
+            health=Health(time.monotonic),
             wake=woken.set,
         )
         server = ApiServer("127.0.0.1", port)

@@ -15,6 +15,7 @@ from dl2d.core.resource_manager import Anchor
 from dl2d.daemon.admission import Admission
 from dl2d.daemon.api_server import ApiServer
 from dl2d.daemon.credentials import Credentials
+from dl2d.daemon.health import Health
 from dl2d.daemon.job_api import Services, create_api
 
 RULES = RequestRules(frozenset({"resnet-50", "vgg-16"}), 16, 16)
@@ -44,6 +45,7 @@ class ApiWorld(World):
         super().__post_init__()
         self.credentials = Credentials(b"k" * 32)
         self.manager_lock = threading.Lock()
+        self.health = Health(lambda: self.now)
         self.server = ApiServer("127.0.0.1", 0)
         services = Services(
             cluster="test",
@@ -56,6 +58,7 @@ class ApiWorld(World):
             heartbeat_seconds=1.5,
             starts_anchors=self.starts_anchors,
             mode=lambda: self.mode,
+            health=self.health,
             wake=self._wake,
         )
         self.server.start(create_api(services))

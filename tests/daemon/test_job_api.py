@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from daemon.api_world import COMMAND, REQUEST, SCRIPT, SECRET_OF_THE_USER, ApiWorld, error
-from daemon.world import OWNER, nodes
+from daemon.world import OWNER, GivesNothing, nodes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
@@ -595,7 +595,31 @@ class TestStoreAway:
 
 
 def test_health_needs_no_credential_and_says_no_more_than_it_must(world):
-    assert set(world.client.get("/v1/health").json()) == {"version", "cluster", "slot"}
+    answer = world.client.get("/v1/health").json()
+    assert set(answer) == {"version", "cluster", "slot", "status", "problems", "last_tick_seconds"}
+    assert (answer["status"], answer["problems"], answer["last_tick_seconds"]) == ("ok", [], None)
+    world.health.failed()
+    answer = world.client.get("/v1/health").json()
+    assert answer["status"] == "degraded"
+    assert answer["problems"] == ["the last tick failed; the daemon's log says why"]
+
+
+def test_idle_jobs_are_told_in_health_and_metrics(world):
+    world.policy = GivesNothing()
+    world.submit()
+    world.tick()
+    world.beat()
+    world.health.completed(world.tick(1.0))
+    world.health.completed(world.tick(40.0))
+    answer = world.client.get("/v1/health").json()
+    (problem,) = answer["problems"]
+    assert problem.startswith("1 jobs have been waiting for 40 s although there is room for every one of them: policy ")
+    said = world.client.get("/metrics")
+    assert said.headers["content-type"].startswith("text/plain")
+    lines = dict(line.rsplit(" ", 1) for line in said.text.splitlines() if not line.startswith("#"))
+    assert float(lines["dl2d_idle_waiting_jobs"]) == 1
+    assert float(lines["dl2d_idle_seconds"]) == 40
+    assert float(lines["dl2d_ticks_total"]) == 2
 
 
 def test_what_is_not_there_is_json_too(world):

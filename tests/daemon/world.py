@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 from migrated import sqlite_store
 
-from dl2d.core.cluster import Node, TaskState
+from dl2d.core.cluster import Node, Snapshot, TaskState
+from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Launch, Owner, Role
 from dl2d.core.mode import Mode
-from dl2d.core.policy import Policy
+from dl2d.core.packing import Packing
+from dl2d.core.policy import NO_EVIDENCE, Policy
 from dl2d.core.resources import Resources
 from dl2d.daemon.credentials import Credentials
 from dl2d.daemon.decide import Deciders
@@ -48,6 +51,23 @@ def request(**changes: object) -> JobRequest:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
+class GivesNothing:
+    """A policy that never gives a job anything, however much room there is."""
+
+    name = "nothing"
+    version = "1"
+    needs = NO_EVIDENCE
+
+    def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+        del packing, rng
+        reason, held = Reason(Constraint.SATISFIED, "is content"), snapshot.held()
+        return Decision(
+            self.name,
+            self.version,
+            tuple(JobDecision(job.key, held[job.key], reason, held[job.key]) for job in snapshot.jobs),
+        )
+
+
 @dataclass
 class World:
     """Everything a tick needs, and hands to make things happen between ticks."""
@@ -59,6 +79,7 @@ class World:
     slot_seconds: float = 300.0
     url: str = "sqlite://"
     mode: Mode = Mode.LIVE
+    idle_seconds: float = 300.0
 
     def __post_init__(self) -> None:
         self.now = 1_000_000.0
@@ -99,6 +120,7 @@ class World:
             starts_anchors=True,
             mode=self.mode,
             scheduler="memory 1",
+            idle_seconds=self.idle_seconds,
             grace=1.0,
             timer=lambda: 0.0,
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from daemon.world import GivesNothing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.reference import average_jct
@@ -259,3 +260,13 @@ def test_by_the_papers_rules_a_bundle_goes_to_one_node_as_one() -> None:
     speeds = {"m": {"table": [[float(w * (w == ps)) for w in range(1, 17)] for ps in range(1, 17)]}}
     done = run(make([{"epochs": 8.0}], speeds=speeds), PAPER.policies["fifo"](None), PAPER.placement, rules=PAPER.rules)
     assert (done.jobs[0].last_slot, done.jobs[0].fraction) == (0, 1.0)
+
+
+def test_a_policy_that_starts_no_job_ends_the_simulation_with_words() -> None:
+    """It went on for 100,000 slots."""
+    with pytest.raises(SimulationError) as raised:
+        run(make([{}, {"submit_slot": 3}]), GivesNothing())
+    assert str(raised.value) == (
+        "no job can start: for 50 slots policy nothing (version 1) has given nothing to 2 jobs (1, 2) "
+        "on an idle cluster that has room for them"
+    )

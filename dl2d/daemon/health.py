@@ -1,0 +1,113 @@
+"""Health of the daemon: what is wrong now, in sentences, and its metrics in the format of Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from dl2d.core.decision import Constraint
+from dl2d.daemon.tick import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Health at one moment."""
+
+    #: One sentence for each thing that is wrong; empty where all is well.
+    problems: tuple[str, ...]
+    #: Seconds since the last tick that was completed; None for none yet.
+    last_tick_seconds: float | None
+
+
+class Health:
+    """Is told of each tick; may be asked by other threads.
+
+    Parameters
+    ----------
+    timer
+        Seconds on a monotonic clock.
+    """
+
+    def __init__(self, timer: Callable[[], float]) -> None:
+        self._timer = timer
+        self._lock = Lock()
+        self._problems: tuple[str, ...] = ()
+        self._failing = False
+        self._last: float | None = None
+        self._registry = CollectorRegistry()
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"dl2d_{name}", text, registry=self._registry)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"dl2d_{name}", text, registry=self._registry)
+
+        self._ticks = counter("ticks", "Ticks that were completed.")
+        self._failures = counter("tick_failures", "Ticks that failed.")
+        self._starts = counter("task_starts", "Tasks that were started.")
+        self._stops = counter("task_stops", "Tasks that were asked to leave.")
+        self._fallbacks = counter("fallback_slots", "Decisions that the fallback made in the policy's place.")
+        self._seconds = gauge("tick_seconds", "Duration of the last tick, in seconds.")
+        self._slot = gauge("slot", "Number of the scheduling interval.")
+        self._jobs = gauge("jobs", "Jobs that can be given tasks.")
+        self._tasks = gauge("tasks", "Tasks that have not ended.")
+        self._deferred = gauge("deferred_tasks", "Tasks that were decided on and have no room yet.")
+        self._idle = gauge("idle_waiting_jobs", "Jobs that wait although there is room for every one of them.")
+        self._idle_seconds = gauge("idle_seconds", "For how many seconds such jobs have been waiting.")
+        self._set_aside = gauge(
+            "policy_set_aside", "1 while the fallback decides because the policy left jobs waiting."
+        )
+
+    def completed(self, report: Report) -> None:
+        """A tick was completed."""
+        waiting, seconds = len(report.idle), report.idle_seconds
+        problems = []
+        if report.set_aside is not None:
+            problems.append(
+                f"policy {report.set_aside.policy} version {report.set_aside.version} is set aside and the fallback "
+                f"decides: it {report.set_aside.reason}"
+            )
+        if waiting:
+            problems.append(
+                f"{waiting} jobs have been waiting for {seconds:.0f} s although there is room for every one of them: "
+                f"policy {report.decision.policy} gives them nothing"
+            )
+        with self._lock:
+            self._problems, self._failing, self._last = tuple(problems), False, self._timer()
+        self._ticks.inc()
+        self._starts.inc(len(report.outcome.started))
+        self._stops.inc(len(report.plan.stops))
+        if report.decided and _is_fallback(report):
+            self._fallbacks.inc()
+        self._seconds.set(report.seconds)
+        self._slot.set(report.snapshot.slot)
+        self._jobs.set(len(report.snapshot.jobs))
+        self._tasks.set(len(report.snapshot.tasks))
+        self._deferred.set(sum(item.count for item in report.plan.deferred))
+        self._idle.set(waiting)
+        self._idle_seconds.set(seconds)
+        self._set_aside.set(report.set_aside is not None)
+
+    def failed(self) -> None:
+        """A tick failed. Why stands in the log: health is told to anybody who asks."""
+        with self._lock:
+            self._failing = True
+        self._failures.inc()
+
+    def status(self) -> Status:
+        """How it is now."""
+        with self._lock:
+            failure = ("the last tick failed; the daemon's log says why",) if self._failing else ()
+            last = None if self._last is None else self._timer() - self._last
+            return Status((*failure, *self._problems), last)
+
+    def metrics(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+def _is_fallback(report: Report) -> bool:
+    return any(reason.constraint is Constraint.FALLBACK for entry in report.decision.jobs for reason in entry.guarded)

@@ -1,0 +1,126 @@
+"""Jobs that wait beside room for them: seen by the tick, and after a while the fallback's turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from daemon.world import GivesNothing, World, nodes
+
+from dl2d.core.decision import Constraint
+from dl2d.core.jobs import NOTHING, Allocation
+from dl2d.core.resources import Resources
+from dl2d.daemon.guard import GuardRules
+from dl2d.daemon.health import Health
+from dl2d.policies.drf import Drf
+from dl2d.policies.fifo import Fifo
+
+
+@pytest.fixture
+def build() -> Iterator:
+    worlds = []
+
+    def make(**options: object) -> World:
+        worlds.append(World(**options))  # type: ignore[arg-type]
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.close()
+
+
+def ready(world: World, **changes: object):
+    key = world.submit(**changes)
+    world.tick(1.0)
+    world.beat()
+    return key
+
+
+def test_jobs_that_wait_beside_room_are_seen_and_after_a_while_the_fallback_starts_them(build) -> None:
+    world = build(policy=GivesNothing(), idle_seconds=50.0)
+    keys = [ready(world), ready(world)]
+    report = world.tick(1.0)
+    assert (set(report.idle), report.idle_seconds) == (set(keys), 1.0)  # the first since the tick before
+    world.beat()
+    report = world.tick(48.0)
+    assert (report.idle_seconds, report.set_aside, report.decision.policy) == (49.0, None, "nothing")
+    world.beat()
+    report = world.tick(1.0)
+    assert report.set_aside is not None
+    assert report.set_aside.reason == "left 2 jobs waiting for 50 s beside room for them"
+    world.beat()
+    report = world.tick(1.0)  # at once, though the standing decision would stand for minutes
+    assert (report.decided, report.decision.policy, report.idle) == (True, "fifo", ())
+    entry = next(entry for entry in report.decision.jobs if entry.job == keys[0])
+    assert entry.guarded[0].constraint is Constraint.FALLBACK
+    assert entry.guarded[0].text.startswith("policy nothing is set aside: it left 2 jobs waiting for 50 s")
+    assert report.plan.starts
+
+
+def test_the_policy_stays_aside_until_another_version_of_it_decides(build) -> None:
+    world = build(policy=GivesNothing(), idle_seconds=10.0)
+    ready(world)
+    world.settle(20)
+    assert world.tick(1.0).decision.policy == "fifo"
+    ready(world)
+    world.settle(2)
+    report = world.tick(400.0)
+    assert (report.decision.policy, report.set_aside is None) == ("fifo", False)
+    better = GivesNothing()
+    better.version = "2"
+    world.policy = better
+    world.beat()
+    report = world.tick(1.0)
+    assert (report.decision.policy, report.decision.policy_version, report.set_aside) == ("nothing", "2", None)
+
+
+@pytest.mark.parametrize(
+    ("options", "jobs"),
+    [
+        ({"policy": Drf()}, [{}]),
+        # The first of the queue waits for room, and the second behind it.
+        ({"policy": Fifo(), "cluster_nodes": nodes(1)}, [{}, {"min_workers": 4}, {}]),
+        ({"policy": GivesNothing(), "cluster_nodes": nodes(1)}, [{"min_workers": 4, "max_workers": 4}]),
+        ({"policy": Drf(), "rules": GuardRules(per_user=Resources.of(gpu=4))}, [{}, {}]),
+        ({"policy": Drf(), "rules": GuardRules(churn=2)}, [{}, {}]),
+    ],
+    ids=["it starts", "first of a queue", "larger than the cluster", "limit of its user", "churn"],
+)
+def test_jobs_that_wait_for_a_reason_are_not_idle(build, options, jobs) -> None:
+    world = build(idle_seconds=10.0, **options)
+    for job in jobs:
+        ready(world, **job)
+    for _ in range(30):
+        world.beat()
+        report = world.tick(1.0)
+        assert report.idle == ()
+        assert report.set_aside is None
+
+
+def test_a_clock_that_is_set_back_does_not_count_as_waiting(build) -> None:
+    world = build(policy=GivesNothing(), idle_seconds=10.0)
+    ready(world)
+    world.tick(1.0)
+    world.beat()
+    report = world.tick(-500.0)
+    assert (len(report.idle), report.idle_seconds, report.set_aside) == (1, 0.0, None)
+
+
+def test_a_silent_job_is_not_the_policys_fault(build) -> None:
+    world = build(policy=GivesNothing(), idle_seconds=10.0)
+    ready(world)
+    report = world.tick(1000.0)  # its coordinator has not called since
+    assert (report.idle, report.set_aside) == ((), None)
+
+
+def test_metrics_say_that_the_policy_is_set_aside(build) -> None:
+    world = build(policy=GivesNothing(), idle_seconds=5.0)
+    health = Health(lambda: world.now)
+    key = ready(world)
+    for _ in range(8):
+        world.beat()
+        health.completed(world.tick(1.0))
+    assert any("is set aside and the fallback decides" in problem for problem in health.status().problems)
+    assert b"dl2d_policy_set_aside 1.0" in health.metrics()
+    assert world.tick(1.0).decision.allocations()[key] > NOTHING
+    assert Allocation(1, 1) <= world.has(key)
