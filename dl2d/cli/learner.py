@@ -62,10 +62,9 @@ def _learn(settings: Settings) -> Path:
     """Folder of the candidate."""
     # After the limits were set, for what is imported here takes time and memory.
     from dl2d.cli.options import reading  # noqa: PLC0415
-    from dl2d.cli.train_twin import judged, learn  # noqa: PLC0415
+    from dl2d.cli.twin import TwinSettings, judged, learn  # noqa: PLC0415
     from dl2d.daemon.candidates import write_candidate  # noqa: PLC0415
 
-    learning = settings.learning
     told: dict[str, float] = {}
 
     def tell(what: str, done: int, total: int, note: str = "") -> None:
@@ -74,10 +73,8 @@ def _learn(settings: Settings) -> Path:
             print(f"{what}: {done} of {total}{note and f', {note}'}", flush=True)  # noqa: T201
 
     with tempfile.TemporaryDirectory(prefix="dl2d-learner-") as folder, reading(settings) as store:
-        learned = learn(
-            settings, store, out=Path(folder), iterations=_ITERATIONS, days=learning.days, minutes=learning.minutes,
-            seed=learning.seed, tell=tell, now=time.time(),
-        )  # fmt: skip
+        chosen = TwinSettings(iterations=_ITERATIONS, days=None, minutes=None, seed=settings.learning.seed)
+        learned = learn(settings, store, chosen, Path(folder), tell=tell, now=time.time())
         return write_candidate(judged(settings, store.registry, learned, tell=tell))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,89 +9,68 @@ from pathlib import Path
 from typing import Any, Final
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dl2d.cli.output import print_json
+from dl2d.cli.train_options import TrainOptions, interruptible, progress_bars, training_workloads
 from dl2d.core.errors import CheckpointError
 from dl2d.learning.baselines import baselines
 from dl2d.learning.original.offline import analytical
 from dl2d.learning.original.settings import NetworkKind, Settings
-from dl2d.learning.original.trainer import Report
 from dl2d.learning.original.trainer import train as learn
 from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint
-from dl2d.simulation.workload import Workload
 
 _STATE: Final = "state.npz"
-_STOPPED: Final = 130  # as a shell has it for Ctrl-C
 
 
-def train_original(
-    workloads: Sequence[Workload],
-    validation: Sequence[Workload],
-    *,
-    out: Path,
-    iterations: int,
-    seed: int,
-    minutes: float | None,
-    teacher: str | None,
-    start: Path | None,
-    offline: bool,
-    compare: bool,
-    resume: bool,
-    as_json: bool,
-) -> None:
-    """Train, showing how far it is, and write the best checkpoint by validation to ``out``/checkpoint."""
-    if teacher is not None and start is not None:
-        raise typer.BadParameter("give one of --teacher and --start: either is what training begins with")
+def train_original(options: TrainOptions) -> None:
+    """Train, showing how far it is, and write the best checkpoint by validation, and a report."""
     began = time.monotonic()
-    begun = None if start is None else read_checkpoint(checkpoint_in(start), policy="dl2-original")
-    settings = _settings(iterations, teacher, begun)
-    if offline:
+    workloads, validation = training_workloads(options.workload, options.validate, options.seed, options.draws)
+    start = None if options.start is None else read_checkpoint(checkpoint_in(options.start), policy="dl2-original")
+    settings = _settings(options.iterations, options.teacher, start)
+    if options.offline:
         workloads, validation = ([analytical(one) for one in list_] for list_ in (workloads, validation))
-    folder = out / "checkpoint"
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )  # fmt: skip
-    others: dict[str, tuple[float, ...]] = {}
-    try:
-        with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as display:
-            if compare:
-                measuring = display.add_task("baselines", total=None, note="")
-                others = baselines(
-                    [validation], lambda done, all_: display.update(measuring, completed=done, total=all_)
-                )
-            rest = "".join(f", {name} {values[0]:.2f}" for name, values in others.items())
-            bar = display.add_task("teacher", total=None, note="")
-
-            def show(report: Report) -> None:
-                display.update(bar, note=f"JCT {report.score.best:.3f}, best {report.best:.3f}{rest}")
-
-            checkpoint = learn(
-                workloads, validation, settings, seed=seed, out=folder, progress=show, start=begun,
-                told=lambda phase, done, total: display.update(bar, description=phase, completed=done, total=total),
-                stop=lambda: minutes is not None and time.monotonic() - began > 60 * minutes,
-                state=out / _STATE, resume=resume,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        what = "the same command with --resume goes on with the last state saved in"
-        there = f"{what} {out}" if (out / _STATE).is_file() else "nothing was saved yet"
-        typer.echo(f"stopped: {there}", err=True)
-        raise typer.Exit(_STOPPED) from None
+    state = options.out / _STATE
+    with interruptible(lambda: _left(state)), progress_bars() as bars:
+        times: dict[str, tuple[float, ...]] = {}
+        if options.compare:
+            measuring = bars.add_task("baselines", total=None, note="")
+            times = baselines([validation], lambda done, total: bars.update(measuring, completed=done, total=total))
+        bar = bars.add_task("teacher", total=None, note="")
+        others = "".join(f", {name} {values[0]:.2f}" for name, values in times.items())
+        checkpoint = learn(
+            workloads, validation, settings, seed=options.seed, out=options.checkpoint, start=start, state=state,
+            resume=options.resume,
+            progress=lambda report: bars.update(
+                bar, note=f"JCT {report.score.best:.3f}, best {report.best:.3f}{others}"
+            ),
+            told=lambda phase, done, total: bars.update(bar, description=phase, completed=done, total=total),
+            stop=lambda: options.minutes is not None and time.monotonic() - began > 60 * options.minutes,
+        )  # fmt: skip
+    _write_report(options.out, checkpoint, times, offline=options.offline)
     seconds = round(time.monotonic() - began, 1)
-    _write_report(out, checkpoint, others, offline=offline)
-    if as_json:
-        print_json({"checkpoint": str(folder), "digest": checkpoint.digest, "seconds": seconds, "offline": offline,
-                    "baselines_jct_slots": {name: values[0] for name, values in others.items()},
-                    **checkpoint.training})  # fmt: skip
+    if options.as_json:
+        print_json(
+            {
+                "checkpoint": str(options.checkpoint), "digest": checkpoint.digest, "seconds": seconds,
+                "offline": options.offline,
+                "baselines_jct_slots": {name: values[0] for name, values in times.items()},
+                **checkpoint.training,
+            }
+        )  # fmt: skip
         return
     best = min(_of_entry(entry) for entry in checkpoint.training["history"])
-    against = "".join(f", {best / values[0] - 1:+.1%} against {name}" for name, values in others.items())
+    against = "".join(f", {best / values[0] - 1:+.1%} against {name}" for name, values in times.items())
     typer.echo(
-        f"{folder}: {checkpoint.digest[:12]}, after {seconds:.0f} s; "
-        f"mean completion time in validation {best:.3f} slots{against}; report in {out / 'report.md'}"
+        f"{options.checkpoint}: {checkpoint.digest[:12]}, after {seconds:.0f} s; mean completion time in validation "
+        f"{best:.3f} slots{against}; report in {options.out / 'report.md'}"
     )
+
+
+def _left(state: Path) -> str:
+    if not state.is_file():
+        return "nothing was saved yet"
+    return f"the same command with --resume goes on with the last state saved in {state.parent}"
 
 
 def _settings(iterations: int, teacher: str | None, start: Checkpoint | None) -> Settings:

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dl2d.cli.options import JsonOption
 from dl2d.cli.output import print_json
+from dl2d.cli.train_options import training_workloads
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.core.errors import CheckpointError, RequestError
 from dl2d.daemon.plugins import load_placement
@@ -165,9 +166,7 @@ def _recorded(config: Path | None, url: str | None, most: int, policy: str | Non
 def _workloads(
     given: Sequence[str], validate: Sequence[str], seed: int, draws: int
 ) -> tuple[list[Workload], list[Workload]]:
-    from dl2d.cli.train import inputs_of  # noqa: PLC0415 - which imports this module
-
-    return inputs_of(given, validate, seed, draws)
+    return training_workloads(given, validate, seed, draws)
 
 
 def _lines(found: Schooled, teacher: Teacher | None) -> list[str]:

@@ -54,3 +54,25 @@ def test_wrong_use(dl2d: Dl2d, tmp_path: Path, workload: Path) -> None:
     ran = dl2d("simulate", "-w", workload, "-p", "dl2", "--checkpoint", tmp_path)
     assert ran.status == 1
     assert "is no checkpoint" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("-w {} --teacher drf", "--teacher cannot be used with --design jumps"),
+        ("-w {} --offline --start x", "--start, --offline cannot be used with --design jumps"),
+        ("-w {} --gate --days 3", "--days, --gate cannot be used with --design jumps"),
+        ("-w {} --design original --hidden 4", "--hidden cannot be used with --design original"),
+        ("-w {} --design original -c dl2d.yaml", "--config cannot be used with --design original"),
+        ("-w {} --design original --teacher drf --start x", "give one of --teacher and --start"),
+        ("--twin -w {}", "--workload cannot be used with --twin"),
+        ("--twin --design original --start x", "--design, --start cannot be used with --twin"),
+        ("--twin --design jumps --resume", "--design, --resume cannot be used with --twin"),
+        ("--twin --no-compare --hidden 0", "--hidden, --compare cannot be used with --twin"),
+        ("", "name one or more workloads to train on"),
+    ],
+)
+def test_an_option_that_does_not_apply_is_refused(dl2d: Dl2d, arguments: str, words: str, workload: Path) -> None:
+    ran = dl2d("train", *arguments.format(workload).split())
+    assert ran.status == 2
+    assert words in " ".join(ran.err.replace("│", " ").split())

@@ -93,12 +93,3 @@ def test_it_is_stopped_and_goes_on(dl2d, workload: Path, tmp_path: Path, monkeyp
     assert further.status == 0, further.err
     assert further.json["digest"] == whole.json["digest"]
     assert further.json["history"] == whole.json["history"]
-
-
-def test_options_of_one_design_are_not_the_others(dl2d, workload: Path, tmp_path: Path) -> None:
-    ran = dl2d("train", "-w", workload, "-o", tmp_path / "out", "--teacher", "drf")
-    assert ran.status == 2
-    assert "are of --design original" in ran.err
-    ran = dl2d("train", "--design", "original", "-w", workload, "--teacher", "drf", "--start", tmp_path)
-    assert ran.status == 2
-    assert "give one of --teacher and --start" in ran.err

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cli.conftest import Dl2d, write_config
 from recorded_site import record
 
+from dl2d.cli import twin
 from dl2d.core.registry import VersionState
+from dl2d.learning.gate import Verdict
 from dl2d.policies.checkpoint import read_checkpoint
 from dl2d.policies.dl2 import shipped
 from dl2d.policies.drf import Drf
@@ -91,3 +94,28 @@ def test_without_the_gate_nothing_is_registered_and_the_seed_decides(
     ran = dl2d("train", "--twin", "--store", url, "--iterations", "0", "--days", "2", "-o", tmp_path / "out")
     assert ran.status == 2
     assert "at least 2 are needed" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("passed", "policy", "words"),
+    [
+        (False, "drf", "rejected: it is worse"),
+        (True, "dl2", "goes live: it is better"),
+        (True, "drf", "becomes the live version of dl2, but drf decides here (policy.name): it is better"),
+    ],
+)
+def test_what_the_gate_said_is_said_of_the_policy_in_charge(
+    dl2d: Dl2d,
+    site: tuple[Path, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    passed: bool,
+    policy: str,
+    words: str,
+) -> None:
+    verdict = Verdict(passed=passed, reason="it is better" if passed else "it is worse")
+    monkeypatch.setattr(twin, "_compared", lambda *_: SimpleNamespace(cases=(), verdict=verdict))
+    config = write_config(tmp_path, schedule={"slot_seconds": 1200.0}, policy={"name": policy})
+    ran = dl2d("train", "--twin", "--gate", "--iterations", "1", "-o", tmp_path / "out", "-c", config)
+    assert ran.status == 0, ran.err
+    assert ran.out.splitlines()[-1] == words

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from simulation.test_experiment_runs import Here
 
-from dl2d.cli.train import inputs_of
+from dl2d.cli.train_options import training_workloads
 from dl2d.core.errors import WorkloadError
 from dl2d.simulation.experiments.definition import (
     Experiment,
@@ -79,7 +79,7 @@ def test_seeds_decide_and_the_number_of_nodes_changes_nothing_else(file: Path) -
 
 
 def test_training_draws_from_them(file: Path) -> None:
-    train_on, look_at = inputs_of([f"kinds:{file}?jobs=30"], [], 0, 4)
+    train_on, look_at = training_workloads([f"kinds:{file}?jobs=30"], [], 0, 4)
     drawn = [workload.jobs for workload in (*train_on, *look_at)]
     assert len(drawn) == len(set(drawn)) == 5
 

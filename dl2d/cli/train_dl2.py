@@ -1,0 +1,106 @@
+"""``dl2d train --design jumps``: weights of policy dl2 from simulated workloads."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import typer
+from rich.progress import Progress
+
+from dl2d import __version__
+from dl2d.cli.output import print_json, print_tables, table
+from dl2d.cli.train_options import TrainOptions, interruptible, progress_bars, training_workloads
+from dl2d.learning.baselines import baselines
+from dl2d.learning.report import write_report
+from dl2d.learning.training import State, Trainer, TrainingSettings, load_state, save_state
+from dl2d.policies.checkpoint import write_checkpoint
+
+#: Mean completion times on the validation workloads, in slots: by policy, one for each part of the nodes.
+Times = Mapping[str, tuple[float, ...]]
+
+
+def train_dl2(options: TrainOptions) -> None:
+    """Train, showing how far it is; write state after each iteration, and checkpoint and report at the end."""
+    began = time.monotonic()
+    settings = TrainingSettings(seed=options.seed, iterations=options.iterations, hidden=options.hidden)
+    train_on, validation = training_workloads(options.workload, options.validate, options.seed, options.draws)
+    trainer = Trainer(train_on, validation, settings)
+    inputs = hashlib.sha256(repr((train_on, validation)).encode()).hexdigest()
+    left = f"the same command with --resume goes on with the last state saved in {options.out}"
+    with interruptible(lambda: left), progress_bars() as bars:
+        times = _baseline_times(trainer, bars) if options.compare else {}
+        state = load_state(settings, inputs, options.out) if options.resume else _explored(trainer, bars)
+        save_state(state, settings, inputs, options.out)
+        bar = bars.add_task("searching", total=options.iterations, note="")
+        _show(bars, bar, state, times)
+        for reached in trainer.search(state):
+            state = reached
+            save_state(state, settings, inputs, options.out)
+            _show(bars, bar, state, times)
+            if options.minutes is not None and time.monotonic() - began > 60 * options.minutes:
+                break
+    seconds = time.monotonic() - began
+    record = _record(options, settings, state, times, seconds)
+    checkpoint = trainer.checkpoint(state, record)
+    write_checkpoint(checkpoint, options.checkpoint)
+    write_report(options.out, state, settings, times, inputs=options.workload, seconds=seconds)
+    if state.search.iteration < options.iterations:
+        moment = f"after {options.minutes:g} minutes, at iteration {state.search.iteration}"
+        typer.echo(f"stopped early {moment}; --resume goes on", err=True)
+    if options.as_json:
+        print_json({"checkpoint": str(options.checkpoint), "digest": checkpoint.digest, **record})
+        return
+    print_tables(_results(settings, state, times))
+    report = options.out / "report.md"
+    typer.echo(f"{options.checkpoint}: {checkpoint.digest[:12]}, after {seconds:.0f} s; report in {report}")
+
+
+def _baseline_times(trainer: Trainer, bars: Progress) -> Times:
+    bar = bars.add_task("baselines", total=None, note="")
+    return baselines(trainer.validation, lambda done, total: bars.update(bar, completed=done, total=total))
+
+
+def _explored(trainer: Trainer, bars: Progress) -> State:
+    """The state that the search begins with: speeds measured, weights of the start."""
+    rounds = trainer.settings.rounds
+    bar = bars.add_task("measuring speeds", total=rounds, note="")
+    state = trainer.explore(lambda done, _: bars.update(bar, completed=done))
+    bars.update(bar, completed=rounds)
+    return state
+
+
+def _show(bars: Progress, bar: Any, state: State, times: Times) -> None:
+    """Validation results next to those of others, mean over the parts, in slots."""
+    own = f"JCT {_mean(state.best_look.jct):.3f}"
+    note = ", ".join((own, *(f"{name} {_mean(values):.2f}" for name, values in times.items())))
+    bars.update(bar, completed=state.search.iteration, note=note)
+
+
+def _mean(values: tuple[float, ...]) -> float:
+    return sum(values) / len(values)
+
+
+def _record(
+    options: TrainOptions, settings: TrainingSettings, state: State, times: Times, seconds: float
+) -> dict[str, Any]:
+    best = state.best_look
+    return {
+        "dl2d": __version__, "workloads": list(options.workload), "validation": list(options.validate),
+        "draws": options.draws, "seed": options.seed, "iterations": state.search.iteration,
+        "best_iteration": best.iteration, "seconds": round(seconds, 1), "parts": list(settings.parts),
+        "validation_jct_slots": list(best.jct),
+        "baselines_jct_slots": {name: list(values) for name, values in times.items()},
+        "curve": [asdict(look) for look in state.looks],
+    }  # fmt: skip
+
+
+def _results(settings: TrainingSettings, state: State, times: Times) -> Any:
+    rows = [
+        (f"{part:.3g}", f"{own:.3f}", *(f"{own / values[number] - 1:+.1%}" for values in times.values()))
+        for number, (part, own) in enumerate(zip(settings.parts, state.best_look.jct, strict=True))
+    ]
+    return table((">NODES", ">JCT", *(f">vs {name}" for name in times)), rows)

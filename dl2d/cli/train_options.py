@@ -1,0 +1,100 @@
+"""What the ways of ``dl2d train`` share: their options, the workloads that are named, progress bars, Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dl2d.core.errors import WorkloadError
+from dl2d.simulation.sources import is_drawn, load_source
+from dl2d.simulation.workload import Workload
+
+#: Seeds of what is drawn for validation begin here.
+_VALIDATION_SEEDS: Final = 1_000_000
+#: Exit status after Ctrl-C, as shells have it.
+_INTERRUPTED: Final = 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """Options of ``dl2d train``; which of them apply depends on what is trained (``dl2d.cli.train``)."""
+
+    workload: tuple[str, ...]
+    validate: tuple[str, ...]
+    out: Path
+    iterations: int
+    seed: int
+    hidden: int
+    draws: int
+    teacher: str | None
+    start: Path | None
+    offline: bool
+    minutes: float | None
+    compare: bool
+    resume: bool
+    days: int | None
+    gate: bool
+    as_json: bool
+
+    @property
+    def checkpoint(self) -> Path:
+        """Folder of the checkpoint that is written."""
+        return self.out / "checkpoint"
+
+
+def training_workloads(
+    given: Sequence[str], validate: Sequence[str], seed: int, draws: int
+) -> tuple[list[Workload], list[Workload]]:
+    """Workloads to train on and those to choose the best weights by, from what the user named."""
+    held_out = max(draws // 4, 1)
+    train_on: list[Workload] = []
+    from_files: list[Workload] = []
+    validation = [one for source in validate for one in _load(source, seed + _VALIDATION_SEEDS, held_out)]
+    for source in given:
+        generated = is_drawn(source)
+        (train_on if generated else from_files).extend(_load(source, seed * 10_000, draws))
+        if generated and not validate:
+            validation += _load(source, seed + _VALIDATION_SEEDS, held_out)
+    if validate:
+        return train_on + from_files, validation
+    if len(from_files) == 1 and not train_on:
+        return from_files, from_files
+    kept = len(from_files) - len(from_files) // 5
+    return train_on + from_files[:kept], validation + from_files[kept:]
+
+
+def _load(source: str, seed: int, draws: int) -> list[Workload]:
+    if is_drawn(source):
+        return [load_source(source, seed=seed + number).workload for number in range(draws)]
+    files = sorted(glob.glob(source)) if glob.has_magic(source) else [source]  # noqa: PTH207 - patterns may be absolute
+    if not files:
+        raise WorkloadError("", "no file has such a name", where=source)
+    return [load_source(file, seed=seed).workload for file in files]
+
+
+def progress_bars() -> Progress:
+    """Bars on standard error, where that is a terminal. Each task has a field ``note``."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )  # fmt: skip
+    return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
+
+
+@contextlib.contextmanager
+def interruptible(remark: Callable[[], str]) -> Iterator[None]:
+    """End with exit status 130 after Ctrl-C, and print what ``remark`` says of what is left."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"stopped: {remark()}", err=True)
+        raise typer.Exit(_INTERRUPTED) from None

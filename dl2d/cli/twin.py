@@ -1,0 +1,222 @@
+"""Learning from this site's records: dl2's weights trained further on its twin, and the gate before they decide.
+
+``dl2d train --twin`` and the daemon's learner (``dl2d.cli.learner``) do it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from dl2d import __version__
+from dl2d.config.settings import Settings
+from dl2d.core.errors import CheckpointError
+from dl2d.core.history import RecordingStore
+from dl2d.core.measured import MeasuredSpeeds
+from dl2d.core.policy import Policy
+from dl2d.core.registry import Registry, Trial, TrialCase
+from dl2d.daemon.candidates import Candidate
+from dl2d.daemon.incumbent import configured_checkpoint, read_version, version_in
+from dl2d.daemon.loop import guard_rules
+from dl2d.daemon.plugins import Given, load_placement, load_policy
+from dl2d.learning.gate import Compared, Verdict, compare
+from dl2d.learning.lesson import Lesson, lesson_of
+from dl2d.learning.search import Step
+from dl2d.learning.training import State, Trainer, TrainingSettings
+from dl2d.learning.twin import DAY_SECONDS
+from dl2d.policies.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from dl2d.policies.dl2 import SHIPPED, from_arrays
+from dl2d.throughput.news import merged
+from dl2d.throughput.observations import Table
+
+NAME: Final = "dl2"
+#: Least length of an interval in the twin, in seconds.
+_SHORTEST_SLOT: Final = 300.0
+#: The search begins with weights that are good already: it looks and goes less far than one that begins with none.
+_STEP: Final = Step(spread=0.07, rate=0.03)
+#: A site's cluster is what it is; fewer nodes stand for busier days.
+_PARTS: Final = (1.0, 1 / 2, 1 / 4)
+
+
+class Tell(Protocol):
+    """Is told what is being done, how far it is, how far it goes, and a word on how it stands."""
+
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
+        """Tell."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What came of learning."""
+
+    lesson: Lesson
+    parent: Checkpoint
+    checkpoint: Checkpoint
+    record: Mapping[str, Any]
+    state: State
+    settings: TrainingSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwinSettings:
+    """How long to learn and from how much; None: what ``learning`` of the configuration says."""
+
+    iterations: int
+    days: int | None
+    minutes: float | None
+    seed: int
+
+
+def learn(
+    settings: Settings, store: RecordingStore, chosen: TwinSettings, out: Path, *, tell: Tell, now: float
+) -> Learned:
+    """Read the site's history, train from what decides now, and write the checkpoint to a folder.
+
+    ``now`` is the end of the history, seconds since 1970. The store is only read.
+
+    Raises
+    ------
+    WorkloadError
+        There is too little to learn from.
+    CheckpointError, StoreError
+        Something cannot be read or written.
+    """
+    began = time.monotonic()
+    length = (settings.learning.days if chosen.days is None else chosen.days) * DAY_SECONDS
+    begin = (now - length) // DAY_SECONDS * DAY_SECONDS
+    lesson = lesson_of(store.history(begin, now), slot_seconds(settings), seed=chosen.seed)
+    parent = current_checkpoint(settings, store.registry)
+    how, known = _training_settings(settings, lesson, parent, chosen)
+    tell("setting up", 0, 1)
+    trainer = Trainer(lesson.training, lesson.validation, how)
+    measured = merged(Table.of(known), Table.of(lesson.measured)).measured()
+    state = trainer.start(parent.weights["scorer"], measured)
+    tell("setting up", 1, 1)
+    tell("searching", 0, how.iterations)
+    limit = 60 * (settings.learning.minutes if chosen.minutes is None else chosen.minutes)
+    for reached in trainer.search(state):
+        state = reached
+        tell("searching", state.search.iteration, how.iterations, _note(state))
+        if time.monotonic() - began > limit:
+            break
+    record = _record(lesson, parent, how, state, time.monotonic() - began)
+    made = trainer.checkpoint(state, record)
+    kept = {name: parent.settings.get(name, 0.0) for name in ("optimism", "resize_seconds")}
+    checkpoint = replace(made, settings={**made.settings, **kept})
+    write_checkpoint(checkpoint, out / "checkpoint")
+    return Learned(lesson, parent, checkpoint, record, state, how)
+
+
+def _training_settings(
+    settings: Settings, lesson: Lesson, parent: Checkpoint, chosen: TwinSettings
+) -> tuple[TrainingSettings, tuple[MeasuredSpeeds, ...]]:
+    """How to train, and the speeds that the parent knows. Raises ``CheckpointError`` where it lacks something."""
+    nodes = max(len(workload.nodes()) for workload in lesson.training)
+    # On few nodes some parts are the same.
+    parts = tuple({max(1, round(nodes * part)): part for part in reversed(_PARTS)}.values())[::-1]
+    own = settings.policy.settings.get("optimism") if settings.policy.name == NAME else None
+    try:
+        return (
+            TrainingSettings(
+                seed=chosen.seed, iterations=chosen.iterations, every=2, hidden=int(parent.settings["hidden"]),
+                parts=parts, rounds=0, step=_STEP, measuring=False,
+                deciding_optimism=float(parent.settings["optimism"]) if own is None else own,
+            ),
+            tuple(from_arrays(parent.weights, parent.settings["kinds"])),
+        )  # fmt: skip
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        raise CheckpointError(f"checkpoint of {NAME}: lacks, or has no fit, {error}") from error
+
+
+def _record(lesson: Lesson, parent: Checkpoint, how: TrainingSettings, state: State, seconds: float) -> dict[str, Any]:
+    """What the checkpoint says of its training."""
+    return {
+        "dl2d": __version__, "twin": True, "parent": parent.digest, "seed": how.seed,
+        "days": [day.name for day in lesson.trained_on], "held_out": [day.name for day in lesson.held_out],
+        "data_from": lesson.trained_on[0].begin, "data_to": lesson.trained_on[-1].begin + DAY_SECONDS,
+        "jobs": sum(job.at > 0 for day in lesson.trained_on for job in day.jobs),
+        "iterations": state.search.iteration, "best_iteration": state.best_look.iteration,
+        "seconds": round(seconds, 1), "parts": list(how.parts), "costs": _costs(lesson),
+        "validation_jct_slots": list(state.best_look.jct), "parents_jct_slots": list(state.looks[0].jct),
+        "curve": [asdict(look) for look in state.looks],
+    }  # fmt: skip
+
+
+def current_checkpoint(settings: Settings, registry: Registry) -> Checkpoint:
+    """What decides now, or would if dl2 were in charge; as in the daemon, where the live version cannot be read."""
+    live = registry.live(NAME)
+    if live is not None:
+        with contextlib.suppress(CheckpointError):
+            return read_version(live)
+    named = configured_checkpoint(settings) if settings.policy.name == NAME else None
+    return read_checkpoint(SHIPPED, policy=NAME) if named is None else named
+
+
+def judged(settings: Settings, registry: Registry, learned: Learned, *, tell: Tell) -> Candidate:
+    """Put what was learned among the versions, and compare it with what decides now; the store is only read."""
+    version = replace(
+        version_in(settings.versions_path, learned.checkpoint, at=time.time(), origin="learned from this site's days"),
+        parent=learned.parent.digest,
+        data_from=learned.record["data_from"],
+        data_to=learned.record["data_to"],
+        jobs=learned.record["jobs"],
+    )
+    current = current_checkpoint(settings, registry)
+    cases: tuple[TrialCase, ...] = ()
+    if version.digest == current.digest:
+        verdict = Verdict(passed=False, reason="it is what decides already")
+    else:
+        compared = _compared(settings, learned, current, tell)
+        cases, verdict = compared.cases, compared.verdict
+    trial = Trial(
+        at=time.time(),
+        policy=NAME,
+        candidate=version.digest,
+        current=current.digest,
+        days=tuple(day.name for day in learned.lesson.held_out),
+        cases=cases,
+        change=verdict.change,
+        low=verdict.low,
+        high=verdict.high,
+        passed=verdict.passed,
+        reason=verdict.reason,
+    )
+    return Candidate(version, trial)
+
+
+def _compared(settings: Settings, learned: Learned, current: Checkpoint, tell: Tell) -> Compared:
+    return compare(
+        learned.lesson.cases,
+        _policy(settings, learned.checkpoint),
+        _policy(settings, current),
+        load_placement(settings.placement),
+        costs=learned.lesson.costs,
+        rules=guard_rules(settings),
+        timeout=settings.policy.timeout_seconds,
+        timer=time.process_time,
+        progress=lambda done, total: tell("comparing", done, total),
+    )
+
+
+def _policy(settings: Settings, checkpoint: Checkpoint) -> Policy:
+    own = settings.policy.settings if settings.policy.name == NAME else {}
+    return load_policy(NAME, given=Given(checkpoint=checkpoint, settings=own, slot_seconds=slot_seconds(settings)))
+
+
+def slot_seconds(settings: Settings) -> float:
+    """Length of an interval in the twin: the site's own, but not so short that a day takes for ever to play."""
+    return max(settings.schedule.slot_seconds, _SHORTEST_SLOT)
+
+
+def _note(state: State) -> str:
+    """Mean completion times on the validation workloads with all nodes, in slots."""
+    return f"JCT {state.best_look.jct[0]:.3f}, it began with {state.looks[0].jct[0]:.3f}"
+
+
+def _costs(lesson: Lesson) -> dict[str, float]:
+    return {"start_seconds": lesson.costs.start_seconds, "join_seconds": lesson.costs.join_seconds}
