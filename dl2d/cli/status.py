@@ -94,8 +94,8 @@ class TaskLine:
         words = [self.task.note if self.task is not None else ""]
         if report is not None:
             words.append(report.how)
-            if report.slow is not None:
-                words.append(f"{report.slow:g} times slower: {report.slow_reason}")
+            if report.slowdown is not None:
+                words.append(f"{report.slowdown:g} times slower: {report.slowdown_reason}")
         return "; ".join(word for word in words if word)
 
     def as_json(self) -> dict[str, object]:

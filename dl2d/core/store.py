@@ -138,8 +138,8 @@ class TaskReport:
     cause: str = ""
     how: str = ""
     #: How many times as long as others it takes for the same work; None unless that is much. And in words.
-    slow: float | None = None
-    slow_reason: str = ""
+    slowdown: float | None = None
+    slowdown_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,8 +220,8 @@ def _report(member: Member, slow: Straggler | None, at: float) -> TaskReport:
         step_p95_ms=_finite(steps.p95_ms) if steps is not None else None,
         cause=member.cause or "",
         how=_plain(member.how),
-        slow=_finite(slow.factor) if slow is not None else None,
-        slow_reason=_plain(slow.reason) if slow is not None else "",
+        slowdown=_finite(slow.factor) if slow is not None else None,
+        slowdown_reason=_plain(slow.reason) if slow is not None else "",
     )
     if usage is None:
         return report

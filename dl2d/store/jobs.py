@@ -57,7 +57,20 @@ from dl2d.store.speeds import count_speed
 _LIVE = [state for state in JobState if not state.ended]
 
 
-class JobRow(Base):
+class _Reported:
+    """Columns of a progress report."""
+
+    version: Mapped[int] = mapped_column(comment="completed updates")
+    total_versions: Mapped[int | None]
+    epoch: Mapped[float] = mapped_column(comment="completed epochs")
+    loss: Mapped[float | None] = mapped_column(Finite())
+    steps_per_second: Mapped[float | None] = mapped_column(Finite())
+    samples_per_second: Mapped[float | None] = mapped_column(Finite())
+    workers: Mapped[int] = mapped_column(comment="workers that train now")
+    ps: Mapped[int] = mapped_column(comment="parameter servers that train now")
+
+
+class JobRow(_Reported, Base):
     """A job, and the last that its coordinator said."""
 
     __tablename__ = "jobs"
@@ -86,17 +99,9 @@ class JobRow(Base):
     end_reason: Mapped[str] = mapped_column(FreeText())
     digest: Mapped[str] = mapped_column(comment="SHA-256 of the final weights")
     progress_at: Mapped[float] = mapped_column(comment="time of the last report, 0 for none")
-    version: Mapped[int] = mapped_column(comment="completed updates")
-    total_versions: Mapped[int | None]
-    epoch: Mapped[float] = mapped_column(comment="completed epochs")
-    loss: Mapped[float | None] = mapped_column(Finite())
-    steps_per_second: Mapped[float | None] = mapped_column(Finite())
-    samples_per_second: Mapped[float | None] = mapped_column(Finite())
-    workers: Mapped[int] = mapped_column(comment="workers that train now")
-    ps: Mapped[int] = mapped_column(comment="parameter servers that train now")
     series_at: Mapped[float | None] = mapped_column(comment="time of the newest row in progress")
-    strayed_workers: Mapped[int | None] = mapped_column(comment="where its speed was set aside last")
-    strayed_ps: Mapped[int | None]
+    quarantined_workers: Mapped[int | None] = mapped_column(comment="where its speed was set aside last")
+    quarantined_ps: Mapped[int | None]
     static: Mapped[bool] = mapped_column(
         server_default=false(), comment="the scheduler in charge runs it at a fixed size; dl2d looks on"
     )
@@ -106,21 +111,13 @@ class JobRow(Base):
     )
 
 
-class ProgressRow(Base):
+class ProgressRow(_Reported, Base):
     """A job's progress over time."""
 
     __tablename__ = "progress"
 
     job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True)
     at: Mapped[float] = mapped_column(primary_key=True)
-    version: Mapped[int]
-    total_versions: Mapped[int | None]
-    epoch: Mapped[float]
-    loss: Mapped[float | None] = mapped_column(Finite())
-    steps_per_second: Mapped[float | None] = mapped_column(Finite())
-    samples_per_second: Mapped[float | None] = mapped_column(Finite())
-    workers: Mapped[int]
-    ps: Mapped[int]
 
 
 class JobIdRow(Base):
@@ -305,11 +302,11 @@ def _add_to_series(connection: Connection, row: Row[Any], progress: Progress) ->
     values: Values = {"series_at": progress.at}
     speed, size = finite(progress.samples_per_second), Allocation(progress.workers, progress.ps)
     if speed and size.workers:
-        before = None if row.strayed_workers is None else Allocation(row.strayed_workers, row.strayed_ps)
+        before = None if row.quarantined_workers is None else Allocation(row.quarantined_workers, row.quarantined_ps)
         kind = TrainingKind.of(job_of(row).request)
         strayed = count_speed(connection, kind, size, speed, job=row.slug, at=progress.at, strayed=before)
         if strayed != before:
-            values["strayed_workers"], values["strayed_ps"] = strayed or (None, None)
+            values["quarantined_workers"], values["quarantined_ps"] = strayed or (None, None)
     connection.execute(_update_job(), {"which": row.number, **values})
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -106,6 +107,19 @@ def _run_migrations(connection: Connection) -> None:
     config = _config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+    _create_views(connection)
+
+
+def _create_views(connection: Connection) -> None:
+    """Create the views of ``views.sql``, in place of those of an earlier version."""
+    script = Path(__file__).with_name("views.sql").read_text(encoding="utf-8")
+    for statement in re.findall(r"CREATE VIEW .*?;", script, re.DOTALL):
+        if connection.dialect.name == "postgresql":
+            # A view that is dropped and created anew would lose its grants.
+            statement = statement.replace("CREATE VIEW", "CREATE OR REPLACE VIEW", 1)  # noqa: PLW2901
+        else:
+            connection.exec_driver_sql(f"DROP VIEW IF EXISTS {statement.split()[2]}")
+        connection.exec_driver_sql(statement)
 
 
 def make_in_memory(database: Database) -> None:

@@ -82,7 +82,7 @@ class DecisionRow(Base):
     ps: Mapped[int]
     previous_workers: Mapped[int]
     previous_ps: Mapped[int]
-    bound_by: Mapped[Constraint] = mapped_column(Choice(Constraint), comment="the binding constraint")
+    binding_constraint: Mapped[Constraint] = mapped_column(Choice(Constraint), comment="the binding constraint")
     reason: Mapped[str] = mapped_column(FreeText(), comment="why, in words")
     guard: Mapped[str] = mapped_column(FreeText(), comment="what the guard changed, in words; empty for nothing")
     detail: Mapped[DecisionDetail | None] = mapped_column(
@@ -138,7 +138,7 @@ def _decision_values(slot: int, job_number: int, decided: JobDecision) -> Values
         "ps": decided.allocation.ps,
         "previous_workers": decided.previous.workers,
         "previous_ps": decided.previous.ps,
-        "bound_by": decided.reason.constraint,
+        "binding_constraint": decided.reason.constraint,
         "reason": decided.reason.text,
         "guard": "; ".join(reason.text for reason in decided.guarded),
         "detail": None if detail == _NO_DETAIL else detail,
@@ -201,7 +201,7 @@ def _entry(row: Row[Any], job: JobKey) -> DecisionEntry:
         decided=JobDecision(
             job=job,
             allocation=Allocation(row.workers, row.ps),
-            reason=Reason(constraint=row.bound_by, text=row.reason, shortfalls=detail.shortfalls),
+            reason=Reason(constraint=row.binding_constraint, text=row.reason, shortfalls=detail.shortfalls),
             previous=Allocation(row.previous_workers, row.previous_ps),
             alternatives=detail.alternatives,
             guarded=detail.guarded,

@@ -32,7 +32,7 @@ class SpeedRow(Base):
     jobs: Mapped[int] = mapped_column(comment="jobs that showed it, one after the other")
     at: Mapped[float] = mapped_column(comment="when it was measured last")
     since: Mapped[float] = mapped_column(comment="when this speed was measured first")
-    before: Mapped[float] = mapped_column(comment="the speed before it changed, 0 where it has not")
+    previous_speed: Mapped[float] = mapped_column(comment="the speed before it changed, 0 where it has not")
     job: Mapped[str] = mapped_column(comment="slug of the job that showed it last")
     other_samples_per_second: Mapped[float | None] = mapped_column(comment="what the last reports said that is far off")
     other_measurements: Mapped[int] = mapped_column(comment="so many of them")
@@ -52,7 +52,7 @@ def _values(tally: Tally) -> Values:
         "jobs": point.jobs,
         "at": point.at,
         "since": point.since,
-        "before": point.before,
+        "previous_speed": point.before,
         "job": tally.job,
         "other_samples_per_second": None if other is None else other.samples_per_second,
         "other_measurements": 0 if other is None else other.measurements,
@@ -64,7 +64,7 @@ def _values(tally: Tally) -> Values:
 
 def _tally(row: Row[Any]) -> Tally:
     size = Allocation(row.workers, row.ps)
-    point = SpeedPoint(size, row.samples_per_second, row.measurements, row.jobs, row.at, row.since, row.before)
+    point = SpeedPoint(size, row.samples_per_second, row.measurements, row.jobs, row.at, row.since, row.previous_speed)
     other = row.other_samples_per_second
     if other is None:
         return Tally(point, row.job)

@@ -133,8 +133,8 @@ class TaskReportRow(Base):
     step_p95_ms: Mapped[float | None]
     cause: Mapped[str] = mapped_column(FreeText(), comment="why its process ended; empty while it runs")
     how: Mapped[str] = mapped_column(FreeText(), comment="the same in words")
-    slow: Mapped[float | None] = mapped_column(comment="times as long as others for the same work")
-    slow_reason: Mapped[str] = mapped_column(FreeText())
+    slowdown: Mapped[float | None] = mapped_column(comment="times as long as others for the same work")
+    slowdown_reason: Mapped[str] = mapped_column(FreeText())
 
 
 class RuntimePlanRow(Base):

@@ -76,7 +76,7 @@ def test_what_tasks_use_and_why_they_ended_is_shown(dl2d: Dl2d, recorded: Record
     how = "died: killed by signal 9 (SIGKILL): out of memory in its control group"
     reports = [
         TaskReport(task="worker-1", at=1.0, cpu_percent=212.4, memory=1536.0, gpus=2, gpu_percent=55.0, step_ms=12.0,
-                   step_p95_ms=15.5, slow=2.5, slow_reason="computes a shard in 5 ms, the others in 2 ms"),
+                   step_p95_ms=15.5, slowdown=2.5, slowdown_reason="computes a shard in 5 ms, the others in 2 ms"),
         TaskReport(task="worker-9", at=1.0, memory_peak=900.0, cause="out-of-memory", how=how),
         TaskReport(task="worker-8", at=1.0, memory_peak=900.0, cause="drained"),
     ]  # fmt: skip

@@ -419,8 +419,8 @@ class TestHeartbeat:
         (report,) = world.store.task_reports(job)
         assert report == TaskReport(
             task="worker-0", at=world.now, cpu_seconds=12.5, cpu_percent=250.0, memory=3072.0, memory_peak=4096.0,
-            gpus=2, gpu_percent=60.0, gpu_memory=3072.0, step_ms=20.5, step_p95_ms=31.0, slow=2.1,
-            slow_reason=slow["reason"],
+            gpus=2, gpu_percent=60.0, gpu_memory=3072.0, step_ms=20.5, step_p95_ms=31.0, slowdown=2.1,
+            slowdown_reason=slow["reason"],
         )  # fmt: skip
         # nothing new is said of it
         world.heartbeat(job, state="running", members=[{**worker, "usage": None, "steps": None}])
@@ -429,7 +429,7 @@ class TestHeartbeat:
         ended = {**worker, "state": "left", "cause": "out-of-memory", "how": how + "\x1b"}
         world.heartbeat(job, state="running", members=[ended])
         (last,) = world.store.task_reports(job)
-        assert (last.cause, last.how, last.slow) == ("out-of-memory", how + "?", None)
+        assert (last.cause, last.how, last.slowdown) == ("out-of-memory", how + "?", None)
 
     @pytest.mark.parametrize(
         ("said", "state", "reason"),

@@ -278,13 +278,14 @@ class TestResizes:
         store.add_job(other := a_job(2))
         full = TaskReport(
             task="worker-10", at=5.0, cpu_seconds=1.5, cpu_percent=212.25, memory=900.5, memory_peak=1000.0, gpus=2,
-            gpu_percent=55.5, gpu_memory=2048.0, step_ms=3.25, step_p95_ms=4.0, slow=2.5, slow_reason="has \0time",
+            gpu_percent=55.5, gpu_memory=2048.0, step_ms=3.25, step_p95_ms=4.0, slowdown=2.5,
+            slowdown_reason="has \0time",
         )  # fmt: skip
         ended = TaskReport(task="worker-9", at=5.0, cause="out-of-memory", how="died: killed by signal 9 (SIGKILL)")
         server = TaskReport(task="ps-0", at=5.0, cpu_percent=3.0)
         store.report_progress(job.key, Progress(at=5.0), [full, server, ended])
         store.report_progress(other.key, Progress(at=5.0), [replace(full, at=6.0)])
-        read = replace(full, slow_reason="has \ufffdtime")
+        read = replace(full, slowdown_reason="has \ufffdtime")
         assert store.task_reports(job.key) == (ended, read, server)
         store.report_progress(job.key, Progress(at=7.0))
         store.report_progress(job.key, Progress(at=8.0), [TaskReport(task="worker-10", at=8.0, memory=1.0)])

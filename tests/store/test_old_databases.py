@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from alembic import command
-from sqlalchemy import MetaData, create_engine, insert
+from sqlalchemy import MetaData, create_engine, insert, text
 from store.samples import a_job, a_slot, starts
 
 from dl2d.core.cluster import TaskState
@@ -36,23 +36,27 @@ def old_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     file = tmp_path / "old.sqlite"
     with closing(sqlite3.connect(file)) as connection:
         connection.executescript(_DUMP.read_text())
-    if request.param == "file":
-        return f"sqlite:///{file}"
-    url: str = request.getfixturevalue("postgres_url")
-    database = Database(Place.parse(url))
-    with database.writing("making an old database") as connection:
+    url = f"sqlite:///{file}"
+    return url if request.param == "file" else _in_postgresql(url, request.getfixturevalue("postgres_url"))
+
+
+def _in_postgresql(source: str, target: str) -> str:
+    database = Database(Place.parse(target))
+    with create_engine(source).connect() as old, database.writing("making an old database") as connection:
         config = schema._config()
         config.attributes["connection"] = connection
         command.upgrade(config, "0006")
         tables = MetaData()
         tables.reflect(connection)
-        with create_engine(f"sqlite:///{file}").connect() as source:
-            for table in tables.sorted_tables:
-                rows = [dict(row._mapping) for row in source.execute(table.select())]
-                if rows and table.name != schema.VERSION_TABLE:
-                    connection.execute(insert(table), rows)
+        for table in tables.sorted_tables:
+            rows = [dict(row._mapping) for row in old.execute(table.select())]
+            if rows and table.name != schema.VERSION_TABLE:
+                connection.execute(insert(table), rows)
+        for view in old.execute(text("SELECT sql FROM sqlite_master WHERE type = 'view'")).scalars():
+            connection.execute(text(view))
+        connection.execute(text("GRANT SELECT ON decision_history TO PUBLIC"))
     database.close()
-    return url
+    return target
 
 
 @pytest.fixture
@@ -91,7 +95,7 @@ def test_what_coordinators_reported(store: SqlStore) -> None:
         samples_per_second=256.0, workers=1, ps=1,
     )  # fmt: skip
     first, second = store.task_reports(running.key)
-    assert (first.memory, first.slow, first.slow_reason) == (900.0, 2.5, "waits for ps-0")
+    assert (first.memory, first.slowdown, first.slowdown_reason) == (900.0, 2.5, "waits for ps-0")
     assert (second.cause, second.how) == ("out-of-memory", "killed by signal 9")
     (plan,) = store.runtime_plans(running.key)
     assert (plan.added, plan.moved_bytes, plan.suspension_max_ms) == (("worker-0", "worker-1", "ps-0"), 4096, 0.75)
@@ -137,6 +141,19 @@ def test_the_daemon_goes_on_with_it(store: SqlStore) -> None:
     store.record_slot(a_slot(4, store.jobs(live=True), store.tasks(live=True)))
     ended = store.change_job(running.key, JobChange(state=JobState.FINISHED), _T0 + 300.0)
     assert (ended.state, len(store.jobs(live=True)), store.last_slot_number()) == (JobState.FINISHED, 1, 4)
+
+
+def test_views_have_the_new_names_and_the_old_readers(store: SqlStore) -> None:
+    with store._database.reading("test") as connection:
+        query = text("SELECT job_id, binding_constraint, guard FROM decision_history WHERE slot = 2 ORDER BY job_id")
+        assert connection.execute(query).all() == [
+            ("2", "capacity", "resized 3 s ago"), ("3", "capacity", "resized 3 s ago"),
+        ]  # fmt: skip
+        assert len(connection.execute(text("SELECT * FROM resize_history")).all()) == 5
+        if connection.dialect.name == "postgresql":
+            granted = text("SELECT count(*) FROM information_schema.role_table_grants WHERE grantee = 'PUBLIC' "
+                           "AND table_name = 'decision_history'")  # fmt: skip
+            assert connection.execute(granted).scalar_one() == 1
 
 
 def test_its_history(store: SqlStore) -> None:

@@ -196,7 +196,7 @@ def test_views_for_people(kept_url):
         with store._database.reading("test") as connection:
             why = connection.execute(
                 text(
-                    "SELECT slot, at, previous_workers, workers, bound_by, reason "
+                    "SELECT slot, at, previous_workers, workers, binding_constraint, reason "
                     "FROM decision_history WHERE job_id = '12'"
                 )
             ).all()

@@ -10,33 +10,6 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-# Views for people; the daemon does not read them.
-_DECISION_HISTORY = """
-CREATE VIEW decision_history AS
-SELECT jobs.cluster, jobs.id AS job_id, jobs.name, jobs.user_name, jobs.slug, decisions.slot, slots.at, slots.policy,
-       slots.policy_version, decisions.previous_workers, decisions.workers, decisions.previous_ps, decisions.ps,
-       decisions.bound_by, decisions.reason, decisions.guard
-FROM decisions
-JOIN jobs ON jobs.number = decisions.job_number
-JOIN slots ON slots.number = decisions.slot
-"""
-_TIMES = ",\n       ".join(
-    f"max(CASE WHEN resize_events.state = '{state}' THEN resize_events.at END) AS {state}_at"
-    for state in ("asked", "granted", "joined", "confirmed", "draining", "drained", "released", "failed")
-)
-_RESIZE_HISTORY = f"""
-CREATE VIEW resize_history AS
-SELECT jobs.cluster, jobs.id AS job_id, jobs.name, jobs.user_name, jobs.slug, resizes.task, resizes.role,
-       resizes.direction, resizes.node, resizes.began_at,
-       {_TIMES}
-FROM resizes
-JOIN jobs ON jobs.number = resizes.job_number
-JOIN resize_events ON resize_events.job_number = resizes.job_number AND resize_events.task = resizes.task
-     AND resize_events.direction = resizes.direction
-GROUP BY jobs.cluster, jobs.id, jobs.name, jobs.user_name, jobs.slug, resizes.task, resizes.role,
-         resizes.direction, resizes.node, resizes.began_at
-"""  # noqa: S608 (the names stand above)
-
 
 def upgrade() -> None:
     op.create_table(
@@ -242,8 +215,6 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("job_number", "task", "direction", "state", name=op.f("pk_resize_events")),
     )
-    op.execute(_DECISION_HISTORY)
-    op.execute(_RESIZE_HISTORY)
 
 
 def downgrade() -> None:
