@@ -12,11 +12,11 @@ from typing import Final
 
 import msgspec
 
+from dl2d.atomic_file import write_atomically
 from dl2d.core.codec import decode, encode
 from dl2d.core.errors import CheckpointError
 from dl2d.core.registry import Registry, Trial, Version, VersionState
 from dl2d.daemon.incumbent import read_version
-from dl2d.whole_file import write_whole
 
 #: Beside the checkpoint.
 _FILE: Final = "candidate.json"
@@ -36,7 +36,7 @@ def write_candidate(candidate: Candidate) -> Path:
     """Write what was found into the version's folder, which is given back. Raises ``CheckpointError``."""
     folder = Path(candidate.version.folder)
     try:
-        write_whole(folder / _FILE, encode(candidate))
+        write_atomically(folder / _FILE, encode(candidate))
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be written: {error.strerror or error}") from error
     return folder

@@ -13,8 +13,8 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from dl2d.atomic_file import write_atomically
 from dl2d.core.errors import CheckpointError
-from dl2d.whole_file import write_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,7 +38,7 @@ def save_state(state: State, file: Path) -> None:
     np.savez(packed, allow_pickle=False, words=words, **state.arrays)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, packed.getvalue())
+        write_atomically(file, packed.getvalue())
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be written: {error.strerror or error}") from error
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dl2d.atomic_file import write_atomically
 from dl2d.core.cluster import Node
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture, Consistency, JobRequest
@@ -18,7 +19,6 @@ from dl2d.core.wording import did_you_mean, printable, shown
 from dl2d.simulation.fields import NAME, Fields
 from dl2d.simulation.profiles import SPEED_KINDS, load_profile
 from dl2d.simulation.speeds import MOST_INTERPOLATED, MOST_TASKS, PsAsync, SpeedModel, Table, parse_speed
-from dl2d.whole_file import write_whole
 
 MOST_BYTES: Final = 64 * 1024**2
 MOST_JOBS: Final = 200_000
@@ -185,7 +185,7 @@ def write_workload(workload: Workload, path: str | os.PathLike[str]) -> None:
     """
     text = json.dumps(describe_workload(workload), indent=1, allow_nan=False) + "\n"
     try:
-        write_whole(Path(path), text)
+        write_atomically(Path(path), text)
     except OSError as error:
         raise WorkloadError("", f"cannot be written: {error.strerror or error}", where=os.fspath(path)) from None
 

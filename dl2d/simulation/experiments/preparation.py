@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from dl2d.atomic_file import write_atomically
 from dl2d.core.codec import as_plain, decode, encode
 from dl2d.core.errors import Dl2dError, WorkloadError
 from dl2d.learning.original.offline import analytical
@@ -47,7 +48,6 @@ from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
 from dl2d.simulation.sources import is_drawn, load_source
 from dl2d.simulation.workload import Workload
-from dl2d.whole_file import write_whole
 
 CHECKPOINT: Final = "checkpoint"
 _RECORD: Final = "prepared.json"
@@ -157,7 +157,7 @@ class Preparation:
         else:
             made = _tune(self)
         kept = _Kept(key=self.key, prepared=made, seconds=time.perf_counter() - begin)
-        write_whole(folder / _RECORD, encode(kept) + b"\n")  # last: with it, it is made
+        write_atomically(folder / _RECORD, encode(kept) + b"\n")  # last: with it, it is made
         return made
 
     def ready(self, within: Path) -> tuple[Entrant, Path | None]:

@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from dl2d.atomic_file import write_atomically
 from dl2d.core.codec import as_plain, decode, encode
 from dl2d.core.errors import Dl2dError, PluginError
 from dl2d.simulation.books import SlotSeries
@@ -51,7 +52,6 @@ from dl2d.simulation.experiments.environment import code_digest, environment
 from dl2d.simulation.experiments.executors import Executor
 from dl2d.simulation.experiments.preparation import Preparation, Prepared
 from dl2d.simulation.sources import named_file
-from dl2d.whole_file import write_whole
 
 DEFINITION, RESULTS, TIMINGS, ENVIRONMENT = "definition.yaml", "results.json", "timings.json", "environment.json"
 _CELLS, _SERIES, _INPUTS, _PREPARED = "cells", "series", "inputs", "prepared"
@@ -167,7 +167,7 @@ def begin_run(experiment: Experiment, folder: Path, *, resume: bool = False) -> 
             (folder / name).mkdir(parents=True, exist_ok=True)
         _write_json(folder / ENVIRONMENT, environment())
         bundled = _bundle(experiment, folder)
-        write_whole(folder / DEFINITION, write_experiment(bundled))  # last: with it the folder is a run
+        write_atomically(folder / DEFINITION, write_experiment(bundled))  # last: with it the folder is a run
     except OSError as error:
         raise ExperimentError(f"{error.filename or folder}: {error.strerror or error}") from None
     return read_run(folder)
@@ -234,16 +234,16 @@ def run_cells(
         for done in results:
             cell = numbers[done.case, done.policy, done.seed]
             if done.series is not None:
-                write_whole(_cell_path(run.folder, cell, _SERIES), encode(done.series).decode() + "\n")
+                write_atomically(_cell_path(run.folder, cell, _SERIES), encode(done.series).decode() + "\n")
             kept = _Kept(digest=run.digest, code=code, finished=_portable(replace(done, series=None), run.folder))
-            write_whole(
+            write_atomically(
                 _cell_path(run.folder, cell), encode(kept).decode() + "\n"
             )  # last: with it the cell is finished
             finished[cell.number] = kept.finished
             if progress is not None:
                 progress(kept.finished)
         done_run = replace(read_run(run.folder), finished=finished)
-        write_whole(run.folder / RESULTS, _results(done_run))
+        write_atomically(run.folder / RESULTS, _results(done_run))
         _write_json(run.folder / TIMINGS, _timings(done_run, clock() - begin, len(run.missing)))
     except OSError as error:
         raise ExperimentError(f"{error.filename or run.folder}: {error.strerror or error}") from None
@@ -365,4 +365,4 @@ def _bundle(experiment: Experiment, folder: Path) -> Experiment:
 
 
 def _write_json(path: Path, value: object) -> None:
-    write_whole(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(value, indent=1, allow_nan=False) + "\n")

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all."""
+"""Atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: Path, data: bytes | str) -> None:
-    """Write a file in the place of an older one; text in UTF-8.
+def write_atomically(path: Path, data: bytes | str) -> None:
+    """Replace a file's content atomically; text is encoded as UTF-8.
 
-    Written beside, synced and renamed: whoever reads it, also after a crash, finds the older one or this one, whole.
+    The data is written to a temporary file beside it, synced and renamed: a reader finds the old content or the new,
+    also after a crash.
 
     Raises
     ------
     OSError
-        It cannot be written; the older one is as it was.
+        The file cannot be written; its old content is unchanged.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
