@@ -23,6 +23,7 @@ from dl2d.core.errors import ConfigError, RequestError
 from dl2d.core.mode import Mode
 from dl2d.core.request import MOST_TASKS, RequestRules
 from dl2d.core.resources import Resources, parse_resources
+from dl2d.core.validation import problems_of
 
 DEFAULT_PATH = Path("/etc/dl2d/dl2d.yaml")
 
@@ -270,17 +271,5 @@ def load_settings(path: Path) -> Settings:
     try:
         return Settings(**{str(key): value for key, value in content.items()})
     except ValidationError as error:
-        raise ConfigError(f"{path}: {_explain(error)}") from None
-
-
-def _explain(error: ValidationError) -> str:
-    problems = []
-    for item in error.errors(include_url=False):
-        key = ".".join(str(part) for part in item["loc"])
-        if not key:  # a rule over several keys names them itself
-            problems.append(item["msg"].removeprefix("Value error, "))
-        elif item["type"] == "extra_forbidden":
-            problems.append(f"{key}: unknown key")
-        else:
-            problems.append(f"{key}: {item['msg'].removeprefix('Value error, ')} (got {item['input']!r})")
-    return "; ".join(problems)
+        problems = "; ".join(": ".join(filter(None, problem)) for problem in problems_of(error))
+        raise ConfigError(f"{path}: {problems}") from None

@@ -12,11 +12,10 @@ from fractions import Fraction
 from functools import cache
 from typing import Final, Self
 
-from dl2d.core.errors import WorkloadError
+from dl2d.core.errors import RequestError, WorkloadError
 from dl2d.core.jobs import Architecture
-from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.core.resources import NO_RESOURCES, Resources, parse_resources
 from dl2d.core.wording import did_you_mean, shown
-from dl2d.simulation.fields import Fields
 from dl2d.simulation.profiles import load_profile, profile_names
 from dl2d.simulation.speeds import MOST_TASKS
 from dl2d.simulation.workload import MOST_JOBS, MOST_NODES, MOST_SLOTS, Workload, read_workload
@@ -124,7 +123,13 @@ class Settings(Keys):
     @property
     def node_resources(self) -> Resources:
         """``node``, read."""
-        return Fields({"node": self.node}, where="").resources("node")
+        try:
+            resources = parse_resources(self.node, "node")
+        except RequestError as error:
+            raise WorkloadError(error.key, error.problem) from None
+        if not resources.thousandths:
+            raise WorkloadError("node", "is nothing; give at least one resource an amount above 0")
+        return resources
 
     @property
     def model_names(self) -> tuple[str, ...]:

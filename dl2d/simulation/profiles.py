@@ -10,84 +10,113 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Final
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import PlainValidator, TypeAdapter, model_validator
 
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture
-from dl2d.core.resources import Resources
-from dl2d.core.wording import did_you_mean
-from dl2d.simulation.fields import Fields
-from dl2d.simulation.speeds import MOST_TASKS, SpeedModel, parse_speed
+from dl2d.core.validation import Demand, Items, Name, Number, Record, Text, Whole, bad, not_one_of, read
+from dl2d.core.wording import did_you_mean, shown
+from dl2d.simulation.speeds import Bandwidth, Seconds, SpeedModel, WorkerCount, parse_speed
 
 #: ``ps-sync``: Optimus' function. ``physical``: from hardware. ``allreduce``: ring. ``measured``: an all-reduce table.
 SPEED_KINDS: Final = ("ps-sync", "physical", "allreduce", "measured")
 _ALWAYS = ("ps-sync", "physical", "allreduce")
 _BYTES_PER_PARAMETER = 4
 _PASSES = 3  # a backward pass costs about two forward passes
-_DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
+class Hardware(Record):
     """The machines that a profile's derived speeds hold for; speeds in bytes per second, times in seconds."""
 
-    worker: str
-    worker_bandwidth: float
-    ps_bandwidth: float
+    worker: Annotated[str, Text(200)]
+    worker_bandwidth_bytes_per_second: Bandwidth
+    ps_bandwidth_bytes_per_second: Bandwidth
     #: How fast one server adds gradients and applies them, in bytes of gradient.
-    ps_update_rate: float
+    ps_update_bytes_per_second: Bandwidth
     #: Per step: fixed, per worker (ps-sync d), per server (ps-sync e), per further worker of a ring.
-    overhead: float
-    per_worker: float
-    per_ps: float
-    ring_latency: float
+    overhead_seconds: Seconds
+    per_worker_seconds: Seconds
+    per_ps_seconds: Seconds
+    ring_latency_seconds: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compute:
+class Compute(Record):
     """How long a worker computes per sample, by measurement or by counting.
 
     Measured: ``samples_per_second`` of one worker. Counted: ``forward_flops`` of one sample (2 per multiply-add) and
     ``achieved_flops_per_second``; training costs three times the forward pass.
     """
 
-    basis: str
-    note: str
-    samples_per_second: float = 0.0
-    forward_flops: float = 0.0
-    achieved_flops: float = 0.0
+    basis: Literal["measured", "counted"]
+    note: Annotated[str, Text(2000)]
+    samples_per_second: Annotated[float, Number(1e9)] = 0.0
+    forward_flops: Annotated[float, Number(1e18)] = 0.0
+    achieved_flops_per_second: Annotated[float, Number(1e18)] = 0.0
+
+    @model_validator(mode="after")
+    def _has_its_figures(self) -> Self:
+        for key in (
+            ("samples_per_second",) if self.basis == "measured" else ("forward_flops", "achieved_flops_per_second")
+        ):
+            if not getattr(self, key):
+                raise bad(key, f"missing: basis is {self.basis}")
+        return self
 
     @property
     def seconds_per_sample(self) -> float:
         """Forward and backward pass of one sample on one worker."""
         if self.basis == "measured":
             return 1.0 / self.samples_per_second
-        return _PASSES * self.forward_flops / self.achieved_flops
+        return _PASSES * self.forward_flops / self.achieved_flops_per_second
+
+
+def _speeds(given: object) -> Mapping[str, SpeedModel]:
+    if not isinstance(given, Mapping):
+        raise bad("", f"expected an object {{...}}, got {shown(given)}")
+    for kind in given.keys() - {*SPEED_KINDS}:
+        raise bad(kind, not_one_of(kind, SPEED_KINDS))
+    for kind in {*_ALWAYS} - given.keys():
+        raise bad(kind, "missing")
+    speeds: dict[str, SpeedModel] = {}
+    for kind in SPEED_KINDS:
+        if kind in given:
+            try:
+                speeds[kind] = parse_speed(given[kind])
+            except WorkloadError as error:
+                raise bad(f"{kind}.{error.key}".rstrip("."), error.problem) from None
+            expected = Architecture.PS if kind in ("ps-sync", "physical") else Architecture.ALLREDUCE
+            if speeds[kind].architecture is not expected:
+                raise bad(kind, f"is of {speeds[kind].architecture}, not of {expected}")
+    return speeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class Profile(Record):
     """What is known of one type of model."""
 
-    name: str
-    aliases: tuple[str, ...]
-    title: str
-    task: str
-    parameters: int
+    name: Name
+    aliases: Annotated[tuple[str, ...], Items(10, least=0)]
+    title: Annotated[str, Text(200)]
+    task: Annotated[str, Text(200)]
+    parameters: Annotated[int, Whole(1, 10**12)]
     #: Global batch size in samples.
-    batch: int
+    batch: Annotated[int, Whole(1, 10**9)]
     #: Samples of the data set that the task is named for.
-    samples_per_epoch: int
-    worker: Resources
-    ps: Resources
-    max_workers: int
-    max_ps: int
+    samples_per_epoch: Annotated[int, Whole(1, 10**12)]
+    worker: Demand
+    ps: Demand
+    max_workers: WorkerCount
+    max_ps: WorkerCount
     compute: Compute
     hardware: Hardware
     #: By kind, see ``SPEED_KINDS``; ``measured`` only where there are measurements.
-    speeds: Mapping[str, SpeedModel]
-    derivation: str
-    sources: tuple[str, ...]
+    speeds: Annotated[Mapping[str, SpeedModel], PlainValidator(_speeds)]
+    derivation: Annotated[str, Text(4000)]
+    sources: Annotated[tuple[str, ...], Items(20)]
 
     @property
     def parameter_bytes(self) -> int:
@@ -97,50 +126,6 @@ class Profile:
     def speed(self, architecture: Architecture) -> SpeedModel:
         """The usual speed of an architecture: ``ps-sync`` or ``allreduce``."""
         return self.speeds["ps-sync" if architecture is Architecture.PS else "allreduce"]
-
-
-def derive_speeds(*, parameters: int, batch: int, compute: Compute, hardware: Hardware) -> dict[str, dict[str, object]]:
-    """Descriptions of the derived speeds, to six significant digits; the profile files hold what this gives.
-
-    With M = 4 x parameters bytes, c = seconds per sample on one worker:
-
-    - ``physical`` and ``allreduce`` take c, M, B, bandwidths and the fixed overhead as they are;
-    - ``ps-sync``: a = c; b = overhead + 2 M / worker bandwidth (push and pull through the worker's own link);
-      c = 2 M / PS bandwidth + M / update rate (all workers' gradients through the servers' links and sums);
-      d, e = cost of one connection more. It takes the two links one after the other, where ``physical``
-      takes the slower one, so it is the more cautious of the two.
-    """
-    seconds = _rounded(compute.seconds_per_sample)
-    size = _BYTES_PER_PARAMETER * parameters
-    theta = (
-        seconds,
-        _rounded(hardware.overhead + 2.0 * size / hardware.worker_bandwidth),
-        _rounded(2.0 * size / hardware.ps_bandwidth + size / hardware.ps_update_rate),
-        hardware.per_worker,
-        hardware.per_ps,
-    )
-    common = {"batch": batch, "compute_seconds_per_sample": seconds, "model_bytes": size}
-    return {
-        "ps-sync": {"formula": "ps-sync", "theta": list(theta), "batch": batch},
-        "physical": {
-            "formula": "physical",
-            **common,
-            "worker_bandwidth_bytes_per_second": hardware.worker_bandwidth,
-            "ps_bandwidth_bytes_per_second": hardware.ps_bandwidth,
-            "overhead_seconds": hardware.overhead,
-        },
-        "allreduce": {
-            "formula": "allreduce",
-            **common,
-            "bandwidth_bytes_per_second": hardware.worker_bandwidth,
-            "latency_seconds": hardware.ring_latency,
-            "overhead_seconds": hardware.overhead,
-        },
-    }
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")
 
 
 def profile_names() -> tuple[str, ...]:
@@ -184,81 +169,14 @@ def _read(name: str) -> Profile:
 
 
 def parse_profile(given: object, *, where: str) -> Profile:
-    """Read a profile strictly: every key is there, none is unknown.
+    """Read a profile.
 
     Raises
     ------
     WorkloadError
         A key is missing, unknown or bad.
     """
-    fields = Fields(given, where=where)
-    batch = fields.whole("batch", least=1, most=10**9)
-    described = fields.value("speeds")
-    of_speeds = Fields(described, where=where, prefix="speeds.")
-    speeds: dict[str, SpeedModel] = {}
-    for kind in SPEED_KINDS:
-        if of_speeds.has(kind) or kind in _ALWAYS:
-            speed = of_speeds.value(kind)
-            try:
-                speeds[kind] = parse_speed(speed)
-            except WorkloadError as error:
-                raise of_speeds.bad(f"{kind}.{error.key}".rstrip("."), error.problem) from None
-            expected = Architecture.PS if kind in ("ps-sync", "physical") else Architecture.ALLREDUCE
-            if speeds[kind].architecture is not expected:
-                raise of_speeds.bad(kind, f"is of {speeds[kind].architecture}, not of {expected}")
-    of_speeds.refuse_rest()
-    aliases = fields.items("aliases", least=0, most=10)
-    sources = fields.items("sources", most=20)
-    profile = Profile(
-        name=fields.name("name"),
-        aliases=tuple(str(alias) for alias in aliases),
-        title=fields.prose("title", most=200),
-        task=fields.prose("task", most=200),
-        parameters=fields.whole("parameters", least=1, most=10**12),
-        batch=batch,
-        samples_per_epoch=fields.whole("samples_per_epoch", least=1, most=10**12),
-        worker=fields.resources("worker"),
-        ps=fields.resources("ps"),
-        max_workers=fields.whole("max_workers", least=1, most=MOST_TASKS),
-        max_ps=fields.whole("max_ps", least=1, most=MOST_TASKS),
-        compute=_compute(Fields(fields.value("compute"), where=where, prefix="compute.")),
-        hardware=_hardware(Fields(fields.value("hardware"), where=where, prefix="hardware.")),
-        speeds=speeds,
-        derivation=fields.prose("derivation", most=4000),
-        sources=tuple(str(source) for source in sources),
-    )
-    fields.refuse_rest()
-    return profile
+    return read(_PROFILE, given, lambda key, problem: WorkloadError(key, problem, where=where))
 
 
-def _compute(fields: Fields) -> Compute:
-    basis = fields.choice("basis", ("measured", "counted"))
-    note = fields.prose("note", most=2000)
-    if basis == "measured":
-        compute = Compute(
-            basis=basis, note=note, samples_per_second=fields.number("samples_per_second", above=0.0, most=1e9)
-        )
-    else:
-        compute = Compute(
-            basis=basis,
-            note=note,
-            forward_flops=fields.number("forward_flops", above=0.0, most=1e18),
-            achieved_flops=fields.number("achieved_flops_per_second", above=0.0, most=1e18),
-        )
-    fields.refuse_rest()
-    return compute
-
-
-def _hardware(fields: Fields) -> Hardware:
-    hardware = Hardware(
-        worker=fields.prose("worker", most=200),
-        worker_bandwidth=fields.number("worker_bandwidth_bytes_per_second", least=1.0, most=1e15),
-        ps_bandwidth=fields.number("ps_bandwidth_bytes_per_second", least=1.0, most=1e15),
-        ps_update_rate=fields.number("ps_update_bytes_per_second", least=1.0, most=1e15),
-        overhead=fields.number("overhead_seconds", most=1e3),
-        per_worker=fields.number("per_worker_seconds", most=1e3),
-        per_ps=fields.number("per_ps_seconds", most=1e3),
-        ring_latency=fields.number("ring_latency_seconds", most=1e3),
-    )
-    fields.refuse_rest()
-    return hardware
+_PROFILE: Final = TypeAdapter(Profile)

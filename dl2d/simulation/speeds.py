@@ -6,17 +6,19 @@ All are frozen values with pure functions. ``parse_speed`` makes one from its JS
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Final, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator, TypeAdapter
 
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture, Consistency
-from dl2d.core.wording import shown
-from dl2d.simulation.fields import Fields
+from dl2d.core.validation import Flag, Items, Number, Record, Whole, bad, not_one_of, read, to_plain
+from dl2d.core.wording import did_you_mean, shown
 
 Grid = NDArray[np.float64]
 N = TypeVar("N", float, Grid)
@@ -35,6 +37,21 @@ _LARGEST_BATCH = 10**9
 _SHORTEST = 1e-12
 _LONGEST = 1e9
 _LARGEST_BYTES = 1e15
+
+Batch = Annotated[int, Whole(1, _LARGEST_BATCH)]
+Seconds = Annotated[float, Number(_LONGEST)]
+Compute = Annotated[float, Number(_LONGEST, least=_SHORTEST)]
+Size = Annotated[float, Number(_LARGEST_BYTES)]
+Bandwidth = Annotated[float, Number(_LARGEST_BYTES, least=1.0)]
+Speed = Annotated[float, Number(_FASTEST)]
+PsCount = Annotated[int, Whole(0, MOST_TASKS)]
+WorkerCount = Annotated[int, Whole(1, MOST_TASKS)]
+
+
+def _some_time(theta: tuple[float, ...]) -> tuple[float, ...]:
+    if max(theta) < _SHORTEST:
+        raise bad("", "a step must take time; at least one number must be above 0")
+    return tuple(0.0 if value < _SHORTEST else value for value in theta)
 
 
 class SpeedModel(Protocol):
@@ -81,11 +98,17 @@ class SpeedModel(Protocol):
         ...
 
 
-class _Formula:
+class _Formula(Record):
     """What the closed formulas share. Scalars and arrays go through the same operations, so results are the same."""
 
     __slots__ = ()
     architecture: ClassVar[Architecture] = Architecture.PS
+    #: As ``formula`` has it in a file.
+    formula: ClassVar[str]
+
+    def describe(self) -> dict[str, object]:
+        """See ``SpeedModel``."""
+        return {"formula": self.formula, **to_plain(self)}
 
     def _rate(self, workers: N, ps: N) -> N:
         """Samples per second for counts of 1 and more."""
@@ -120,16 +143,14 @@ class PsSync(_Formula):
     ``theta`` = (a, b, c, d, e): seconds per sample, then seconds; none negative, not all zero.
     """
 
-    theta: tuple[float, float, float, float, float]
-    batch: int
+    theta: Annotated[tuple[Seconds, ...], Items(5, least=5), AfterValidator(_some_time)]
+    batch: Batch
+
+    formula: ClassVar[str] = "ps-sync"
 
     def _rate(self, workers: N, ps: N) -> N:
         a, b, c, d, e = self.theta
         return self.batch / (a * self.batch / workers + b + c * workers / ps + d * workers + e * ps)
-
-    def describe(self) -> dict[str, object]:
-        """See ``SpeedModel``."""
-        return {"formula": "ps-sync", "theta": list(self.theta), "batch": self.batch}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +163,11 @@ class PsAsync(_Formula):
     ``theta`` = (a, b, c, d): seconds; none negative, not all zero.
     """
 
-    theta: tuple[float, float, float, float]
-    worker_batch: int
+    theta: Annotated[tuple[Seconds, ...], Items(4, least=4), AfterValidator(_some_time)]
+    worker_batch: Batch
+
+    formula: ClassVar[str] = "ps-async"
+    file_keys: ClassVar[Mapping[str, str]] = {"worker_batch": "batch"}
 
     @property
     def batch(self) -> None:
@@ -153,10 +177,6 @@ class PsAsync(_Formula):
     def _rate(self, workers: N, ps: N) -> N:
         a, b, c, d = self.theta
         return self.worker_batch * workers / (a + b * workers / ps + c * workers + d * ps)
-
-    def describe(self) -> dict[str, object]:
-        """See ``SpeedModel``."""
-        return {"formula": "ps-async", "theta": list(self.theta), "batch": self.worker_batch}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,19 +190,26 @@ class AllReduce(_Formula):
     """
 
     #: Global batch size in samples.
-    batch: int
+    batch: Batch
     #: Seconds one worker computes per sample, forward and backward.
-    compute: float
+    compute: Compute
     #: Size of the gradient in bytes.
-    model_bytes: float
+    model_bytes: Size
     #: Bytes per second between neighbours in the ring.
-    bandwidth: float
+    bandwidth: Bandwidth
     #: Seconds per worker beyond the first.
-    latency: float = 0.0
+    latency: Seconds = 0.0
     #: Seconds per step, whatever the size.
-    overhead: float = 0.0
+    overhead: Seconds = 0.0
 
+    formula: ClassVar[str] = "allreduce"
     architecture: ClassVar[Architecture] = Architecture.ALLREDUCE
+    file_keys: ClassVar[Mapping[str, str]] = {
+        "compute": "compute_seconds_per_sample",
+        "bandwidth": "bandwidth_bytes_per_second",
+        "latency": "latency_seconds",
+        "overhead": "overhead_seconds",
+    }
 
     def _rate(self, workers: N, ps: N) -> N:
         del ps
@@ -190,18 +217,6 @@ class AllReduce(_Formula):
         ring = 2.0 * (workers - 1.0) / workers * (self.model_bytes / self.bandwidth)
         rate: N = self.batch / (self.overhead + self.compute * share + ring + self.latency * (workers - 1.0))
         return rate
-
-    def describe(self) -> dict[str, object]:
-        """See ``SpeedModel``."""
-        return {
-            "formula": "allreduce",
-            "batch": self.batch,
-            "compute_seconds_per_sample": self.compute,
-            "model_bytes": self.model_bytes,
-            "bandwidth_bytes_per_second": self.bandwidth,
-            "latency_seconds": self.latency,
-            "overhead_seconds": self.overhead,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,16 +230,24 @@ class Physical(_Formula):
     """
 
     #: Global batch size in samples.
-    batch: int
+    batch: Batch
     #: Seconds one worker computes per sample, forward and backward.
-    compute: float
+    compute: Compute
     #: Size of the parameters in bytes.
-    model_bytes: float
+    model_bytes: Size
     #: Bytes per second of a worker's link, and of a server's, each way.
-    worker_bandwidth: float
-    ps_bandwidth: float
+    worker_bandwidth: Bandwidth
+    ps_bandwidth: Bandwidth
     #: Seconds per step, whatever the size.
-    overhead: float = 0.0
+    overhead: Seconds = 0.0
+
+    formula: ClassVar[str] = "physical"
+    file_keys: ClassVar[Mapping[str, str]] = {
+        "compute": "compute_seconds_per_sample",
+        "worker_bandwidth": "worker_bandwidth_bytes_per_second",
+        "ps_bandwidth": "ps_bandwidth_bytes_per_second",
+        "overhead": "overhead_seconds",
+    }
 
     def _rate(self, workers: N, ps: N) -> N:
         share = np.maximum(self.batch / workers, 1.0)
@@ -233,18 +256,6 @@ class Physical(_Formula):
         )
         rate: N = self.batch / (self.overhead + self.compute * share + 2.0 * one_way)
         return rate
-
-    def describe(self) -> dict[str, object]:
-        """See ``SpeedModel``."""
-        return {
-            "formula": "physical",
-            "batch": self.batch,
-            "compute_seconds_per_sample": self.compute,
-            "model_bytes": self.model_bytes,
-            "worker_bandwidth_bytes_per_second": self.worker_bandwidth,
-            "ps_bandwidth_bytes_per_second": self.ps_bandwidth,
-            "overhead_seconds": self.overhead,
-        }
 
 
 @dataclass(frozen=True)
@@ -346,8 +357,80 @@ def _check_counts(workers: int, ps: int) -> None:
         raise ValueError(msg)
 
 
+_FORMULAS: Final[Mapping[str, TypeAdapter[Any]]] = {
+    each.formula: TypeAdapter(each) for each in (AllReduce, Physical, PsAsync, PsSync)
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured(Record):
+    """What tables and points have in common in a file."""
+
+    architecture: Architecture = Architecture.PS
+    consistency: Consistency = Consistency.SYNC
+    batch: Batch | None = None
+    #: Leave out what was measured below ``FAILED_SHARE`` of the median.
+    drop_failed: Flag = False
+
+    def at(self) -> list[tuple[int, int, float]]:
+        """(ps, workers, speed) as they were measured, in any order; ps is 0 for ``allreduce``."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows(_Measured):
+    """Row = PS count from 1 (the only row of an all-reduce has none), column = workers from 1."""
+
+    table: Annotated[tuple[Annotated[tuple[Speed | None, ...], Items(MOST_TASKS)], ...], Items(MOST_TASKS)]
+    #: Fill holes from the measured points.
+    interpolate: Flag = False
+
+    def at(self) -> list[tuple[int, int, float]]:
+        """See ``_Measured``. Raises ``WorkloadError``."""
+        collective = self.architecture is Architecture.ALLREDUCE
+        width = max(map(len, self.table))
+        if collective and len(self.table) > 1:
+            raise WorkloadError("table", f"expected one row, for allreduce has no PS; got {len(self.table)}")
+        if len(self.table) * width > MOST_POINTS:
+            raise WorkloadError("table", f"{len(self.table)} x {width} is more than {MOST_POINTS} speeds")
+        read: list[tuple[int, int, float]] = []
+        for index, row in enumerate(self.table):
+            for column in range(width):
+                value = row[column] if column < len(row) else None
+                if value is not None:
+                    read.append((0 if collective else index + 1, column + 1, value))
+                elif not self.interpolate:
+                    size = f"{column + 1} workers" if collective else f"{index + 1} PS and {column + 1} workers"
+                    raise WorkloadError(
+                        f"table[{index}][{column}]",
+                        f"a hole: there is no speed for {size}; give one, or set "
+                        '"interpolate": true to have holes filled from the measured points',
+                    )
+        return read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Points(_Measured):
+    """Any sizes, each as ``[ps, workers, samples per second]``."""
+
+    points: Annotated[tuple[Annotated[tuple[PsCount, WorkerCount, Speed], Items(3, least=3)], ...], Items(MOST_POINTS)]
+
+    def at(self) -> list[tuple[int, int, float]]:
+        """See ``_Measured``. Raises ``WorkloadError``."""
+        collective = self.architecture is Architecture.ALLREDUCE
+        seen: set[tuple[int, int]] = set()
+        for index, (ps, workers, _) in enumerate(self.points):
+            if bool(ps) is collective:
+                expected = "0, for allreduce has no PS" if collective else f"a whole number from 1 to {MOST_TASKS}"
+                raise WorkloadError(f"points[{index}][0]", f"expected {expected}, got {ps}")
+            if (ps, workers) in seen:
+                raise WorkloadError(f"points[{index}]", f"{ps} PS and {workers} workers are given twice")
+            seen.add((ps, workers))
+        return list(self.points)
+
+
+_MEASURED: Final[Mapping[str, TypeAdapter[Any]]] = {"table": TypeAdapter(_Rows), "points": TypeAdapter(_Points)}
 _KINDS: Final = ("table", "points", "formula")
-_FORMULAS: Final = ("allreduce", "physical", "ps-async", "ps-sync")
 
 
 def parse_speed(description: object, *, where: str = "") -> SpeedModel:
@@ -365,116 +448,34 @@ def parse_speed(description: object, *, where: str = "") -> SpeedModel:
     WorkloadError
         A key is missing, unknown or has a bad value, or the table has holes and nothing says that they may be filled.
     """
-    fields = Fields(description, where=where)
-    kinds = [kind for kind in _KINDS if fields.has(kind)]
+
+    def bad_value(key: str, problem: str) -> WorkloadError:
+        return WorkloadError(key, problem, where=where)
+
+    if not isinstance(description, Mapping):
+        raise bad_value("", f"expected an object {{...}}, got {shown(description)}")
+    kinds = [kind for kind in _KINDS if kind in description]
     if len(kinds) != 1:
-        given = " and ".join(kinds) if kinds else f"{shown(description)}{fields.nearest(_KINDS)}"
-        raise WorkloadError("", f"expected exactly one of {', '.join(_KINDS)}, got {given}", where=where)
-    model = _parse_formula(fields) if kinds[0] == "formula" else _parse_table(fields, kinds[0])
-    fields.refuse_rest()
-    return model
-
-
-def _parse_formula(fields: Fields) -> SpeedModel:
-    name = fields.choice("formula", _FORMULAS)
-    batch = fields.whole("batch", least=1, most=_LARGEST_BATCH)
-    if name == "ps-sync":
-        a, b, c, d, e = _theta(fields, 5)
-        return PsSync((a, b, c, d, e), batch)
-    if name == "ps-async":
-        a, b, c, d = _theta(fields, 4)
-        return PsAsync((a, b, c, d), batch)
-    compute = fields.number("compute_seconds_per_sample", least=_SHORTEST, most=_LONGEST)
-    model_bytes = fields.number("model_bytes", most=_LARGEST_BYTES)
-    overhead = fields.number("overhead_seconds", most=_LONGEST, default=0.0)
-    if name == "allreduce":
-        return AllReduce(
-            batch=batch,
-            compute=compute,
-            model_bytes=model_bytes,
-            bandwidth=_bandwidth(fields, "bandwidth_bytes_per_second"),
-            latency=fields.number("latency_seconds", most=_LONGEST, default=0.0),
-            overhead=overhead,
-        )
-    return Physical(
-        batch=batch,
-        compute=compute,
-        model_bytes=model_bytes,
-        worker_bandwidth=_bandwidth(fields, "worker_bandwidth_bytes_per_second"),
-        ps_bandwidth=_bandwidth(fields, "ps_bandwidth_bytes_per_second"),
-        overhead=overhead,
-    )
-
-
-def _bandwidth(fields: Fields, key: str) -> float:
-    return fields.number(key, least=1.0, most=_LARGEST_BYTES)
-
-
-def _theta(fields: Fields, length: int) -> list[float]:
-    theta = [
-        fields.check_number(f"theta[{index}]", value, most=_LONGEST)
-        for index, value in enumerate(fields.items("theta", least=length, most=length))
-    ]
-    if max(theta) < _SHORTEST:
-        raise fields.bad("theta", "a step must take time; at least one number must be above 0")
-    return [0.0 if value < _SHORTEST else value for value in theta]
-
-
-def _parse_table(fields: Fields, kind: str) -> Table:
-    architecture = Architecture(fields.choice("architecture", [*Architecture], Architecture.PS))
-    collective = architecture is Architecture.ALLREDUCE
-    drop_failed = fields.flag("drop_failed")
-    batch = fields.whole("batch", least=1, most=_LARGEST_BATCH) if fields.has("batch") else None
-    read = _rows(fields, collective=collective) if kind == "table" else _points(fields, collective=collective)
-    if drop_failed and read:
+        hint = next((found for key in map(str, description) if (found := did_you_mean(key, _KINDS))), "")
+        given = " and ".join(kinds) or f"{shown(description)}{hint}"
+        raise bad_value("", f"expected exactly one of {', '.join(_KINDS)}, got {given}")
+    kind = kinds[0]
+    if kind == "formula":
+        formula = description["formula"]
+        if not isinstance(formula, str) or formula not in _FORMULAS:
+            raise bad_value("formula", not_one_of(formula, _FORMULAS))
+        rest = {key: value for key, value in description.items() if key != "formula"}
+        model: SpeedModel = read(_FORMULAS[formula], rest, bad_value)
+        return model
+    measured: _Measured = read(_MEASURED[kind], description, bad_value)
+    try:
+        points = measured.at()
+    except WorkloadError as error:
+        raise bad_value(error.key, error.problem) from None
+    if measured.drop_failed and points:
         # Runs that failed are logged with a speed of 0, or of next to nothing where they died late.
-        least = FAILED_SHARE * float(np.median([speed for _, _, speed in read]))
-        read = [point for point in read if point[2] > least]
-    if not any(speed > 0.0 for _, _, speed in read):
-        raise fields.bad(kind, "has no measured speed above 0")
-    consistency = Consistency(fields.choice("consistency", [*Consistency], Consistency.SYNC))
-    return Table(tuple(sorted(read)), architecture, batch, consistency)
-
-
-def _rows(fields: Fields, *, collective: bool) -> list[tuple[int, int, float]]:
-    """Row = PS count from 1 (the only row of an all-reduce has none), column = workers from 1."""
-    interpolate = fields.flag("interpolate")
-    rows = fields.items("table", most=1 if collective else MOST_TASKS)
-    for index, row in enumerate(rows):
-        if not isinstance(row, list | tuple) or not 1 <= len(row) <= MOST_TASKS:
-            raise fields.bad(f"table[{index}]", f"expected a list of 1 to {MOST_TASKS} speeds, got {shown(row)}")
-    width = max(len(row) for row in rows if isinstance(row, list | tuple))
-    if len(rows) * width > MOST_POINTS:
-        raise fields.bad("table", f"{len(rows)} x {width} is more than {MOST_POINTS} speeds")
-    read: list[tuple[int, int, float]] = []
-    for index, row in enumerate(rows):
-        assert isinstance(row, list | tuple)
-        for column in range(width):
-            value = row[column] if column < len(row) else None
-            at = f"table[{index}][{column}]"
-            if value is not None:
-                ps = 0 if collective else index + 1
-                read.append((ps, column + 1, fields.check_number(at, value, most=_FASTEST)))
-            elif not interpolate:
-                size = f"{column + 1} workers" if collective else f"{index + 1} PS and {column + 1} workers"
-                raise fields.bad(
-                    at,
-                    f"a hole: there is no speed for {size}; give one, or set "
-                    '"interpolate": true to have holes filled from the measured points',
-                )
-    return read
-
-
-def _points(fields: Fields, *, collective: bool) -> list[tuple[int, int, float]]:
-    seen: dict[tuple[int, int], float] = {}
-    fewest = 0 if collective else 1
-    for index, point in enumerate(fields.items("points", most=MOST_POINTS)):
-        at = f"points[{index}]"
-        if not isinstance(point, list | tuple) or len(point) != 3:
-            raise fields.bad(at, f"expected [ps, workers, samples per second], got {shown(point)}")
-        ps = fields.check_whole(f"{at}[0]", point[0], least=fewest, most=0 if collective else MOST_TASKS)
-        workers = fields.check_whole(f"{at}[1]", point[1], least=1, most=MOST_TASKS)
-        if (ps, workers) in seen:
-            raise fields.bad(at, f"{ps} PS and {workers} workers are given twice")
-        seen[ps, workers] = fields.check_number(f"{at}[2]", point[2], most=_FASTEST)
-    return [(ps, workers, speed) for (ps, workers), speed in seen.items()]
+        least = FAILED_SHARE * float(np.median([speed for _, _, speed in points]))
+        points = [point for point in points if point[2] > least]
+    if not any(speed > 0.0 for _, _, speed in points):
+        raise bad_value(kind, "has no measured speed above 0")
+    return Table(tuple(sorted(points)), measured.architecture, measured.batch, measured.consistency)

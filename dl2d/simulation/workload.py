@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import AfterValidator, PlainValidator, TypeAdapter
 
 from dl2d.atomic_file import write_atomically
 from dl2d.core.cluster import Node
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture, Consistency, JobRequest
 from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.core.validation import (
+    NAME,
+    Demand,
+    Items,
+    Kinds,
+    Name,
+    Number,
+    Record,
+    Text,
+    Whole,
+    bad,
+    not_one_of,
+    read,
+)
 from dl2d.core.wording import did_you_mean, printable, shown
-from dl2d.simulation.fields import NAME, Fields
-from dl2d.simulation.profiles import SPEED_KINDS, load_profile
+from dl2d.simulation.profiles import load_profile
 from dl2d.simulation.speeds import MOST_INTERPOLATED, MOST_TASKS, PsAsync, SpeedModel, Table, parse_speed
 
 MOST_BYTES: Final = 64 * 1024**2
@@ -34,43 +50,64 @@ _LONGEST_ID = 64
 _SMALLEST = 1e-9
 
 
+Length = Annotated[float, Number(1e9, above=_SMALLEST)]
+WorkerBound = Annotated[int, Whole(1, MOST_TASKS)]
+LeastCount = Annotated[int, Whole(0, MOST_TASKS)]
+Slot = Annotated[int, Whole(0, MOST_SLOTS)]
+NodeCount = Annotated[int, Whole(0, MOST_NODES)]
+
+
+def _identity(value: object) -> str:
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**18 else value
+    plain = isinstance(text, str) and text.isascii() and text.replace("-", "_").replace("_", "a").isalnum()
+    if not plain or len(str(text)) > _LONGEST_ID:
+        raise bad("", f"expected up to {_LONGEST_ID} letters, digits, _ and -, got {shown(value)}")
+    return str(text)
+
+
+def _ascending(counts: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(counts))
+
+
 @dataclass(frozen=True, slots=True)
-class NodeGroup:
+class NodeGroup(Record):
     """``count`` nodes that are alike."""
 
-    count: int
-    resources: Resources
-    name: str = "node"
+    count: NodeCount
+    resources: Demand
+    name: Name = "node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedJob:
+class SimulatedJob(Record):
     """A job of a workload: what it asks for, and how long it really is."""
 
     #: Unique in the workload: letters, digits, _ and -.
-    id: str
+    id: Annotated[str, PlainValidator(_identity)]
     #: Type of the model; one of the workload's speeds.
-    model: str
+    model: Name
     #: Slot at whose start it is admitted, from 0.
-    submit_slot: int
+    submit_slot: Slot
     #: Epochs after which it ends.
-    epochs: float
+    epochs: Length
     #: Epochs that its user says it takes: all that a scheduler sees.
-    declared_epochs: float
-    samples_per_epoch: float
+    declared_epochs: Length
+    samples_per_epoch: Annotated[float, Number(1e15, above=_SMALLEST)]
     #: Demand of one worker and of one parameter server; nothing for a PS of an all-reduce job.
-    worker: Resources
-    ps: Resources
+    worker: Demand
+    ps: Demand = NO_RESOURCES
     #: Bounds on a job that runs; it may always wait with none, so 0 means the same as 1. PS counts are 0 for allreduce.
-    min_workers: int
-    max_workers: int
-    min_ps: int
-    max_ps: int
+    min_workers: LeastCount = 0
+    max_workers: WorkerBound
+    min_ps: LeastCount = 0
+    max_ps: WorkerBound = 0
     #: Worker counts that it can run with, ascending; empty for any within the bounds.
-    allowed_workers: tuple[int, ...] = ()
+    allowed_workers: Annotated[tuple[WorkerBound, ...], Items(MOST_TASKS), AfterValidator(_ascending)] = ()
     architecture: Architecture = Architecture.PS
     #: Type that its user says it is, where that is another.
     said_model: str = ""
+
+    internal_fields: ClassVar[frozenset[str]] = frozenset({"said_model"})
 
     @property
     def least_workers(self) -> int:
@@ -79,12 +116,13 @@ class SimulatedJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityChange:
+class CapacityChange(Record):
     """From the start of ``slot`` on, only the first ``up`` nodes of a name are there (see ``Workload.nodes``)."""
 
-    slot: int
-    name: str
-    up: int
+    slot: Slot
+    #: Empty in a file: that of all nodes, or ``node``.
+    name: Annotated[str, Text(128)] = ""
+    up: NodeCount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +264,39 @@ def _describe_job(job: SimulatedJob) -> dict[str, object]:
     return described
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File(Record):
+    """A workload file. Speeds and jobs are checked one by one, so that an error names the job."""
+
+    slot_seconds: Annotated[float, Number(1e8, above=_SMALLEST)]
+    cluster: Annotated[tuple[NodeGroup, ...], Items(MOST_GROUPS)]
+    speeds: Annotated[Mapping[str, Any], Kinds((Mapping,), f"an object of 1 to {MOST_MODELS} models")]
+    jobs: Annotated[Sequence[Any], Kinds((list, tuple), f"a list of 1 to {MOST_JOBS} entries")]
+    description: Annotated[str, Text(100_000)] = ""
+    capacity_changes: Annotated[tuple[CapacityChange, ...], Items(MOST_CHANGES)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfProfile(Record):
+    """A speed that a shipped profile has."""
+
+    profile: Name
+    kind: Literal["ps-sync", "physical", "allreduce", "measured"] = "ps-sync"
+
+    def speed(self) -> SpeedModel:
+        """The speed. Raises ``WorkloadError``."""
+        profile = load_profile(self.profile)
+        if self.kind not in profile.speeds:
+            problem = f"the profile {profile.name} has only {', '.join(sorted(profile.speeds))}"
+            raise WorkloadError("kind", problem)
+        return profile.speeds[self.kind]
+
+
+_FILE: Final = TypeAdapter(_File)
+_JOB: Final = TypeAdapter(SimulatedJob)
+_OF_PROFILE: Final = TypeAdapter(_OfProfile)
+
+
 def _load(path: str | os.PathLike[str], where: str) -> object:
     try:
         with Path(path).open("rb") as file:
@@ -255,27 +326,22 @@ def _id_of(found: Mapping[str, object]) -> str:
 
 
 def _parse(given: object, where: str) -> Workload:
-    fields = Fields(given, where=where)
-    slot_seconds = fields.number("slot_seconds", above=_SMALLEST, most=1e8)
-    groups = tuple(
-        _group(Fields(entry, where=where, prefix=f"cluster[{index}]."))
-        for index, entry in enumerate(fields.items("cluster", most=MOST_GROUPS))
-    )
-    total = sum(group.count for group in groups)
+    def refused(key: str, problem: str) -> WorkloadError:
+        return WorkloadError(key, problem, where=where)
+
+    file: _File = read(_FILE, given, refused)
+    total = sum(group.count for group in file.cluster)
     if not 1 <= total <= MOST_NODES:
-        raise fields.bad("cluster", f"expected 1 to {MOST_NODES} nodes in all, got {total}")
-    changes = _capacity_changes(fields, groups)
-    described = fields.value("speeds")
-    entries = fields.items("jobs", most=MOST_JOBS)
-    if not isinstance(described, Mapping) or not 1 <= len(described) <= MOST_MODELS:
-        raise fields.bad("speeds", f"expected an object of 1 to {MOST_MODELS} models, got {shown(described)}")
-    description = fields.prose("description", most=100_000, default="")
-    fields.refuse_rest()
-    speeds = _speeds(described, _first_users(entries), where)
+        raise refused("cluster", f"expected 1 to {MOST_NODES} nodes in all, got {total}")
+    if not 1 <= len(file.jobs) <= MOST_JOBS:
+        raise refused("jobs", f"expected a list of 1 to {MOST_JOBS} entries, got {shown(file.jobs)}")
+    changes = _in_order(file.capacity_changes, file.cluster, refused)
+    speeds = _speeds(file.speeds, _first_users(file.jobs), where)
     jobs: dict[str, SimulatedJob] = {}
     # Whatever fits the last of the cluster's sizes can end, for that one stays.
-    fitness = _Fitness(_after(groups, changes), speeds, where, "after the last capacity change, " if changes else "")
-    for index, entry in enumerate(entries):
+    when = "after the last capacity change, " if changes else ""
+    fitness = _Fitness(_after(file.cluster, changes), speeds, where, when)
+    for index, entry in enumerate(file.jobs):
         job = _job(entry, index, speeds, where)
         if job.id in jobs:
             raise WorkloadError("id", "two jobs have this id", where=where, job=job.id)
@@ -283,11 +349,11 @@ def _parse(given: object, where: str) -> Workload:
         jobs[job.id] = job
     ordered = sorted(jobs.values(), key=lambda job: (job.submit_slot, _natural(job.id)))
     return Workload(
-        slot_seconds=slot_seconds,
-        cluster=groups,
+        slot_seconds=file.slot_seconds,
+        cluster=file.cluster,
         speeds=speeds,
         jobs=tuple(ordered),
-        description=description,
+        description=file.description,
         capacity_changes=changes,
     )
 
@@ -297,29 +363,27 @@ def _natural(text: str) -> tuple[int, int, str]:
     return (0, int(text), text) if text.isdecimal() else (1, 0, text)
 
 
-def _group(fields: Fields) -> NodeGroup:
-    count = fields.whole("count", least=0, most=MOST_NODES)
-    group = NodeGroup(count, fields.resources("resources"), fields.name("name", "node"))
-    fields.refuse_rest()
-    return group
-
-
-def _capacity_changes(fields: Fields, groups: tuple[NodeGroup, ...]) -> tuple[CapacityChange, ...]:
-    if not fields.has("capacity_changes"):
-        return ()
+def _in_order(
+    changes: tuple[CapacityChange, ...], groups: tuple[NodeGroup, ...], refused: Callable[[str, str], WorkloadError]
+) -> tuple[CapacityChange, ...]:
+    """The changes by slot and name; they must be of nodes that the cluster has."""
     totals = Counter[str]()
     for group in groups:
         totals[group.name] += group.count
-    changes: dict[tuple[int, str], CapacityChange] = {}
-    for index, entry in enumerate(fields.items("capacity_changes", most=MOST_CHANGES)):
-        change = Fields(entry, where=fields.where, prefix=f"capacity_changes[{index}].")
-        slot = change.whole("slot", least=0, most=MOST_SLOTS)
-        name = change.choice("name", totals, "node" if len(totals) > 1 else next(iter(totals)))
-        if (slot, name) in changes:
-            raise change.bad("slot", f"two changes of {name} in slot {slot}")
-        changes[slot, name] = CapacityChange(slot=slot, name=name, up=change.whole("up", least=0, most=totals[name]))
-        change.refuse_rest()
-    return tuple(changes[key] for key in sorted(changes))
+    usual = next(iter(totals)) if len(totals) == 1 else "node"
+    found: dict[tuple[int, str], CapacityChange] = {}
+    for index, given in enumerate(changes):
+        at = f"capacity_changes[{index}]"
+        change = given if given.name else replace(given, name=usual)
+        if change.name not in totals:
+            raise refused(f"{at}.name", not_one_of(change.name, totals))
+        if change.up > totals[change.name]:
+            problem = f"expected a whole number from 0 to {totals[change.name]}, got {change.up}"
+            raise refused(f"{at}.up", problem)
+        if (change.slot, change.name) in found:
+            raise refused(f"{at}.slot", f"two changes of {change.name} in slot {change.slot}")
+        found[change.slot, change.name] = change
+    return tuple(found[key] for key in sorted(found))
 
 
 def _after(groups: tuple[NodeGroup, ...], changes: tuple[CapacityChange, ...]) -> tuple[NodeGroup, ...]:
@@ -334,12 +398,12 @@ def _after(groups: tuple[NodeGroup, ...], changes: tuple[CapacityChange, ...]) -
     return tuple(after)
 
 
-def _first_users(entries: list[object]) -> dict[str, str]:
+def _first_users(entries: Sequence[object]) -> dict[str, str]:
     """By model the first job that uses it, as errors call it; of whatever can be read at all."""
     users: dict[str, str] = {}
     for index, entry in enumerate(entries):
-        if isinstance(entry, Mapping) and isinstance(model := entry.get("model"), str):
-            users.setdefault(model, _label(entry, index))
+        if isinstance(entry, Mapping) and isinstance(model := entry.get("model"), str) and model not in users:
+            users[model] = _label(entry, index)
     return users
 
 
@@ -351,14 +415,17 @@ def _label(entry: object, index: int) -> str:
 
 
 def _speeds(described: Mapping[str, object], users: Mapping[str, str], where: str) -> dict[str, SpeedModel]:
+    if not 1 <= len(described) <= MOST_MODELS:
+        problem = f"expected an object of 1 to {MOST_MODELS} models, got {shown(described)}"
+        raise WorkloadError("speeds", problem, where=where)
     speeds: dict[str, SpeedModel] = {}
     for model, description in described.items():
-        if not isinstance(model, str) or not NAME.fullmatch(model):
+        if not isinstance(model, str) or not re.fullmatch(NAME, model):
             problem = f"{shown(model)} is no name of a model (up to 128 plain characters)"
             raise WorkloadError("speeds", problem, where=where)
         try:
             if isinstance(description, Mapping) and "profile" in description:
-                speeds[model] = _profile_speed(description)
+                speeds[model] = read(_OF_PROFILE, description, WorkloadError).speed()
             else:
                 speeds[model] = parse_speed(description)
         except WorkloadError as error:
@@ -367,79 +434,52 @@ def _speeds(described: Mapping[str, object], users: Mapping[str, str], where: st
     return speeds
 
 
-def _profile_speed(description: Mapping[str, object]) -> SpeedModel:
-    fields = Fields(description, where="")
-    profile = load_profile(fields.name("profile"))
-    kind = fields.choice("kind", SPEED_KINDS, "ps-sync")
-    fields.refuse_rest()
-    if kind not in profile.speeds:
-        raise fields.bad("kind", f"the profile {profile.name} has only {', '.join(sorted(profile.speeds))}")
-    return profile.speeds[kind]
-
-
 def _job(entry: object, index: int, speeds: Mapping[str, SpeedModel], where: str) -> SimulatedJob:
-    fields = Fields(entry, where=where, job=_label(entry, index))
-    identity = _identity(fields)
-    model = fields.name("model")
-    if model not in speeds:
+    label = ""
+
+    def refused(key: str, problem: str) -> WorkloadError:
+        return WorkloadError(key, problem, where=where, job=label or _label(entry, index))
+
+    job: SimulatedJob = read(_JOB, _completed(entry, speeds), refused)
+    if job.model not in speeds:
         known = ", ".join(sorted(speeds)[:20])
-        raise fields.bad("model", f"unknown model {model!r}{did_you_mean(model, speeds)}; speeds has {known}")
-    needs = speeds[model].architecture
-    architecture = Architecture(fields.choice("architecture", [*Architecture], needs))
-    if architecture is not needs:
-        raise fields.bad("architecture", f"{architecture}, but speeds.{model} is of {needs}")
-    has_ps = architecture is Architecture.PS
-    epochs = fields.number("epochs", above=_SMALLEST, most=1e9)
-    job = SimulatedJob(
-        id=identity,
-        model=model,
-        submit_slot=fields.whole("submit_slot", least=0, most=MOST_SLOTS),
-        epochs=epochs,
-        declared_epochs=fields.number("declared_epochs", above=_SMALLEST, most=1e9, default=epochs),
-        samples_per_epoch=fields.number("samples_per_epoch", above=_SMALLEST, most=1e15),
-        worker=fields.resources("worker"),
-        ps=fields.resources("ps") if has_ps else NO_RESOURCES,
-        min_workers=fields.whole("min_workers", least=0, most=MOST_TASKS, default=0),
-        max_workers=fields.whole("max_workers", least=1, most=MOST_TASKS),
-        min_ps=fields.whole("min_ps", least=0, most=MOST_TASKS, default=0) if has_ps else 0,
-        max_ps=fields.whole("max_ps", least=1, most=MOST_TASKS) if has_ps else 0,
-        allowed_workers=_allowed_workers(fields),
-        architecture=architecture,
-    )
-    if not has_ps:
-        for key in ("ps", "min_ps", "max_ps"):  # one job list may serve both kinds
-            fields.has(key)
-    fields.refuse_rest()
+        problem = f"unknown model {job.model!r}{did_you_mean(job.model, speeds)}; speeds has {known}"
+        raise refused("model", problem)
+    needs = speeds[job.model].architecture
+    if job.architecture is not needs:
+        raise refused("architecture", f"{job.architecture}, but speeds.{job.model} is of {needs}")
+    if needs is Architecture.PS and not (job.max_ps and job.ps.thousandths):
+        raise refused("ps" if job.max_ps else "max_ps", "missing")
     if job.min_workers > job.max_workers:
-        raise fields.bad("min_workers", f"{job.min_workers} is more than max_workers, {job.max_workers}")
+        raise refused("min_workers", f"{job.min_workers} is more than max_workers, {job.max_workers}")
+    if len(set(job.allowed_workers)) < len(job.allowed_workers):
+        raise refused("allowed_workers", f"a count is given twice in {shown(job.allowed_workers)}")
     for count in job.allowed_workers:
         if not job.min_workers <= count <= job.max_workers:
-            raise fields.bad("allowed_workers", f"{count} is not within {job.min_workers} to {job.max_workers}")
+            raise refused("allowed_workers", f"{count} is not within {job.min_workers} to {job.max_workers}")
     if job.min_ps > job.max_ps:
-        raise fields.bad("min_ps", f"{job.min_ps} is more than max_ps, {job.max_ps}")
+        raise refused("min_ps", f"{job.min_ps} is more than max_ps, {job.max_ps}")
     return job
 
 
-def _allowed_workers(fields: Fields) -> tuple[int, ...]:
-    if not fields.has("allowed_workers"):
-        return ()
-    given = fields.items("allowed_workers", most=MOST_TASKS)
-    counts = [
-        fields.check_whole(f"allowed_workers[{index}]", count, least=1, most=MOST_TASKS)
-        for index, count in enumerate(given)
-    ]
-    if len(set(counts)) < len(counts):
-        raise fields.bad("allowed_workers", f"a count is given twice in {shown(given)}")
-    return tuple(sorted(counts))
+_OF_SERVERS = frozenset({"ps", "min_ps", "max_ps"})
 
 
-def _identity(fields: Fields) -> str:
-    value = fields.value("id")
-    text = str(value) if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**18 else value
-    plain = isinstance(text, str) and text.isascii() and text.replace("-", "_").replace("_", "a").isalnum()
-    if not plain or len(str(text)) > _LONGEST_ID:
-        raise fields.bad("id", f"expected up to {_LONGEST_ID} letters, digits, _ and -, got {shown(value)}")
-    return str(text)
+def _completed(entry: object, speeds: Mapping[str, SpeedModel]) -> object:
+    """A job's entry with the defaults that depend on other parts of the file.
+
+    What it says of servers is left out where its model has none, so that one list of jobs may serve both kinds.
+    """
+    if not isinstance(entry, Mapping):
+        return entry
+    model = entry.get("model")
+    speed = speeds.get(model) if isinstance(model, str) else None
+    architecture = Architecture.PS if speed is None else speed.architecture
+    given = {"architecture": architecture, "declared_epochs": entry.get("epochs"), **entry}
+    if given["architecture"] == Architecture.ALLREDUCE:
+        for key in _OF_SERVERS:
+            given.pop(key, None)
+    return given
 
 
 class _Fitness:

@@ -35,7 +35,8 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 def plugin_keys() -> Iterator[str]:
     for section, record in (("local", LocalSettings), ("slurm", SlurmSettings)):
-        yield from (f"resource_manager.{section}.{field.name}" for field in dataclasses.fields(record))
+        for field in dataclasses.fields(record):
+            yield f"resource_manager.{section}.{record.file_keys.get(field.name, field.name)}"
 
 
 def written_keys() -> dict[str, str]:

@@ -82,7 +82,7 @@ class TestStart:
             ({"resource_manager": {"name": "pbs"}}, "resource_manager.name: there is no 'pbs'"),
             ({"resource_manager": {"name": "local", "local": {"nodes": []}}}, "local.nodes: expected a list"),
             ({"mode": "canary"}, "mode: canary is not there yet; choose observe, shadow or live"),
-            ({"mode": "watch"}, "mode: Input should be 'observe', 'shadow' or 'live'"),
+            ({"mode": "watch"}, "mode: expected one of live, observe, shadow, got 'watch'"),
             ({"api": {"heartbeat_seconds": 30}}, "jobs.silent_seconds: must be at least three times"),
         ],
     )  # fmt: skip

@@ -40,7 +40,10 @@ NODE = {"name": "n", "resources": {"cpu": 1}}
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"node": []}, r"resource_manager\.local\.node: unknown key; known are cluster, state_dir, nodes"),
+        (
+            {"node": []},
+            r"resource_manager\.local\.node: unknown key \(did you mean nodes\?\); known are cluster, nod",
+        ),
         ({"state_dir": None}, r"resource_manager\.local\.state_dir: missing"),
         ({"state_dir": ""}, r"resource_manager\.local\.state_dir: expected a path"),
         ({"state_dir": 3}, r"resource_manager\.local\.state_dir: expected a path, got 3"),
@@ -52,12 +55,12 @@ NODE = {"name": "n", "resources": {"cpu": 1}}
         ({"nodes": {"n": 1}}, r"resource_manager\.local\.nodes: expected a list"),
         ({"nodes": ["n"]}, r"resource_manager\.local\.nodes\[0\]: expected"),
         ({"nodes": [NODE, {**NODE, "cpus": 1}]}, r"resource_manager\.local\.nodes\[1\]\.cpus: unknown key"),
-        ({"nodes": [{"resources": {"cpu": 1}}]}, r"nodes\[0\]\.name: .*None"),
+        ({"nodes": [{"resources": {"cpu": 1}}]}, r"nodes\[0\]\.name: missing"),
         ({"nodes": [{**NODE, "name": "a/b"}]}, r"nodes\[0\]\.name: .*'a/b'"),
         ({"nodes": [{"name": "n"}]}, r"nodes\[0\]\.resources: missing"),
         ({"nodes": [{**NODE, "resources": {"cpu": -1}}]}, r"local\.nodes\[0\]\.resources: cpu"),
         ({"nodes": [{**NODE, "resources": {"cpu": "many"}}]}, r"local\.nodes\[0\]\.resources\.cpu: .*'many'"),
-        ({"nodes": [{**NODE, "resources": {}}]}, r"nodes\[0\]\.resources: a node must have something"),
+        ({"nodes": [{**NODE, "resources": {}}]}, r"nodes\[0\]\.resources: is nothing"),
         ({"nodes": [{**NODE, "count": 0}]}, r"nodes\[0\]\.count: .*got 0"),
         ({"nodes": [{**NODE, "count": True}]}, r"nodes\[0\]\.count: .*got True"),
         ({"nodes": [{**NODE, "count": 10**9}]}, r"nodes\[0\]\.count: .*to 10000"),

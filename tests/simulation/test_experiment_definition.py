@@ -24,6 +24,7 @@ from dl2d.simulation.experiments.definition import (
     read_experiment,
     write_experiment,
 )
+from dl2d.simulation.experiments.entrants import plain
 from dl2d.simulation.preset import PresetName
 
 PLAIN = {
@@ -47,7 +48,8 @@ def test_defaults(tmp_path: Path) -> None:
     assert read_experiment(write(tmp_path)) == Experiment(
         name="mine", version="3", description="A few words.",
         cases=(Case(name="dl2?jobs=3", sources=("generator:dl2?jobs=3",)),),
-        policies=("fifo", "drf"), baseline="fifo", seeds=(0, 1, 2), placement="load_balance", most_slots=100_000,
+        entrants=(plain("fifo"), plain("drf")), baseline="fifo", seeds=(0, 1, 2),
+        placement="load_balance", most_slots=100_000,
     )  # fmt: skip
 
 
@@ -96,7 +98,7 @@ def test_what_is_written_is_read_again(
         name="x", version="1+changed", description=" ".join(description.split()),
         cases=tuple(Case(name=name, sources=("generator:dl2",), preset=PresetName.DL2_PAPER, options=options)
                     for name in case_names),
-        policies=tuple(policies), baseline=policies[-1], seeds=tuple(seeds), placement="p", most_slots=5,
+        entrants=tuple(map(plain, policies)), baseline=policies[-1], seeds=tuple(seeds), placement="p", most_slots=5,
     )  # fmt: skip
     path = tmp_path_factory.mktemp("written") / "x.yaml"
     path.write_text(write_experiment(experiment), encoding="utf-8")
@@ -122,7 +124,7 @@ def test_what_is_written_is_read_again(
         ({"preset": "dl2-papr"}, "preset: expected one of"),
         ({"preset": "dl2-papr"}, "(did you mean dl2-paper?)"),
         ({"policies": ["drf", "drf"]}, "policies: given twice: 'drf'"),
-        ({"policies": [1]}, "policies: expected names of policies, got 1"),
+        ({"policies": [1]}, "policies[0]: expected the name of a policy or an object {...}, got 1"),
         ({"baseline": "dfr"}, "baseline: expected one of drf, fifo, got 'dfr' (did you mean drf?)"),
         ({"seeds": 0}, "seeds: expected how many (1 to 1000) or a list of different whole numbers"),
         ({"seeds": [1, 1]}, "seeds: expected"),

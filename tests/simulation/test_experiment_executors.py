@@ -13,6 +13,7 @@ from simulation.experiment_runners import broken, deadly, endless, quick, spoile
 
 from dl2d.simulation.experiments.cells import Cell, cells_of
 from dl2d.simulation.experiments.definition import Case, Experiment
+from dl2d.simulation.experiments.entrants import plain
 from dl2d.simulation.experiments.executors import Local, Ray
 
 
@@ -20,7 +21,7 @@ def cells(seeds: int = 3, name: str = "case") -> tuple[Cell, ...]:
     return cells_of(
         Experiment(
             name="x", version="1", description="x", cases=(Case(name=name, sources=("generator:dl2",)),),
-            policies=("drf", "fifo"), baseline="drf", seeds=tuple(range(seeds)),
+            entrants=(plain("drf"), plain("fifo")), baseline="drf", seeds=tuple(range(seeds)),
         )
     )  # fmt: skip
 

@@ -193,22 +193,15 @@ def measured(path: Path) -> None:
 
 def small(experiment: Experiment) -> Experiment:
     """24 nodes, three workloads, little training, and nothing tuned."""
-    entrants = experiment.entrants
-    training = entrants["dl2"].training
-    assert training is not None
-    less = replace(training, draws=6, settings={"iterations": 5, "rounds": 4, "explored": 6, "batch": 4})
-    own = replace(entrants["dl2"], training=less, tune={}, placement="optimus", settings={"resize_seconds": 600})
-    others = {
-        name: replace(entrants[name], tune={}, placement="optimus")
+    dl2 = experiment.entrant("dl2")
+    assert dl2.training is not None
+    less = replace(dl2.training, draws=6, settings={"iterations": 5, "rounds": 4, "explored": 6, "batch": 4})
+    own = replace(dl2, training=less, tune={}, placement="optimus", settings={"resize_seconds": 600})
+    others = (
+        replace(experiment.entrant(name), tune={}, placement="optimus")
         for name in ("drf", "optimus-true", "lookahead-true")
-    }
-    return replace(
-        experiment,
-        cases=experiment.cases[:1],
-        seeds=(0, 1, 2),
-        policies=("dl2", *others),
-        entrants={"dl2": own, **others},
     )
+    return replace(experiment, cases=experiment.cases[:1], seeds=(0, 1, 2), entrants=(own, *others))
 
 
 @pytest.mark.slow

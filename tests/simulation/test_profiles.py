@@ -8,8 +8,8 @@ import pytest
 
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture
-from dl2d.simulation.profiles import SPEED_KINDS, derive_speeds, load_profile, parse_profile, profile_names
-from dl2d.simulation.speeds import parse_speed
+from dl2d.simulation.profiles import SPEED_KINDS, Profile, load_profile, parse_profile, profile_names
+from dl2d.simulation.speeds import AllReduce, Physical, PsSync, SpeedModel
 
 REQUIRED = {
     "resnet-50", "vgg-16", "resnext-110", "inception-bn", "seq2seq", "cnn-text-classification", "dssm", "word-lm",
@@ -57,15 +57,35 @@ def test_speeds_are_positive_and_finite_and_obey_physics(name: str) -> None:
     assert profile.speed(Architecture.ALLREDUCE) is profile.speeds["allreduce"]
 
 
+def rounded(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def derived(profile: Profile) -> dict[str, SpeedModel]:
+    """The speeds that docs/workloads.md says follow from a profile's facts, to six significant digits."""
+    facts, seconds, size = profile.hardware, rounded(profile.compute.seconds_per_sample), 4 * profile.parameters
+    fixed = rounded(facts.overhead_seconds + 2.0 * size / facts.worker_bandwidth_bytes_per_second)
+    servers = 2.0 * size / facts.ps_bandwidth_bytes_per_second + size / facts.ps_update_bytes_per_second
+    theta = (seconds, fixed, rounded(servers), facts.per_worker_seconds, facts.per_ps_seconds)
+    common = {
+        "batch": profile.batch, "compute": seconds, "model_bytes": size, "overhead": facts.overhead_seconds
+    }  # fmt: skip
+    return {
+        "ps-sync": PsSync(theta, profile.batch),
+        "physical": Physical(
+            worker_bandwidth=facts.worker_bandwidth_bytes_per_second,
+            ps_bandwidth=facts.ps_bandwidth_bytes_per_second, **common,
+        ),
+        "allreduce": AllReduce(
+            bandwidth=facts.worker_bandwidth_bytes_per_second, latency=facts.ring_latency_seconds, **common
+        ),
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("name", profile_names())
 def test_files_hold_what_their_facts_give(name: str) -> None:
     profile = load_profile(name)
-    derived = derive_speeds(
-        parameters=profile.parameters, batch=profile.batch, compute=profile.compute, hardware=profile.hardware
-    )
-    assert {kind: parse_speed(description) for kind, description in derived.items()} == {
-        kind: speed for kind, speed in profile.speeds.items() if kind != "measured"
-    }
+    assert derived(profile) == {kind: speed for kind, speed in profile.speeds.items() if kind != "measured"}
     assert profile.parameter_bytes == written(name)["speeds"]["physical"]["model_bytes"]
     if "measured" in profile.speeds:
         assert profile.compute.basis == "measured"

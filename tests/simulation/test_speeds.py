@@ -229,6 +229,11 @@ def test_large_full_tables_are_looked_up_and_never_solved() -> None:
 
 # Bad descriptions.
 
+RING = {
+    "formula": "allreduce", "batch": 1, "compute_seconds_per_sample": 1, "model_bytes": 1,
+    "bandwidth_bytes_per_second": 1,
+}  # fmt: skip
+
 
 @pytest.mark.parametrize(
     ("description", "key"),
@@ -248,8 +253,10 @@ def test_large_full_tables_are_looked_up_and_never_solved() -> None:
         ({"formula": "ps-sync", "theta": [1] * 5, "batch": 0}, "batch"),
         ({"formula": "ps-sync", "theta": [1] * 5, "batch": 1.5}, "batch"),
         ({"formula": "ps-sync", "theta": [1] * 5, "batch": 1, "beta": 1}, "beta"),
-        ({"formula": "allreduce", "batch": 1, "compute_seconds_per_sample": 0}, "compute_seconds_per_sample"),
-        ({"formula": "physical", "batch": 1, "compute_seconds_per_sample": 1, "model_bytes": -1}, "model_bytes"),
+        (RING | {"compute_seconds_per_sample": 0}, "compute_seconds_per_sample"),
+        (RING | {"model_bytes": -1}, "model_bytes"),
+        ({"formula": "physical", "batch": 1, "compute_seconds_per_sample": 1, "model_bytes": 1},
+         "worker_bandwidth_bytes_per_second"),
         ({"table": []}, "table"),
         ({"table": [[]]}, "table[0]"),
         ({"table": [1]}, "table[0]"),

@@ -182,10 +182,10 @@ def test_time_limits(text: str, seconds: float | None) -> None:
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        ("gpu", r"watch\[0\]: expected keys and values"),
+        ("gpu", r"watch\[0\]: expected an object"),
         ({"model": "bert"}, r"watch\[0\].partition: missing"),
         ({"partition": "gpu"}, r"watch\[0\].model: missing"),
-        ({"partition": "gpu", "model": "bert", "nane": "x"}, r"watch\[0\].nane: unknown key \(known: partition, name"),
+        ({"partition": "gpu", "model": "bert", "nane": "x"}, r"watch\[0\].nane: unknown key \(did you mean name\?\)"),
         ({"partition": 3, "model": "bert"}, r"watch\[0\].partition: expected some text"),
         ({"partition": "gpu", "model": "a|b"}, r"watch\[0\].model: expected a type of model"),
         ({"partition": "gpu", "model": "bert", "size": "GPU!"}, r"watch\[0\].size: expected tasks or a resource"),
@@ -200,5 +200,5 @@ def test_a_bad_rule_is_refused_by_its_key(rule: object, words: str) -> None:
 
 
 def test_rules_are_a_list() -> None:
-    with pytest.raises(ConfigError, match=r"resource_manager.slurm.watch: expected a list of rules"):
+    with pytest.raises(ConfigError, match=r"resource_manager.slurm.watch: expected a list of 0 to 10000 entries"):
         SlurmSettings.parse({"watch": {"partition": "gpu", "model": "bert"}})

@@ -102,8 +102,8 @@ def cells_of(experiment: Experiment) -> tuple[Cell, ...]:
     known: dict[tuple[str, str, int], Preparation] = {}
 
     def preparation(case: Case, policy: str, seed: int) -> Preparation | None:
-        entrant = experiment.entrants.get(policy)
-        if entrant is None or not (entrant.training or entrant.tune):
+        entrant = experiment.entrant(policy)
+        if not (entrant.training or entrant.tune):
             return None
         what = (
             policy,
@@ -120,7 +120,7 @@ def cells_of(experiment: Experiment) -> tuple[Cell, ...]:
         Cell(
             number=number, case=case, policy=policy, seed=seed,
             placement=experiment.placement, most_slots=experiment.most_slots,
-            entrant=experiment.entrants.get(policy), preparation=preparation(case, policy, seed),
+            entrant=experiment.entrant(policy), preparation=preparation(case, policy, seed),
             keeps_allocations=seed == experiment.seeds[0],
         )
         for number, (case, policy, seed) in enumerate(kinds)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
-from dl2d.simulation.fields import Fields
+from dl2d.core.validation import ONE_LINE, Flag, Number, Record, Text
+
+Sentence = Annotated[str, Text(2000), ONE_LINE]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class Claim(Record):
     """How one policy's average completion time compares with another's, as it was published."""
 
     policy: str
@@ -18,49 +19,12 @@ class Claim:
     #: Name of the workload; empty for each of the experiment's.
     workload: str = ""
     #: Change of the average completion time in per cent: -44.1 is 44.1 % below. None: a figure without numbers.
-    change: float | None = None
+    change: Annotated[float, Number(1e6, least=-100.0)] | None = None
     #: In words.
-    says: str
+    says: Sentence
     #: Where it stands.
-    source: str
+    source: Sentence
     #: Why what is measured here may be another: workload, rules, what others' numbers are of.
-    why: str
+    why: Sentence
     #: As it is remembered or quoted: not compared with the publication's text.
-    unchecked: bool = False
-
-
-def parse_claim(
-    given: object, index: int, policies: Collection[str], workloads: Collection[str], where: str
-) -> Claim:  # fmt: skip
-    """An entry of ``claims``. Raises ``WorkloadError``."""
-    entry = Fields(given, where=where, prefix=f"claims[{index}].")
-    made = Claim(
-        policy=entry.choice("policy", policies),
-        against=entry.choice("against", policies),
-        workload=entry.choice("workload", workloads, "") if entry.has("workload") else "",
-        change=entry.number("change", least=-100.0, most=1e6) if entry.has("change") else None,
-        says=_line(entry, "says"),
-        source=_line(entry, "source"),
-        why=_line(entry, "why"),
-        unchecked=entry.flag("unchecked"),
-    )
-    entry.refuse_rest()
-    return made
-
-
-def _line(entry: Fields, key: str) -> str:
-    return " ".join(entry.prose(key, most=2000).split())
-
-
-def describe_claim(claim: Claim) -> dict[str, Any]:
-    """What ``parse_claim`` reads."""
-    return {
-        "policy": claim.policy,
-        "against": claim.against,
-        **({"workload": claim.workload} if claim.workload else {}),
-        **({"change": claim.change} if claim.change is not None else {}),
-        "says": claim.says,
-        "source": claim.source,
-        "why": claim.why,
-        **({"unchecked": True} if claim.unchecked else {}),
-    }
+    unchecked: Flag = False

@@ -6,29 +6,45 @@ import enum
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final, Self
 
 import yaml
+from pydantic import BeforeValidator, PlainValidator, TypeAdapter, model_validator
 
 from dl2d.core.errors import WorkloadError
+from dl2d.core.validation import (
+    ONE_LINE,
+    Items,
+    Name,
+    Number,
+    Record,
+    Text,
+    Whole,
+    bad,
+    not_one_of,
+    read,
+    to_plain,
+)
 from dl2d.core.wording import did_you_mean, printable, shown
-from dl2d.simulation.experiments.claims import Claim, describe_claim, parse_claim
+from dl2d.simulation.experiments.claims import Claim
 from dl2d.simulation.experiments.entrants import (
     MOST_TRAININGS,
     SEEDS_EACH,
     TRAINING_SEEDS,
     Design,
+    Draws,
     Entrant,
+    Label,
+    Sources,
     Training,
     describe_entrant,
-    parse_entrant,
-    parse_training,
+    inherited,
     plain,
 )
-from dl2d.simulation.fields import Fields
 from dl2d.simulation.preset import PresetName
 from dl2d.simulation.replay import Rules
 from dl2d.simulation.sources import is_drawn, lacks_file, named_file, with_kinds
@@ -37,7 +53,6 @@ MOST_CASES: Final = 100
 MOST_POLICIES: Final = 50
 MOST_SEEDS: Final = 1000
 _MOST_SEED = 2**63 - 1
-_MOST_SOURCES = 10_000
 _MOST_BYTES = 1024**2
 _MOST_SLOTS = Rules().most_slots
 _LIKE_KIND = re.compile(r"[a-z][a-z0-9-]+:")
@@ -46,19 +61,72 @@ _BUILTIN = Path(__file__).parent / "builtin"
 CHANGED: Final = "+changed"
 
 
+def _option_text(value: object) -> str:
+    """An option the way a command line would give it: ``true``, ``0.5``."""
+    if not isinstance(value, str | int | float):
+        raise bad("", f"expected a number or a text, got {shown(value)}")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _version(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float | str) or not str(value):
+        raise bad("", f"expected a number or a text, got {shown(value)}")
+    return str(value)
+
+
+def _listed(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+def _seeds(value: object) -> tuple[int, ...]:
+    return parse_seeds(value, lambda problem: bad("", problem))
+
+
+def parse_seeds(value: object, error: Callable[[str], Exception]) -> tuple[int, ...]:
+    """Seeds from a count (n means 0 to n-1) or a list of different ones; ``error`` makes the error of a problem."""
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_SEEDS:
+        return tuple(range(value))
+    if isinstance(value, list | tuple) and 1 <= len(value) <= MOST_SEEDS:
+        whole = all(isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= _MOST_SEED for seed in value)
+        if whole and len(set(value)) == len(value):
+            return tuple(value)
+    raise error(
+        f"expected how many (1 to {MOST_SEEDS}) or a list of different whole numbers of 0 or more, got {shown(value)}"
+    )
+
+
+Seeds = Annotated[tuple[int, ...], PlainValidator(_seeds)]
+Trainings = Annotated[int, Whole(1, MOST_TRAININGS)]
+Minutes = Annotated[float, Number(1e6, above=0.0)]
+OptionText = Annotated[str, PlainValidator(_option_text)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Case(Record):
     """One workload, and the rules under which it is run."""
 
     #: Unique in the experiment; heads its table and its plots.
-    name: str
-    #: As ``dl2d simulate --workload`` takes them: seed s runs number s mod their count.
-    sources: tuple[str, ...]
+    name: Label
+    #: Seed s runs number s mod their count.
+    sources: Annotated[Sources, BeforeValidator(_listed)]
     preset: PresetName | None = None
     #: Options that the preset is changed by, as ``--with`` takes them.
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, OptionText] = field(default_factory=dict)
     #: What policies are tuned on; where it is empty, other draws of the generator.
-    aside: tuple[str, ...] = ()
+    aside: Sources = ()
+
+    file_keys: ClassVar[Mapping[str, str]] = {"sources": "source", "options": "with"}
+
+    @classmethod
+    def expand(cls, given: object) -> object:
+        """A source alone is a case; without a name it is called as its first source."""
+        if isinstance(given, str):
+            given = {"source": given}
+        if not isinstance(given, Mapping) or "name" in given:
+            return given
+        source = given.get("source")
+        first = source[0] if isinstance(source, list) and source else source
+        return {**given, "name": _short(first)} if isinstance(first, str) and first else given
 
     def source(self, seed: int) -> str:
         """What is run for a seed."""
@@ -66,49 +134,123 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quick:
+class Quick(Record):
     """What is less at ``--scale quick``."""
 
-    seeds: tuple[int, ...]
-    trainings: int = 1
+    seeds: Seeds
+    trainings: Trainings = 1
     #: Share of each training's iterations, and of the intervals between its looks.
-    iterations: float = 1.0
+    iterations: Annotated[float, Number(1.0, above=0.0)] = 1.0
     #: Most draws of a generator to train on.
-    draws: int = SEEDS_EACH
+    draws: Draws = SEEDS_EACH
     #: About how long it takes on two idle cores.
-    minutes: float | None = None
+    minutes: Minutes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experiment:
+class Experiment(Record):
     """Cases x policies x seeds."""
 
-    name: str
+    name: Name
     #: To be changed whenever the definition is; ``digest`` tells whether that was forgotten.
-    version: str
-    description: str
-    cases: tuple[Case, ...]
-    policies: tuple[str, ...]
+    version: Annotated[str, PlainValidator(_version)]
+    description: Annotated[str, Text(10_000), ONE_LINE]
+    cases: Annotated[tuple[Case, ...], Items(MOST_CASES)]
+    entrants: Annotated[tuple[Entrant, ...], Items(MOST_POLICIES)]
     #: The policy that others are compared with.
     baseline: str
-    seeds: tuple[int, ...]
+    seeds: Seeds
     #: Where no preset says so.
-    placement: str = "load_balance"
+    placement: Name = "load_balance"
     #: Slots after which one simulation is given up.
-    most_slots: int = _MOST_SLOTS
-    #: Policies that are more than a name, by their names.
-    entrants: Mapping[str, Entrant] = field(default_factory=dict)
+    most_slots: Annotated[int, Whole(1, 10**9)] = _MOST_SLOTS
     #: How often everything that is trained is trained: seed s is run with what training seed s mod this made.
-    trainings: int = 5
+    trainings: Trainings = 5
     #: What others found, to be set beside the results.
-    claims: tuple[Claim, ...] = ()
+    claims: Annotated[tuple[Claim, ...], Items(100)] = ()
     #: About how long it takes on two idle cores.
-    minutes: float | None = None
+    minutes: Minutes | None = None
     quick: Quick | None = None
+
+    file_keys: ClassVar[Mapping[str, str]] = {"cases": "workloads", "entrants": "policies"}
+    #: What all cases and all trainings have that do not say otherwise.
+    expanded_keys: ClassVar[frozenset[str]] = frozenset({"preset", "with", "training"})
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Names of all entrants."""
+        return tuple(entrant.name for entrant in self.entrants)
+
+    @property
+    def prepares(self) -> bool:
+        """Whether something is trained or tuned before the runs."""
+        return any(entrant.training or entrant.tune for entrant in self.entrants)
 
     def entrant(self, policy: str) -> Entrant:
         """One of the policies."""
-        return self.entrants.get(policy) or plain(policy)
+        return next(entrant for entrant in self.entrants if entrant.name == policy)
+
+    @classmethod
+    def expand(cls, given: object) -> object:
+        """Write into each case and training what the file says for all; the first policy is the usual baseline."""
+        if not isinstance(given, Mapping):
+            return given
+        shared = _SHARED.validate_python({key: given[key] for key in cls.expanded_keys & given.keys()})
+        made = {key: value for key, value in given.items() if key not in cls.expanded_keys}
+        if isinstance(cases := made.get("workloads"), list):
+            made["workloads"] = [shared.of_case(case) for case in cases]
+        if isinstance(policies := made.get("policies"), list):
+            made["policies"] = [inherited(policy, shared.training) for policy in policies]
+            first = policies[0] if policies else None
+            made.setdefault("baseline", first.get("name") if isinstance(first, Mapping) else first)
+        return made
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        names = [case.name for case in self.cases]
+        if twice := [name for name, times in Counter(names).items() if times > 1]:
+            raise bad("workloads", f"two workloads are called {shown(twice[0])}")
+        if twice := [name for name, times in Counter(self.policies).items() if times > 1]:
+            raise bad("policies", f"given twice: {shown(twice[0])}")
+        if self.baseline not in self.policies:
+            raise bad("baseline", not_one_of(self.baseline, self.policies))
+        for index, claim in enumerate(self.claims):
+            for key, value, known in (
+                ("policy", claim.policy, self.policies),
+                ("against", claim.against, self.policies),
+                ("workload", claim.workload or names[0], names),
+            ):
+                if value not in known:
+                    raise bad(f"claims[{index}].{key}", not_one_of(value, known))
+        if self.prepares and max(self.seeds) >= TRAINING_SEEDS:
+            raise bad("seeds", f"those from {TRAINING_SEEDS} on are kept for training and tuning")
+        for index, case in enumerate(self.cases):
+            drawn = all(is_drawn(source) for source in case.sources)
+            if not case.aside and not drawn and any(entrant.tune for entrant in self.entrants):
+                raise bad(f"workloads[{index}].aside", "name workloads to tune on: this one is not drawn")
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shared(Record):
+    """What a definition says for all of its cases, and for all trainings."""
+
+    preset: PresetName | None = None
+    options: Mapping[str, OptionText] = field(default_factory=dict)
+    training: Training | None = None
+
+    file_keys: ClassVar[Mapping[str, str]] = {"options": "with"}
+
+    def of_case(self, given: object) -> object:
+        """An entry of ``workloads`` with the preset and the options that it does not give itself."""
+        entry = {"source": given} if isinstance(given, str) else given
+        if not isinstance(entry, Mapping) or not isinstance(own := entry.get("with", {}), Mapping):
+            return given
+        return {"preset": self.preset, **entry, "with": {**self.options, **own}}
+
+
+_SHARED: Final = TypeAdapter(_Shared)
+_EXPERIMENT: Final = TypeAdapter(Experiment)
 
 
 class Scale(enum.StrEnum):
@@ -139,7 +281,7 @@ def read_experiment(path: Path) -> Experiment:
         content = yaml.load(data.decode("utf-8-sig"), Loader=_OnceLoader)  # noqa: S506 - a SafeLoader by descent
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise WorkloadError("", f"is not YAML: {' '.join(str(error).split())}", where=where) from None
-    experiment = _parse(content, where)
+    experiment = read(_EXPERIMENT, content, lambda key, problem: WorkloadError(key, problem, where=where))
     folder = path.resolve().parent
     return with_sources(experiment, lambda source: _beside(source, folder))
 
@@ -160,9 +302,9 @@ def with_sources(experiment: Experiment, change: Callable[[str], str]) -> Experi
         cases=tuple(
             replace(case, sources=all_of(case.sources), aside=all_of(case.aside)) for case in experiment.cases
         ),
-        entrants={
-            name: replace(entrant, training=trained(entrant.training)) for name, entrant in experiment.entrants.items()
-        },
+        entrants=tuple(
+            replace(entrant, training=trained(entrant.training)) for entrant in experiment.entrants
+        ),
     )  # fmt: skip
 
 
@@ -204,41 +346,13 @@ def find_experiment(name_or_file: str) -> Experiment:
 
 def describe_experiment(experiment: Experiment) -> dict[str, Any]:
     """The experiment as what a definition file holds; ``read_experiment`` gives an equal one back."""
-    prepares = any(entrant.training or entrant.tune for entrant in experiment.entrants.values())
-    return {
-        "name": experiment.name,
-        "version": experiment.version,
-        "description": experiment.description,
-        "workloads": [
-            {
-                "name": case.name,
-                "source": case.sources[0] if len(case.sources) == 1 else list(case.sources),
-                **({"preset": str(case.preset)} if case.preset else {}),
-                **({"with": dict(case.options)} if case.options else {}),
-                **({"aside": list(case.aside)} if case.aside else {}),
-            }
-            for case in experiment.cases
-        ],
-        "policies": [describe_entrant(experiment.entrant(policy)) for policy in experiment.policies],
-        "baseline": experiment.baseline,
-        "seeds": list(experiment.seeds),
-        "placement": experiment.placement,
-        "most_slots": experiment.most_slots,
-        **({"trainings": experiment.trainings} if prepares else {}),
-        **({"claims": [describe_claim(claim) for claim in experiment.claims]} if experiment.claims else {}),
-        **({"minutes": experiment.minutes} if experiment.minutes is not None else {}),
-        **({"quick": _describe_quick(experiment.quick)} if experiment.quick else {}),
-    }
-
-
-def _describe_quick(quick: Quick) -> dict[str, Any]:
-    return {
-        "seeds": list(quick.seeds),
-        "trainings": quick.trainings,
-        "iterations": quick.iterations,
-        "draws": quick.draws,
-        **({"minutes": quick.minutes} if quick.minutes is not None else {}),
-    }
+    made = to_plain(experiment)
+    for case in made["workloads"]:
+        case["source"] = case["source"][0] if len(case["source"]) == 1 else case["source"]
+    made["policies"] = [describe_entrant(entrant) for entrant in experiment.entrants]
+    if not experiment.prepares:
+        del made["trainings"]
+    return made
 
 
 def at_scale(experiment: Experiment, scale: Scale) -> Experiment:
@@ -254,7 +368,7 @@ def at_scale(experiment: Experiment, scale: Scale) -> Experiment:
         seeds=quick.seeds,
         trainings=quick.trainings,
         minutes=quick.minutes,
-        entrants={name: _shortened(entrant, quick) for name, entrant in experiment.entrants.items()},
+        entrants=tuple(_shortened(entrant, quick) for entrant in experiment.entrants),
         quick=None,
     )
 
@@ -296,7 +410,7 @@ def on_files(experiment: Experiment, files: Sequence[str]) -> Experiment:
     WorkloadError
         There are too few.
     """
-    prepares = any(entrant.training or entrant.tune for entrant in experiment.entrants.values())
+    prepares = experiment.prepares
     if len(files) < (3 if prepares else 1):
         needed = "3 or more files: to learn from, to choose by, and to test on" if prepares else "one or more files"
         raise WorkloadError("", f"needs {needed}; there are {len(files)}", where=experiment.name)
@@ -316,12 +430,12 @@ def on_files(experiment: Experiment, files: Sequence[str]) -> Experiment:
         version=experiment.version.removesuffix(CHANGED) + CHANGED,
         cases=tuple(kinds.values()),
         seeds=experiment.seeds if len(experiment.seeds) >= len(tests) else tuple(range(len(tests))),
-        entrants={
-            name: entrant
+        entrants=tuple(
+            entrant
             if entrant.training is None
             else replace(entrant, training=replace(entrant.training, sources=training, validation=validation))
-            for name, entrant in experiment.entrants.items()
-        },
+            for entrant in experiment.entrants
+        ),
         claims=tuple(replace(claim, workload=renamed.get(claim.workload, "")) for claim in experiment.claims),
     )
 
@@ -389,147 +503,17 @@ def file_digest(path: Path) -> str:
 def changed(experiment: Experiment, *, policies: Sequence[str] = (), seeds: Sequence[int] = ()) -> Experiment:
     """The experiment with other policies or seeds; its version says so. The baseline gives way to the first policy."""
     chosen = tuple(dict.fromkeys(policies)) or experiment.policies
+    known = {entrant.name: entrant for entrant in experiment.entrants}
     made = replace(
         experiment,
-        policies=chosen,
+        entrants=tuple(known.get(name, plain(name)) for name in chosen),
         baseline=experiment.baseline if experiment.baseline in chosen else chosen[0],
         seeds=tuple(dict.fromkeys(seeds)) or experiment.seeds,
-        entrants={name: entrant for name, entrant in experiment.entrants.items() if name in chosen},
         claims=tuple(claim for claim in experiment.claims if {claim.policy, claim.against} <= {*chosen}),
     )
     if made == experiment:
         return experiment
     return replace(made, version=experiment.version.removesuffix(CHANGED) + CHANGED)
-
-
-def parse_seeds(value: object, bad: Callable[[str], Exception]) -> tuple[int, ...]:
-    """Seeds from a count (n means 0 to n-1) or a list of different ones; ``bad`` makes the error of a problem."""
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_SEEDS:
-        return tuple(range(value))
-    if isinstance(value, list | tuple) and 1 <= len(value) <= MOST_SEEDS:
-        whole = all(isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= _MOST_SEED for seed in value)
-        if whole and len(set(value)) == len(value):
-            return tuple(value)
-    raise bad(
-        f"expected how many (1 to {MOST_SEEDS}) or a list of different whole numbers of 0 or more, got {shown(value)}"
-    )
-
-
-def _parse(content: object, where: str) -> Experiment:
-    fields = Fields(content, where=where)
-    name = fields.name("name")
-    version = fields.value("version")
-    if isinstance(version, bool) or not isinstance(version, int | float | str) or not str(version):
-        raise fields.bad("version", f"expected a number or a text, got {shown(version)}")
-    description = fields.prose("description", most=10_000)
-    placement = fields.name("placement", "load_balance")
-    preset = PresetName(fields.choice("preset", [*PresetName])) if fields.has("preset") else None
-    options = _options(fields)
-    cases = tuple(
-        _case(entry, index, preset, options, where)
-        for index, entry in enumerate(fields.items("workloads", most=MOST_CASES))
-    )
-    shared = parse_training(fields.value("training"), where, "training.", None) if fields.has("training") else None
-    entrants = [
-        _policy(entry, index, shared, fields)
-        for index, entry in enumerate(fields.items("policies", most=MOST_POLICIES))
-    ]
-    policies = tuple(entrant.name for entrant in entrants)
-    baseline = fields.choice("baseline", policies, policies[0])
-    seeds = parse_seeds(fields.value("seeds"), lambda problem: fields.bad("seeds", problem))
-    most_slots = fields.whole("most_slots", least=1, most=10**9, default=_MOST_SLOTS)
-    trainings = fields.whole("trainings", least=1, most=MOST_TRAININGS, default=5)
-    claims = tuple(
-        parse_claim(entry, index, policies, [case.name for case in cases], where)
-        for index, entry in enumerate(fields.items("claims", most=100) if fields.has("claims") else ())
-    )
-    minutes = fields.number("minutes", above=0.0, most=1e6) if fields.has("minutes") else None
-    quick = _quick(fields.value("quick"), where) if fields.has("quick") else None
-    fields.refuse_rest()
-    _refuse_twice([case.name for case in cases], "workloads", "two workloads are called", fields)
-    _refuse_twice(policies, "policies", "given twice:", fields)
-    if any(entrant.training or entrant.tune for entrant in entrants) and max(seeds) >= TRAINING_SEEDS:
-        raise fields.bad("seeds", f"those from {TRAINING_SEEDS} on are kept for training and tuning")
-    for index, case in enumerate(cases):
-        drawn = all(is_drawn(source) for source in case.sources)
-        if not case.aside and not drawn and any(entrant.tune for entrant in entrants):
-            raise fields.bad(f"workloads[{index}].aside", "name workloads to tune on: this one is not drawn")
-    return Experiment(
-        name=name, version=str(version), description=" ".join(description.split()), cases=cases, policies=policies,
-        baseline=baseline, seeds=seeds, placement=placement, most_slots=most_slots,
-        entrants={entrant.name: entrant for entrant in entrants if entrant != plain(entrant.name)},
-        trainings=trainings, claims=claims, minutes=minutes, quick=quick,
-    )  # fmt: skip
-
-
-def _case(entry: object, index: int, preset: PresetName | None, options: Mapping[str, str], where: str) -> Case:
-    prefix = f"workloads[{index}]."
-    if isinstance(entry, str):
-        entry = {"source": entry}
-    fields = Fields(entry, where=where, prefix=prefix)
-    sources = _texts(fields, "source") if isinstance(fields.value("source"), list) else (
-        fields.prose("source", most=4096),
-    )  # fmt: skip
-    aside = _texts(fields, "aside") if fields.has("aside") else ()
-    name = fields.prose("name", most=100, default=_short(sources[0]))
-    if not name.isprintable() or name != name.strip():
-        raise fields.bad("name", f"expected one line of text, got {shown(name)}")
-    own = _options(fields)
-    if fields.has("preset"):
-        preset = PresetName(fields.choice("preset", [*PresetName]))
-    fields.refuse_rest()
-    return Case(name=name, sources=sources, preset=preset, options={**options, **own}, aside=aside)
-
-
-def _texts(fields: Fields, key: str) -> tuple[str, ...]:
-    given = fields.items(key, most=_MOST_SOURCES)
-    if not all(isinstance(entry, str) and 1 <= len(entry) <= 4096 for entry in given):
-        raise fields.bad(key, f"expected texts of up to 4096 characters, got {shown(given)}")
-    return tuple(str(entry) for entry in given)
-
-
-def _quick(given: object, where: str) -> Quick:
-    fields = Fields(given, where=where, prefix="quick.")
-    made = Quick(
-        seeds=parse_seeds(fields.value("seeds"), lambda problem: fields.bad("seeds", problem)),
-        trainings=fields.whole("trainings", least=1, most=MOST_TRAININGS, default=1),
-        iterations=fields.number("iterations", above=0.0, most=1.0, default=1.0),
-        draws=fields.whole("draws", least=1, most=SEEDS_EACH, default=SEEDS_EACH),
-        minutes=fields.number("minutes", above=0.0, most=1e6) if fields.has("minutes") else None,
-    )
-    fields.refuse_rest()
-    return made
-
-
-def _options(fields: Fields) -> dict[str, str]:
-    """Options as text, the way a command line would give them: ``true``, ``0.5``."""
-    if not fields.has("with"):
-        return {}
-    given = fields.value("with")
-    if not isinstance(given, Mapping):
-        raise fields.bad("with", f"expected an object {{...}}, got {shown(given)}")
-    options: dict[str, str] = {}
-    for key, value in given.items():
-        if not isinstance(key, str) or not isinstance(value, str | int | float):
-            raise fields.bad(f"with.{printable(str(key))}", f"expected a number or a text, got {shown(value)}")
-        options[key] = str(value).lower() if isinstance(value, bool) else str(value)
-    return options
-
-
-def _policy(entry: object, index: int, shared: Training | None, fields: Fields) -> Entrant:
-    if isinstance(entry, Mapping):
-        return parse_entrant(entry, index, shared, fields.where)
-    if not isinstance(entry, str) or not entry or not entry.isprintable():
-        raise fields.bad("policies", f"expected names of policies, got {shown(entry)}")
-    return plain(entry)
-
-
-def _refuse_twice(names: Collection[str], key: str, words: str, fields: Fields) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise fields.bad(key, f"{words} {shown(name)}")
-        seen.add(name)
 
 
 def _short(source: str) -> str:

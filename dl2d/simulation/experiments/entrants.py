@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final, Self
+
+from pydantic import AfterValidator, model_validator
 
 from dl2d.core.errors import Dl2dError, WorkloadError
+from dl2d.core.validation import Flag, Items, Kinds, Record, Text, Whole, bad, to_plain
 from dl2d.core.wording import did_you_mean, shown
 from dl2d.learning.original.settings import PAPER, Settings
 from dl2d.learning.training import TrainingSettings
-from dl2d.simulation.fields import Fields
 from dl2d.simulation.sources import is_drawn
 
 Setting = float | int | bool | str
@@ -25,7 +27,29 @@ MOST_TRAININGS: Final = 100
 #: Of a tuned entrant: the key that names a placement; the others are settings of the policy.
 PLACEMENT: Final = "placement"
 _MOST_VALUES = 50
-_MOST_SOURCES = 10_000
+PlainNumber = Annotated[Any, Kinds((bool, int, float), "a number or true or false")]
+PlainValue = Annotated[Any, Kinds((bool, int, float, str), "a number or a text")]
+Draws = Annotated[int, Whole(1, SEEDS_EACH)]
+
+
+def _one_line(text: str) -> str:
+    if not text.isprintable() or text != text.strip():
+        raise bad("", f"expected one line of text, got {shown(text)}")
+    return text
+
+
+def _without_seed(sources: tuple[str, ...]) -> tuple[str, ...]:
+    for source in sources:
+        if is_drawn(source) and "seed=" in source:
+            raise bad("", f"{source} fixes its seed, so that tests would be what was learned from")
+    return sources
+
+
+#: What heads a table or a plot.
+Label = Annotated[str, Text(128), AfterValidator(_one_line)]
+#: As ``dl2d simulate --workload`` takes it.
+Source = Annotated[str, Text(4096)]
+Sources = Annotated[tuple[Source, ...], Items(10_000)]
 
 
 class Design(enum.StrEnum):
@@ -42,39 +66,78 @@ class Design(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class Training(Record):
     """How an entrant is trained: all that decides on it but the seed."""
 
-    design: Design
+    design: Design = Design.JUMPS
     #: As ``dl2d simulate --workload`` takes them; generators are drawn from ``draws`` times.
-    sources: tuple[str, ...]
+    sources: Annotated[Sources, AfterValidator(_without_seed)] = ()
     #: What the best checkpoint is chosen by; where it is empty, other draws of the generators.
-    validation: tuple[str, ...] = ()
-    draws: int = 32
+    validation: Annotated[Sources, AfterValidator(_without_seed)] = ()
+    draws: Draws = 32
     #: Learn from jobs of so many types alone, the first by name; 0: of all.
-    types: int = 0
+    types: Annotated[int, Whole(0, 1000)] = 0
     #: Learn, and choose checkpoints, on an analytical model of speeds (``dl2d.learning.original.offline``).
-    offline: bool = False
+    offline: Flag = False
     #: What differs from the design's own settings.
-    settings: Mapping[str, Setting] = field(default_factory=dict)
+    settings: Mapping[str, PlainValue] = field(default_factory=dict)
     #: Settings of a training that goes before on the same, and its ``types``: what it made is begun with. Empty: none.
-    before: Mapping[str, Setting] = field(default_factory=dict)
+    before: Mapping[str, PlainValue] = field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if not self.sources:
+            raise bad("sources", "name one or more workloads to learn from")
+        if not self.validation and (files := [source for source in self.sources if not is_drawn(source)]):
+            raise bad("validation", f"name workloads to choose checkpoints by: {files[0]} is not drawn")
+        try:
+            check_training(self)
+        except WorkloadError as error:
+            raise bad(error.key, error.problem) from None
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entrant:
+class Entrant(Record):
     """One row of the tables."""
 
-    name: str
-    policy: str
+    name: Label
+    policy: Label
     #: Of the policy, in place of its own.
-    settings: Mapping[str, Number] = field(default_factory=dict)
+    settings: Mapping[str, PlainNumber] = field(default_factory=dict)
     #: In place of the case's; empty: that.
-    placement: str = ""
+    placement: Annotated[str, Text(128)] = ""
     training: Training | None = None
     #: Values to choose among, by setting; all combinations are tried, for each workload, on draws of their own; after
     #: the training, where there is one.
-    tune: Mapping[str, tuple[Number | str, ...]] = field(default_factory=dict)
+    tune: Mapping[str, Annotated[tuple[PlainValue, ...], Items(_MOST_VALUES)]] = field(default_factory=dict)
+
+    @classmethod
+    def expand(cls, given: object) -> object:
+        """A name alone is a policy as it is; what is trained is decided with by its design's policy."""
+        if isinstance(given, str):
+            return {"name": given, "policy": given}
+        if not isinstance(given, Mapping | Entrant):
+            raise bad("", f"expected the name of a policy or an object {{...}}, got {shown(given)}")
+        if isinstance(given, Entrant) or "policy" in given or "name" not in given:
+            return given
+        training = given.get("training")
+        design = training.get("design", Design.JUMPS) if isinstance(training, Mapping) else None
+        policies: list[str] = [each.policy for each in Design if each == design]
+        return {**given, "policy": policies[0] if policies else given["name"]}
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.training is not None and self.policy != self.training.design.policy:
+            problem = f"what is trained is decided with by {self.training.design.policy}, not {self.policy}"
+            raise bad("policy", problem)
+        if twice := sorted(self.tune.keys() & {*self.settings, *([PLACEMENT] if self.placement else [])}):
+            raise bad("tune", f"{twice[0]} is given and tuned")
+        for key, values in self.tune.items():
+            if any(isinstance(value, str) != (key == PLACEMENT) for value in values):
+                kind = "names of placements" if key == PLACEMENT else "numbers"
+                raise bad(f"tune.{key}", f"expected a list of {kind}, got {shown(values)}")
+        return self
 
 
 def plain(name: str) -> Entrant:
@@ -129,141 +192,39 @@ def _converted(record: Any, given: Mapping[str, Setting]) -> dict[str, Any]:
     return made
 
 
-def parse_entrant(given: object, index: int, shared: Training | None, where: str) -> Entrant:
-    """An entry of ``policies``; what it does not say of its training, ``shared`` does. Raises ``WorkloadError``."""
-    prefix = f"policies[{index}]."
-    entry = Fields(given, where=where, prefix=prefix)
-    name = entry.prose("name", most=60)
-    if not name.isprintable() or name != name.strip():
-        raise entry.bad("name", f"expected one line of text, got {shown(name)}")
-    training = None
-    if entry.has("training"):
-        training = parse_training(entry.value("training"), where, f"{prefix}training.", shared)
-    policy = entry.name("policy", training.design.policy if training is not None else name)
-    settings = parse_settings(entry, "settings", (bool, int, float))
-    placement = entry.name("placement", "") if entry.has("placement") else ""
-    tune = _tune(entry)
-    entry.refuse_rest()
-    if training is not None and policy != training.design.policy:
-        raise entry.bad("policy", f"what is trained is decided with by {training.design.policy}, not {policy}")
-    if twice := sorted(tune.keys() & {*settings, *([PLACEMENT] if placement else [])}):
-        raise entry.bad("tune", f"{twice[0]} is given and tuned")
-    return Entrant(
-        name=name, policy=policy, settings=settings, placement=placement, training=training, tune=tune
-    )  # fmt: skip
-
-
-def parse_training(given: object, where: str, prefix: str, shared: Training | None) -> Training:
-    """What ``training`` holds. Raises ``WorkloadError``."""
-    entry = Fields(given, where=where, prefix=prefix)
-    base = shared or Training(design=Design.JUMPS, sources=())
-    design = Design(entry.choice("design", [*Design], base.design))
-    sources = _sources(entry, "sources", base.sources)
-    validation = _sources(entry, "validation", base.validation)
-    draws = entry.whole("draws", least=1, most=SEEDS_EACH, default=base.draws)
-    types = entry.whole("types", least=0, most=1000, default=base.types)
-    offline = entry.flag("offline") if entry.has("offline") else base.offline
+def inherited(given: object, shared: Training | None) -> object:
+    """An entry of ``policies`` whose training has what it does not say itself from the shared one."""
+    own = given.get("training") if isinstance(given, Mapping) else None
+    if shared is None or not isinstance(given, Mapping) or not isinstance(own, Mapping):
+        return given
+    base = to_plain(shared)
+    base.pop("before", None)
+    settings = own.get("settings", {})
     # Settings of one design say nothing to another.
-    settings = {**(base.settings if design is base.design else {}), **parse_settings(entry, "settings")}
-    before = parse_settings(entry, "before")
-    entry.refuse_rest()
-    if not sources:
-        raise entry.bad("sources", "name one or more workloads to learn from")
-    if not validation and (files := [source for source in sources if not is_drawn(source)]):
-        raise entry.bad("validation", f"name workloads to choose checkpoints by: {files[0]} is not drawn")
-    made = Training(
-        design=design, sources=sources, validation=validation, draws=draws, types=types, offline=offline,
-        settings=settings, before=before,
-    )  # fmt: skip
-    check_training(made, entry.bad)
-    return made
+    if own.get("design", shared.design) != shared.design:
+        base.pop("settings", None)
+    elif isinstance(settings, Mapping):
+        settings = {**base.get("settings", {}), **settings}
+    return {**given, "training": {**base, **own, "settings": settings}}
 
 
-def check_training(training: Training, bad: Callable[[str, str], WorkloadError]) -> None:
-    """Make the settings of a training. Raises what ``bad`` makes of a key and a problem."""
+def check_training(training: Training) -> None:
+    """Make the settings of a training. Raises ``WorkloadError`` with the key at fault."""
+    if training.before and training.design is Design.JUMPS:
+        raise WorkloadError("before", "the design jumps begins with nothing")
     for part, given in (("settings", dict(training.settings)), ("before", dict(training.before))):
         try:
             if training.design is Design.JUMPS:
-                if part == "before" and given:
-                    raise bad("before", "the design jumps begins with nothing")
                 jumps_settings(given, seed=0)
                 continue
             types = given.pop("types", 0) if part == "before" else 0
             if not isinstance(types, int) or isinstance(types, bool):
-                raise bad("before.types", f"expected a whole number, got {shown(types)}")
+                raise WorkloadError("types", f"expected a whole number, got {shown(types)}")
             original_settings(training.design, given)
         except WorkloadError as error:
-            if error.where:
-                raise
-            raise bad(f"{part}.{error.key}" if error.key else part, error.problem) from None
-
-
-def parse_settings(
-    entry: Fields, key: str, kinds: tuple[type, ...] = (bool, int, float, str)
-) -> dict[str, Any]:  # fmt: skip
-    """An object of plain values; empty where it is not given. Raises ``WorkloadError``."""
-    if not entry.has(key):
-        return {}
-    given = entry.value(key)
-    if not isinstance(given, Mapping):
-        raise entry.bad(key, f"expected an object {{...}}, got {shown(given)}")
-    for name, value in given.items():
-        if not isinstance(name, str) or not isinstance(value, kinds):
-            raise entry.bad(f"{key}.{name}", f"expected a number or a text, got {shown(value)}")
-    return dict(given)
-
-
-def _tune(entry: Fields) -> dict[str, tuple[Number | str, ...]]:
-    if not entry.has("tune"):
-        return {}
-    given = entry.value("tune")
-    if not isinstance(given, Mapping):
-        raise entry.bad("tune", f"expected an object {{...}}, got {shown(given)}")
-    made: dict[str, tuple[Number | str, ...]] = {}
-    for name, values in given.items():
-        kinds = (str,) if name == PLACEMENT else (bool, int, float)
-        fine = isinstance(values, list | tuple) and 1 <= len(values) <= _MOST_VALUES
-        if not isinstance(name, str) or not fine or not all(isinstance(value, kinds) for value in values):
-            raise entry.bad(f"tune.{name}", f"expected a list of 1 to {_MOST_VALUES} values, got {shown(values)}")
-        made[name] = tuple(values)
-    return made
-
-
-def _sources(entry: Fields, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
-    if not entry.has(key):
-        return default
-    given = entry.items(key, most=_MOST_SOURCES)
-    for source in given:
-        if not isinstance(source, str) or not source:
-            raise entry.bad(key, f"expected texts, got {shown(source)}")
-        if is_drawn(source) and "seed=" in source:
-            raise entry.bad(key, f"{source} fixes its seed, so that tests would be what was learned from")
-    return tuple(str(source) for source in given)
-
-
-def describe_training(training: Training) -> dict[str, Any]:
-    """What ``parse_training`` reads."""
-    return {
-        "design": str(training.design),
-        "sources": list(training.sources),
-        **({"validation": list(training.validation)} if training.validation else {}),
-        "draws": training.draws,
-        **({"types": training.types} if training.types else {}),
-        **({"offline": True} if training.offline else {}),
-        **({"settings": dict(training.settings)} if training.settings else {}),
-        **({"before": dict(training.before)} if training.before else {}),
-    }
+            raise WorkloadError(f"{part}.{error.key}" if error.key else part, error.problem) from None
 
 
 def describe_entrant(entrant: Entrant) -> str | dict[str, Any]:
-    """What ``parse_entrant`` reads, or the name alone of a policy as it is."""
-    if entrant == plain(entrant.name):
-        return entrant.name
-    return {
-        "name": entrant.name,
-        "policy": entrant.policy,
-        **({"settings": dict(entrant.settings)} if entrant.settings else {}),
-        **({"placement": entrant.placement} if entrant.placement else {}),
-        **({"training": describe_training(entrant.training)} if entrant.training else {}),
-        **({"tune": {key: list(values) for key, values in entrant.tune.items()}} if entrant.tune else {}),
-    }
+    """What stands in a file: the name alone of a policy as it is."""
+    return entrant.name if entrant == plain(entrant.name) else to_plain(entrant)

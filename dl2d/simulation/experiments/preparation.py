@@ -22,6 +22,7 @@ import numpy as np
 from dl2d.atomic_file import write_atomically
 from dl2d.core.codec import as_plain, decode, encode
 from dl2d.core.errors import Dl2dError, WorkloadError
+from dl2d.core.validation import to_plain
 from dl2d.learning.original.offline import analytical
 from dl2d.learning.original.settings import Settings
 from dl2d.learning.training import Trainer
@@ -39,7 +40,6 @@ from dl2d.simulation.experiments.entrants import (
     Number,
     Setting,
     Training,
-    describe_training,
     jumps_settings,
     original_settings,
 )
@@ -186,7 +186,7 @@ def to_prepare(entrant: Entrant, case: Case, *, seed: int, placement: str, most_
             sources=tuple(map(with_content, entrant.training.sources)),
             validation=tuple(map(with_content, entrant.training.validation)),
         )
-        said = {"training": describe_training(contents), "seed": seed}
+        said = {"training": to_plain(contents), "seed": seed}
     else:
         said |= {
             "policy": entrant.policy,

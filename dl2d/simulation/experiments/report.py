@@ -89,9 +89,7 @@ def _values(run: Run, cases: Sequence[CaseSummary], pictures: Sequence[Picture])
             f"The run was resumed with other code: its cells come from {run.codes} states of dl2d, and may not be "
             "comparable."
         )
-    if any(entrant.training for entrant in experiment.entrants.values()) and (
-        experiment.trainings < len(experiment.seeds)
-    ):
+    if any(entrant.training for entrant in experiment.entrants) and (experiment.trainings < len(experiment.seeds)):
         warnings.append(
             f"What is trained was trained {experiment.trainings} times, for {len(experiment.seeds)} seeds: intervals "
             "tell of workloads more than of trainings."

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Final
+
+from pydantic import AfterValidator, BeforeValidator, TypeAdapter
 
 from dl2d.core.errors import ConfigError
-from dl2d_slurm.watching import WatchRule, parse_rules
+from dl2d.core.validation import Items, Number, Record, Text, Whole, bad, read
+from dl2d_slurm.watching import WatchRule
 
 _PREFIX = "resource_manager.slurm"
-_CLUSTER = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_PARTITION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
-_TIME = re.compile(r"UNLIMITED|\d+(?::\d+){0,2}|\d+-\d+(?::\d+){0,2}", re.IGNORECASE)
+_PARTITION = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
+_TIME = r"(?i:UNLIMITED)|[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}"
 _OPTION = re.compile(r"--[a-z][a-z-]*(=.*)?")
 #: Options of sbatch that are dl2d's own business.
 _RESERVED = frozenset(
@@ -25,33 +27,58 @@ _RESERVED = frozenset(
 )
 
 
+def _text(given: object) -> object:
+    # YAML reads 60 and 12:30:00 as numbers; the latter is lost, the former is meant.
+    return str(given) if isinstance(given, int) and not isinstance(given, bool) else given
+
+
+def _options(options: tuple[str, ...]) -> tuple[str, ...]:
+    for option in options:
+        if not _OPTION.fullmatch(option):
+            raise bad("", f"expected an option such as --reservation=ml, got {option!r}")
+        if option[2:].partition("=")[0] in _RESERVED:
+            raise bad("", f"{option!r} is set by dl2d itself")
+    return options
+
+
+AbsolutePath = Annotated[str, Text(4096, r"/[^\x00]*", "an absolute path")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmSettings:
+class SlurmSettings(Record):
     """Checked settings of the Slurm resource manager."""
 
     #: Name of the cluster, the first part of its jobs' keys; "" asks Slurm for its ClusterName.
-    cluster: str = ""
+    cluster: Annotated[str, Text(64, "[A-Za-z0-9_-]+", "up to 64 letters, digits, _ or -")] = ""
     #: Partition whose nodes dl2d sees and in which tasks run (a comma list is allowed); "" for all nodes, and for each
     #: task the partition of its anchor.
-    partition: str = ""
+    partition: Annotated[
+        str, Text(4096, _PARTITION, "a partition's name or a comma list of them"), BeforeValidator(_text)
+    ] = ""
     #: Path of slurm.conf; "" leaves it to $SLURM_CONF and Slurm's own default.
-    slurm_conf: str = ""
+    slurm_conf: AbsolutePath = ""
     #: Socket of the munged that proofs are checked with; "" for munge's own default.
-    munge_socket: str = ""
+    munge_socket: AbsolutePath = ""
     #: After this many seconds a command of Slurm counts as unanswered.
-    command_timeout_seconds: float = 30.0
+    command_timeout_seconds: Annotated[float, Number(600, least=1)] = 30.0
     #: A snapshot younger than this is given out again, unless a task was started or stopped since; 0 never.
-    poll_floor_seconds: float = 0.0
+    poll_floor_seconds: Annotated[float, Number(3600)] = 0.0
     #: Most tasks that are submitted in a second, on average; a burst of one second's worth is allowed.
-    submit_rate_per_second: float = 20.0
+    submit_rate_per_second: Annotated[float, Number(1000, least=0.1)] = 20.0
     #: Time limit of task jobs in sbatch's form (``2-00:00:00``); "" for the partition's default.
-    time_limit: str = ""
+    time_limit: Annotated[
+        str,
+        Text(100, _TIME, "a time as sbatch knows it, e.g. 2-00:00:00 or UNLIMITED (quote it in YAML)"),
+        BeforeValidator(_text),
+    ] = ""
     #: Memory in MiB of a task that demands none; 0 leaves it to the partition's default, which may be a whole node.
-    default_memory_mib: int = 0
+    default_memory_mib: Annotated[int, Whole(0, 2**40)] = 0
     #: More options for sbatch, such as ``--reservation=ml``.
-    sbatch_options: tuple[str, ...] = ()
+    sbatch_options: Annotated[tuple[str, ...], Items(1000, least=0), AfterValidator(_options)] = ()
     #: Which jobs of users who know nothing of dl2d train, and what: the first rule that takes a job counts.
-    watch: tuple[WatchRule, ...] = ()
+    watch: Annotated[tuple[WatchRule, ...], Items(10_000, least=0)] = ()
+
+    ignored_keys: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> SlurmSettings:
@@ -62,65 +89,8 @@ class SlurmSettings:
         ConfigError
             A key is unknown or has a bad value; names the key in full.
         """
-        known = [field.name for field in fields(cls)]
-        for key in given:
-            if key not in known:
-                raise ConfigError(f"{_PREFIX}.{key}: unknown key (known: {', '.join(known)})")
-        defaults = cls()
-        return cls(
-            cluster=_text(given, "cluster", _CLUSTER, "up to 64 letters, digits, _ or -"),
-            partition=_text(given, "partition", _PARTITION, "a partition's name or a comma list of them"),
-            slurm_conf=_path(given, "slurm_conf"),
-            munge_socket=_path(given, "munge_socket"),
-            command_timeout_seconds=_number(given, "command_timeout_seconds", defaults.command_timeout_seconds, 1, 600),
-            poll_floor_seconds=_number(given, "poll_floor_seconds", defaults.poll_floor_seconds, 0, 3600),
-            submit_rate_per_second=_number(given, "submit_rate_per_second", defaults.submit_rate_per_second, 0.1, 1000),
-            time_limit=_text(given, "time_limit", _TIME, "a time as sbatch knows it, e.g. 2-00:00:00 or UNLIMITED"),
-            default_memory_mib=int(_number(given, "default_memory_mib", defaults.default_memory_mib, 0, 2**40)),
-            sbatch_options=_options(given, "sbatch_options"),
-            watch=parse_rules(given.get("watch"), f"{_PREFIX}.watch"),
-        )
+        there = {key: value for key, value in given.items() if value is not None and value != ""}
+        return read(_SETTINGS, there, lambda key, problem: ConfigError(f"{_PREFIX}.{key}: {problem}"))
 
 
-def _text(given: Mapping[str, object], key: str, form: re.Pattern[str], expected: str) -> str:
-    value = given.get(key)
-    if value is None or value == "":
-        return ""
-    # YAML reads 60 and 12:30:00 as numbers; the latter is lost, the former is meant.
-    text = str(value) if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)) else ""
-    if not form.fullmatch(text):
-        raise ConfigError(f"{_PREFIX}.{key}: expected {expected} (quote it in YAML), got {value!r}")
-    return text
-
-
-def _path(given: Mapping[str, object], key: str) -> str:
-    value = given.get(key)
-    if value is None or value == "":
-        return ""
-    if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
-        raise ConfigError(f"{_PREFIX}.{key}: expected an absolute path, got {value!r}")
-    return value
-
-
-def _number(given: Mapping[str, object], key: str, default: float, least: float, most: float) -> float:
-    value = given.get(key)
-    if value is None:
-        return default
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or not least <= value <= most:  # type: ignore[operator]
-        raise ConfigError(f"{_PREFIX}.{key}: expected a number from {least:g} to {most:g}, got {value!r}")
-    return float(value)  # type: ignore[arg-type]
-
-
-def _options(given: Mapping[str, object], key: str) -> tuple[str, ...]:
-    value = given.get(key)
-    if value is None:
-        return ()
-    if not isinstance(value, list | tuple):
-        raise ConfigError(f"{_PREFIX}.{key}: expected a list of options, got {value!r}")
-    for option in value:
-        if not isinstance(option, str) or not _OPTION.fullmatch(option):
-            raise ConfigError(f"{_PREFIX}.{key}: expected options such as --reservation=ml, got {option!r}")
-        if option[2:].partition("=")[0] in _RESERVED:
-            raise ConfigError(f"{_PREFIX}.{key}: {option!r} is set by dl2d itself")
-    return tuple(value)
+_SETTINGS: Final = TypeAdapter(SlurmSettings)

@@ -6,23 +6,21 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
-from dl2d.core.errors import ConfigError
 from dl2d.core.jobs import Owner
 from dl2d.core.resource_manager import StaticJob
 from dl2d.core.resources import Resources
+from dl2d.core.validation import NAME, Number, Record, Text, Whole
 
 #: What is asked of squeue beside the rest where there are rules.
 WATCH_FIELDS: Final = (
     *("StartTime", "TimeLimit", "NumNodes", "NumTasks", "tres-per-task", "tres-per-job"),
     *("Partition", "UserID", "GroupID", "Account", "QOS"),
 )
-_KEYS: Final = ("partition", "name", "comment", "model", "size", "ps", "least", "hours")
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+ /:-]{0,127}")
-_RESOURCE: Final = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
+_RESOURCE: Final = r"[a-z][a-z0-9_.:/-]{0,63}"
 _TASKS: Final = "tasks"
 _LIMIT: Final = re.compile(r"(?:(\d{1,6})-)?(\d{1,4})(?::(\d{1,2}))?(?::(\d{1,2}))?")
 #: Slurm shows a job without a limit, in a partition without one, as one of a year.
@@ -31,69 +29,34 @@ _HOUR: Final = 3600.0
 _MOST_TASKS: Final = 10_000
 _MOST_HOURS: Final = 8760.0
 
+Words = Annotated[str, Text(200, expected="some text (quote it in YAML)")]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchRule:
+class WatchRule(Record):
     """Jobs that count as training one type of model."""
 
-    partition: str
+    partition: Words
     #: Patterns as in a shell (``bert-*``); ``*`` takes any.
-    name: str = "*"
-    comment: str = "*"
+    name: Words = "*"
+    comment: Words = "*"
     #: Type of the model, as in ``jobs.models``.
-    model: str
+    model: Annotated[str, Text(128, NAME, "a type of model such as bert")]
     #: What counts as a worker: a task, or a unit of a resource (``gpu``).
-    size: str = _TASKS
+    size: Annotated[str, Text(64, _RESOURCE, "tasks or a resource such as gpu")] = _TASKS
     #: So many of them are parameter servers; 0: the workers exchange gradients among themselves.
-    ps: int = 0
+    ps: Annotated[int, Whole(0, _MOST_TASKS)] = 0
     #: Fewest workers and parameter servers together.
-    least: int = 2
+    least: Annotated[int, Whole(1, _MOST_TASKS)] = 2
     #: Length of a job that has no time limit, in hours.
-    hours: float = 24.0
+    hours: Annotated[float, Number(_MOST_HOURS, least=0.01)] = 24.0
+
+    ignored_keys: ClassVar[frozenset[str]] = frozenset()
 
     def takes(self, partition: str, name: str, comment: str) -> bool:
         """Whether a job is one of these; a job that waits may name several partitions."""
         named = self.partition in partition.split(",")
         return named and fnmatchcase(name, self.name) and fnmatchcase(comment, self.comment)
-
-    @classmethod
-    def parse(cls, given: object, where: str) -> WatchRule:
-        """Check a rule as it comes from the config file; ``where`` names it.
-
-        Raises
-        ------
-        ConfigError
-            A key is unknown, missing or has a bad value.
-        """
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"{where}: expected keys and values such as {{partition: gpu, model: bert}}")
-        for key in given:
-            if key not in _KEYS:
-                raise ConfigError(f"{where}.{key}: unknown key (known: {', '.join(_KEYS)})")
-        rule = cls(
-            partition=_words(given, "partition", where),
-            name=_words(given, "name", where, "*"),
-            comment=_words(given, "comment", where, "*"),
-            model=_words(given, "model", where),
-            size=_words(given, "size", where, _TASKS),
-            ps=int(_number(given, "ps", where, 0, 0, _MOST_TASKS, whole=True)),
-            least=int(_number(given, "least", where, 2, 1, _MOST_TASKS, whole=True)),
-            hours=_number(given, "hours", where, 24.0, 0.01, _MOST_HOURS),
-        )
-        if not _NAME.fullmatch(rule.model):
-            raise ConfigError(f"{where}.model: expected a type of model such as bert, got {rule.model!r}")
-        if not _RESOURCE.fullmatch(rule.size):
-            raise ConfigError(f"{where}.size: expected tasks or a resource such as gpu, got {rule.size!r}")
-        return rule
-
-
-def parse_rules(given: object, where: str) -> tuple[WatchRule, ...]:
-    """Check the list of rules. Raises ``ConfigError``."""
-    if given is None:
-        return ()
-    if not isinstance(given, list | tuple):
-        raise ConfigError(f"{where}: expected a list of rules, got {given!r}")
-    return tuple(WatchRule.parse(rule, f"{where}[{number}]") for number, rule in enumerate(given))
 
 
 def static_job(
@@ -177,23 +140,3 @@ def _present(text: str) -> str:
 
 def _plain(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)[:128].strip()
-
-
-def _words(given: Mapping[str, object], key: str, where: str, default: str | None = None) -> str:
-    value = given.get(key, default)
-    if value is None:
-        raise ConfigError(f"{where}.{key}: missing")
-    if not isinstance(value, str) or not value or len(value) > 200:
-        raise ConfigError(f"{where}.{key}: expected some text (quote it in YAML), got {value!r}")
-    return value
-
-
-def _number(
-    given: Mapping[str, object], key: str, where: str, default: float, least: float, most: float, *, whole: bool = False
-) -> float:
-    value = given.get(key, default)
-    good = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not good or not least <= value <= most:  # type: ignore[operator]
-        kind = "a whole number" if whole else "a number"
-        raise ConfigError(f"{where}.{key}: expected {kind} from {least:g} to {most:g}, got {value!r}")
-    return float(value)  # type: ignore[arg-type]
