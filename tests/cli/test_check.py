@@ -150,7 +150,7 @@ def test_job_files(dl2d: Dl2d, tmp_path: Path):
         ({"model": "vgg"}, "model: unknown model type 'vgg' (did you mean vgg-16?)"),
         ({"worker": {"cpu": 5}}, "worker: no node is large enough for one (cpu: wanted 5, had 4 on n-1)"),
         ({"command": ""}, "command: missing"),
-        ({"epochs": -1}, "epochs: must be a number above 0"),
+        ({"epochs": -1}, "epochs: expected a number, more than 0"),
     ],
 )
 def test_bad_job_files(dl2d: Dl2d, tmp_path: Path, changes: dict[str, object], says: str):

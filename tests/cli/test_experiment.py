@@ -212,7 +212,7 @@ def test_mistakes_in_a_definition_name_file_and_key(dl2d, tiny: Path) -> None:
     tiny.write_text(yaml.safe_dump({**TINY, "polices": ["drf"], "policies": None}))
     ran = dl2d("experiment", "run", tiny)
     assert ran.status == 2
-    assert f"{tiny}: policies: expected a list" in ran.err
+    assert f"{tiny}: polices: unknown key (did you mean policies?)" in ran.err
 
 
 def test_without_ray_it_is_said_how_to_install_it(dl2d, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_overrides_that_are_none(text: str):
         ({"env": {"A-B": "1"}}, "env.A-B: is not the name of an environment variable"),
         ({"env": {"DL2_ROLE": "worker"}}, "env.DL2_ROLE: names that begin with DL2_ are set by dl2d"),
         ({"env": {"A": True}}, "env.A: expected text (quote it in YAML), got True"),
-        ({"epochs": 0}, "epochs: must be a number above 0"),
+        ({"epochs": 0}, "epochs: expected a number, more than 0"),
         ({"epoch": 3}, "epoch: unknown key (did you mean epochs?)"),
         ({"model": "vgg_16"}, "model: unknown model type 'vgg_16' (did you mean vgg-16?)"),
         ({"worker": {"gpu": "many"}}, "worker.gpu: expected a number"),

@@ -126,11 +126,11 @@ def test_submission_as_json_with_overrides(dl2d: Dl2d, site: Site):
     ("changes", "says"),
     [
         ({"model": "vgg-16"}, "model: unknown model type 'vgg-16'"),
-        ({"epochs": 0}, "epochs: must be a number above 0"),
+        ({"epochs": 0}, "epochs: expected a number, more than 0"),
         ({"gpus": 4}, "gpus: unknown key"),
         ({"worker": {"gpu": 3}}, "worker: no node is large enough for one (gpu: wanted 3, had 2 on n1)"),
         ({"min_workers": 9}, "min_workers: 9 is more than the site's limit of 8"),
-        ({"architecture": "ring"}, "architecture: must be one of ps, allreduce, got 'ring'"),
+        ({"architecture": "ring"}, "architecture: expected one of allreduce, ps, got 'ring'"),
         ({"cwd": "/no/such/folder"}, "cwd: /no/such/folder is not a folder"),
     ],
 )

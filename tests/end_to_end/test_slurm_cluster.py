@@ -172,7 +172,7 @@ def test_a_daemon_killed_in_the_middle_of_a_resize_goes_on_where_it_was(
         ("#DL2 epochs", "'epochs' is not key=value"),
         ("#DL2 model=resnet-51", "model: is given twice"),
         ("#DL2 colour=red", "colour: unknown key"),
-        ("#DL2 max_workers=0", "max_workers: must be a whole number"),
+        ("#DL2 max_workers=0", "max_workers: expected a whole number"),
     ],
 )
 def test_a_malformed_request_is_told_in_the_jobs_own_output(

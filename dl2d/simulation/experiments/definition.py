@@ -157,8 +157,8 @@ class Experiment(Record):
     description: Annotated[str, Text(10_000), ONE_LINE]
     cases: Annotated[tuple[Case, ...], Items(MOST_CASES)]
     entrants: Annotated[tuple[Entrant, ...], Items(MOST_POLICIES)]
-    #: The policy that others are compared with.
-    baseline: str
+    #: The policy that others are compared with; by default the first.
+    baseline: str = ""
     seeds: Seeds
     #: Where no preset says so.
     placement: Name = "load_balance"
