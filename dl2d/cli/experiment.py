@@ -17,8 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dl2d.cli.options import JsonOption
 from dl2d.cli.output import print_json, print_tables, table
 from dl2d.core.errors import RequestError, WorkloadError
-from dl2d.simulation.experiments.cells import Finished
-from dl2d.simulation.experiments.definition import (
+from dl2d.experiments.cells import Finished
+from dl2d.experiments.definition import (
     Experiment,
     Scale,
     at_scale,
@@ -33,10 +33,10 @@ from dl2d.simulation.experiments.definition import (
     parse_seeds,
     write_experiment,
 )
-from dl2d.simulation.experiments.executors import Executor, Local, Ray
-from dl2d.simulation.experiments.report import summary_json, write_report
-from dl2d.simulation.experiments.runs import Run, begin_run, check_experiment, read_run, run_cells
-from dl2d.simulation.experiments.summary import summarise
+from dl2d.experiments.executors import Executor, Local, Ray
+from dl2d.experiments.report import summary_json, write_report
+from dl2d.experiments.results import summarise
+from dl2d.experiments.run import Run, begin_run, check_experiment, read_run, run_cells
 
 app = typer.Typer(no_args_is_help=True, help="Compares policies over workloads and seeds, and writes a report.")
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import yaml
 
-from dl2d.simulation.experiments.definition import builtin_names, digest, find_experiment
+from dl2d.experiments.definition import builtin_names, digest, find_experiment
 from dl2d.simulation.sources import load_source
 from dl2d.simulation.workload import write_workload
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from simulation.test_experiment_runs import Here
+from experiments.test_run import Here
 
 from dl2d.cli.train_options import training_workloads
 from dl2d.core.errors import WorkloadError
-from dl2d.simulation.experiments.definition import (
+from dl2d.experiments.definition import (
     Experiment,
     digest,
     files_of,
@@ -23,9 +23,9 @@ from dl2d.simulation.experiments.definition import (
     on_kinds,
     read_experiment,
 )
-from dl2d.simulation.experiments.report import write_report
-from dl2d.simulation.experiments.runs import begin_run, read_run, run_cells
-from dl2d.simulation.experiments.summary import summarise
+from dl2d.experiments.report import write_report
+from dl2d.experiments.results import summarise
+from dl2d.experiments.run import begin_run, read_run, run_cells
 from dl2d.simulation.generators import generate
 from dl2d.simulation.kinds import KindsSettings, draw_kinds
 from dl2d.simulation.sources import load_source

@@ -23,13 +23,8 @@ from dl2d.atomic_file import write_atomically
 from dl2d.core.codec import as_plain, decode, encode
 from dl2d.core.errors import Dl2dError, WorkloadError
 from dl2d.core.validation import to_plain
-from dl2d.learning.original.offline import analytical
-from dl2d.learning.original.settings import Settings
-from dl2d.learning.training import Trainer
-from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
-from dl2d.simulation.contenders import contender
-from dl2d.simulation.experiments.definition import Case, with_content
-from dl2d.simulation.experiments.entrants import (
+from dl2d.experiments.definition import Case, with_content
+from dl2d.experiments.participants import (
     PLACEMENT,
     SEEDS_EACH,
     TRAINING_SEEDS,
@@ -43,7 +38,12 @@ from dl2d.simulation.experiments.entrants import (
     jumps_settings,
     original_settings,
 )
-from dl2d.simulation.experiments.playing import placement_for, policy_for, rules_for, tuned
+from dl2d.experiments.playing import placement_for, policy_for, rules_for, tuned
+from dl2d.learning.original.offline import analytical
+from dl2d.learning.original.settings import Settings
+from dl2d.learning.training import Trainer
+from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
+from dl2d.simulation.contenders import contender
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
 from dl2d.simulation.sources import is_drawn, load_source

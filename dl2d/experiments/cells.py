@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from dl2d.core.errors import Dl2dError
+from dl2d.experiments.definition import Case, Experiment
+from dl2d.experiments.participants import Entrant, plain
+from dl2d.experiments.playing import placement_for, policy_for, rules_for, tuned
+from dl2d.experiments.preparation import Preparation, combinations, to_prepare
 from dl2d.simulation.books import SlotSeries
-from dl2d.simulation.experiments.definition import Case, Experiment
-from dl2d.simulation.experiments.entrants import Entrant, plain
-from dl2d.simulation.experiments.playing import placement_for, policy_for, rules_for, tuned
-from dl2d.simulation.experiments.preparation import Preparation, combinations, to_prepare
 from dl2d.simulation.preset import Preset
 from dl2d.simulation.replay import replay
 from dl2d.simulation.sources import load_source

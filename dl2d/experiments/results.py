@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from dl2d.simulation.experiments.cells import Result, Timings
-from dl2d.simulation.experiments.definition import Case
-from dl2d.simulation.experiments.runs import Run
-from dl2d.simulation.experiments.statistics import Estimate, estimate, paired_change, paired_difference
+from dl2d.experiments.cells import Result, Timings
+from dl2d.experiments.definition import Case
+from dl2d.experiments.run import Run
+from dl2d.simulation.statistics import Estimate, estimate, paired_change, paired_difference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

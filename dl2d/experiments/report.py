@@ -11,13 +11,13 @@ from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-from dl2d.simulation.experiments.findings import Curve, Finding, choices, curves, findings
-from dl2d.simulation.experiments.playing import is_ideal
-from dl2d.simulation.experiments.plots import Picture, draw_plots
-from dl2d.simulation.experiments.preparation import Prepared, settings_line
-from dl2d.simulation.experiments.runs import DEFINITION, ENVIRONMENT, RESULTS, ExperimentError, Run
-from dl2d.simulation.experiments.statistics import Estimate
-from dl2d.simulation.experiments.summary import CaseSummary, PolicySummary, summarise
+from dl2d.experiments.figures import Picture, draw_plots
+from dl2d.experiments.findings import Curve, Finding, choices, curves, findings
+from dl2d.experiments.playing import is_ideal
+from dl2d.experiments.preparation import Prepared, settings_line
+from dl2d.experiments.results import CaseSummary, PolicySummary, summarise
+from dl2d.experiments.run import DEFINITION, ENVIRONMENT, RESULTS, ExperimentError, Run
+from dl2d.simulation.statistics import Estimate
 
 MARKDOWN, HTML, PLOTS = "report.md", "report.html", "plots"
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -10,9 +10,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dl2d.experiments.results import CaseSummary
+from dl2d.experiments.run import Run, read_series
 from dl2d.simulation.books import SlotSeries
-from dl2d.simulation.experiments.runs import Run, read_series
-from dl2d.simulation.experiments.summary import CaseSummary
 
 _Floats = NDArray[np.float64]
 

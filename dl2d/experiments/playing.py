@@ -11,10 +11,10 @@ from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.wording import printable
 from dl2d.daemon.plugins import Given, load_placement, load_policy
+from dl2d.experiments.definition import Case
+from dl2d.experiments.participants import PLACEMENT, Entrant, Number
 from dl2d.policies.checkpoint import checkpoint_in, read_checkpoint
 from dl2d.simulation.contenders import LEARNED, TOLD, contender
-from dl2d.simulation.experiments.definition import Case
-from dl2d.simulation.experiments.entrants import PLACEMENT, Entrant, Number
 from dl2d.simulation.preset import Preset, preset
 from dl2d.simulation.realism import Realism
 from dl2d.simulation.replay import Rules

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from dl2d.core.errors import WorkloadError
-from dl2d.simulation.experiments.cells import cells_of
-from dl2d.simulation.experiments.claims import Claim
-from dl2d.simulation.experiments.definition import (
+from dl2d.experiments.cells import cells_of
+from dl2d.experiments.claims import Claim
+from dl2d.experiments.definition import (
     Experiment,
     Quick,
     Scale,
@@ -24,7 +24,7 @@ from dl2d.simulation.experiments.definition import (
     read_experiment,
     write_experiment,
 )
-from dl2d.simulation.experiments.entrants import (
+from dl2d.experiments.participants import (
     SEEDS_EACH,
     TRAINING_SEEDS,
     TUNING_SEEDS,
@@ -36,8 +36,8 @@ from dl2d.simulation.experiments.entrants import (
     original_settings,
     plain,
 )
-from dl2d.simulation.experiments.playing import tuned
-from dl2d.simulation.experiments.preparation import combinations
+from dl2d.experiments.playing import tuned
+from dl2d.experiments.preparation import combinations
 
 CLAIM = {
     "policy": "paper", "against": "drf", "change": -44.1, "says": "faster\nby far", "source": "a paper", "why": "luck",

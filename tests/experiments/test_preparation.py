@@ -7,16 +7,16 @@ from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
-from simulation.test_experiment_runs import Here
+from experiments.test_run import Here
 
 from dl2d.core.errors import ConfigError, PluginError, WorkloadError
-from dl2d.simulation.experiments.cells import Cell, Finished, Runner, prepare_cell
-from dl2d.simulation.experiments.definition import Experiment, read_experiment
-from dl2d.simulation.experiments.findings import curves, findings
-from dl2d.simulation.experiments.preparation import only
-from dl2d.simulation.experiments.report import summary_json, write_report
-from dl2d.simulation.experiments.runs import Run, begin_run, check_experiment, run_cells
-from dl2d.simulation.experiments.summary import summarise
+from dl2d.experiments.cells import Cell, Finished, Runner, prepare_cell
+from dl2d.experiments.definition import Experiment, read_experiment
+from dl2d.experiments.findings import curves, findings
+from dl2d.experiments.preparation import only
+from dl2d.experiments.report import summary_json, write_report
+from dl2d.experiments.results import summarise
+from dl2d.experiments.run import Run, begin_run, check_experiment, run_cells
 from dl2d.simulation.sources import load_source
 
 SOURCE = "generator:dl2?jobs=4&nodes=3&longest_slots=6"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from dl2d.core.errors import PolicyError
 from dl2d.core.jobs import Allocation
+from dl2d.experiments.cells import Cell, Finished, Result
 from dl2d.simulation.books import SlotSeries
-from dl2d.simulation.experiments.cells import Cell, Finished, Result
 
 
 def quick(cell: Cell) -> Finished:

@@ -11,15 +11,15 @@ from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
-from simulation.experiment_runners import quick, spoiled
-from simulation.test_experiment_runs import Here
+from experiments.runners import quick, spoiled
+from experiments.test_run import Here
 
-from dl2d.simulation.experiments.cells import Cell, Finished, Runner
-from dl2d.simulation.experiments.definition import read_experiment
-from dl2d.simulation.experiments.report import command_line, summary_json, write_report
-from dl2d.simulation.experiments.runs import ExperimentError, Run, begin_run, read_run, run_cells
-from dl2d.simulation.experiments.summary import summarise
-from dl2d.simulation.experiments.timelines import read_timelines
+from dl2d.experiments.cells import Cell, Finished, Runner
+from dl2d.experiments.definition import read_experiment
+from dl2d.experiments.report import command_line, summary_json, write_report
+from dl2d.experiments.results import summarise
+from dl2d.experiments.run import ExperimentError, Run, begin_run, read_run, run_cells
+from dl2d.experiments.timelines import read_timelines
 
 HOSTILE = "<b>a|b</b> & `c`"
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from simulation.experiment_runners import quick, spoiled
+from experiments.runners import quick, spoiled
 
 from dl2d.core.errors import PluginError, WorkloadError
-from dl2d.simulation.experiments import environment as environments
-from dl2d.simulation.experiments.cells import Cell, Finished, Runner, attempt, replay_cell
-from dl2d.simulation.experiments.definition import Experiment, read_experiment
-from dl2d.simulation.experiments.environment import code_digest, environment
-from dl2d.simulation.experiments.runs import (
+from dl2d.experiments import environment as environments
+from dl2d.experiments.cells import Cell, Finished, Runner, attempt, replay_cell
+from dl2d.experiments.definition import Experiment, read_experiment
+from dl2d.experiments.environment import code_digest, environment
+from dl2d.experiments.run import (
     ExperimentError,
     begin_run,
     check_experiment,

@@ -30,8 +30,8 @@ from dl2d.core.validation import (
     to_plain,
 )
 from dl2d.core.wording import did_you_mean, printable, shown
-from dl2d.simulation.experiments.claims import Claim
-from dl2d.simulation.experiments.entrants import (
+from dl2d.experiments.claims import Claim
+from dl2d.experiments.participants import (
     MOST_TRAININGS,
     SEEDS_EACH,
     TRAINING_SEEDS,

@@ -9,12 +9,12 @@ from typing import Any
 
 import psutil
 import pytest
-from simulation.experiment_runners import broken, deadly, endless, quick, spoiled
+from experiments.runners import broken, deadly, endless, quick, spoiled
 
-from dl2d.simulation.experiments.cells import Cell, cells_of
-from dl2d.simulation.experiments.definition import Case, Experiment
-from dl2d.simulation.experiments.entrants import plain
-from dl2d.simulation.experiments.executors import Local, Ray
+from dl2d.experiments.cells import Cell, cells_of
+from dl2d.experiments.definition import Case, Experiment
+from dl2d.experiments.executors import Local, Ray
+from dl2d.experiments.participants import plain
 
 
 def cells(seeds: int = 3, name: str = "case") -> tuple[Cell, ...]:

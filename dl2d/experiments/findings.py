@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dl2d.simulation.experiments.claims import Claim
-from dl2d.simulation.experiments.playing import is_ideal
-from dl2d.simulation.experiments.preparation import Preparation, Prepared
-from dl2d.simulation.experiments.runs import Run
-from dl2d.simulation.experiments.statistics import Estimate, estimate, paired_change
-from dl2d.simulation.experiments.summary import CaseSummary
+from dl2d.experiments.claims import Claim
+from dl2d.experiments.playing import is_ideal
+from dl2d.experiments.preparation import Preparation, Prepared
+from dl2d.experiments.results import CaseSummary
+from dl2d.experiments.run import Run
+from dl2d.simulation.statistics import Estimate, estimate, paired_change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dl2d.core.errors import WorkloadError
-from dl2d.simulation.experiments.cells import cells_of
-from dl2d.simulation.experiments.definition import (
+from dl2d.experiments.cells import cells_of
+from dl2d.experiments.definition import (
     Case,
     Experiment,
     Scale,
@@ -24,7 +24,7 @@ from dl2d.simulation.experiments.definition import (
     read_experiment,
     write_experiment,
 )
-from dl2d.simulation.experiments.entrants import plain
+from dl2d.experiments.participants import plain
 from dl2d.simulation.preset import PresetName
 
 PLAIN = {
@@ -202,7 +202,7 @@ def test_changes_of_the_command_line_show_in_the_version(tmp_path: Path) -> None
 
 #: Version and digest of what ships, and digest at scale quick. A changed definition needs a new version: then all
 #: change here.
-SHIPPED = json.loads((Path(__file__).parent / "experiment_digests.json").read_text())
+SHIPPED = json.loads((Path(__file__).parent / "digests.json").read_text())
 
 
 def test_shipped_experiments_have_a_new_version_when_they_change() -> None:

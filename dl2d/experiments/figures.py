@@ -18,11 +18,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from dl2d.simulation.experiments.findings import Curve, by_unit, curves
-from dl2d.simulation.experiments.preparation import REFERENCE
-from dl2d.simulation.experiments.runs import Run
-from dl2d.simulation.experiments.summary import CaseSummary, PolicySummary
-from dl2d.simulation.experiments.timelines import Timelines, read_timelines
+from dl2d.experiments.findings import Curve, by_unit, curves
+from dl2d.experiments.preparation import REFERENCE
+from dl2d.experiments.results import CaseSummary, PolicySummary
+from dl2d.experiments.run import Run
+from dl2d.experiments.timelines import Timelines, read_timelines
 
 _Floats = NDArray[np.float64]
 

@@ -28,8 +28,7 @@ import msgspec
 from dl2d.atomic_file import write_atomically
 from dl2d.core.codec import as_plain, decode, encode
 from dl2d.core.errors import Dl2dError, PluginError
-from dl2d.simulation.books import SlotSeries
-from dl2d.simulation.experiments.cells import (
+from dl2d.experiments.cells import (
     Cell,
     Finished,
     Runner,
@@ -39,7 +38,7 @@ from dl2d.simulation.experiments.cells import (
     prepare_cell,
     replay_cell,
 )
-from dl2d.simulation.experiments.definition import (
+from dl2d.experiments.definition import (
     Experiment,
     digest,
     file_digest,
@@ -48,9 +47,10 @@ from dl2d.simulation.experiments.definition import (
     with_sources,
     write_experiment,
 )
-from dl2d.simulation.experiments.environment import code_digest, environment
-from dl2d.simulation.experiments.executors import Executor
-from dl2d.simulation.experiments.preparation import Preparation, Prepared
+from dl2d.experiments.environment import code_digest, environment
+from dl2d.experiments.executors import Executor
+from dl2d.experiments.preparation import Preparation, Prepared
+from dl2d.simulation.books import SlotSeries
 from dl2d.simulation.sources import named_file
 
 DEFINITION, RESULTS, TIMINGS, ENVIRONMENT = "definition.yaml", "results.json", "timings.json", "environment.json"
