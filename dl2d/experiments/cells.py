@@ -12,9 +12,16 @@ import numpy as np
 
 from dl2d.core.errors import Dl2dError
 from dl2d.experiments.definition import Case, Experiment
-from dl2d.experiments.participants import Entrant, plain
-from dl2d.experiments.playing import placement_for, policy_for, rules_for, tuned
-from dl2d.experiments.preparation import Preparation, combinations, to_prepare
+from dl2d.experiments.participants import Participant
+from dl2d.experiments.preparation import (
+    Preparation,
+    combinations,
+    placement_for,
+    policy_for,
+    rules_for,
+    to_prepare,
+    tuned,
+)
 from dl2d.simulation.books import SlotSeries
 from dl2d.simulation.preset import Preset
 from dl2d.simulation.replay import replay
@@ -32,9 +39,8 @@ class Cell:
     seed: int
     placement: str
     most_slots: int
-    #: Who plays; None for the policy as it is.
-    entrant: Entrant | None = None
-    #: What the entrant must have been prepared with, and the folder that has that.
+    participant: Participant
+    #: What the participant must have been prepared with, and the folder that has that.
     preparation: Preparation | None = None
     prepared: Path | None = None
     #: Keep what each job held in each slot: much, so for one seed only.
@@ -102,17 +108,17 @@ def cells_of(experiment: Experiment) -> tuple[Cell, ...]:
     known: dict[tuple[str, str, int], Preparation] = {}
 
     def preparation(case: Case, policy: str, seed: int) -> Preparation | None:
-        entrant = experiment.entrant(policy)
-        if not (entrant.training or entrant.tune):
+        participant = experiment.participant(policy)
+        if not (participant.training or participant.tune):
             return None
         what = (
             policy,
-            case.name if entrant.tune else "",
-            seed % experiment.trainings if entrant.training is not None else 0,
+            case.name if participant.tune else "",
+            seed % experiment.trainings if participant.training is not None else 0,
         )
         if what not in known:
             known[what] = to_prepare(
-                entrant, case, seed=what[2], placement=experiment.placement, most_slots=experiment.most_slots
+                participant, case, seed=what[2], placement=experiment.placement, most_slots=experiment.most_slots
             )
         return known[what]
 
@@ -120,7 +126,7 @@ def cells_of(experiment: Experiment) -> tuple[Cell, ...]:
         Cell(
             number=number, case=case, policy=policy, seed=seed,
             placement=experiment.placement, most_slots=experiment.most_slots,
-            entrant=experiment.entrant(policy), preparation=preparation(case, policy, seed),
+            participant=experiment.participant(policy), preparation=preparation(case, policy, seed),
             keeps_allocations=seed == experiment.seeds[0],
         )
         for number, (case, policy, seed) in enumerate(kinds)
@@ -139,11 +145,11 @@ def check_cell(cell: Cell) -> str:
     """
     chosen = rules_of(cell)
     sourced = load_source(cell.case.source(cell.seed), seed=cell.seed)
-    entrant = cell.entrant or plain(cell.policy)
-    for values in combinations(entrant.tune):
-        each = tuned(entrant, values)
+    participant = cell.participant
+    for values in combinations(participant.tune):
+        each = tuned(participant, values)
         placement_for(each, chosen)
-        if entrant.training is None:
+        if participant.training is None:
             policy_for(each, sourced.workload, chosen)
     return sourced.note
 
@@ -160,14 +166,14 @@ def replay_cell(cell: Cell) -> Finished:
     begin = time.perf_counter()
     chosen = rules_of(cell)
     workload = load_source(cell.case.source(cell.seed), seed=cell.seed).workload
-    entrant, checkpoint = cell.entrant or plain(cell.policy), None
+    participant, checkpoint = cell.participant, None
     if cell.preparation is not None and cell.prepared is not None:
-        entrant, checkpoint = cell.preparation.ready(cell.prepared)
+        participant, checkpoint = cell.preparation.ready(cell.prepared)
     limit = lower_bound(workload)
     replayed = replay(
         workload,
-        policy_for(entrant, workload, chosen, checkpoint),
-        placement_for(entrant, chosen),
+        policy_for(participant, workload, chosen, checkpoint),
+        placement_for(participant, chosen),
         rules=chosen.rules,
         seed=cell.seed,
         timer=time.perf_counter,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Self
@@ -18,6 +17,7 @@ from pydantic import BeforeValidator, PlainValidator, TypeAdapter, model_validat
 from dl2d.core.errors import WorkloadError
 from dl2d.core.validation import (
     ONE_LINE,
+    Flag,
     Items,
     Name,
     Number,
@@ -30,24 +30,21 @@ from dl2d.core.validation import (
     to_plain,
 )
 from dl2d.core.wording import did_you_mean, printable, shown
-from dl2d.experiments.claims import Claim
 from dl2d.experiments.participants import (
     MOST_TRAININGS,
     SEEDS_EACH,
     TRAINING_SEEDS,
-    Design,
     Draws,
-    Entrant,
     Label,
+    Participant,
     Sources,
     Training,
-    describe_entrant,
+    describe_participant,
     inherited,
-    plain,
 )
 from dl2d.simulation.preset import PresetName
 from dl2d.simulation.replay import Rules
-from dl2d.simulation.sources import is_drawn, lacks_file, named_file, with_kinds
+from dl2d.simulation.sources import is_drawn, named_file
 
 MOST_CASES: Final = 100
 MOST_POLICIES: Final = 50
@@ -57,8 +54,6 @@ _MOST_BYTES = 1024**2
 _MOST_SLOTS = Rules().most_slots
 _LIKE_KIND = re.compile(r"[a-z][a-z0-9-]+:")
 _BUILTIN = Path(__file__).parent / "builtin"
-#: Added to the version of a definition that was changed on the command line.
-CHANGED: Final = "+changed"
 
 
 def _option_text(value: object) -> str:
@@ -99,6 +94,29 @@ Seeds = Annotated[tuple[int, ...], PlainValidator(_seeds)]
 Trainings = Annotated[int, Whole(1, MOST_TRAININGS)]
 Minutes = Annotated[float, Number(1e6, above=0.0)]
 OptionText = Annotated[str, PlainValidator(_option_text)]
+
+
+Sentence = Annotated[str, Text(2000), ONE_LINE]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim(Record):
+    """How one policy's average completion time compares with another's, as it was published."""
+
+    policy: str
+    against: str
+    #: Name of the workload; empty for each of the experiment's.
+    workload: str = ""
+    #: Change of the average completion time in per cent: -44.1 is 44.1 % below. None: a figure without numbers.
+    change: Annotated[float, Number(1e6, least=-100.0)] | None = None
+    #: In words.
+    says: Sentence
+    #: Where it stands.
+    source: Sentence
+    #: Why what is measured here may be another: workload, rules, what others' numbers are of.
+    why: Sentence
+    #: As it is remembered or quoted: not compared with the publication's text.
+    unchecked: Flag = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +174,7 @@ class Experiment(Record):
     version: Annotated[str, PlainValidator(_version)]
     description: Annotated[str, Text(10_000), ONE_LINE]
     cases: Annotated[tuple[Case, ...], Items(MOST_CASES)]
-    entrants: Annotated[tuple[Entrant, ...], Items(MOST_POLICIES)]
+    participants: Annotated[tuple[Participant, ...], Items(MOST_POLICIES)]
     #: The policy that others are compared with; by default the first.
     baseline: str = ""
     seeds: Seeds
@@ -172,23 +190,23 @@ class Experiment(Record):
     minutes: Minutes | None = None
     quick: Quick | None = None
 
-    file_keys: ClassVar[Mapping[str, str]] = {"cases": "workloads", "entrants": "policies"}
+    file_keys: ClassVar[Mapping[str, str]] = {"cases": "workloads", "participants": "policies"}
     #: What all cases and all trainings have that do not say otherwise.
     expanded_keys: ClassVar[frozenset[str]] = frozenset({"preset", "with", "training"})
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Names of all entrants."""
-        return tuple(entrant.name for entrant in self.entrants)
+        """Names of all participants."""
+        return tuple(participant.name for participant in self.participants)
 
     @property
     def prepares(self) -> bool:
         """Whether something is trained or tuned before the runs."""
-        return any(entrant.training or entrant.tune for entrant in self.entrants)
+        return any(participant.training or participant.tune for participant in self.participants)
 
-    def entrant(self, policy: str) -> Entrant:
+    def participant(self, policy: str) -> Participant:
         """One of the policies."""
-        return next(entrant for entrant in self.entrants if entrant.name == policy)
+        return next(participant for participant in self.participants if participant.name == policy)
 
     @classmethod
     def expand(cls, given: object) -> object:
@@ -226,7 +244,7 @@ class Experiment(Record):
             raise bad("seeds", f"those from {TRAINING_SEEDS} on are kept for training and tuning")
         for index, case in enumerate(self.cases):
             drawn = all(is_drawn(source) for source in case.sources)
-            if not case.aside and not drawn and any(entrant.tune for entrant in self.entrants):
+            if not case.aside and not drawn and any(participant.tune for participant in self.participants):
                 raise bad(f"workloads[{index}].aside", "name workloads to tune on: this one is not drawn")
         return self
 
@@ -251,13 +269,6 @@ class _Shared(Record):
 
 _SHARED: Final = TypeAdapter(_Shared)
 _EXPERIMENT: Final = TypeAdapter(Experiment)
-
-
-class Scale(enum.StrEnum):
-    """``quick``: some minutes; ``full``: what the question needs."""
-
-    QUICK = "quick"
-    FULL = "full"
 
 
 def read_experiment(path: Path) -> Experiment:
@@ -302,8 +313,8 @@ def with_sources(experiment: Experiment, change: Callable[[str], str]) -> Experi
         cases=tuple(
             replace(case, sources=all_of(case.sources), aside=all_of(case.aside)) for case in experiment.cases
         ),
-        entrants=tuple(
-            replace(entrant, training=trained(entrant.training)) for entrant in experiment.entrants
+        participants=tuple(
+            replace(participant, training=trained(participant.training)) for participant in experiment.participants
         ),
     )  # fmt: skip
 
@@ -349,118 +360,9 @@ def describe_experiment(experiment: Experiment) -> dict[str, Any]:
     made = to_plain(experiment)
     for case in made["workloads"]:
         case["source"] = case["source"][0] if len(case["source"]) == 1 else case["source"]
-    made["policies"] = [describe_entrant(entrant) for entrant in experiment.entrants]
+    made["policies"] = [describe_participant(participant) for participant in experiment.participants]
     if not experiment.prepares:
         del made["trainings"]
-    return made
-
-
-def at_scale(experiment: Experiment, scale: Scale) -> Experiment:
-    """The experiment as it is run at a scale. Raises ``WorkloadError`` where it has no such scale."""
-    quick = experiment.quick
-    if scale is Scale.FULL:
-        return replace(experiment, quick=None)
-    if quick is None:
-        raise WorkloadError("quick", "this experiment has one scale only", where=experiment.name)
-    return replace(
-        experiment,
-        version=f"{experiment.version}+{scale}",
-        seeds=quick.seeds,
-        trainings=quick.trainings,
-        minutes=quick.minutes,
-        entrants=tuple(_shortened(entrant, quick) for entrant in experiment.entrants),
-        quick=None,
-    )
-
-
-def _shortened(entrant: Entrant, quick: Quick) -> Entrant:
-    training = entrant.training
-    if training is None:
-        return entrant
-    # What each design's settings call them, and the values where none are given.
-    every = "every" if training.design is Design.JUMPS else "validate_every"
-    usual = {"iterations": 150, every: 10 if training.design is Design.JUMPS else 20}
-
-    def less(given: Mapping[str, Any]) -> dict[str, Any]:
-        values = {name: given.get(name, value) for name, value in usual.items()}
-        return {
-            **given,
-            **{name: max(1, round(value * quick.iterations)) if value else 0 for name, value in values.items()},
-        }
-
-    return replace(
-        entrant,
-        training=replace(
-            training,
-            draws=min(training.draws, quick.draws),
-            settings=less(training.settings),
-            before=less(training.before) if training.before else {},
-        ),
-    )
-
-
-def on_files(experiment: Experiment, files: Sequence[str]) -> Experiment:
-    """The experiment on other workloads: of every five files one is for tests, one to choose by, three to learn from.
-
-    Where nothing is trained or tuned, all are for tests. Workloads of the experiment that differ in nothing but where
-    they come from become one.
-
-    Raises
-    ------
-    WorkloadError
-        There are too few.
-    """
-    prepares = experiment.prepares
-    if len(files) < (3 if prepares else 1):
-        needed = "3 or more files: to learn from, to choose by, and to test on" if prepares else "one or more files"
-        raise WorkloadError("", f"needs {needed}; there are {len(files)}", where=experiment.name)
-    parts: tuple[list[str], list[str], list[str]] = ([], [], [])
-    for number, file in enumerate(files):
-        parts[min(number % 5, 2) if prepares else 0].append(file)
-    tests, validation, training = (tuple(part) for part in parts)
-    kinds: dict[str, Case] = {}
-    renamed: dict[str, str] = {}
-    for case in experiment.cases:
-        words = [str(case.preset or ""), *(f"{key} {value}" for key, value in case.options.items())]
-        name = ", ".join(["files", *filter(None, words)])[:100]
-        renamed[case.name] = name
-        kinds[name] = replace(case, name=name, sources=tests, aside=(*validation, *training) if prepares else ())
-    return replace(
-        experiment,
-        version=experiment.version.removesuffix(CHANGED) + CHANGED,
-        cases=tuple(kinds.values()),
-        seeds=experiment.seeds if len(experiment.seeds) >= len(tests) else tuple(range(len(tests))),
-        entrants=tuple(
-            entrant
-            if entrant.training is None
-            else replace(entrant, training=replace(entrant.training, sources=training, validation=validation))
-            for entrant in experiment.entrants
-        ),
-        claims=tuple(replace(claim, workload=renamed.get(claim.workload, "")) for claim in experiment.claims),
-    )
-
-
-def names_kinds(experiment: Experiment) -> bool:
-    """Whether it names all files that kinds of jobs are drawn from, and not just that there is to be one."""
-    found = True
-
-    def see(source: str) -> str:
-        nonlocal found
-        found &= not lacks_file(source)
-        return source
-
-    with_sources(experiment, see)
-    return found
-
-
-def on_kinds(experiment: Experiment, file: str) -> Experiment:
-    """The experiment with this file wherever kinds of jobs are drawn from one (``kinds:FILE``).
-
-    Raises ``WorkloadError`` where nothing is drawn so.
-    """
-    made = with_sources(experiment, lambda source: with_kinds(source, file))
-    if made == experiment:
-        raise WorkloadError("", f"draws nothing from the kinds of jobs in a file ({file})", where=experiment.name)
     return made
 
 
@@ -498,22 +400,6 @@ def file_digest(path: Path) -> str:
     except (OSError, ValueError) as error:
         problem = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise WorkloadError("", f"cannot be read: {problem}", where=printable(str(path))) from None
-
-
-def changed(experiment: Experiment, *, policies: Sequence[str] = (), seeds: Sequence[int] = ()) -> Experiment:
-    """The experiment with other policies or seeds; its version says so. The baseline gives way to the first policy."""
-    chosen = tuple(dict.fromkeys(policies)) or experiment.policies
-    known = {entrant.name: entrant for entrant in experiment.entrants}
-    made = replace(
-        experiment,
-        entrants=tuple(known.get(name, plain(name)) for name in chosen),
-        baseline=experiment.baseline if experiment.baseline in chosen else chosen[0],
-        seeds=tuple(dict.fromkeys(seeds)) or experiment.seeds,
-        claims=tuple(claim for claim in experiment.claims if {claim.policy, claim.against} <= {*chosen}),
-    )
-    if made == experiment:
-        return experiment
-    return replace(made, version=experiment.version.removesuffix(CHANGED) + CHANGED)
 
 
 def _short(source: str) -> str:

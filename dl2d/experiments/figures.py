@@ -18,11 +18,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from dl2d.experiments.findings import Curve, by_unit, curves
 from dl2d.experiments.preparation import REFERENCE
-from dl2d.experiments.results import CaseSummary, PolicySummary
+from dl2d.experiments.results import CaseSummary, Curve, PolicySummary, Timelines, by_unit, curves, read_timelines
 from dl2d.experiments.run import Run
-from dl2d.experiments.timelines import Timelines, read_timelines
 
 _Floats = NDArray[np.float64]
 
@@ -171,12 +169,12 @@ def _bars(cases: Sequence[CaseSummary], looks: Mapping[str, _Look]) -> Figure:
 
 
 def _learning(groups: Mapping[str, Sequence[Curve]], looks: Mapping[str, _Look], run: Run) -> Figure:
-    shown = {curve.entrant: looks[curve.entrant] for group in groups.values() for curve in group}
+    shown = {curve.participant: looks[curve.participant] for group in groups.values() for curve in group}
     figure, grid = _figure(len(groups), 1, 3.2, legend=_curve_legend(shown))
     for axis, (unit, group) in zip(grid, groups.items(), strict=True):
         low, high = 0.0, 0.0
         for curve in group:
-            look = looks[curve.entrant]
+            look = looks[curve.participant]
             steps = [step for step, _ in curve.points]
             means = np.array([value.mean for _, value in curve.points]) * 100
             axis.plot(steps, means, color=look.colour, linestyle=look.dashes, linewidth=1.8, marker=".")

@@ -24,7 +24,7 @@ TRAINING_SEEDS, VALIDATION_SEEDS, TUNING_SEEDS = 1_000_000, 2_000_000, 3_000_000
 #: A training has seeds of its own from there on, this many.
 SEEDS_EACH: Final = 10_000
 MOST_TRAININGS: Final = 100
-#: Of a tuned entrant: the key that names a placement; the others are settings of the policy.
+#: Of a tuned participant: the key that names a placement; the others are settings of the policy.
 PLACEMENT: Final = "placement"
 _MOST_VALUES = 50
 PlainNumber = Annotated[Any, Kinds((bool, int, float), "a number or true or false")]
@@ -67,7 +67,7 @@ class Design(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training(Record):
-    """How an entrant is trained: all that decides on it but the seed."""
+    """How a participant is trained: all that decides on it but the seed."""
 
     design: Design = Design.JUMPS
     #: As ``dl2d simulate --workload`` takes them; generators are drawn from ``draws`` times.
@@ -98,7 +98,7 @@ class Training(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entrant(Record):
+class Participant(Record):
     """One row of the tables."""
 
     name: Label
@@ -117,9 +117,9 @@ class Entrant(Record):
         """A name alone is a policy as it is; what is trained is decided with by its design's policy."""
         if isinstance(given, str):
             return {"name": given, "policy": given}
-        if not isinstance(given, Mapping | Entrant):
+        if not isinstance(given, Mapping | Participant):
             raise bad("", f"expected the name of a policy or an object {{...}}, got {shown(given)}")
-        if isinstance(given, Entrant) or "policy" in given or "name" not in given:
+        if isinstance(given, Participant) or "policy" in given or "name" not in given:
             return given
         training = given.get("training")
         design = training.get("design", Design.JUMPS) if isinstance(training, Mapping) else None
@@ -140,9 +140,9 @@ class Entrant(Record):
         return self
 
 
-def plain(name: str) -> Entrant:
+def plain(name: str) -> Participant:
     """A policy as it is."""
-    return Entrant(name=name, policy=name)
+    return Participant(name=name, policy=name)
 
 
 def original_settings(design: Design, given: Mapping[str, Setting]) -> Settings:
@@ -225,6 +225,6 @@ def check_training(training: Training) -> None:
             raise WorkloadError(f"{part}.{error.key}" if error.key else part, error.problem) from None
 
 
-def describe_entrant(entrant: Entrant) -> str | dict[str, Any]:
+def describe_participant(participant: Participant) -> str | dict[str, Any]:
     """What stands in a file: the name alone of a policy as it is."""
-    return entrant.name if entrant == plain(entrant.name) else to_plain(entrant)
+    return participant.name if participant == plain(participant.name) else to_plain(participant)

@@ -1,8 +1,4 @@
-"""What has to be there before a cell can be run: a trained checkpoint, or settings that were tuned.
-
-Each is made once and kept in the run's folder under a digest of all that it was made from, so that cells share it and
-a run that is resumed does not make it again. Nothing of it is drawn from the seeds that tests are.
-"""
+"""Preparation of a participant: rules, policy and placement of its simulations, training and tuning before them."""
 
 from __future__ import annotations
 
@@ -21,8 +17,12 @@ import numpy as np
 
 from dl2d.atomic_file import write_atomically
 from dl2d.core.codec import as_plain, decode, encode
-from dl2d.core.errors import Dl2dError, WorkloadError
+from dl2d.core.errors import Dl2dError, PluginError, WorkloadError
+from dl2d.core.placement import Placement
+from dl2d.core.policy import Policy
 from dl2d.core.validation import to_plain
+from dl2d.core.wording import printable
+from dl2d.daemon.plugins import Given, load_placement, load_policy
 from dl2d.experiments.definition import Case, with_content
 from dl2d.experiments.participants import (
     PLACEMENT,
@@ -31,21 +31,21 @@ from dl2d.experiments.participants import (
     TUNING_SEEDS,
     VALIDATION_SEEDS,
     Design,
-    Entrant,
     Number,
+    Participant,
     Setting,
     Training,
     jumps_settings,
     original_settings,
 )
-from dl2d.experiments.playing import placement_for, policy_for, rules_for, tuned
 from dl2d.learning.original.offline import analytical
 from dl2d.learning.original.settings import Settings
 from dl2d.learning.training import Trainer
-from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
-from dl2d.simulation.contenders import contender
-from dl2d.simulation.preset import PresetName, preset
-from dl2d.simulation.replay import replay
+from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
+from dl2d.simulation.contenders import LEARNED, TOLD, contender
+from dl2d.simulation.preset import Preset, PresetName, preset
+from dl2d.simulation.realism import Realism
+from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.sources import is_drawn, load_source
 from dl2d.simulation.workload import Workload
 
@@ -78,8 +78,9 @@ class Try:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What was made: the same whenever it is made of the same."""
+    """What was made: the same whenever it is made of the same. Its fields stand in files of runs."""
 
+    #: Name of the participant.
     entrant: str
     #: Name of the workload that it was tuned for; empty where it was trained.
     case: str = ""
@@ -109,7 +110,7 @@ class Preparation:
 
     #: SHA-256 over all that decides on what comes of it; files count by their content.
     key: str
-    entrant: Entrant
+    participant: Participant
     case: Case
     seed: int
     placement: str
@@ -152,47 +153,47 @@ class Preparation:
             trained = self.trained.read(within) or self.trained.make(within)
             found = _tune(self, self.trained.folder(within) / CHECKPOINT)
             made = replace(trained, case=found.case, chosen=found.chosen, tries=found.tries)
-        elif self.entrant.training is not None:
-            made = _train(self, self.entrant.training, folder)
+        elif self.participant.training is not None:
+            made = _train(self, self.participant.training, folder)
         else:
             made = _tune(self)
         kept = _Kept(key=self.key, prepared=made, seconds=time.perf_counter() - begin)
         write_atomically(folder / _RECORD, encode(kept) + b"\n")  # last: with it, it is made
         return made
 
-    def ready(self, within: Path) -> tuple[Entrant, Path | None]:
-        """The entrant as it plays, and its checkpoint.
+    def ready(self, within: Path) -> tuple[Participant, Path | None]:
+        """The participant as it plays, and its checkpoint.
 
         Raises ``WorkloadError`` where what it needs has not been made.
         """
         made = self.read(within)
         if made is None:
-            raise WorkloadError("policies", f"{self.entrant.name} has not been prepared")
-        folder = None if self.entrant.training is None else (self.trained or self).folder(within)
-        return tuned(self.entrant, made.chosen), None if folder is None else folder / CHECKPOINT
+            raise WorkloadError("policies", f"{self.participant.name} has not been prepared")
+        folder = None if self.participant.training is None else (self.trained or self).folder(within)
+        return tuned(self.participant, made.chosen), None if folder is None else folder / CHECKPOINT
 
 
-def to_prepare(entrant: Entrant, case: Case, *, seed: int, placement: str, most_slots: int) -> Preparation:
-    """What an entrant has to be prepared with. Raises ``WorkloadError`` for a file that cannot be read."""
+def to_prepare(participant: Participant, case: Case, *, seed: int, placement: str, most_slots: int) -> Preparation:
+    """What a participant has to be prepared with. Raises ``WorkloadError`` for a file that cannot be read."""
     said: dict[str, Any] = {}
     trained = None
-    if entrant.training is not None and entrant.tune:
-        alone = replace(entrant, tune={})
+    if participant.training is not None and participant.tune:
+        alone = replace(participant, tune={})
         trained = to_prepare(alone, case, seed=seed, placement=placement, most_slots=most_slots)
         said = {"trained": trained.key}
-    if entrant.training is not None and trained is None:
+    if participant.training is not None and trained is None:
         contents = replace(
-            entrant.training,
-            sources=tuple(map(with_content, entrant.training.sources)),
-            validation=tuple(map(with_content, entrant.training.validation)),
+            participant.training,
+            sources=tuple(map(with_content, participant.training.sources)),
+            validation=tuple(map(with_content, participant.training.validation)),
         )
         said = {"training": to_plain(contents), "seed": seed}
     else:
         said |= {
-            "policy": entrant.policy,
-            "settings": dict(entrant.settings),
-            "tune": {key: list(values) for key, values in entrant.tune.items()},
-            "placement": entrant.placement or placement,
+            "policy": participant.policy,
+            "settings": dict(participant.settings),
+            "tune": {key: list(values) for key, values in participant.tune.items()},
+            "placement": participant.placement or placement,
             "sources": list(map(with_content, case.aside or case.sources)),
             "preset": str(case.preset),
             "options": dict(case.options),
@@ -200,7 +201,13 @@ def to_prepare(entrant: Entrant, case: Case, *, seed: int, placement: str, most_
         }
     key = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
     return Preparation(
-        key=key, entrant=entrant, case=case, seed=seed, placement=placement, most_slots=most_slots, trained=trained
+        key=key,
+        participant=participant,
+        case=case,
+        seed=seed,
+        placement=placement,
+        most_slots=most_slots,
+        trained=trained,
     )
 
 
@@ -217,14 +224,14 @@ def _tune(wanted: Preparation, checkpoint: Path | None = None) -> Prepared:
         for number, source in enumerate(case.aside or case.sources * _TUNED_ON)
     ]
     tries = []
-    for chosen in combinations(wanted.entrant.tune):
-        entrant = tuned(wanted.entrant, chosen)
-        rules = rules_for(case, entrant.placement or wanted.placement, wanted.most_slots)
+    for chosen in combinations(wanted.participant.tune):
+        participant = tuned(wanted.participant, chosen)
+        rules = rules_for(case, participant.placement or wanted.placement, wanted.most_slots)
         logs = []
         for number, workload in enumerate(workloads):
             try:
                 played = replay(
-                    workload, policy_for(entrant, workload, rules, checkpoint), placement_for(entrant, rules),
+                    workload, policy_for(participant, workload, rules, checkpoint), placement_for(participant, rules),
                     rules=rules.rules, seed=TUNING_SEEDS + number, timer=time.perf_counter,
                 )  # fmt: skip
             except Dl2dError:
@@ -234,9 +241,9 @@ def _tune(wanted: Preparation, checkpoint: Path | None = None) -> Prepared:
         tries.append(Try(chosen=chosen, jct=mean))
     ended = [each for each in tries if each.jct is not None]
     if not ended:
-        raise WorkloadError("tune", f"{wanted.entrant.name} fails with every setting", where=case.name)
+        raise WorkloadError("tune", f"{wanted.participant.name} fails with every setting", where=case.name)
     best = min(ended, key=lambda each: each.jct or math.inf)
-    return Prepared(entrant=wanted.entrant.name, case=case.name, chosen=best.chosen, tries=tuple(tries))
+    return Prepared(entrant=wanted.participant.name, case=case.name, chosen=best.chosen, tries=tuple(tries))
 
 
 def _train(wanted: Preparation, training: Training, folder: Path) -> Prepared:
@@ -263,7 +270,7 @@ def _train(wanted: Preparation, training: Training, folder: Path) -> Prepared:
         for workload in validation
     ]  # fmt: skip
     return Prepared(
-        entrant=wanted.entrant.name, seed=wanted.seed, checkpoint=checkpoint.digest, unit=unit, curve=curve,
+        entrant=wanted.participant.name, seed=wanted.seed, checkpoint=checkpoint.digest, unit=unit, curve=curve,
         reference=float(np.mean(reference)),
     )  # fmt: skip
 
@@ -354,3 +361,53 @@ def settings_line(chosen: Mapping[str, Setting]) -> str:
     """What was chosen, for people."""
     names = sorted(chosen, key=lambda name: (name == PLACEMENT, name))
     return ", ".join(f"{name} {chosen[name]}" for name in names)
+
+
+def rules_for(case: Case, placement: str, most_slots: int) -> Preset:
+    """The rules of a case; ``placement`` is that where no preset says so. Raises ``WorkloadError``, ``PluginError``."""
+    name = case.preset
+    chosen = preset(name) if name is not None else Preset(Rules(), load_placement(placement), {})
+    try:
+        realism = chosen.rules.realism.with_options(case.options)
+    except WorkloadError as error:
+        where = f"workload {case.name}"
+        raise WorkloadError(f"with.{printable(error.key)}", error.problem, where=where) from None
+    return replace(chosen, rules=replace(chosen.rules, realism=realism, most_slots=most_slots))
+
+
+def is_ideal(case: Case) -> bool:
+    """Whether the simulated cluster is free of noise, costs and failures: only then is the bound one."""
+    rules = preset(case.preset).rules if case.preset is not None else Rules()
+    return rules.realism.with_options(case.options) == Realism()
+
+
+def tuned(participant: Participant, chosen: Mapping[str, Number | str]) -> Participant:
+    """A participant with what was chosen for it, and nothing left to tune."""
+    settings = {name: value for name, value in chosen.items() if name != PLACEMENT and not isinstance(value, str)}
+    placement = str(chosen.get(PLACEMENT, participant.placement))
+    return replace(participant, settings={**participant.settings, **settings}, placement=placement, tune={})
+
+
+def policy_for(participant: Participant, workload: Workload, chosen: Preset, checkpoint: Path | None = None) -> Policy:
+    """A participant's policy.
+
+    Raises
+    ------
+    PluginError, ConfigError
+        There is none of this name, or it has no such settings.
+    CheckpointError
+        The checkpoint cannot be read.
+    """
+    name = participant.policy
+    if not participant.settings:
+        return contender(name, workload, chosen, checkpoint)
+    if name in TOLD or (name in chosen.policies and name not in LEARNED):
+        raise PluginError(f"policies: {participant.name}: {name} takes no settings under these rules")
+    read = None if checkpoint is None else read_checkpoint(checkpoint_in(checkpoint), policy=name)
+    given = Given(checkpoint=read, settings=dict(participant.settings), slot_seconds=workload.slot_seconds)
+    return load_policy(name, "policies", given)
+
+
+def placement_for(participant: Participant, chosen: Preset) -> Placement:
+    """How a participant's tasks are placed. Raises ``PluginError``."""
+    return load_placement(participant.placement) if participant.placement else chosen.placement_of(participant.policy)

@@ -12,10 +12,8 @@ from typing import Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from dl2d.experiments.figures import Picture, draw_plots
-from dl2d.experiments.findings import Curve, Finding, choices, curves, findings
-from dl2d.experiments.playing import is_ideal
-from dl2d.experiments.preparation import Prepared, settings_line
-from dl2d.experiments.results import CaseSummary, PolicySummary, summarise
+from dl2d.experiments.preparation import Prepared, is_ideal, settings_line
+from dl2d.experiments.results import CaseSummary, Curve, Finding, PolicySummary, choices, curves, findings, summarise
 from dl2d.experiments.run import DEFINITION, ENVIRONMENT, RESULTS, ExperimentError, Run
 from dl2d.simulation.statistics import Estimate
 
@@ -89,7 +87,9 @@ def _values(run: Run, cases: Sequence[CaseSummary], pictures: Sequence[Picture])
             f"The run was resumed with other code: its cells come from {run.codes} states of dl2d, and may not be "
             "comparable."
         )
-    if any(entrant.training for entrant in experiment.entrants) and (experiment.trainings < len(experiment.seeds)):
+    if any(participant.training for participant in experiment.participants) and (
+        experiment.trainings < len(experiment.seeds)
+    ):
         warnings.append(
             f"What is trained was trained {experiment.trainings} times, for {len(experiment.seeds)} seeds: intervals "
             "tell of workloads more than of trainings."
@@ -188,7 +188,7 @@ def _learned(drawn: Sequence[Curve]) -> Table:
         ("policy", "best in validation, against drf", "no slower than drf from", "steps", "trainings", "s each"),
         tuple(
             (
-                each.entrant,
+                each.participant,
                 _with_interval(each.best, percent=True, sign=True),
                 _NONE if each.level is None else f"step {each.level}",
                 f"{each.points[-1][0]} {each.unit}",

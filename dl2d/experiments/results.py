@@ -1,15 +1,22 @@
-"""What a run says: per workload and policy, means over seeds and comparisons with the baseline."""
+"""Results of a run: estimates over seeds, comparison with published figures, learning curves, and timelines."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dl2d.experiments.cells import Result, Timings
-from dl2d.experiments.definition import Case
-from dl2d.experiments.run import Run
+from dl2d.experiments.definition import Case, Claim
+from dl2d.experiments.preparation import Preparation, Prepared, is_ideal
+from dl2d.experiments.run import Run, read_series
+from dl2d.simulation.books import SlotSeries
 from dl2d.simulation.statistics import Estimate, estimate, paired_change, paired_difference
 
 
@@ -108,3 +115,186 @@ def _policy(
 
 def _over(results: Mapping[int, Result], value: Callable[[Result], float]) -> Estimate:
     return estimate([value(result) for _, result in sorted(results.items())])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A claim, and what was measured on one workload: a fraction, mean over seeds; None where results are missing."""
+
+    claim: Claim
+    workload: str
+    measured: Estimate | None
+    #: The most that any policy could have: the bound against the same policy; None where it is none.
+    possible: Estimate | None
+
+    @property
+    def distance(self) -> float | None:
+        """Percentage points from what is claimed to what was measured; below 0: faster than claimed."""
+        if self.measured is None or self.claim.change is None:
+            return None
+        return 100 * self.measured.mean - self.claim.change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """How a participant learned: times on validation workloads against those of DRF, over its trainings."""
+
+    participant: str
+    unit: str
+    #: By step, the change as a fraction: -0.4 is 40 % faster than DRF.
+    points: tuple[tuple[int, Estimate], ...]
+    #: Best of each training.
+    best: Estimate
+    #: First step at which the mean is no slower than DRF; None: never.
+    level: int | None
+    #: Mean seconds of one training.
+    seconds: float
+
+
+def findings(run: Run, cases: Sequence[CaseSummary]) -> tuple[Finding, ...]:
+    """Every claim, for each workload that it is of."""
+    made = []
+    for claim in run.experiment.claims:
+        for case in cases:
+            if claim.workload in ("", case.case.name):
+                times = {
+                    each.policy: {seed: result.avg_jct for seed, result in each.results.items()}
+                    for each in case.policies
+                }
+                against = times.get(claim.against, {})
+                bounds = {seed: result.bound for each in case.policies for seed, result in each.results.items()}
+                made.append(
+                    Finding(
+                        claim=claim,
+                        workload=case.case.name,
+                        measured=paired_change(times.get(claim.policy, {}), against),
+                        possible=paired_change(bounds, against) if is_ideal(case.case) else None,
+                    )
+                )
+    return tuple(made)
+
+
+def curves(run: Run) -> tuple[Curve, ...]:
+    """Of all that was trained, in the definition's order; participants of which nothing was made are left out."""
+    made: dict[str, list[tuple[Preparation, Prepared]]] = {}
+    for wanted, prepared in run.preparations:
+        if prepared is not None and wanted.participant.training is not None and prepared.curve:
+            made.setdefault(wanted.participant.name, []).append((wanted, prepared))
+    return tuple(_curve(run, name, made[name]) for name in run.experiment.policies if name in made)
+
+
+def _curve(run: Run, name: str, made: Sequence[tuple[Preparation, Prepared]]) -> Curve:
+    by_step: dict[int, list[float]] = {}
+    for _, prepared in made:
+        for look in prepared.curve:
+            by_step.setdefault(look.step, []).append(look.jct / prepared.reference - 1)
+    points = tuple((step, estimate(values)) for step, values in sorted(by_step.items()))
+    return Curve(
+        participant=name,
+        unit=made[0][1].unit,
+        points=points,
+        best=estimate([min(look.jct for look in prepared.curve) / prepared.reference - 1 for _, prepared in made]),
+        level=next((step for step, value in points if value.mean <= 0), None),
+        seconds=sum(run.seconds(wanted) for wanted, _ in made) / len(made),
+    )
+
+
+def choices(run: Run) -> tuple[Prepared, ...]:
+    """All that was tuned."""
+    return tuple(made for wanted, made in run.preparations if made is not None and wanted.participant.tune)
+
+
+def by_unit(curves_: Sequence[Curve]) -> Mapping[str, list[Curve]]:
+    """Curves that can share an axis: by what their steps are."""
+    groups: dict[str, list[Curve]] = {}
+    for curve in curves_:
+        groups.setdefault(curve.unit, []).append(curve)
+    return groups
+
+
+_Floats = NDArray[np.float64]
+
+#: Most points of a curve; more slots than that are averaged in groups.
+MOST_POINTS: Final = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """One policy on one workload: a value per group of slots in each array. Slots without a job count as 0."""
+
+    #: Fraction of the case's resource that was held.
+    utilisation: _Floats
+    workers: _Floats
+    ps: _Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timelines:
+    """All policies of a workload, on one axis."""
+
+    #: Slots at which groups begin, and the end of the last one.
+    edges: _Floats
+    #: Slots in a group; the last one may have fewer.
+    width: int
+    policies: Mapping[str, Timeline]
+    #: By policy, tasks of each job (row, in order of coming) in each group, for the seed that kept them.
+    by_job: Mapping[str, _Floats]
+
+
+def read_timelines(run: Run, case: CaseSummary) -> Timelines:
+    """Read the series of a workload's cells, one at a time. Policies without any are left out."""
+    slots = max(result.slots for each in case.policies for result in each.results.values())
+    width = math.ceil(slots / MOST_POINTS)
+    starts = np.arange(0, slots, width)
+    edges = np.append(starts, slots).astype(np.float64)
+    sizes = np.diff(edges)
+    sums: dict[str, list[_Floats]] = {}
+    counts: dict[str, int] = {}
+    kept: dict[str, SlotSeries] = {}
+    for cell in run.cells:
+        done = run.finished.get(cell.number)
+        if cell.case.name != case.case.name or done is None or done.result is None:
+            continue
+        series = read_series(run, cell)
+        if series is None:
+            continue
+        values: tuple[Sequence[float], ...] = (series.utilisation.get(case.resource, ()), series.workers, series.ps)
+        groups = np.array(series.slots, dtype=np.int64) // width
+        means = [
+            np.bincount(groups, weights=each, minlength=len(sizes)) / sizes if len(each) else np.zeros(len(sizes))
+            for each in values
+        ]
+        before = sums.get(cell.policy)
+        sums[cell.policy] = means if before is None else [a + b for a, b in zip(before, means, strict=True)]
+        counts[cell.policy] = counts.get(cell.policy, 0) + 1
+        if series.allocations:
+            kept[cell.policy] = series
+    order = {job: place for place, job in enumerate(_in_order(kept))}
+    return Timelines(
+        edges=edges,
+        width=width,
+        policies={
+            policy: Timeline(utilisation=total[0] / count, workers=total[1] / count, ps=total[2] / count)
+            for (policy, total), count in zip(sums.items(), counts.values(), strict=True)
+        },
+        by_job={policy: _tasks_by_job(series, order, width, sizes) for policy, series in kept.items()},
+    )
+
+
+def _tasks_by_job(series: SlotSeries, order: Mapping[str, int], width: int, sizes: _Floats) -> _Floats:
+    tasks = np.zeros((len(order), len(sizes)))
+    for slot, jobs in zip(series.slots, series.allocations, strict=True):
+        for job, has in jobs.items():
+            tasks[order[job], slot // width] += has.workers + has.ps
+    return tasks / sizes
+
+
+def _in_order(kept: Mapping[str, SlotSeries]) -> list[str]:
+    """Jobs by the slot in which any policy first gave them something."""
+    first: dict[str, tuple[int, int, str]] = {}
+    for series in kept.values():
+        for slot, jobs in zip(series.slots, series.allocations, strict=True):
+            for job in jobs:
+                key = (slot, len(job), job)
+                first[job] = min(first.get(job, key), key)
+    return sorted(first, key=lambda job: first[job])

@@ -47,9 +47,9 @@ from dl2d.experiments.definition import (
     with_sources,
     write_experiment,
 )
-from dl2d.experiments.environment import code_digest, environment
 from dl2d.experiments.executors import Executor
 from dl2d.experiments.preparation import Preparation, Prepared
+from dl2d.experiments.provenance import code_digest, environment
 from dl2d.simulation.books import SlotSeries
 from dl2d.simulation.sources import named_file
 

@@ -14,10 +14,7 @@ from dl2d.experiments.cells import cells_of
 from dl2d.experiments.definition import (
     Case,
     Experiment,
-    Scale,
-    at_scale,
     builtin_names,
-    changed,
     describe_experiment,
     digest,
     find_experiment,
@@ -25,6 +22,7 @@ from dl2d.experiments.definition import (
     write_experiment,
 )
 from dl2d.experiments.participants import plain
+from dl2d.experiments.variants import Scale, at_scale, changed
 from dl2d.simulation.preset import PresetName
 
 PLAIN = {
@@ -48,7 +46,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert read_experiment(write(tmp_path)) == Experiment(
         name="mine", version="3", description="A few words.",
         cases=(Case(name="dl2?jobs=3", sources=("generator:dl2?jobs=3",)),),
-        entrants=(plain("fifo"), plain("drf")), baseline="fifo", seeds=(0, 1, 2),
+        participants=(plain("fifo"), plain("drf")), baseline="fifo", seeds=(0, 1, 2),
         placement="load_balance", most_slots=100_000,
     )  # fmt: skip
 
@@ -98,7 +96,8 @@ def test_what_is_written_is_read_again(
         name="x", version="1+changed", description=" ".join(description.split()),
         cases=tuple(Case(name=name, sources=("generator:dl2",), preset=PresetName.DL2_PAPER, options=options)
                     for name in case_names),
-        entrants=tuple(map(plain, policies)), baseline=policies[-1], seeds=tuple(seeds), placement="p", most_slots=5,
+        participants=tuple(map(plain, policies)), baseline=policies[-1],
+        seeds=tuple(seeds), placement="p", most_slots=5,
     )  # fmt: skip
     path = tmp_path_factory.mktemp("written") / "x.yaml"
     path.write_text(write_experiment(experiment), encoding="utf-8")

@@ -21,7 +21,7 @@ def cells(seeds: int = 3, name: str = "case") -> tuple[Cell, ...]:
     return cells_of(
         Experiment(
             name="x", version="1", description="x", cases=(Case(name=name, sources=("generator:dl2",)),),
-            entrants=(plain("drf"), plain("fifo")), baseline="drf", seeds=tuple(range(seeds)),
+            participants=(plain("drf"), plain("fifo")), baseline="drf", seeds=tuple(range(seeds)),
         )
     )  # fmt: skip
 

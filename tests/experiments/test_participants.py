@@ -10,17 +10,13 @@ import yaml
 
 from dl2d.core.errors import WorkloadError
 from dl2d.experiments.cells import cells_of
-from dl2d.experiments.claims import Claim
 from dl2d.experiments.definition import (
+    Claim,
     Experiment,
     Quick,
-    Scale,
-    at_scale,
     builtin_names,
-    changed,
     digest,
     find_experiment,
-    on_files,
     read_experiment,
     write_experiment,
 )
@@ -30,14 +26,14 @@ from dl2d.experiments.participants import (
     TUNING_SEEDS,
     VALIDATION_SEEDS,
     Design,
-    Entrant,
+    Participant,
     Training,
     jumps_settings,
     original_settings,
     plain,
 )
-from dl2d.experiments.playing import tuned
-from dl2d.experiments.preparation import combinations
+from dl2d.experiments.preparation import combinations, tuned
+from dl2d.experiments.variants import Scale, at_scale, changed, on_files
 
 CLAIM = {
     "policy": "paper", "against": "drf", "change": -44.1, "says": "faster\nby far", "source": "a paper", "why": "luck",
@@ -74,22 +70,24 @@ def mine(tmp_path: Path) -> Experiment:
     return read_experiment(write(tmp_path))
 
 
-def test_entrants_have_what_all_share_and_what_is_their_own(mine: Experiment) -> None:
+def test_participants_have_what_all_share_and_what_is_their_own(mine: Experiment) -> None:
     sources = ("generator:dl2?jobs=3",)
     assert mine.policies == ("drf", "paper", "imitated", "jumps", "careful dl2")
-    assert mine.entrant("drf") == plain("drf")
-    assert mine.entrant("paper") == Entrant(
+    assert mine.participant("drf") == plain("drf")
+    assert mine.participant("paper") == Participant(
         name="paper", policy="dl2-original",
         training=Training(design=Design.ORIGINAL, sources=sources, settings={"iterations": 100, "window": 5}),
     )  # fmt: skip
-    assert mine.entrant("imitated").training == Training(
+    assert mine.participant("imitated").training == Training(
         design=Design.ORIGINAL, sources=sources, types=2, settings={"iterations": 0}
     )
     # Settings of one design say nothing to another.
-    assert mine.entrant("jumps") == Entrant(
+    assert mine.participant("jumps") == Participant(
         name="jumps", policy="dl2", training=Training(design=Design.JUMPS, sources=sources, draws=4)
     )
-    assert mine.entrant("careful dl2") == Entrant(name="careful dl2", policy="dl2", settings={"resize_seconds": 20})
+    assert mine.participant("careful dl2") == Participant(
+        name="careful dl2", policy="dl2", settings={"resize_seconds": 20}
+    )
     assert mine.claims == (
         Claim(policy="paper", against="drf", change=-44.1, says="faster by far", source="a paper", why="luck"),
     )
@@ -117,12 +115,12 @@ def test_quick_is_less_of_everything(mine: Experiment) -> None:
     assert (quick.version, quick.seeds, quick.trainings, quick.minutes, quick.quick) == (
         "1+quick", (0, 1), 1, 1.0, None,
     )  # fmt: skip
-    paper, imitated, jumps = (quick.entrant(name).training for name in ("paper", "imitated", "jumps"))
+    paper, imitated, jumps = (quick.participant(name).training for name in ("paper", "imitated", "jumps"))
     assert paper.settings == {"iterations": 10, "window": 5, "validate_every": 2}
     # What does not learn goes on not learning.
     assert imitated.settings["iterations"] == 0
     assert (jumps.settings, jumps.draws, paper.draws) == ({"iterations": 15, "every": 1}, 4, 8)
-    assert quick.entrant("careful dl2") == mine.entrant("careful dl2")
+    assert quick.participant("careful dl2") == mine.participant("careful dl2")
     assert at_scale(mine, Scale.FULL) == replace(mine, quick=None)
     with pytest.raises(WorkloadError, match="mine: quick: this experiment has one scale only"):
         at_scale(replace(mine, quick=None), Scale.QUICK)
@@ -140,7 +138,7 @@ def test_of_ones_own_files_none_is_both_learned_from_and_tested_on(tmp_path: Pat
     )
     assert [case.name for case in given.cases] == ["files, dl2-paper", "files, dl2-paper, speed_noise 0.1"]
     assert given.claims[0].workload == "files, dl2-paper"
-    training = given.entrant("paper").training
+    training = given.participant("paper").training
     assert [case.sources for case in given.cases] == [("/0.json", "/5.json", "/10.json")] * 2
     assert training.validation == ("/1.json", "/6.json", "/11.json")
     assert training.sources == ("/2.json", "/3.json", "/4.json", "/7.json", "/8.json", "/9.json")
@@ -163,16 +161,20 @@ def test_seeds_share_trainings_and_tests_are_never_drawn_from_theirs(mine: Exper
     assert all(later - earlier >= 100 * SEEDS_EACH for earlier, later in itertools.pairwise(starts))
 
 
-def test_policies_that_are_left_out_take_their_entrants_and_claims_with_them(mine: Experiment) -> None:
+def test_policies_that_are_left_out_take_their_participants_and_claims_with_them(mine: Experiment) -> None:
     fewer = changed(mine, policies=["drf", "jumps"])
-    assert (fewer.entrants, fewer.claims) == ((plain("drf"), mine.entrant("jumps")), ())
+    assert (fewer.participants, fewer.claims) == ((plain("drf"), mine.participant("jumps")), ())
 
 
 def test_tuning_tries_all_combinations() -> None:
-    entrant = Entrant(name="t", policy="tetris", settings={"a": 1.0}, tune={"b": (1, 2), "placement": ("x", "y")})
-    tried = combinations(entrant.tune)
+    participant = Participant(
+        name="t", policy="tetris", settings={"a": 1.0}, tune={"b": (1, 2), "placement": ("x", "y")}
+    )
+    tried = combinations(participant.tune)
     assert [tuple(each.values()) for each in tried] == [(1, "x"), (1, "y"), (2, "x"), (2, "y")]
-    assert tuned(entrant, tried[2]) == Entrant(name="t", policy="tetris", settings={"a": 1.0, "b": 2}, placement="x")
+    assert tuned(participant, tried[2]) == Participant(
+        name="t", policy="tetris", settings={"a": 1.0, "b": 2}, placement="x"
+    )
 
 
 def test_settings_are_of_the_designs_own_kinds() -> None:
@@ -226,7 +228,7 @@ def test_mistakes_name_file_and_key(tmp_path: Path, changes: dict[str, object], 
 @pytest.mark.parametrize("name", builtin_names())
 def test_shipped_experiments_say_how_long_they_take_and_claims_say_why(name: str) -> None:
     experiment = find_experiment(name)
-    if any(entrant.training for entrant in experiment.entrants):
+    if any(participant.training for participant in experiment.participants):
         assert experiment.minutes is not None
         assert experiment.quick is not None
         assert experiment.quick.minutes is not None

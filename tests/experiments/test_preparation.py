@@ -12,10 +12,9 @@ from experiments.test_run import Here
 from dl2d.core.errors import ConfigError, PluginError, WorkloadError
 from dl2d.experiments.cells import Cell, Finished, Runner, prepare_cell
 from dl2d.experiments.definition import Experiment, read_experiment
-from dl2d.experiments.findings import curves, findings
 from dl2d.experiments.preparation import only
 from dl2d.experiments.report import summary_json, write_report
-from dl2d.experiments.results import summarise
+from dl2d.experiments.results import curves, findings, summarise
 from dl2d.experiments.run import Run, begin_run, check_experiment, run_cells
 from dl2d.simulation.sources import load_source
 
@@ -86,7 +85,7 @@ def test_curves_go_from_nothing_over_imitation_to_the_end(trained: tuple[Run, Co
     # Five updates of imitation, then two rounds of two epochs of 64 // 32 gradient steps.
     assert [[look.step for look in made.curve] for _, made in run.preparations] == [[0, 5, 9, 13]] * 2
     curve = curves(run)[0]
-    assert (curve.entrant, curve.unit, curve.best.count) == ("learns", "gradient steps", 2)
+    assert (curve.participant, curve.unit, curve.best.count) == ("learns", "gradient steps", 2)
     first = [made.curve[0].jct / made.reference - 1 for _, made in run.preparations]
     assert curve.points[0][1].mean == pytest.approx(sum(first) / 2)
     assert curve.best.mean <= min(value.mean for _, value in curve.points)
@@ -197,7 +196,7 @@ def test_types_that_are_left_out_are_not_learned_from() -> None:
         only(workloads, ["nothing"])
 
 
-def test_entrants_are_tried_before_anything_is_run(tmp_path: Path) -> None:
+def test_participants_are_tried_before_anything_is_run(tmp_path: Path) -> None:
     bad = {"name": "x", "policy": "tetris", "tune": {"shortnes": [1]}}
     plain = {"workloads": [SOURCE], "claims": [CLAIM | {"policy": "x"}]}
     with pytest.raises(ConfigError, match="shortnes: policy 'tetris' has no such setting"):

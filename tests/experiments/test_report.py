@@ -17,9 +17,8 @@ from experiments.test_run import Here
 from dl2d.experiments.cells import Cell, Finished, Runner
 from dl2d.experiments.definition import read_experiment
 from dl2d.experiments.report import command_line, summary_json, write_report
-from dl2d.experiments.results import summarise
+from dl2d.experiments.results import read_timelines, summarise
 from dl2d.experiments.run import ExperimentError, Run, begin_run, read_run, run_cells
-from dl2d.experiments.timelines import read_timelines
 
 HOSTILE = "<b>a|b</b> & `c`"
 

@@ -11,10 +11,10 @@ import yaml
 from experiments.runners import quick, spoiled
 
 from dl2d.core.errors import PluginError, WorkloadError
-from dl2d.experiments import environment as environments
+from dl2d.experiments import provenance
 from dl2d.experiments.cells import Cell, Finished, Runner, attempt, replay_cell
 from dl2d.experiments.definition import Experiment, read_experiment
-from dl2d.experiments.environment import code_digest, environment
+from dl2d.experiments.provenance import code_digest, environment
 from dl2d.experiments.run import (
     ExperimentError,
     begin_run,
@@ -258,6 +258,6 @@ def test_cells_of_two_states_of_the_code_are_told_apart(tmp_path: Path, monkeypa
     package = tmp_path / "package"
     package.mkdir()
     (package / "a.py").write_text("1\n")
-    monkeypatch.setattr(environments, "_PACKAGE", package)
+    monkeypatch.setattr(provenance, "_PACKAGE", package)
     done = run_cells(begin_run(given, tmp_path / "out", resume=True), Here(), runner=quick)
     assert done.codes == 2

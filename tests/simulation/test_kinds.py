@@ -14,18 +14,11 @@ from experiments.test_run import Here
 
 from dl2d.cli.train_options import training_workloads
 from dl2d.core.errors import WorkloadError
-from dl2d.experiments.definition import (
-    Experiment,
-    digest,
-    files_of,
-    find_experiment,
-    names_kinds,
-    on_kinds,
-    read_experiment,
-)
+from dl2d.experiments.definition import Experiment, digest, files_of, find_experiment, read_experiment
 from dl2d.experiments.report import write_report
 from dl2d.experiments.results import summarise
 from dl2d.experiments.run import begin_run, read_run, run_cells
+from dl2d.experiments.variants import names_kinds, on_kinds
 from dl2d.simulation.generators import generate
 from dl2d.simulation.kinds import KindsSettings, draw_kinds
 from dl2d.simulation.sources import load_source
@@ -193,15 +186,15 @@ def measured(path: Path) -> None:
 
 def small(experiment: Experiment) -> Experiment:
     """24 nodes, three workloads, little training, and nothing tuned."""
-    dl2 = experiment.entrant("dl2")
+    dl2 = experiment.participant("dl2")
     assert dl2.training is not None
     less = replace(dl2.training, draws=6, settings={"iterations": 5, "rounds": 4, "explored": 6, "batch": 4})
     own = replace(dl2, training=less, tune={}, placement="optimus", settings={"resize_seconds": 600})
     others = (
-        replace(experiment.entrant(name), tune={}, placement="optimus")
+        replace(experiment.participant(name), tune={}, placement="optimus")
         for name in ("drf", "optimus-true", "lookahead-true")
     )
-    return replace(experiment, cases=experiment.cases[:1], seeds=(0, 1, 2), entrants=(own, *others))
+    return replace(experiment, cases=experiment.cases[:1], seeds=(0, 1, 2), participants=(own, *others))
 
 
 @pytest.mark.slow
