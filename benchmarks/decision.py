@@ -36,7 +36,7 @@ from dl2d.daemon.plugins import POLICIES, available, load_policy
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
-from dl2d.simulation.speeds import PsSync
+from dl2d.simulation.speeds.models import PsSync
 
 MODELS = {
     f"m{number}": PsSync((0.01 + 0.004 * number, 0.1 * number, 0.3 / (1 + number), 0.002 * number, 0.004), 32 << number)

@@ -23,9 +23,9 @@ from multiprocessing.synchronize import Barrier
 import numpy as np
 
 from dl2d.simulation.environment import VectorClusterEnv
-from dl2d.simulation.generators import generate
 from dl2d.simulation.vectorized.clusters import Clusters
 from dl2d.simulation.vectorized.library import Library
+from dl2d.simulation.workload.generators import generate
 
 MIXES = ("random", "void-heavy", "sizes")
 WORKLOADS = 20

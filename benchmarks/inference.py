@@ -62,10 +62,10 @@ from dl2d.policies import dl2
 from dl2d.policies.checkpoint import Checkpoint, read_checkpoint
 from dl2d.policies.dl2_paper import policy as dl2_paper
 from dl2d.policies.lookahead import Lookahead
-from dl2d.simulation.generators import generate
 from dl2d.simulation.preset import PresetName, preset
-from dl2d.simulation.profiles import load_profile, profile_names
 from dl2d.simulation.replay import replay
+from dl2d.simulation.speeds.profiles import load_profile, profile_names
+from dl2d.simulation.workload.generators import generate
 
 MODELS = sorted(profile_names())[:8]
 #: Part by which speeds are off where there is news in each slot.
@@ -135,7 +135,7 @@ def a_checkpoint(jobs: int) -> Checkpoint:
     """Of a network that sizes as Optimus does."""
     from dl2d.learning.original.settings import Settings  # noqa: PLC0415 - torch takes seconds
     from dl2d.learning.original.supervised import school_by_teacher  # noqa: PLC0415
-    from dl2d.simulation.sources import load_source  # noqa: PLC0415
+    from dl2d.simulation.workload.sources import load_source  # noqa: PLC0415
 
     source = "generator:dl2?nodes=96&jobs=30&models=" + ",".join(MODELS)
     workloads = [load_source(source, seed=seed).workload for seed in range(6)]

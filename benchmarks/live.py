@@ -64,11 +64,11 @@ from dl2d.policies.dl2 import Dl2, as_arrays
 from dl2d.policies.drf import Drf
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
-from dl2d.simulation.generators import generate
-from dl2d.simulation.realism import REALISTIC, Realism
 from dl2d.simulation.replay import Replayed, Rules, replay
-from dl2d.simulation.speeds import SpeedModel
-from dl2d.simulation.workload import NodeGroup, SimulatedJob, Workload, read_workload, to_request
+from dl2d.simulation.speeds.models import SpeedModel
+from dl2d.simulation.speeds.realism import REALISTIC, Realism
+from dl2d.simulation.workload.format import NodeGroup, SimulatedJob, Workload, read_workload, to_request
+from dl2d.simulation.workload.generators import generate
 
 MODELS = "bert,cnn-text-classification,dssm,gpt-2,inception-bn,inception-v3,resnet-50,resnext-110"
 SLOT = 1200.0

@@ -21,11 +21,11 @@ import numpy as np
 
 from dl2d.core.resources import Resources
 from dl2d.placement.load_balance import LoadBalance
-from dl2d.simulation.contenders import contender
-from dl2d.simulation.generators import generate
+from dl2d.simulation.policy_lookup import contender
 from dl2d.simulation.preset import Preset, PresetName, preset
 from dl2d.simulation.replay import Replayed, Rules, replay
-from dl2d.simulation.workload import Workload
+from dl2d.simulation.workload.format import Workload
+from dl2d.simulation.workload.generators import generate
 
 MODELS = "bert,cnn-text-classification,dssm,gpt-2,inception-bn,inception-v3,resnet-50,resnext-110"
 PRESETS = {

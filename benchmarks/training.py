@@ -26,8 +26,8 @@ from dl2d.learning.original.trainer import Report
 from dl2d.learning.original.trainer import train as learn
 from dl2d.learning.rollout import Ground, play
 from dl2d.learning.training import Trainer, TrainingSettings
-from dl2d.simulation.sources import load_source
-from dl2d.simulation.workload import Workload
+from dl2d.simulation.workload.format import Workload
+from dl2d.simulation.workload.sources import load_source
 from dl2d.throughput.gaussian_process import Belief
 
 

@@ -20,8 +20,8 @@ from dl2d.core.policy import Policy
 from dl2d.core.store import JobChange, Slot
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.simulation.replay import replay
-from dl2d.simulation.sources import load_source
-from dl2d.simulation.workload import Workload
+from dl2d.simulation.workload.format import Workload
+from dl2d.simulation.workload.sources import load_source
 from dl2d.store import schema
 from dl2d.store.sql import SqlStore
 

@@ -21,12 +21,12 @@ from dl2d.core.codec import as_plain
 from dl2d.core.errors import WorkloadError
 from dl2d.core.wording import printable
 from dl2d.daemon.plugins import load_placement
-from dl2d.simulation.contenders import contender
+from dl2d.simulation.policy_lookup import contender
 from dl2d.simulation.preset import Preset, PresetName, preset
-from dl2d.simulation.realism import Realism
 from dl2d.simulation.replay import Replayed, Rules, replay
-from dl2d.simulation.sources import load_source, source_forms
+from dl2d.simulation.speeds.realism import Realism
 from dl2d.simulation.vectorized.bound import Bound, lower_bound
+from dl2d.simulation.workload.sources import load_source, source_forms
 
 
 def simulate(

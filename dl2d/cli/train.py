@@ -14,7 +14,7 @@ from dl2d.cli.options import ConfigOption, JsonOption
 from dl2d.cli.train_options import TrainOptions
 from dl2d.cli.train_supervised import Teacher, supervised
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
-from dl2d.simulation.sources import source_forms
+from dl2d.simulation.workload.sources import source_forms
 
 
 class Design(enum.StrEnum):

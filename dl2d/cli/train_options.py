@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dl2d.core.errors import WorkloadError
-from dl2d.simulation.sources import is_drawn, load_source
-from dl2d.simulation.workload import Workload
+from dl2d.simulation.workload.format import Workload
+from dl2d.simulation.workload.sources import is_drawn, load_source
 
 #: Seeds of what is drawn for validation begin here.
 _VALIDATION_SEEDS: Final = 1_000_000

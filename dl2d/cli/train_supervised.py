@@ -23,8 +23,8 @@ from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.core.errors import CheckpointError, RequestError
 from dl2d.daemon.plugins import load_placement
 from dl2d.policies.checkpoint import write_checkpoint
-from dl2d.simulation.sources import source_forms
-from dl2d.simulation.workload import Workload
+from dl2d.simulation.workload.format import Workload
+from dl2d.simulation.workload.sources import source_forms
 
 if TYPE_CHECKING:
     from dl2d.learning.original.recordings import Recording

@@ -25,8 +25,8 @@ from dl2d.experiments.preparation import (
 from dl2d.simulation.books import SlotSeries
 from dl2d.simulation.preset import Preset
 from dl2d.simulation.replay import replay
-from dl2d.simulation.sources import load_source
 from dl2d.simulation.vectorized.bound import lower_bound
+from dl2d.simulation.workload.sources import load_source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

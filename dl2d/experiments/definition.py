@@ -44,7 +44,7 @@ from dl2d.experiments.participants import (
 )
 from dl2d.simulation.preset import PresetName
 from dl2d.simulation.replay import Rules
-from dl2d.simulation.sources import is_drawn, named_file
+from dl2d.simulation.workload.sources import is_drawn, named_file
 
 MOST_CASES: Final = 100
 MOST_POLICIES: Final = 50

@@ -14,7 +14,7 @@ from dl2d.core.validation import Flag, Items, Kinds, Record, Text, Whole, bad, t
 from dl2d.core.wording import did_you_mean, shown
 from dl2d.learning.original.settings import PAPER, Settings
 from dl2d.learning.training import TrainingSettings
-from dl2d.simulation.sources import is_drawn
+from dl2d.simulation.workload.sources import is_drawn
 
 Setting = float | int | bool | str
 Number = float | int | bool

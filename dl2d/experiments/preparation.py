@@ -42,12 +42,12 @@ from dl2d.learning.original.offline import analytical
 from dl2d.learning.original.settings import Settings
 from dl2d.learning.training import Trainer
 from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
-from dl2d.simulation.contenders import LEARNED, TOLD, contender
+from dl2d.simulation.policy_lookup import LEARNED, TOLD, contender
 from dl2d.simulation.preset import Preset, PresetName, preset
-from dl2d.simulation.realism import Realism
 from dl2d.simulation.replay import Rules, replay
-from dl2d.simulation.sources import is_drawn, load_source
-from dl2d.simulation.workload import Workload
+from dl2d.simulation.speeds.realism import Realism
+from dl2d.simulation.workload.format import Workload
+from dl2d.simulation.workload.sources import is_drawn, load_source
 
 CHECKPOINT: Final = "checkpoint"
 _RECORD: Final = "prepared.json"

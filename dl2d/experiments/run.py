@@ -51,7 +51,7 @@ from dl2d.experiments.executors import Executor
 from dl2d.experiments.preparation import Preparation, Prepared
 from dl2d.experiments.provenance import code_digest, environment
 from dl2d.simulation.books import SlotSeries
-from dl2d.simulation.sources import named_file
+from dl2d.simulation.workload.sources import named_file
 
 DEFINITION, RESULTS, TIMINGS, ENVIRONMENT = "definition.yaml", "results.json", "timings.json", "environment.json"
 _CELLS, _SERIES, _INPUTS, _PREPARED = "cells", "series", "inputs", "prepared"

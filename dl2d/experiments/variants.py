@@ -14,7 +14,7 @@ from dl2d.experiments.participants import (
     Participant,
     plain,
 )
-from dl2d.simulation.sources import lacks_file, with_kinds
+from dl2d.simulation.workload.sources import lacks_file, with_kinds
 
 #: Added to the version of a definition that was changed on the command line.
 CHANGED: Final = "+changed"

@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from dl2d.simulation.contenders import contender
+from dl2d.simulation.policy_lookup import contender
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
-from dl2d.simulation.workload import Workload
+from dl2d.simulation.workload.format import Workload
 
 #: ``-true``: told the true speeds.
 BASELINES: Final = ("drf", "optimus-true", "lookahead-true")

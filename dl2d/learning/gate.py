@@ -18,8 +18,8 @@ from dl2d.core.policy import Evidence, Policy
 from dl2d.core.registry import TrialCase
 from dl2d.daemon.guard import GuardRules, Memory, check, check_scores, guard
 from dl2d.learning.lesson import Case
-from dl2d.simulation.realism import Realism
 from dl2d.simulation.replay import Rules, replay
+from dl2d.simulation.speeds.realism import Realism
 from dl2d.simulation.statistics import estimate
 
 #: Slots after which a replay is given up.

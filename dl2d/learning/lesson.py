@@ -12,8 +12,8 @@ from dl2d.core.errors import WorkloadError
 from dl2d.core.history import History
 from dl2d.core.measured import MeasuredSpeeds
 from dl2d.learning.twin import Day, Speeds, costs_of, days_of, learnt_from, resampled, thinned, workload_of
-from dl2d.simulation.realism import Realism
-from dl2d.simulation.workload import Workload
+from dl2d.simulation.speeds.realism import Realism
+from dl2d.simulation.workload.format import Workload
 from dl2d.throughput.gaussian_process import Belief
 
 #: What follows the seed in the seeds of generators.

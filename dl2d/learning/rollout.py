@@ -18,7 +18,7 @@ from dl2d.policies.jumps import LEAST_LEFT, Bools, Crowd, Floats, Ints, choose
 from dl2d.policies.surfaces import Grid, Surface, Surfaces, alike, amounts_of, sizes_of, surfaces, weight_of
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.library import Library
-from dl2d.simulation.workload import Workload, to_request
+from dl2d.simulation.workload.format import Workload, to_request
 from dl2d.throughput.gaussian_process import Belief
 
 

@@ -22,7 +22,7 @@ from dl2d.policies.checkpoint import Checkpoint
 from dl2d.policies.dl2 import as_arrays, from_arrays
 from dl2d.policies.jumps import FEATURES, Floats, Ints, initial_weights
 from dl2d.policies.surfaces import Surfaces
-from dl2d.simulation.workload import Workload
+from dl2d.simulation.workload.format import Workload
 from dl2d.throughput.gaussian_process import Belief
 
 _STATE: Final = "state.npz"

@@ -24,9 +24,9 @@ from dl2d.core.history import History, Sight
 from dl2d.core.jobs import Architecture, Job, JobRequest, JobState
 from dl2d.core.measured import MeasuredSpeeds, TrainingKind
 from dl2d.core.resources import Resources
-from dl2d.simulation.realism import Realism
-from dl2d.simulation.speeds import MOST_TASKS, Table
-from dl2d.simulation.workload import NodeGroup, SimulatedJob, Workload
+from dl2d.simulation.speeds.models import MOST_TASKS, Table
+from dl2d.simulation.speeds.realism import Realism
+from dl2d.simulation.workload.format import NodeGroup, SimulatedJob, Workload
 from dl2d.throughput.gaussian_process import Belief
 
 _Floats = NDArray[np.float64]

@@ -1,3 +1,3 @@
-"""Simulated clusters: workloads, speed models and profiles of models. Imports core alone."""
+"""Simulated clusters: workloads, speeds, replay of the tick in virtual time, and many clusters as arrays."""
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
-from dl2d.simulation.generators import generate
 from dl2d.simulation.vectorized.clusters import Bools, Clusters, SlotReport
 from dl2d.simulation.vectorized.library import Floats, Ints, Library
 from dl2d.simulation.vectorized.windows import Observations, Windows
-from dl2d.simulation.workload import Workload
+from dl2d.simulation.workload.format import Workload
+from dl2d.simulation.workload.generators import generate
 
 ENVIRONMENT_ID: Final = "dl2d/Cluster-v0"
 #: What the environments take for their workloads.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from dl2d.core.cluster import Node
 from dl2d.simulation.draws import Draws
-from dl2d.simulation.realism import Realism
-from dl2d.simulation.workload import CapacityChange
+from dl2d.simulation.speeds.realism import Realism
+from dl2d.simulation.workload.format import CapacityChange
 
 _HOUR = 3600.0
 

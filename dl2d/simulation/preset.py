@@ -22,8 +22,8 @@ from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.policies.srtf import Srtf
 from dl2d.policies.tetris import Tetris
-from dl2d.simulation.realism import REALISTIC
 from dl2d.simulation.replay import Rules
+from dl2d.simulation.speeds.realism import REALISTIC
 
 
 class PresetName(enum.StrEnum):
@@ -66,8 +66,8 @@ def preset(name: PresetName) -> Preset:
     everybody at the first that does not fit there. A worker and a PS that are given together go to one node as one, but
     for Optimus, which gives single tasks, the first two of a job included. Optimus and lookahead know the true speeds.
 
-    ``realistic``: a cluster with costs, noise and failures as they were measured (``dl2d.simulation.realism``), for all
-    policies that are installed.
+    ``realistic``: a cluster with costs, noise and failures as they were measured
+    (``dl2d.simulation.speeds.realism``), for all policies that are installed.
     """
     match name:
         case PresetName.REALISTIC:

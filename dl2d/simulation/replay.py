@@ -27,12 +27,12 @@ from dl2d.daemon.tick import Carry, Context, tick
 from dl2d.simulation.books import Books, SlotSeries
 from dl2d.simulation.course import Course
 from dl2d.simulation.draws import Draws
-from dl2d.simulation.effects import Effects, reported_epoch, resized
 from dl2d.simulation.manager import SimulatedManager
 from dl2d.simulation.memory_store import MemoryStore
 from dl2d.simulation.outages import NodeEvent, Outages
-from dl2d.simulation.realism import Realism
-from dl2d.simulation.workload import SimulatedJob, Workload, to_request
+from dl2d.simulation.speeds.effects import Effects, reported_epoch, resized
+from dl2d.simulation.speeds.realism import Realism
+from dl2d.simulation.workload.format import SimulatedJob, Workload, to_request
 
 _CLUSTER = "simulated"
 _OWNER = Owner("simulated", 0, 0)

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from dl2d.experiments.definition import builtin_names, digest, find_experiment
-from dl2d.simulation.sources import load_source
-from dl2d.simulation.workload import write_workload
+from dl2d.simulation.workload.format import write_workload
+from dl2d.simulation.workload.sources import load_source
 
 TINY = {
     "name": "tiny", "version": 1, "description": "One small workload.",

@@ -17,7 +17,7 @@ from dl2d.learning.gate import Verdict
 from dl2d.policies.checkpoint import read_checkpoint
 from dl2d.policies.dl2 import shipped
 from dl2d.policies.drf import Drf
-from dl2d.simulation.sources import load_source
+from dl2d.simulation.workload.sources import load_source
 from dl2d.store.sql import SqlStore
 
 #: Less than two days of one node.

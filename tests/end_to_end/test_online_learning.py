@@ -18,7 +18,7 @@ from dl2d.core.registry import RunState, VersionState
 from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2 import shipped
 from dl2d.policies.drf import Drf
-from dl2d.simulation.sources import load_source
+from dl2d.simulation.workload.sources import load_source
 
 #: Three busy days of a small site.
 DAYS = "generator:poisson?nodes=1&jobs=66&rate=0.33&stretch=8&median_seconds=7000&most_gpus=4&slot_seconds=1200"

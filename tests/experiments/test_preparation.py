@@ -16,7 +16,7 @@ from dl2d.experiments.preparation import only
 from dl2d.experiments.report import summary_json, write_report
 from dl2d.experiments.results import curves, findings, summarise
 from dl2d.experiments.run import Run, begin_run, check_experiment, run_cells
-from dl2d.simulation.sources import load_source
+from dl2d.simulation.workload.sources import load_source
 
 SOURCE = "generator:dl2?jobs=4&nodes=3&longest_slots=6"
 TRAINING = {

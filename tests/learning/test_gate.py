@@ -25,8 +25,8 @@ from dl2d.learning.lesson import Case
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
-from dl2d.simulation.realism import Realism
-from dl2d.simulation.sources import load_source
+from dl2d.simulation.speeds.realism import Realism
+from dl2d.simulation.workload.sources import load_source
 
 GOOD = Conduct(decisions=100, guarded=10, slowest=0.1, problem="")
 

@@ -20,7 +20,7 @@ from dl2d.policies.dl2 import Dl2
 from dl2d.policies.jumps import initial_weights
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
-from dl2d.simulation.workload import Workload, read_workload
+from dl2d.simulation.workload.format import Workload, read_workload
 from dl2d.throughput.gaussian_process import Belief
 
 PAPER = preset(PresetName.DL2_PAPER)

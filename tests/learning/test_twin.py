@@ -35,7 +35,7 @@ from dl2d.core.store import RuntimePlan
 from dl2d.learning.lesson import lesson_of
 from dl2d.learning.twin import DAY_SECONDS, Speeds, costs_of, days_of, resampled, thinned, workload_of
 from dl2d.policies.drf import Drf
-from dl2d.simulation.workload import describe_workload, read_workload, to_request
+from dl2d.simulation.workload.format import describe_workload, read_workload, to_request
 from dl2d.store.sql import SqlStore
 from dl2d.throughput.gaussian_process import Belief
 

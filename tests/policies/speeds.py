@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import Allocation, Job
 from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
-from dl2d.simulation.speeds import SpeedModel
+from dl2d.simulation.speeds.models import SpeedModel
 
 
 class Told:

@@ -14,7 +14,7 @@ from dl2d.core.policy import Evidence
 from dl2d.core.resources import Resources
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
-from dl2d.simulation.speeds import AllReduce, PsSync
+from dl2d.simulation.speeds.models import AllReduce, PsSync
 
 CPU = {
     "worker": Resources.of(cpu=2),

@@ -23,10 +23,10 @@ from dl2d.placement.best_fit import BestFit
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.placement.optimus import Optimus
 from dl2d.policies.tetris import Tetris
-from dl2d.simulation.contenders import TrueSpeeds
+from dl2d.simulation.policy_lookup import TrueSpeeds
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import Rules, replay
-from dl2d.simulation.workload import read_workload
+from dl2d.simulation.workload.format import read_workload
 
 W, P = Role.WORKER, Role.PS
 

@@ -16,7 +16,7 @@ from simulation.drawn import drawn
 from dl2d.simulation.environment import ENVIRONMENT_ID, ClusterEnv, VectorClusterEnv
 from dl2d.simulation.vectorized.clusters import Clusters
 from dl2d.simulation.vectorized.library import NEVER, Library
-from dl2d.simulation.workload import Workload, describe_workload, read_workload
+from dl2d.simulation.workload.format import Workload, describe_workload, read_workload
 
 
 def two_jobs(*, epochs: float = 4.0, **more: Any) -> Workload:

@@ -19,10 +19,10 @@ from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.optimus import Optimus
 from dl2d.policies.srtf import Srtf
-from dl2d.simulation.realism import Realism
 from dl2d.simulation.replay import Replayed, Rules, replay
+from dl2d.simulation.speeds.realism import Realism
 from dl2d.simulation.vectorized.bound import lower_bound
-from dl2d.simulation.workload import Workload, read_workload
+from dl2d.simulation.workload.format import Workload, read_workload
 
 SPEEDS = {
     "m": {"table": [[1.0, 2.0], [1.0, 2.0]]},

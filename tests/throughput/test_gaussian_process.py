@@ -13,7 +13,7 @@ from policies.snapshots import given as allocations
 from dl2d.core.jobs import Allocation, Architecture, Consistency, JobRequest
 from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.policies.lookahead import Lookahead
-from dl2d.simulation.speeds import AllReduce, PsSync, SpeedModel
+from dl2d.simulation.speeds.models import AllReduce, PsSync, SpeedModel
 from dl2d.throughput.gaussian_process import Belief
 
 SMOOTH = {

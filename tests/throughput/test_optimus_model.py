@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dl2d.core.jobs import Allocation, Architecture, Consistency
 from dl2d.core.measured import SpeedPoint, TrainingKind
-from dl2d.simulation.speeds import AllReduce, PsAsync, PsSync, SpeedModel
+from dl2d.simulation.speeds.models import AllReduce, PsAsync, PsSync, SpeedModel
 from dl2d.throughput.optimus_model import fit_speed, number_of_terms, unseen
 
 SYNC = TrainingKind("m", Architecture.PS, Consistency.SYNC)

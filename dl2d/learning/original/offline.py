@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 
 from dl2d.core.jobs import Architecture
-from dl2d.simulation.speeds import AllReduce, Physical, SpeedModel
+from dl2d.simulation.speeds.models import AllReduce, Physical, SpeedModel
 from dl2d.simulation.vectorized.library import Floats
-from dl2d.simulation.workload import Workload
+from dl2d.simulation.workload.format import Workload
 
 #: Workers of the trial, and as many parameter servers.
 _TRIED: Final = (1, 2, 3, 4, 6, 8, 12, 16)

@@ -22,10 +22,10 @@ from dl2d.learning.original.errors import TooFewSamples
 from dl2d.learning.original.imitation import Lessons
 from dl2d.learning.original.settings import Labels
 from dl2d.policies.dl2_paper.sizing import Sight, Sizing
-from dl2d.simulation.contenders import contender
+from dl2d.simulation.policy_lookup import contender
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
-from dl2d.simulation.workload import Workload
+from dl2d.simulation.workload.format import Workload
 
 _WORKER, _PS, _BUNDLE = range(3)
 #: Workloads that a teacher has to be followed through for enough lessons.

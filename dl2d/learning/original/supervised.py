@@ -23,11 +23,11 @@ from dl2d.learning.original.validation import Score, score
 from dl2d.policies.checkpoint import Checkpoint
 from dl2d.policies.dl2_paper.policy import Dl2Original, network_of
 from dl2d.policies.dl2_paper.sizing import Sight
-from dl2d.simulation.contenders import contender
+from dl2d.simulation.policy_lookup import contender
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
 from dl2d.simulation.vectorized.library import Library
-from dl2d.simulation.workload import Workload
+from dl2d.simulation.workload.format import Workload
 
 #: The largest J that is chosen for a network that can have any.
 _WIDEST: Final = 128

@@ -42,7 +42,7 @@ from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2_paper.policy import Dense, Network, SharedJobs, network_of
 from dl2d.policies.dl2_paper.sizing import Sight
 from dl2d.simulation.vectorized.library import Library
-from dl2d.simulation.workload import Workload
+from dl2d.simulation.workload.format import Workload
 
 #: Workloads that a teacher plays for imitation.
 _LESSON_WORKLOADS: Final = 32

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dl2d.core.jobs import Architecture
 from dl2d.core.resources import Resources
-from dl2d.simulation.workload import SimulatedJob, Workload
+from dl2d.simulation.workload.format import SimulatedJob, Workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture
 from dl2d.core.resources import Resources
-from dl2d.simulation.speeds import SpeedModel
-from dl2d.simulation.workload import Workload
+from dl2d.simulation.speeds.models import SpeedModel
+from dl2d.simulation.workload.format import Workload
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dl2d.learning.original.settings import Settings
-from dl2d.simulation.workload import Workload, read_workload
+from dl2d.simulation.workload.format import Workload, read_workload
 
 
 def a_workload(seed: int, *, jobs: int = 6, nodes: int = 20) -> Workload:

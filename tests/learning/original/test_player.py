@@ -12,7 +12,7 @@ from dl2d.learning.original.player import Player, rewards_of
 from dl2d.learning.original.settings import Credit, Reward, Settings
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.library import Library
-from dl2d.simulation.workload import Workload, read_workload
+from dl2d.simulation.workload.format import Workload, read_workload
 
 #: Bundles of (4, 4) on two nodes of (8, 8). One epoch of 4 a slot with one worker, 2 with two, whatever the PSs.
 WINDOW = 2

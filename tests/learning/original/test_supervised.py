@@ -22,7 +22,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.policies.dl2_paper.sizing import Sight
 from dl2d.policies.drf import Drf
-from dl2d.simulation.sources import load_source
+from dl2d.simulation.workload.sources import load_source
 
 QUICK = Settings(window=10, hidden=32, minibatch=256, samples=256)
 #: Of jobs of each type, whatever else is there.

@@ -29,7 +29,7 @@ from dl2d.simulation.replay import Rules, SimulationError, replay
 from dl2d.simulation.vectorized.clusters import Clusters
 from dl2d.simulation.vectorized.library import Library
 from dl2d.simulation.vectorized.windows import Windows
-from dl2d.simulation.workload import Workload
+from dl2d.simulation.workload.format import Workload
 
 MODELS = ("holes", "m0", "m1", "m2", "ring")
 RESOURCES = ("cpu", "gpu", "memory")

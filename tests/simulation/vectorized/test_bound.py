@@ -10,7 +10,7 @@ from dl2d.policies.fifo import Fifo
 from dl2d.policies.srtf import Srtf
 from dl2d.simulation.replay import Rules
 from dl2d.simulation.vectorized.bound import Bound, lower_bound
-from dl2d.simulation.workload import read_workload
+from dl2d.simulation.workload.format import read_workload
 
 
 def bound(given) -> Bound:

@@ -14,10 +14,10 @@ from simulation.drawn import drawn
 from dl2d.core.errors import WorkloadError
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
-from dl2d.simulation.speeds import PsSync
+from dl2d.simulation.speeds.models import PsSync
 from dl2d.simulation.vectorized.clusters import Clusters
 from dl2d.simulation.vectorized.library import NEVER, Library
-from dl2d.simulation.workload import Workload, read_workload
+from dl2d.simulation.workload.format import Workload, read_workload
 
 PAPER = preset(PresetName.DL2_PAPER)
 

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from dl2d.core.errors import WorkloadError
 from dl2d.core.wording import did_you_mean
-from dl2d.simulation.conversion import PastJob, Settings, convert
-from dl2d.simulation.profiles import load_profile, profile_names
-from dl2d.simulation.speeds import MOST_TASKS
-from dl2d.simulation.workload import MOST_JOBS, MOST_SLOTS, Workload
+from dl2d.simulation.speeds.models import MOST_TASKS
+from dl2d.simulation.speeds.profiles import load_profile, profile_names
+from dl2d.simulation.workload.conversion import PastJob, Settings, convert
+from dl2d.simulation.workload.format import MOST_JOBS, MOST_SLOTS, Workload
 
 _Floats = NDArray[np.float64]
 _DAY_SECONDS = 86_400.0

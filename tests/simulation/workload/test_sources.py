@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from dl2d.core.errors import WorkloadError
-from dl2d.simulation.generators import generate
-from dl2d.simulation.sources import load_source
-from dl2d.simulation.traces import TraceSettings, read_trace
-from dl2d.simulation.workload import write_workload
+from dl2d.simulation.workload.format import write_workload
+from dl2d.simulation.workload.generators import generate
+from dl2d.simulation.workload.sources import load_source
+from dl2d.simulation.workload.trace_readers import TraceSettings, read_trace
 
 LOG = "job_id,submission_time,duration,num_gpu\n" + "".join(f"j{n},{n * 600},{n * 100},2\n" for n in range(1, 31))
 

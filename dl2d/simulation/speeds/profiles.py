@@ -1,6 +1,6 @@
 """Profiles of common models: sizes, usual batches, demands and speeds, from published figures and free measurements.
 
-Each is a JSON file in ``dl2d/simulation/profiles/`` that names its sources and how its numbers came about.
+Each is a JSON file in ``dl2d/simulation/speeds/profiles/`` that names its sources and how its numbers came about.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture
 from dl2d.core.validation import Demand, Items, Name, Number, Record, Text, Whole, bad, not_one_of, read
 from dl2d.core.wording import did_you_mean, shown
-from dl2d.simulation.speeds import Bandwidth, Seconds, SpeedModel, WorkerCount, parse_speed
+from dl2d.simulation.speeds.models import Bandwidth, Seconds, SpeedModel, WorkerCount, parse_speed
 
 #: ``ps-sync``: Optimus' function. ``physical``: from hardware. ``allreduce``: ring. ``measured``: an all-reduce table.
 SPEED_KINDS: Final = ("ps-sync", "physical", "allreduce", "measured")
@@ -155,13 +155,13 @@ def load_profile(name: str) -> Profile:
 
 @cache
 def _files() -> dict[str, str]:
-    folder = resources.files("dl2d.simulation") / "profiles"
+    folder = resources.files("dl2d.simulation.speeds") / "profiles"
     return {entry.name.removesuffix(".json"): entry.name for entry in folder.iterdir() if entry.name.endswith(".json")}
 
 
 @cache
 def _read(name: str) -> Profile:
-    file = resources.files("dl2d.simulation") / "profiles" / _files()[name]
+    file = resources.files("dl2d.simulation.speeds") / "profiles" / _files()[name]
     profile = parse_profile(json.loads(file.read_text(encoding="utf-8")), where=f"profile {name}")
     if profile.name != name:
         raise WorkloadError("name", f"is {profile.name!r} in the file of {name!r}", where=f"profile {name}")

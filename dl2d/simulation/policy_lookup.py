@@ -20,8 +20,8 @@ from dl2d.policies.dl2_paper import policy as dl2_paper
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.simulation.preset import Preset
-from dl2d.simulation.speeds import MOST_TASKS, SpeedModel, Table
-from dl2d.simulation.workload import Workload
+from dl2d.simulation.speeds.models import MOST_TASKS, SpeedModel, Table
+from dl2d.simulation.workload.format import Workload
 
 #: Policies that can be told the workload's speeds instead of measuring them, by the name they have then.
 TOLD: Final[dict[str, Callable[[KnownSpeeds], Policy]]] = {

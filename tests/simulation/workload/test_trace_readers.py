@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dl2d.core.errors import WorkloadError
-from dl2d.simulation import traces as module
-from dl2d.simulation.traces import FORMATS, ReadTrace, TraceSettings, read_trace
-from dl2d.simulation.workload import describe_workload, read_workload
+from dl2d.simulation.workload import trace_readers as module
+from dl2d.simulation.workload.format import describe_workload, read_workload
+from dl2d.simulation.workload.trace_readers import FORMATS, ReadTrace, TraceSettings, read_trace
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
+DATA = Path(__file__).parents[4] / "shared" / "data"
 
 PHILLY = "timestamp,duration,num_gpus,gpu_time,cluster\n"
 ITP = "job_id,submission_time,duration,num_gpu\n"

@@ -7,9 +7,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dl2d.core.errors import WorkloadError
-from dl2d.simulation.conversion import Keys
-from dl2d.simulation.generators import arrivals
-from dl2d.simulation.workload import MOST_JOBS, MOST_NODES, SimulatedJob, Workload, describe_workload, read_workload
+from dl2d.simulation.workload.conversion import Keys
+from dl2d.simulation.workload.format import (
+    MOST_JOBS,
+    MOST_NODES,
+    SimulatedJob,
+    Workload,
+    describe_workload,
+    read_workload,
+)
+from dl2d.simulation.workload.generators import arrivals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture
-from dl2d.simulation.speeds import MOST_INTERPOLATED, AllReduce, Physical, PsAsync, PsSync, Table, parse_speed
+from dl2d.simulation.speeds.models import MOST_INTERPOLATED, AllReduce, Physical, PsAsync, PsSync, Table, parse_speed
 
-MEASURED = Path(__file__).parents[3] / "shared" / "data" / "dl2" / "config_speed.csv"
+MEASURED = Path(__file__).parents[4] / "shared" / "data" / "dl2" / "config_speed.csv"
 
 SPEEDS = st.floats(0.01, 1e5, allow_nan=False)
 COUNTS = st.integers(1, 24)

@@ -17,13 +17,13 @@ from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.simulation.course import Course
 from dl2d.simulation.draws import Draws
-from dl2d.simulation.effects import communication, loss_curve
 from dl2d.simulation.outages import Outages
 from dl2d.simulation.preset import PresetName, preset
-from dl2d.simulation.realism import REALISTIC, Realism, option_names
 from dl2d.simulation.replay import Rules
-from dl2d.simulation.speeds import parse_speed
-from dl2d.simulation.workload import CapacityChange, read_workload, write_workload
+from dl2d.simulation.speeds.effects import communication, loss_curve
+from dl2d.simulation.speeds.models import parse_speed
+from dl2d.simulation.speeds.realism import REALISTIC, Realism, option_names
+from dl2d.simulation.workload.format import CapacityChange, read_workload, write_workload
 
 TWO = {"max_workers": 2, "max_ps": 2}
 
@@ -425,7 +425,7 @@ def test_a_course_is_cut_where_it_changes() -> None:
 
 
 def test_every_option_is_documented() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text(encoding="utf-8")
     for name in option_names():
         row = next((line for line in text.splitlines() if line.startswith(f"| `{name}`")), "")
         default, value = (f"{getattr(record, name):g}" for record in (Realism(), REALISTIC))

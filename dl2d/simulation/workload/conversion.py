@@ -16,9 +16,9 @@ from dl2d.core.errors import RequestError, WorkloadError
 from dl2d.core.jobs import Architecture
 from dl2d.core.resources import NO_RESOURCES, Resources, parse_resources
 from dl2d.core.wording import did_you_mean, shown
-from dl2d.simulation.profiles import load_profile, profile_names
-from dl2d.simulation.speeds import MOST_TASKS
-from dl2d.simulation.workload import MOST_JOBS, MOST_NODES, MOST_SLOTS, Workload, read_workload
+from dl2d.simulation.speeds.models import MOST_TASKS
+from dl2d.simulation.speeds.profiles import load_profile, profile_names
+from dl2d.simulation.workload.format import MOST_JOBS, MOST_NODES, MOST_SLOTS, Workload, read_workload
 
 #: Why jobs are left out.
 TOO_LARGE: Final = f"more than {MOST_TASKS} workers"

@@ -33,8 +33,8 @@ from dl2d.core.validation import (
     read,
 )
 from dl2d.core.wording import did_you_mean, printable, shown
-from dl2d.simulation.profiles import load_profile
-from dl2d.simulation.speeds import MOST_INTERPOLATED, MOST_TASKS, PsAsync, SpeedModel, Table, parse_speed
+from dl2d.simulation.speeds.models import MOST_INTERPOLATED, MOST_TASKS, PsAsync, SpeedModel, Table, parse_speed
+from dl2d.simulation.speeds.profiles import load_profile
 
 MOST_BYTES: Final = 64 * 1024**2
 MOST_JOBS: Final = 200_000

@@ -12,10 +12,10 @@ import numpy as np
 
 from dl2d.core.errors import WorkloadError
 from dl2d.core.wording import did_you_mean, printable, shown
-from dl2d.simulation.generators import GENERATORS, generate
-from dl2d.simulation.kinds import KindsSettings, draw_kinds
-from dl2d.simulation.traces import FORMATS, TraceSettings, read_trace, summary
-from dl2d.simulation.workload import Workload, read_workload
+from dl2d.simulation.workload.format import Workload, read_workload
+from dl2d.simulation.workload.generators import GENERATORS, generate
+from dl2d.simulation.workload.kinds import KindsSettings, draw_kinds
+from dl2d.simulation.workload.trace_readers import FORMATS, TraceSettings, read_trace, summary
 
 _PREFIX = re.compile(r"([a-z][a-z0-9-]+):(.*)", re.DOTALL)
 _MOST_SEED = 2**63 - 1
@@ -38,8 +38,9 @@ def load_source(source: str, *, seed: int = 0) -> Sourced:
     ----------
     source
         ``generator:NAME[?key=value&...]``, ``kinds:FILE[?key=value&...]``, ``FORMAT:FILE[?key=value&...]`` with a
-        format of ``dl2d.simulation.traces.FORMATS``, or the path of a workload file. Values, not file names, may be
-        percent-encoded. A ``?`` is taken as part of a file's name unless a ``=`` follows it. ``./sacct:x`` is a file.
+        format of ``dl2d.simulation.workload.trace_readers.FORMATS``, or the path of a workload file. Values, not file
+        names, may be percent-encoded. A ``?`` is taken as part of a file's name unless a ``=`` follows it.
+        ``./sacct:x`` is a file.
     seed
         For what is drawn, unless ``seed`` is among the keys.
 

@@ -8,8 +8,8 @@ import pytest
 
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture
-from dl2d.simulation.profiles import SPEED_KINDS, Profile, load_profile, parse_profile, profile_names
-from dl2d.simulation.speeds import AllReduce, Physical, PsSync, SpeedModel
+from dl2d.simulation.speeds.models import AllReduce, Physical, PsSync, SpeedModel
+from dl2d.simulation.speeds.profiles import SPEED_KINDS, Profile, load_profile, parse_profile, profile_names
 
 REQUIRED = {
     "resnet-50", "vgg-16", "resnext-110", "inception-bn", "seq2seq", "cnn-text-classification", "dssm", "word-lm",
@@ -18,7 +18,9 @@ REQUIRED = {
 
 
 def written(name: str):
-    return json.loads((resources.files("dl2d.simulation") / "profiles" / f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads(
+        (resources.files("dl2d.simulation.speeds") / "profiles" / f"{name}.json").read_text(encoding="utf-8")
+    )
 
 
 def test_the_library_has_what_was_promised() -> None:

@@ -22,8 +22,8 @@ from typing import BinaryIO, Final, NoReturn, cast
 
 from dl2d.core.errors import WorkloadError
 from dl2d.core.wording import shown
-from dl2d.simulation.conversion import PastJob, Settings, convert
-from dl2d.simulation.workload import MOST_JOBS, Workload
+from dl2d.simulation.workload.conversion import PastJob, Settings, convert
+from dl2d.simulation.workload.format import MOST_JOBS, Workload
 
 #: Largest log, unpacked.
 MOST_BYTES: Final = 1024**3
@@ -283,7 +283,8 @@ FORMATS: Final[Mapping[str, _Format]] = MappingProxyType(
 def read_trace(name: str, path: Path, settings: TraceSettings, *, seed: int = 0) -> ReadTrace:
     """Read a log of one of the ``FORMATS`` as a workload.
 
-    Models are drawn as ``dl2d.simulation.conversion.draw_by_hash`` says; ``convert`` says what becomes of the rest.
+    Models are drawn as ``dl2d.simulation.workload.conversion.draw_by_hash`` says; ``convert`` says what becomes of
+    the rest.
 
     Raises
     ------

@@ -19,12 +19,12 @@ from dl2d.experiments.report import write_report
 from dl2d.experiments.results import summarise
 from dl2d.experiments.run import begin_run, read_run, run_cells
 from dl2d.experiments.variants import names_kinds, on_kinds
-from dl2d.simulation.generators import generate
-from dl2d.simulation.kinds import KindsSettings, draw_kinds
-from dl2d.simulation.sources import load_source
-from dl2d.simulation.workload import CapacityChange, NodeGroup, Workload, read_workload, write_workload
+from dl2d.simulation.workload.format import CapacityChange, NodeGroup, Workload, read_workload, write_workload
+from dl2d.simulation.workload.generators import generate
+from dl2d.simulation.workload.kinds import KindsSettings, draw_kinds
+from dl2d.simulation.workload.sources import load_source
 
-MEASURED = Path(__file__).parents[3] / "shared" / "data" / "dl2" / "config_speed.csv"
+MEASURED = Path(__file__).parents[4] / "shared" / "data" / "dl2" / "config_speed.csv"
 FASTER = {"table": [[1.0, 2.0, 2.2], [2.0, 4.0, 4.4]]}
 SLOWER = {"table": [[3.0, 2.0, 1.0], [5.0, 4.0, 2.0]]}
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from dl2d.core.cluster import Task
 from dl2d.core.jobs import Architecture, Role
 from dl2d.simulation.draws import Draws
-from dl2d.simulation.realism import Realism
-from dl2d.simulation.speeds import AllReduce, Physical, PsAsync, PsSync, SpeedModel
-from dl2d.simulation.workload import SimulatedJob, Workload
+from dl2d.simulation.speeds.models import AllReduce, Physical, PsAsync, PsSync, SpeedModel
+from dl2d.simulation.speeds.realism import Realism
+from dl2d.simulation.workload.format import SimulatedJob, Workload
 
 _MB = 1e6
 #: Factors of losses that are outliers.
