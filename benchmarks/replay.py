@@ -21,7 +21,7 @@ import numpy as np
 
 from dl2d.core.resources import Resources
 from dl2d.placement.load_balance import LoadBalance
-from dl2d.simulation.policy_lookup import contender
+from dl2d.simulation.policy_lookup import find_policy
 from dl2d.simulation.preset import Preset, PresetName, preset
 from dl2d.simulation.replay import Replayed, Rules, replay
 from dl2d.simulation.workload.format import Workload
@@ -79,7 +79,7 @@ def main() -> None:
                 rules = PRESETS[chosen]
 
                 def run(name: str = name, rules: Preset = rules, known: Workload = known) -> Replayed:
-                    policy = contender(name, known, rules)
+                    policy = find_policy(name, known, rules)
                     placement = rules.placement_of(name)
                     return replay(known, policy, placement, rules=rules.rules, timer=time.perf_counter)
 

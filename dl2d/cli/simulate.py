@@ -21,7 +21,7 @@ from dl2d.core.codec import as_plain
 from dl2d.core.errors import WorkloadError
 from dl2d.core.wording import printable
 from dl2d.daemon.plugins import load_placement
-from dl2d.simulation.policy_lookup import contender
+from dl2d.simulation.policy_lookup import find_policy
 from dl2d.simulation.preset import Preset, PresetName, preset
 from dl2d.simulation.replay import Replayed, Rules, replay
 from dl2d.simulation.speeds.realism import Realism
@@ -79,7 +79,7 @@ def simulate(
 
             results[name] = replay(
                 jobs,
-                contender(name, jobs, chosen, checkpoint),
+                find_policy(name, jobs, chosen, checkpoint),
                 chosen.placement_of(name),
                 rules=rules,
                 seed=seed,

@@ -21,7 +21,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from dl2d.core.errors import ConfigError, RequestError
 from dl2d.core.mode import Mode
-from dl2d.core.request import MOST_TASKS, RequestRules
+from dl2d.core.request import MAX_TASKS, RequestRules
 from dl2d.core.resources import Resources, parse_resources
 from dl2d.core.validation import problems_of
 
@@ -89,8 +89,8 @@ class JobSettings(_Section):
     """What jobs may ask for, and how patient dl2d is with them."""
 
     models: tuple[str, ...] = KNOWN_MODELS
-    max_workers: int = Field(default=16, ge=1, le=MOST_TASKS)
-    max_ps: int = Field(default=16, ge=0, le=MOST_TASKS)
+    max_workers: int = Field(default=16, ge=1, le=MAX_TASKS)
+    max_ps: int = Field(default=16, ge=0, le=MAX_TASKS)
     start_seconds: float = Field(default=600.0, gt=0)
     drain_seconds: float = Field(default=60.0, gt=0)
     end_seconds: float = Field(default=10.0, gt=0)

@@ -20,8 +20,8 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.validation import NAME, Demand, Number, Record, Text, Whole, bad, read
 from dl2d.core.wording import did_you_mean, is_meant, shown
 
-MOST_EPOCHS = 1e6
-MOST_TASKS = 10_000
+MAX_EPOCHS = 1e6
+MAX_TASKS = 10_000
 _DIRECTIVE = re.compile(r"#DL2(?:\s+(.*))?", re.DOTALL)
 
 
@@ -62,7 +62,7 @@ def _counts(given: object) -> tuple[int, ...] | str:
             count = int(str(part))
         except ValueError:
             count = 0
-        if not 1 <= count <= MOST_TASKS:
+        if not 1 <= count <= MAX_TASKS:
             raise bad("", f"expected worker counts such as 1,2,4 or {_POWERS}, got {shown(part)}")
         counts.add(count)
     return tuple(sorted(counts))
@@ -70,8 +70,8 @@ def _counts(given: object) -> tuple[int, ...] | str:
 
 _POWERS: Final = "powers-of-two"
 OwnName = Annotated[str, Text(128, NAME, "a name of up to 128 plain characters"), BeforeValidator(_text)]
-Count = Annotated[int, Whole(1, MOST_TASKS), BeforeValidator(_number)]
-CountOrNone = Annotated[int, Whole(0, MOST_TASKS), BeforeValidator(_number)]
+Count = Annotated[int, Whole(1, MAX_TASKS), BeforeValidator(_number)]
+CountOrNone = Annotated[int, Whole(0, MAX_TASKS), BeforeValidator(_number)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class _Given(Record):
     #: Type of the model, one of the site's.
     model: OwnName
     #: Passes over the data set.
-    epochs: Annotated[float, Number(MOST_EPOCHS, above=0), BeforeValidator(_number)]
+    epochs: Annotated[float, Number(MAX_EPOCHS, above=0), BeforeValidator(_number)]
     #: Size of an epoch: one of the two is required.
     samples_per_epoch: Annotated[float, Number(1e15, above=0), BeforeValidator(_number)] | None = None
     steps_per_epoch: Annotated[float, Number(1e12, above=0), BeforeValidator(_number)] | None = None
@@ -153,7 +153,7 @@ def parse_request(given: Mapping[str, object], *, rules: RequestRules, where: st
     if has_ps and asked.min_ps < 1:
         raise refused("min_ps", "a job with architecture=ps needs at least 1")
     if has_ps and asked.max_ps == 0:
-        raise refused("max_ps", f"expected a whole number from 1 to {MOST_TASKS}, got 0")
+        raise refused("max_ps", f"expected a whole number from 1 to {MAX_TASKS}, got 0")
     for key, least, most, cap in (
         ("workers", asked.min_workers, asked.max_workers, rules.max_workers),
         ("ps", asked.min_ps if has_ps else 0, asked.max_ps, rules.max_ps),

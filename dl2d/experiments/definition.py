@@ -31,7 +31,7 @@ from dl2d.core.validation import (
 )
 from dl2d.core.wording import did_you_mean, printable, shown
 from dl2d.experiments.participants import (
-    MOST_TRAININGS,
+    MAX_TRAININGS,
     SEEDS_EACH,
     TRAINING_SEEDS,
     Draws,
@@ -46,12 +46,12 @@ from dl2d.simulation.preset import PresetName
 from dl2d.simulation.replay import Rules
 from dl2d.simulation.workload.sources import is_drawn, named_file
 
-MOST_CASES: Final = 100
-MOST_POLICIES: Final = 50
-MOST_SEEDS: Final = 1000
-_MOST_SEED = 2**63 - 1
-_MOST_BYTES = 1024**2
-_MOST_SLOTS = Rules().most_slots
+MAX_CASES: Final = 100
+MAX_POLICIES: Final = 50
+MAX_SEEDS: Final = 1000
+_MAX_SEED = 2**63 - 1
+_MAX_BYTES = 1024**2
+_MAX_SLOTS = Rules().most_slots
 _LIKE_KIND = re.compile(r"[a-z][a-z0-9-]+:")
 _BUILTIN = Path(__file__).parent / "builtin"
 
@@ -79,19 +79,19 @@ def _seeds(value: object) -> tuple[int, ...]:
 
 def parse_seeds(value: object, error: Callable[[str], Exception]) -> tuple[int, ...]:
     """Seeds from a count (n means 0 to n-1) or a list of different ones; ``error`` makes the error of a problem."""
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_SEEDS:
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SEEDS:
         return tuple(range(value))
-    if isinstance(value, list | tuple) and 1 <= len(value) <= MOST_SEEDS:
-        whole = all(isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= _MOST_SEED for seed in value)
+    if isinstance(value, list | tuple) and 1 <= len(value) <= MAX_SEEDS:
+        whole = all(isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= _MAX_SEED for seed in value)
         if whole and len(set(value)) == len(value):
             return tuple(value)
     raise error(
-        f"expected how many (1 to {MOST_SEEDS}) or a list of different whole numbers of 0 or more, got {shown(value)}"
+        f"expected how many (1 to {MAX_SEEDS}) or a list of different whole numbers of 0 or more, got {shown(value)}"
     )
 
 
 Seeds = Annotated[tuple[int, ...], PlainValidator(_seeds)]
-Trainings = Annotated[int, Whole(1, MOST_TRAININGS)]
+Trainings = Annotated[int, Whole(1, MAX_TRAININGS)]
 Minutes = Annotated[float, Number(1e6, above=0.0)]
 OptionText = Annotated[str, PlainValidator(_option_text)]
 
@@ -173,15 +173,15 @@ class Experiment(Record):
     #: To be changed whenever the definition is; ``digest`` tells whether that was forgotten.
     version: Annotated[str, PlainValidator(_version)]
     description: Annotated[str, Text(10_000), ONE_LINE]
-    cases: Annotated[tuple[Case, ...], Items(MOST_CASES)]
-    participants: Annotated[tuple[Participant, ...], Items(MOST_POLICIES)]
+    cases: Annotated[tuple[Case, ...], Items(MAX_CASES)]
+    participants: Annotated[tuple[Participant, ...], Items(MAX_POLICIES)]
     #: The policy that others are compared with; by default the first.
     baseline: str = ""
     seeds: Seeds
     #: Where no preset says so.
     placement: Name = "load_balance"
     #: Slots after which one simulation is given up.
-    most_slots: Annotated[int, Whole(1, 10**9)] = _MOST_SLOTS
+    most_slots: Annotated[int, Whole(1, 10**9)] = _MAX_SLOTS
     #: How often everything that is trained is trained: seed s is run with what training seed s mod this made.
     trainings: Trainings = 5
     #: What others found, to be set beside the results.
@@ -282,11 +282,11 @@ def read_experiment(path: Path) -> Experiment:
     where = str(path)
     try:
         with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+            data = file.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         problem = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise WorkloadError("", f"cannot be read: {problem}", where=printable(where)) from None
-    if len(data) > _MOST_BYTES:
+    if len(data) > _MAX_BYTES:
         raise WorkloadError("", "larger than 1 MiB, so no experiment", where=where)
     try:
         content = yaml.load(data.decode("utf-8-sig"), Loader=_OnceLoader)  # noqa: S506 - a SafeLoader by descent

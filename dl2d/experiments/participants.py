@@ -23,10 +23,10 @@ Number = float | int | bool
 TRAINING_SEEDS, VALIDATION_SEEDS, TUNING_SEEDS = 1_000_000, 2_000_000, 3_000_000
 #: A training has seeds of its own from there on, this many.
 SEEDS_EACH: Final = 10_000
-MOST_TRAININGS: Final = 100
+MAX_TRAININGS: Final = 100
 #: Of a tuned participant: the key that names a placement; the others are settings of the policy.
 PLACEMENT: Final = "placement"
-_MOST_VALUES = 50
+_MAX_VALUES = 50
 PlainNumber = Annotated[Any, Kinds((bool, int, float), "a number or true or false")]
 PlainValue = Annotated[Any, Kinds((bool, int, float, str), "a number or a text")]
 Draws = Annotated[int, Whole(1, SEEDS_EACH)]
@@ -110,7 +110,7 @@ class Participant(Record):
     training: Training | None = None
     #: Values to choose among, by setting; all combinations are tried, for each workload, on draws of their own; after
     #: the training, where there is one.
-    tune: Mapping[str, Annotated[tuple[PlainValue, ...], Items(_MOST_VALUES)]] = field(default_factory=dict)
+    tune: Mapping[str, Annotated[tuple[PlainValue, ...], Items(_MAX_VALUES)]] = field(default_factory=dict)
 
     @classmethod
     def expand(cls, given: object) -> object:

@@ -42,7 +42,7 @@ from dl2d.learning.original.offline import analytical
 from dl2d.learning.original.settings import Settings
 from dl2d.learning.training import Trainer
 from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
-from dl2d.simulation.policy_lookup import LEARNED, TOLD, contender
+from dl2d.simulation.policy_lookup import LEARNED, TOLD, find_policy
 from dl2d.simulation.preset import Preset, PresetName, preset
 from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.speeds.realism import Realism
@@ -264,7 +264,7 @@ def _train(wanted: Preparation, training: Training, folder: Path) -> Prepared:
     rules = preset(PresetName.DL2_PAPER)
     reference = [
         replay(
-            workload, contender(REFERENCE, workload, rules), rules.placement_of(REFERENCE), rules=rules.rules,
+            workload, find_policy(REFERENCE, workload, rules), rules.placement_of(REFERENCE), rules=rules.rules,
             timer=time.perf_counter,
         ).avg_jct
         for workload in validation
@@ -400,7 +400,7 @@ def policy_for(participant: Participant, workload: Workload, chosen: Preset, che
     """
     name = participant.policy
     if not participant.settings:
-        return contender(name, workload, chosen, checkpoint)
+        return find_policy(name, workload, chosen, checkpoint)
     if name in TOLD or (name in chosen.policies and name not in LEARNED):
         raise PluginError(f"policies: {participant.name}: {name} takes no settings under these rules")
     read = None if checkpoint is None else read_checkpoint(checkpoint_in(checkpoint), policy=name)

@@ -21,7 +21,7 @@ MARKDOWN, HTML, PLOTS = "report.md", "report.html", "plots"
 _TEMPLATES = Path(__file__).parent / "templates"
 _NONE = "–"
 _LONGEST_ERROR = 300
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 _HEADINGS: Final = (
     "policy", "avg JCT", "sd", "95 % CI", "against {baseline}", "change", "above bound", "avg JCT, whole slots",
     "makespan", "{resource} held", "resizes per job", "seeds",
@@ -125,7 +125,7 @@ def _section(case: CaseSummary, baseline: str) -> Section:
     rules = f"rules of the preset {made.preset}" if made.preset else "no preset"
     if made.options:
         rules += " with " + ", ".join(f"{key}={value}" for key, value in made.options.items())
-    where = ", ".join(made.sources[:_MOST_NAMED]) + (", ..." if len(made.sources) > _MOST_NAMED else "")
+    where = ", ".join(made.sources[:_MAX_NAMED]) + (", ..." if len(made.sources) > _MAX_NAMED else "")
     bound = f"{_with_interval(case.bound)} slots on average"
     about = f"{where}; {rules}. {_number(case.jobs.mean)} jobs, slots of {case.slot_seconds:g} s. " + (
         f"Bound that no policy can beat: {bound}."

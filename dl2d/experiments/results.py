@@ -215,7 +215,7 @@ def by_unit(curves_: Sequence[Curve]) -> Mapping[str, list[Curve]]:
 _Floats = NDArray[np.float64]
 
 #: Most points of a curve; more slots than that are averaged in groups.
-MOST_POINTS: Final = 120
+MAX_POINTS: Final = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +244,7 @@ class Timelines:
 def read_timelines(run: Run, case: CaseSummary) -> Timelines:
     """Read the series of a workload's cells, one at a time. Policies without any are left out."""
     slots = max(result.slots for each in case.policies for result in each.results.values())
-    width = math.ceil(slots / MOST_POINTS)
+    width = math.ceil(slots / MAX_POINTS)
     starts = np.arange(0, slots, width)
     edges = np.append(starts, slots).astype(np.float64)
     sizes = np.diff(edges)

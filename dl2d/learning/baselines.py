@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from dl2d.simulation.policy_lookup import contender
+from dl2d.simulation.policy_lookup import find_policy
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
 from dl2d.simulation.workload.format import Workload
@@ -28,7 +28,7 @@ def baselines(
         for list_ in workloads:
             times = []
             for workload in list_:
-                policy = contender(name, workload, chosen)
+                policy = find_policy(name, workload, chosen)
                 played = replay(
                     workload, policy, chosen.placement_of(name), rules=chosen.rules, timer=time.perf_counter
                 )

@@ -24,7 +24,7 @@ from dl2d.core.history import History, Sight
 from dl2d.core.jobs import Architecture, Job, JobRequest, JobState
 from dl2d.core.measured import MeasuredSpeeds, TrainingKind
 from dl2d.core.resources import Resources
-from dl2d.simulation.speeds.models import MOST_TASKS, Table
+from dl2d.simulation.speeds.models import MAX_TASKS, Table
 from dl2d.simulation.speeds.realism import Realism
 from dl2d.simulation.workload.format import NodeGroup, SimulatedJob, Workload
 from dl2d.throughput.gaussian_process import Belief
@@ -142,8 +142,8 @@ class Speeds:
             before = largest.get(kind, request)
             largest[kind] = replace(
                 request,
-                max_workers=min(max(before.max_workers, request.max_workers), MOST_TASKS),
-                max_ps=min(max(before.max_ps, request.max_ps), MOST_TASKS),
+                max_workers=min(max(before.max_workers, request.max_workers), MAX_TASKS),
+                max_ps=min(max(before.max_ps, request.max_ps), MAX_TASKS),
             )
         self._known = {kind: belief.mean_sd(largest[kind]) for kind in sorted(largest)}
         self._factors: dict[tuple[int, int], _Field] = {}
@@ -232,10 +232,10 @@ def workload_of(day: Day, speeds: Mapping[TrainingKind, Table], slot_seconds: fl
                 worker=request.worker,
                 ps=request.ps,
                 min_workers=request.min_workers,
-                max_workers=min(request.max_workers, MOST_TASKS),
+                max_workers=min(request.max_workers, MAX_TASKS),
                 min_ps=request.min_ps if has_ps else 0,
-                max_ps=min(request.max_ps, MOST_TASKS) if has_ps else 0,
-                allowed_workers=tuple(count for count in request.allowed_workers if count <= MOST_TASKS),
+                max_ps=min(request.max_ps, MAX_TASKS) if has_ps else 0,
+                allowed_workers=tuple(count for count in request.allowed_workers if count <= MAX_TASKS),
                 architecture=request.architecture,
             )
         )
@@ -320,7 +320,7 @@ def _samples(request: JobRequest) -> float:
 def _fits(request: JobRequest, nodes: Sequence[Resources]) -> bool:
     """Whether a job's least size can run on empty nodes."""
     workers = next((count for count in range(1, request.max_workers + 1) if request.allows(count)), 0)
-    if not workers or request.min_workers > MOST_TASKS or request.min_ps > MOST_TASKS:
+    if not workers or request.min_workers > MAX_TASKS or request.min_ps > MAX_TASKS:
         return False
     ps = max(request.min_ps, 1) if request.architecture is Architecture.PS else 0
     for demand, count in ((request.worker, workers), (request.ps, ps)):

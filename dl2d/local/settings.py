@@ -18,7 +18,7 @@ from dl2d.core.resources import Resources
 from dl2d.core.validation import Demand, Items, Record, Text, Whole, bad, read
 from dl2d.core.wording import shown
 
-MOST_NODES = 10_000
+MAX_NODES = 10_000
 _PREFIX = "resource_manager.local"
 
 
@@ -36,7 +36,7 @@ class LocalNodes(Record):
 
     name: Annotated[str, Text(63, r"[A-Za-z0-9][A-Za-z0-9._-]*", "up to 63 letters, digits, . _ or -")]
     resources: Demand
-    count: Annotated[int, Whole(1, MOST_NODES)] | None = None
+    count: Annotated[int, Whole(1, MAX_NODES)] | None = None
 
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
 
@@ -65,7 +65,7 @@ class LocalSettings(Record):
     #: Folder for records and output; made where it does not exist.
     state_dir: Annotated[Path, PlainValidator(_folder)]
     #: Empty: this machine.
-    declared: Annotated[tuple[LocalNodes, ...], Items(MOST_NODES)] = ()
+    declared: Annotated[tuple[LocalNodes, ...], Items(MAX_NODES)] = ()
 
     file_keys: ClassVar[Mapping[str, str]] = {"declared": "nodes"}
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
@@ -89,8 +89,8 @@ class LocalSettings(Record):
 
     @model_validator(mode="after")
     def _nodes_are_different(self) -> Self:
-        if sum(entry.count or 1 for entry in self.declared) > MOST_NODES:
-            raise bad("nodes", f"expected at most {MOST_NODES} nodes in all")
+        if sum(entry.count or 1 for entry in self.declared) > MAX_NODES:
+            raise bad("nodes", f"expected at most {MAX_NODES} nodes in all")
         names: set[str] = set()
         for number, entry in enumerate(self.declared):
             for node in entry.each():

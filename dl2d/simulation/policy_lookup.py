@@ -20,7 +20,7 @@ from dl2d.policies.dl2_paper import policy as dl2_paper
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.simulation.preset import Preset
-from dl2d.simulation.speeds.models import MOST_TASKS, SpeedModel, Table
+from dl2d.simulation.speeds.models import MAX_TASKS, SpeedModel, Table
 from dl2d.simulation.workload.format import Workload
 
 #: Policies that can be told the workload's speeds instead of measuring them, by the name they have then.
@@ -59,8 +59,8 @@ class TrueSpeeds:
         """
         request = job.request
         model = self._speeds[self._models.get(job.key.id, request.model)]
-        workers = min(request.max_workers + 1, MOST_TASKS)
-        ps = min(request.max_ps + 1, MOST_TASKS) if request.architecture is Architecture.PS else 0
+        workers = min(request.max_workers + 1, MAX_TASKS)
+        ps = min(request.max_ps + 1, MAX_TASKS) if request.architecture is Architecture.PS else 0
         if not isinstance(model, Table) or not model.fills(request.max_workers, request.max_ps):
             return model.grid(workers, ps)
         speeds = np.zeros((ps + 1, workers + 1))
@@ -77,7 +77,7 @@ LEARNED: Final[dict[str, Callable[[Path | None], Policy]]] = {
 }
 
 
-def contender(name: str, workload: Workload, chosen: Preset, checkpoint: Path | None = None) -> Policy:
+def find_policy(name: str, workload: Workload, chosen: Preset, checkpoint: Path | None = None) -> Policy:
     """A policy by name: learned, the preset's own, one that is told the workload's speeds (``NAME-true``), a plug-in.
 
     ``checkpoint`` is the folder that a learned one reads; without it, it is the one that comes with dl2d.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dl2d.core.errors import RequestError
 from dl2d.core.jobs import Architecture, Consistency, JobRequest
-from dl2d.core.request import MOST_EPOCHS, RequestRules, parse_request, read_directives
+from dl2d.core.request import MAX_EPOCHS, RequestRules, parse_request, read_directives
 from dl2d.core.resources import Resources
 
 RULES = RequestRules(models=frozenset({"resnet-50", "vgg-16"}), max_workers=16, max_ps=8)
@@ -64,7 +64,7 @@ def test_text_means_the_same_as_numbers() -> None:
         ({"epochs": None}, "epochs", "missing"),
         ({"epochs": 0}, "epochs", "expected a number, more than 0 and at most 1e+06, got 0"),
         ({"epochs": -1}, "epochs", "more than 0"),
-        ({"epochs": MOST_EPOCHS + 1}, "epochs", "at most 1e+06"),
+        ({"epochs": MAX_EPOCHS + 1}, "epochs", "at most 1e+06"),
         ({"epochs": 10**400}, "epochs", "at most 1e+06, got 1000"),
         ({"epochs": 10**5000}, "epochs", "at most 1e+06, got a huge int"),
         ({"epochs": math.nan}, "epochs", "expected a number"),
@@ -195,7 +195,7 @@ def test_whatever_is_asked_gives_a_sound_request_or_a_named_error(given_keys: di
     except RequestError as error:
         assert error.key.split(".")[0] in {*LEAST, *given_keys}  # noqa: PT017  both outcomes are right
         return
-    assert 0 < request.epochs <= MOST_EPOCHS
+    assert 0 < request.epochs <= MAX_EPOCHS
     assert 1 <= request.min_workers <= request.max_workers <= RULES.max_workers
     assert request.min_ps <= request.max_ps <= RULES.max_ps
     assert request.allows(request.largest_allowed(RULES.max_workers))

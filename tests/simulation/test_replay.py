@@ -23,7 +23,7 @@ from dl2d.core.policy import Evidence
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
-from dl2d.simulation.policy_lookup import contender
+from dl2d.simulation.policy_lookup import find_policy
 from dl2d.simulation.preset import Preset, PresetName, preset
 from dl2d.simulation.replay import Replayed, Rules, SimulationError, replay
 from dl2d.simulation.workload.format import read_workload
@@ -124,7 +124,7 @@ def speed_of(given: dict[str, Any]):
 
 
 def by_preset(policy: str, given: dict[str, Any]) -> Replayed:
-    chosen = contender(policy, read_workload(given), PAPER)
+    chosen = find_policy(policy, read_workload(given), PAPER)
     return run(given, chosen, PAPER.placement_of(policy), rules=PAPER.rules)
 
 
@@ -168,7 +168,7 @@ def test_measuring_speeds_costs_little_when_jobs_are_long(policy: str, most: flo
         job["epochs"] *= 8
     read = read_workload(given)
     measuring, told, fair = (
-        run(given, contender(name, read, Preset(Rules(), LoadBalance(), {}))).avg_jct
+        run(given, find_policy(name, read, Preset(Rules(), LoadBalance(), {}))).avg_jct
         for name in (policy, f"{policy}-true", "drf")
     )
     assert told < measuring < most * told

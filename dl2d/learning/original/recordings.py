@@ -22,7 +22,7 @@ from dl2d.learning.original.errors import TooFewSamples
 from dl2d.learning.original.imitation import Lessons
 from dl2d.learning.original.settings import Labels
 from dl2d.policies.dl2_paper.sizing import Sight, Sizing
-from dl2d.simulation.policy_lookup import contender
+from dl2d.simulation.policy_lookup import find_policy
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
 from dl2d.simulation.workload.format import Workload
@@ -115,7 +115,7 @@ def taught(
 def played(name: str, workload: Workload) -> list[Recording]:
     """What a built-in policy decides on a workload under the rules of preset ``dl2-paper``, slot by slot."""
     chosen = preset(PresetName.DL2_PAPER)
-    recorder = _Recorder(contender(name, workload, chosen), chosen.placement_of(name))
+    recorder = _Recorder(find_policy(name, workload, chosen), chosen.placement_of(name))
     replay(workload, recorder, recorder.placement, rules=chosen.rules, timer=time.perf_counter)
     # The network's own steps are placed as the preset does for it, whatever its teacher's are.
     return [Recording(snapshot, decision, chosen.placement) for snapshot, decision in recorder.slots]

@@ -23,7 +23,7 @@ from dl2d.learning.original.validation import Score, score
 from dl2d.policies.checkpoint import Checkpoint
 from dl2d.policies.dl2_paper.policy import Dl2Original, network_of
 from dl2d.policies.dl2_paper.sizing import Sight
-from dl2d.simulation.policy_lookup import contender
+from dl2d.simulation.policy_lookup import find_policy
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
 from dl2d.simulation.vectorized.library import Library
@@ -118,7 +118,7 @@ def school_by_teacher(
     chosen = preset(PresetName.DL2_PAPER)
     teachers = [
         replay(
-            one, contender(name, one, chosen), chosen.placement_of(name), rules=chosen.rules, timer=time.perf_counter
+            one, find_policy(name, one, chosen), chosen.placement_of(name), rules=chosen.rules, timer=time.perf_counter
         )
         for one in validation
     ]

@@ -24,11 +24,11 @@ Grid = NDArray[np.float64]
 N = TypeVar("N", float, Grid)
 
 #: Most workers, and most parameter servers, that a table may speak of and a job may have.
-MOST_TASKS: Final = 1000
+MAX_TASKS: Final = 1000
 #: Most measured points of a table.
-MOST_POINTS: Final = 16_384
+MAX_POINTS: Final = 16_384
 #: Most points that can be interpolated between: solving for weights takes four times 8 bytes x points squared, 200 MB.
-MOST_INTERPOLATED: Final = 2500
+MAX_INTERPOLATED: Final = 2500
 #: A measurement below this share of the table's median is taken for a failed run (``drop_failed``).
 FAILED_SHARE: Final = 0.05
 _FASTEST = 1e12
@@ -44,8 +44,8 @@ Compute = Annotated[float, Number(_LONGEST, least=_SHORTEST)]
 Size = Annotated[float, Number(_LARGEST_BYTES)]
 Bandwidth = Annotated[float, Number(_LARGEST_BYTES, least=1.0)]
 Speed = Annotated[float, Number(_FASTEST)]
-PsCount = Annotated[int, Whole(0, MOST_TASKS)]
-WorkerCount = Annotated[int, Whole(1, MOST_TASKS)]
+PsCount = Annotated[int, Whole(0, MAX_TASKS)]
+WorkerCount = Annotated[int, Whole(1, MAX_TASKS)]
 
 
 def _some_time(theta: tuple[float, ...]) -> tuple[float, ...]:
@@ -73,7 +73,7 @@ class SpeedModel(Protocol):
         Raises
         ------
         ValueError
-            A count is negative or above ``MOST_TASKS``, or a table is too large to interpolate.
+            A count is negative or above ``MAX_TASKS``, or a table is too large to interpolate.
         """
         ...
 
@@ -330,8 +330,8 @@ class Table:
 
     @cached_property
     def _weights(self) -> Grid:
-        if len(self.points) > MOST_INTERPOLATED:
-            msg = f"a table of {len(self.points)} points has a hole; at most {MOST_INTERPOLATED} can be interpolated"
+        if len(self.points) > MAX_INTERPOLATED:
+            msg = f"a table of {len(self.points)} points has a hole; at most {MAX_INTERPOLATED} can be interpolated"
             raise ValueError(msg)
         at = self._at
         distances = np.hypot(at[:, None, 0] - at[None, :, 0], at[:, None, 1] - at[None, :, 1])
@@ -352,8 +352,8 @@ class Table:
 
 
 def _check_counts(workers: int, ps: int) -> None:
-    if not (0 <= workers <= MOST_TASKS and 0 <= ps <= MOST_TASKS):
-        msg = f"{workers} workers and {ps} parameter servers: each count must be from 0 to {MOST_TASKS}"
+    if not (0 <= workers <= MAX_TASKS and 0 <= ps <= MAX_TASKS):
+        msg = f"{workers} workers and {ps} parameter servers: each count must be from 0 to {MAX_TASKS}"
         raise ValueError(msg)
 
 
@@ -381,7 +381,7 @@ class _Measured(Record):
 class _Rows(_Measured):
     """Row = PS count from 1 (the only row of an all-reduce has none), column = workers from 1."""
 
-    table: Annotated[tuple[Annotated[tuple[Speed | None, ...], Items(MOST_TASKS)], ...], Items(MOST_TASKS)]
+    table: Annotated[tuple[Annotated[tuple[Speed | None, ...], Items(MAX_TASKS)], ...], Items(MAX_TASKS)]
     #: Fill holes from the measured points.
     interpolate: Flag = False
 
@@ -391,8 +391,8 @@ class _Rows(_Measured):
         width = max(map(len, self.table))
         if collective and len(self.table) > 1:
             raise WorkloadError("table", f"expected one row, for allreduce has no PS; got {len(self.table)}")
-        if len(self.table) * width > MOST_POINTS:
-            raise WorkloadError("table", f"{len(self.table)} x {width} is more than {MOST_POINTS} speeds")
+        if len(self.table) * width > MAX_POINTS:
+            raise WorkloadError("table", f"{len(self.table)} x {width} is more than {MAX_POINTS} speeds")
         read: list[tuple[int, int, float]] = []
         for index, row in enumerate(self.table):
             for column in range(width):
@@ -413,7 +413,7 @@ class _Rows(_Measured):
 class _Points(_Measured):
     """Any sizes, each as ``[ps, workers, samples per second]``."""
 
-    points: Annotated[tuple[Annotated[tuple[PsCount, WorkerCount, Speed], Items(3, least=3)], ...], Items(MOST_POINTS)]
+    points: Annotated[tuple[Annotated[tuple[PsCount, WorkerCount, Speed], Items(3, least=3)], ...], Items(MAX_POINTS)]
 
     def at(self) -> list[tuple[int, int, float]]:
         """See ``_Measured``. Raises ``WorkloadError``."""
@@ -421,7 +421,7 @@ class _Points(_Measured):
         seen: set[tuple[int, int]] = set()
         for index, (ps, workers, _) in enumerate(self.points):
             if bool(ps) is collective:
-                expected = "0, for allreduce has no PS" if collective else f"a whole number from 1 to {MOST_TASKS}"
+                expected = "0, for allreduce has no PS" if collective else f"a whole number from 1 to {MAX_TASKS}"
                 raise WorkloadError(f"points[{index}][0]", f"expected {expected}, got {ps}")
             if (ps, workers) in seen:
                 raise WorkloadError(f"points[{index}]", f"{ps} PS and {workers} workers are given twice")

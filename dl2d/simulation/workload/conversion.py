@@ -16,19 +16,19 @@ from dl2d.core.errors import RequestError, WorkloadError
 from dl2d.core.jobs import Architecture
 from dl2d.core.resources import NO_RESOURCES, Resources, parse_resources
 from dl2d.core.wording import did_you_mean, shown
-from dl2d.simulation.speeds.models import MOST_TASKS
+from dl2d.simulation.speeds.models import MAX_TASKS
 from dl2d.simulation.speeds.profiles import load_profile, profile_names
-from dl2d.simulation.workload.format import MOST_JOBS, MOST_NODES, MOST_SLOTS, Workload, read_workload
+from dl2d.simulation.workload.format import MAX_JOBS, MAX_NODES, MAX_SLOTS, Workload, read_workload
 
 #: Why jobs are left out.
-TOO_LARGE: Final = f"more than {MOST_TASKS} workers"
+TOO_LARGE: Final = f"more than {MAX_TASKS} workers"
 NO_ROOM: Final = "larger than the cluster"
 _LONGEST_SETTING = 1000
 # A worker's share of a GPU is counted in thousandths, as resources are.
 _SMALLEST_SHARE = 0.001
 _DIGITS = 9
-_MOST_EPOCHS = 1e9
-_LEAST_EPOCHS = 2e-9
+_MAX_EPOCHS = 1e9
+_MIN_EPOCHS = 2e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +111,11 @@ class Settings(Keys):
 
     def __post_init__(self) -> None:
         self.check_number("slot_seconds", least=1e-3, most=1e8)
-        self.check_number("nodes", least=0, most=MOST_NODES)
+        self.check_number("nodes", least=0, most=MAX_NODES)
         self.check_number("load", least=1e-3, most=1000.0)
         self.check_word("architecture", [str(entry) for entry in Architecture])
         self.check_number("shrink", least=0.0, most=1.0)
-        self.check_number("stretch", least=1.0, most=float(MOST_TASKS))
+        self.check_number("stretch", least=1.0, most=float(MAX_TASKS))
         for name in self.model_names:
             load_profile(name)
         _ = self.node_resources
@@ -179,7 +179,7 @@ def convert(jobs: Iterable[PastJob], settings: Settings, *, seed: int, where: st
         names = gpu_names if job.gpus else cpu_names
         model = job.model or draw(job, names)
         workers = job.gpus or max(1, math.ceil(job.cpus / max(load_profile(model).worker.get("cpu"), 1e-3)))
-        if workers > MOST_TASKS:
+        if workers > MAX_TASKS:
             left_out[TOO_LARGE] += 1
         else:
             sized.append((job, model, workers))
@@ -190,8 +190,8 @@ def convert(jobs: Iterable[PastJob], settings: Settings, *, seed: int, where: st
     used: set[str] = set()
     for job, model, workers in sized:
         slot = (job.submit - first) / settings.slot_seconds
-        if slot > MOST_SLOTS:
-            problem = f"job {job.id} would come in slot {slot:.0f}, after slot {MOST_SLOTS}; take longer slots"
+        if slot > MAX_SLOTS:
+            problem = f"job {job.id} would come in slot {slot:.0f}, after slot {MAX_SLOTS}; take longer slots"
             raise WorkloadError("slot_seconds", problem, where=where)
         least = max(1, math.floor(workers * settings.shrink))
         worker, ps = _demands(job, model, settings)
@@ -203,8 +203,8 @@ def convert(jobs: Iterable[PastJob], settings: Settings, *, seed: int, where: st
     if not kept:
         reasons = ", ".join(f"{reason} ({count})" for reason, count in left_out.items())
         raise WorkloadError("", f"no job can be used{f': {reasons}' if reasons else ''}", where=where)
-    if len(kept) > MOST_JOBS:
-        raise WorkloadError("jobs", f"{len(kept)} jobs, more than {MOST_JOBS}; take fewer", where=where)
+    if len(kept) > MAX_JOBS:
+        raise WorkloadError("jobs", f"{len(kept)} jobs, more than {MAX_JOBS}; take fewer", where=where)
     speeds = {name: load_profile(name).speed(Architecture(settings.architecture)).describe() for name in sorted(used)}
     cluster = [{"name": "node", "count": nodes, "resources": node.as_dict()}]
     described = {
@@ -242,7 +242,7 @@ def _demands_of(profile_name: str, share: float, architecture: str) -> tuple[Res
 
 def _per_node(demand: Resources, node: Resources) -> int:
     have = dict(node.thousandths)
-    return min((have.get(name, 0) // amount for name, amount in demand.thousandths), default=MOST_TASKS)
+    return min((have.get(name, 0) // amount for name, amount in demand.thousandths), default=MAX_TASKS)
 
 
 def _has_room(worker: Resources, ps: Resources, least: int, node: Resources, nodes: int) -> bool:
@@ -268,8 +268,8 @@ def _nodes_for(sized: Sequence[tuple[PastJob, str, int]], settings: Settings, wh
         if name in have:
             mean = Fraction(work[name]) / Fraction(max(span, 1.0))
             nodes = max(nodes, math.ceil(mean / Fraction(settings.load) / have[name]), -(-most[name] // have[name]))
-    if nodes > MOST_NODES:
-        problem = f"the work needs {nodes} nodes such as this, more than {MOST_NODES}; set nodes, or take larger ones"
+    if nodes > MAX_NODES:
+        problem = f"the work needs {nodes} nodes such as this, more than {MAX_NODES}; set nodes, or take larger ones"
         raise WorkloadError("node", problem, where=where)
     return nodes
 
@@ -279,12 +279,12 @@ def _described(job: PastJob, model: str, workers: int, slot: int, settings: Sett
     worker, ps = _demands(job, model, settings)
     has_ps = settings.architecture == Architecture.PS
     epochs = job.seconds * _speed(profile.name, settings.architecture, workers) / profile.samples_per_epoch
-    most = min(MOST_TASKS, math.ceil(workers * settings.stretch))
+    most = min(MAX_TASKS, math.ceil(workers * settings.stretch))
     described: dict[str, object] = {
         "id": job.id,
         "model": model,
         "submit_slot": slot,
-        "epochs": min(_MOST_EPOCHS, max(_LEAST_EPOCHS, float(f"{epochs:.{_DIGITS}g}"))),
+        "epochs": min(_MAX_EPOCHS, max(_MIN_EPOCHS, float(f"{epochs:.{_DIGITS}g}"))),
         "samples_per_epoch": profile.samples_per_epoch,
         "worker": worker.as_dict(),
         "min_workers": max(1, math.floor(workers * settings.shrink)),

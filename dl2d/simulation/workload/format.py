@@ -33,28 +33,28 @@ from dl2d.core.validation import (
     read,
 )
 from dl2d.core.wording import did_you_mean, printable, shown
-from dl2d.simulation.speeds.models import MOST_INTERPOLATED, MOST_TASKS, PsAsync, SpeedModel, Table, parse_speed
+from dl2d.simulation.speeds.models import MAX_INTERPOLATED, MAX_TASKS, PsAsync, SpeedModel, Table, parse_speed
 from dl2d.simulation.speeds.profiles import load_profile
 
-MOST_BYTES: Final = 64 * 1024**2
-MOST_JOBS: Final = 200_000
-MOST_MODELS: Final = 1000
-MOST_GROUPS: Final = 10_000
-MOST_NODES: Final = 100_000
+MAX_BYTES: Final = 64 * 1024**2
+MAX_JOBS: Final = 200_000
+MAX_MODELS: Final = 1000
+MAX_GROUPS: Final = 10_000
+MAX_NODES: Final = 100_000
 #: Latest slot in which a job may come: with slots of a second, almost four months.
-MOST_SLOTS: Final = 10_000_000
+MAX_SLOTS: Final = 10_000_000
 #: Most entries of ``capacity_changes``.
-MOST_CHANGES: Final = 100_000
+MAX_CHANGES: Final = 100_000
 _LONGEST_ID = 64
 # Below this a length is a slip, and quotients of it could overflow.
 _SMALLEST = 1e-9
 
 
 Length = Annotated[float, Number(1e9, above=_SMALLEST)]
-WorkerBound = Annotated[int, Whole(1, MOST_TASKS)]
-LeastCount = Annotated[int, Whole(0, MOST_TASKS)]
-Slot = Annotated[int, Whole(0, MOST_SLOTS)]
-NodeCount = Annotated[int, Whole(0, MOST_NODES)]
+WorkerBound = Annotated[int, Whole(1, MAX_TASKS)]
+LeastCount = Annotated[int, Whole(0, MAX_TASKS)]
+Slot = Annotated[int, Whole(0, MAX_SLOTS)]
+NodeCount = Annotated[int, Whole(0, MAX_NODES)]
 
 
 def _identity(value: object) -> str:
@@ -102,7 +102,7 @@ class SimulatedJob(Record):
     min_ps: LeastCount = 0
     max_ps: WorkerBound = 0
     #: Worker counts that it can run with, ascending; empty for any within the bounds.
-    allowed_workers: Annotated[tuple[WorkerBound, ...], Items(MOST_TASKS), AfterValidator(_ascending)] = ()
+    allowed_workers: Annotated[tuple[WorkerBound, ...], Items(MAX_TASKS), AfterValidator(_ascending)] = ()
     architecture: Architecture = Architecture.PS
     #: Type that its user says it is, where that is another.
     said_model: str = ""
@@ -269,11 +269,11 @@ class _File(Record):
     """A workload file. Speeds and jobs are checked one by one, so that an error names the job."""
 
     slot_seconds: Annotated[float, Number(1e8, above=_SMALLEST)]
-    cluster: Annotated[tuple[NodeGroup, ...], Items(MOST_GROUPS)]
-    speeds: Annotated[Mapping[str, Any], Kinds((Mapping,), f"an object of 1 to {MOST_MODELS} models")]
-    jobs: Annotated[Sequence[Any], Kinds((list, tuple), f"a list of 1 to {MOST_JOBS} entries")]
+    cluster: Annotated[tuple[NodeGroup, ...], Items(MAX_GROUPS)]
+    speeds: Annotated[Mapping[str, Any], Kinds((Mapping,), f"an object of 1 to {MAX_MODELS} models")]
+    jobs: Annotated[Sequence[Any], Kinds((list, tuple), f"a list of 1 to {MAX_JOBS} entries")]
     description: Annotated[str, Text(100_000)] = ""
-    capacity_changes: Annotated[tuple[CapacityChange, ...], Items(MOST_CHANGES)] = ()
+    capacity_changes: Annotated[tuple[CapacityChange, ...], Items(MAX_CHANGES)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,13 +300,13 @@ _OF_PROFILE: Final = TypeAdapter(_OfProfile)
 def _load(path: str | os.PathLike[str], where: str) -> object:
     try:
         with Path(path).open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise WorkloadError("", f"cannot be read: {error.strerror or error}", where=where) from None
     except ValueError as error:  # a NUL in the name
         raise WorkloadError("", f"cannot be read: {error}", where=where) from None
-    if len(data) > MOST_BYTES:
-        raise WorkloadError("", f"larger than {MOST_BYTES >> 20} MiB", where=where)
+    if len(data) > MAX_BYTES:
+        raise WorkloadError("", f"larger than {MAX_BYTES >> 20} MiB", where=where)
 
     def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(pairs)
@@ -331,10 +331,10 @@ def _parse(given: object, where: str) -> Workload:
 
     file: _File = read(_FILE, given, refused)
     total = sum(group.count for group in file.cluster)
-    if not 1 <= total <= MOST_NODES:
-        raise refused("cluster", f"expected 1 to {MOST_NODES} nodes in all, got {total}")
-    if not 1 <= len(file.jobs) <= MOST_JOBS:
-        raise refused("jobs", f"expected a list of 1 to {MOST_JOBS} entries, got {shown(file.jobs)}")
+    if not 1 <= total <= MAX_NODES:
+        raise refused("cluster", f"expected 1 to {MAX_NODES} nodes in all, got {total}")
+    if not 1 <= len(file.jobs) <= MAX_JOBS:
+        raise refused("jobs", f"expected a list of 1 to {MAX_JOBS} entries, got {shown(file.jobs)}")
     changes = _in_order(file.capacity_changes, file.cluster, refused)
     speeds = _speeds(file.speeds, _first_users(file.jobs), where)
     jobs: dict[str, SimulatedJob] = {}
@@ -415,8 +415,8 @@ def _label(entry: object, index: int) -> str:
 
 
 def _speeds(described: Mapping[str, object], users: Mapping[str, str], where: str) -> dict[str, SpeedModel]:
-    if not 1 <= len(described) <= MOST_MODELS:
-        problem = f"expected an object of 1 to {MOST_MODELS} models, got {shown(described)}"
+    if not 1 <= len(described) <= MAX_MODELS:
+        problem = f"expected an object of 1 to {MAX_MODELS} models, got {shown(described)}"
         raise WorkloadError("speeds", problem, where=where)
     speeds: dict[str, SpeedModel] = {}
     for model, description in described.items():
@@ -510,7 +510,7 @@ class _Fitness:
     def _check_room(self, job: SimulatedJob) -> None:
         workers, ps = job.least_workers, max(1, job.min_ps) if job.max_ps else 0
         for key, demand, count in (("worker", job.worker, workers), ("ps", job.ps, ps)):
-            if count and self._fitting(demand, MOST_TASKS) < count:
+            if count and self._fitting(demand, MAX_TASKS) < count:
                 if not self._fitting(demand, 1):
                     problem = f"{self._when}no node has room for one task of {demand}"
                 else:
@@ -527,7 +527,7 @@ class _Fitness:
         if demand not in self._room:
             room = 0
             for group in self._groups:
-                if group.count and room < MOST_TASKS:
+                if group.count and room < MAX_TASKS:
                     have = dict(group.resources.thousandths)
                     room += group.count * min(have.get(name, 0) // amount for name, amount in demand.thousandths)
             self._room[demand] = room
@@ -538,10 +538,10 @@ class _Fitness:
         speed = self._speeds[job.model]
         if not isinstance(speed, Table):
             return
-        if len(speed.points) > MOST_INTERPOLATED and not speed.fills(job.max_workers, job.max_ps):
+        if len(speed.points) > MAX_INTERPOLATED and not speed.fills(job.max_workers, job.max_ps):
             problem = (
                 f"speeds.{job.model} leaves sizes up to {job.max_workers} workers and {job.max_ps} PS unmeasured, and "
-                f"has more than the {MOST_INTERPOLATED} points that can be interpolated between"
+                f"has more than the {MAX_INTERPOLATED} points that can be interpolated between"
             )
             raise WorkloadError("max_workers", problem, where=self._where, job=job.id)
         allowed = job.allowed_workers

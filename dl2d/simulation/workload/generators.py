@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from dl2d.core.errors import WorkloadError
 from dl2d.core.wording import did_you_mean
-from dl2d.simulation.speeds.models import MOST_TASKS
+from dl2d.simulation.speeds.models import MAX_TASKS
 from dl2d.simulation.speeds.profiles import load_profile, profile_names
 from dl2d.simulation.workload.conversion import PastJob, Settings, convert
-from dl2d.simulation.workload.format import MOST_JOBS, MOST_SLOTS, Workload
+from dl2d.simulation.workload.format import MAX_JOBS, MAX_SLOTS, Workload
 
 _Floats = NDArray[np.float64]
 _DAY_SECONDS = 86_400.0
@@ -60,7 +60,7 @@ class Dl2Settings(Settings):
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)
-        self.check_number("jobs", least=1, most=MOST_JOBS)
+        self.check_number("jobs", least=1, most=MAX_JOBS)
         self.check_number("cap", least=1, most=10_000)
         self.check_number("longest_slots", least=1e-3, most=1e6)
 
@@ -83,14 +83,14 @@ class PoissonSettings(Settings):
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)
-        self.check_number("jobs", least=1, most=MOST_JOBS)
+        self.check_number("jobs", least=1, most=MAX_JOBS)
         self.check_number("rate", least=1e-5, most=1e6)
-        self.check_number("most_gpus", least=1, most=MOST_TASKS)
+        self.check_number("most_gpus", least=1, most=MAX_TASKS)
         self.check_number("median_seconds", least=1.0, most=1e8)
         self.check_number("sigma", least=0.0, most=10.0)
         self.check_number("longest_seconds", least=1.0, most=1e9)
-        if self.jobs / self.rate > MOST_SLOTS / 2:
-            raise WorkloadError("rate", f"{self.jobs} jobs at {self.rate:g} a slot take over {MOST_SLOTS // 2} slots")
+        if self.jobs / self.rate > MAX_SLOTS / 2:
+            raise WorkloadError("rate", f"{self.jobs} jobs at {self.rate:g} a slot take over {MAX_SLOTS // 2} slots")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ import numpy as np
 from dl2d.core.errors import WorkloadError
 from dl2d.simulation.workload.conversion import Keys
 from dl2d.simulation.workload.format import (
-    MOST_JOBS,
-    MOST_NODES,
+    MAX_JOBS,
+    MAX_NODES,
     SimulatedJob,
     Workload,
     describe_workload,
@@ -30,8 +30,8 @@ class KindsSettings(Keys):
     cap: int = 3
 
     def __post_init__(self) -> None:
-        self.check_number("jobs", least=1, most=MOST_JOBS)
-        self.check_number("nodes", least=0, most=MOST_NODES)
+        self.check_number("jobs", least=1, most=MAX_JOBS)
+        self.check_number("nodes", least=0, most=MAX_NODES)
         self.check_number("cap", least=1, most=10_000)
 
 

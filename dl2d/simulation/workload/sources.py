@@ -18,7 +18,7 @@ from dl2d.simulation.workload.kinds import KindsSettings, draw_kinds
 from dl2d.simulation.workload.trace_readers import FORMATS, TraceSettings, read_trace, summary
 
 _PREFIX = re.compile(r"([a-z][a-z0-9-]+):(.*)", re.DOTALL)
-_MOST_SEED = 2**63 - 1
+_MAX_SEED = 2**63 - 1
 #: What stands before a workload file whose kinds of jobs are drawn from.
 KINDS: Final = "kinds"
 
@@ -166,7 +166,7 @@ def _seed(given: dict[str, str], default: int, source: str) -> int:
     text = given.pop("seed", None)
     if text is None:
         return default
-    if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= _MOST_SEED):
+    if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= _MAX_SEED):
         raise WorkloadError("seed", f"expected a whole number of 0 or more, got {shown(text)}", where=printable(source))
     return int(text)
 

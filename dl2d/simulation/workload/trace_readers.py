@@ -23,16 +23,16 @@ from typing import BinaryIO, Final, NoReturn, cast
 from dl2d.core.errors import WorkloadError
 from dl2d.core.wording import shown
 from dl2d.simulation.workload.conversion import PastJob, Settings, convert
-from dl2d.simulation.workload.format import MOST_JOBS, Workload
+from dl2d.simulation.workload.format import MAX_JOBS, Workload
 
 #: Largest log, unpacked.
-MOST_BYTES: Final = 1024**3
-MOST_LINE_BYTES: Final = 65_536
+MAX_BYTES: Final = 1024**3
+MAX_LINE_BYTES: Final = 65_536
 #: Usable rows that are kept while a log is read; about 300 MB.
-MOST_ROWS: Final = 1_000_000
-_MOST_COLUMNS = 500
-_MOST_SECONDS = 1e12
-_MOST_GPUS = 10**7
+MAX_ROWS: Final = 1_000_000
+_MAX_COLUMNS = 500
+_MAX_SECONDS = 1e12
+_MAX_GPUS = 10**7
 
 NO_TIME: Final = "no start or end"
 NO_LENGTH: Final = "ran for no time"
@@ -56,7 +56,7 @@ class TraceSettings(Settings):
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)
-        self.check_number("jobs", least=0, most=MOST_JOBS)
+        self.check_number("jobs", least=0, most=MAX_JOBS)
         self.check_number("start_hours", least=0.0, most=1e8)
         self.check_number("hours", least=0.0, most=1e8)
 
@@ -93,7 +93,7 @@ class _Row:
         """Raise the error for one cell."""
         raise WorkloadError(f"line {self.line}: {column}", problem, where=self._where)
 
-    def number(self, column: str, *, most: float = _MOST_SECONDS, least: float = -_MOST_SECONDS) -> float:
+    def number(self, column: str, *, most: float = _MAX_SECONDS, least: float = -_MAX_SECONDS) -> float:
         """A cell as a number."""
         return self.as_number(column, self.text(column), least=least, most=most)
 
@@ -107,7 +107,7 @@ class _Row:
             self.bad(column, f"expected a number from {least:g} to {most:g}, got {shown(text)}")
         return value
 
-    def count(self, column: str, *, most: int = _MOST_GPUS) -> int:
+    def count(self, column: str, *, most: int = _MAX_GPUS) -> int:
         """A cell as a whole number of 0 or more."""
         value = self.number(column, least=0.0, most=float(most))
         if value != int(value):
@@ -234,7 +234,7 @@ def _tres(row: _Row, column: str, text: str) -> tuple[float, float]:
         if not equals:
             row.bad(column, f"expected name=amount, got {shown(entry)}")
         if name == "gres/gpu" or name.startswith("gres/gpu:") or name == "cpu":
-            value = row.as_number(column, amount, least=0.0, most=float(_MOST_GPUS))
+            value = row.as_number(column, amount, least=0.0, most=float(_MAX_GPUS))
             if value != int(value):
                 row.bad(column, f"expected a whole number of {name}, got {shown(amount)}")
             if name == "cpu":
@@ -308,8 +308,8 @@ def read_trace(name: str, path: Path, settings: TraceSettings, *, seed: int = 0)
                 else:
                     seen.add(job.id)
                     jobs.append(job)
-                    if len(jobs) > MOST_ROWS:
-                        raise WorkloadError("", f"more than {MOST_ROWS} usable rows; cut it", where=where)
+                    if len(jobs) > MAX_ROWS:
+                        raise WorkloadError("", f"more than {MAX_ROWS} usable rows; cut it", where=where)
     except (OSError, EOFError, zlib.error) as error:  # gzip.BadGzipFile is an OSError
         said = getattr(error, "strerror", None) or error
         raise WorkloadError("", f"cannot be read: {said}", where=where) from None
@@ -363,13 +363,13 @@ def _unpacked(raw: BinaryIO) -> BinaryIO:
 
 def _lines(file: BinaryIO, where: str) -> Iterator[str]:
     total = number = 0
-    while line := file.readline(MOST_LINE_BYTES + 1):
+    while line := file.readline(MAX_LINE_BYTES + 1):
         number += 1
         total += len(line)
-        if len(line) > MOST_LINE_BYTES:
-            raise WorkloadError(f"line {number}", f"longer than {MOST_LINE_BYTES} bytes", where=where)
-        if total > MOST_BYTES:
-            raise WorkloadError(f"line {number}", f"more than {MOST_BYTES >> 20} MiB", where=where)
+        if len(line) > MAX_LINE_BYTES:
+            raise WorkloadError(f"line {number}", f"longer than {MAX_LINE_BYTES} bytes", where=where)
+        if total > MAX_BYTES:
+            raise WorkloadError(f"line {number}", f"more than {MAX_BYTES >> 20} MiB", where=where)
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
@@ -388,7 +388,7 @@ def _rows(file: BinaryIO, form: _Format, where: str) -> Iterator[_Row]:
         columns = [name.strip().lower() for name in first]
         if columns and not columns[-1]:
             columns.pop()
-        if len(columns) > _MOST_COLUMNS or len(set(columns)) < len(columns):
+        if len(columns) > _MAX_COLUMNS or len(set(columns)) < len(columns):
             raise WorkloadError("line 1", "a column is named twice, or there are too many", where=where)
         if missing := [name for name in form.columns if name not in columns]:
             problem = f"there is no column {', '.join(missing)}; there are {shown(', '.join(columns))}"

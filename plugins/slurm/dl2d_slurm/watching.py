@@ -26,8 +26,8 @@ _LIMIT: Final = re.compile(r"(?:(\d{1,6})-)?(\d{1,4})(?::(\d{1,2}))?(?::(\d{1,2}
 #: Slurm shows a job without a limit, in a partition without one, as one of a year.
 _YEAR: Final = 365 * 86_400.0
 _HOUR: Final = 3600.0
-_MOST_TASKS: Final = 10_000
-_MOST_HOURS: Final = 8760.0
+_MAX_TASKS: Final = 10_000
+_MAX_HOURS: Final = 8760.0
 
 Words = Annotated[str, Text(200, expected="some text (quote it in YAML)")]
 
@@ -45,11 +45,11 @@ class WatchRule(Record):
     #: What counts as a worker: a task, or a unit of a resource (``gpu``).
     size: Annotated[str, Text(64, _RESOURCE, "tasks or a resource such as gpu")] = _TASKS
     #: So many of them are parameter servers; 0: the workers exchange gradients among themselves.
-    ps: Annotated[int, Whole(0, _MOST_TASKS)] = 0
+    ps: Annotated[int, Whole(0, _MAX_TASKS)] = 0
     #: Fewest workers and parameter servers together.
-    least: Annotated[int, Whole(1, _MOST_TASKS)] = 2
+    least: Annotated[int, Whole(1, _MAX_TASKS)] = 2
     #: Length of a job that has no time limit, in hours.
-    hours: Annotated[float, Number(_MOST_HOURS, least=0.01)] = 24.0
+    hours: Annotated[float, Number(_MAX_HOURS, least=0.01)] = 24.0
 
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
 
@@ -79,7 +79,7 @@ def static_job(
     if rule is None or not tasks:
         return None
     count = tasks if rule.size == _TASKS else int(held.get(rule.size))
-    if count < max(rule.least, rule.ps + 1) or count > _MOST_TASKS:
+    if count < max(rule.least, rule.ps + 1) or count > _MAX_TASKS:
         return None
     if not record["UserID"].isdecimal() or not record["GroupID"].isdecimal():
         return None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture
-from dl2d.simulation.speeds.models import MOST_INTERPOLATED, AllReduce, Physical, PsAsync, PsSync, Table, parse_speed
+from dl2d.simulation.speeds.models import MAX_INTERPOLATED, AllReduce, Physical, PsAsync, PsSync, Table, parse_speed
 
 MEASURED = Path(__file__).parents[4] / "shared" / "data" / "dl2" / "config_speed.csv"
 
@@ -219,7 +219,7 @@ def test_an_allreduce_table_has_no_servers() -> None:
 
 def test_large_full_tables_are_looked_up_and_never_solved() -> None:
     side = 70
-    assert side * side > MOST_INTERPOLATED
+    assert side * side > MAX_INTERPOLATED
     table = parse_speed({"table": [[float(p * w) for w in range(1, side + 1)] for p in range(1, side + 1)]})
     assert table.fills(side, side)
     assert table.grid(side, side)[side, side] == side * side

@@ -346,13 +346,13 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch) -> None:
     path = tmp_path / "w.json"
     path.write_text(json.dumps(workload()))
     read_workload(path)
-    monkeypatch.setattr(module, "MOST_BYTES", 100)
+    monkeypatch.setattr(module, "MAX_BYTES", 100)
     with pytest.raises(WorkloadError, match="larger than"):
         read_workload(path)
 
 
 def test_more_jobs_than_there_is_room_for(monkeypatch) -> None:
-    monkeypatch.setattr(module, "MOST_JOBS", 2)
+    monkeypatch.setattr(module, "MAX_JOBS", 2)
     assert refused(workload(job(id=1), job(id=2), job(id=3))).key == "jobs"
 
 

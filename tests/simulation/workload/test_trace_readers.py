@@ -227,10 +227,10 @@ def test_a_log_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_sizes_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_BYTES", 60)
+    monkeypatch.setattr(module, "MAX_BYTES", 60)
     assert "line 3: more than" in refused(tmp_path, "itp", gzip.compress((ITP + ITP_ROWS).encode()))
     monkeypatch.undo()
-    monkeypatch.setattr(module, "MOST_ROWS", 2)
+    monkeypatch.setattr(module, "MAX_ROWS", 2)
     assert "more than 2 usable rows" in refused(tmp_path, "itp", ITP + ITP_ROWS)
 
 
