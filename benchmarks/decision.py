@@ -1,19 +1,22 @@
 """How long one decision takes, from small clusters to large ones, and how that grows.
 
     python benchmarks/decision.py [--jobs 250 1000 4000 16000] [--policies fifo drf ...] [--running] [--repeats 3]
-        [--json]
+        [--room scarce plentiful] [--json]
 
-Every job is new, or with `--running` has what a first decision gave it, and asks for up to 8 workers and 8 PSs of one
-of two shapes; there are 2.5 nodes a job, as in Optimus' 4,000 jobs on 10,000 nodes (Peng et al., EuroSys 2018: 5 s),
-and too little room for all, so every job ends with a reason. Jobs are of six model types with speeds of their own;
-`optimus` and `lookahead` fit them to some measured sizes, `optimus-true` and `lookahead-true` are told, and
-`optimus-loss` fits 32 losses of each job as well. A time is that of `Packing.for_decision` and `Policy.decide`
-together, the least of the repeats.
+Every job is new, or with `--running` has what a first decision gave it, and asks for workers and PSs of one of two
+shapes; there are 2.5 nodes a job, as in Optimus' 4,000 jobs on 10,000 nodes (Peng et al., EuroSys 2018: 5 s). Where
+room is scarce a node holds 4 tasks, and a job may have 8 of each role; where it is plentiful a node holds 8 (10,000
+nodes: 80,000 tasks), and a job may have 16. Jobs could use more than there is, so each ends with a reason. They are of
+six model types with speeds of their own; `optimus` and `lookahead` fit them to some measured sizes, `optimus-true` and
+`lookahead-true` are told, and `optimus-loss` fits 32 losses of each job as well. A time is that of
+`Packing.for_decision` and `Policy.decide` together, without collection of garbage as in the daemon, the least of the
+repeats.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import resource
 import time
@@ -31,6 +34,7 @@ from dl2d.core.measured import MOST_LOSSES, LossPoint, MeasuredLoss, MeasuredSpe
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources
+from dl2d.daemon import collector
 from dl2d.daemon.place import place
 from dl2d.daemon.plugins import POLICIES, available, load_policy
 from dl2d.placement.load_balance import LoadBalance
@@ -42,6 +46,8 @@ MODELS = {
     f"m{number}": PsSync((0.01 + 0.004 * number, 0.1 * number, 0.3 / (1 + number), 0.002 * number, 0.004), 32 << number)
     for number in range(6)
 }
+#: CPUs and GPUs of a node, where a task takes two CPUs; and the most tasks of each role that a job may have.
+ROOM = {"scarce": (8, 8), "plentiful": (16, 16)}
 SIZES = [Allocation(workers, ps) for workers in (1, 2, 4, 8) for ps in (1, 2, 4, 8)]
 
 
@@ -49,14 +55,15 @@ class Known:
     """The models' own speeds."""
 
     def __init__(self) -> None:
-        self._grids = {model: speed.grid(8, 8) for model, speed in MODELS.items()}
+        self._grids = {model: speed.grid(16, 16) for model, speed in MODELS.items()}
 
     def grid(self, job: Job) -> NDArray[np.float64]:
         return self._grids[job.request.model]
 
 
-def snapshot(jobs: int) -> Snapshot:
+def snapshot(jobs: int, room: str) -> Snapshot:
     """A full queue and an empty cluster."""
+    amount, most = ROOM[room]
     shapes = [
         JobRequest(
             name="j",
@@ -67,8 +74,8 @@ def snapshot(jobs: int) -> Snapshot:
             batch=1,
             worker=Resources.of(cpu=2, gpu=gpu),
             ps=Resources.of(cpu=2),
-            max_workers=8,
-            max_ps=8,
+            max_workers=most,
+            max_ps=most,
         )
         for number, model in enumerate(MODELS)
         for gpu in (1, 2)
@@ -84,7 +91,8 @@ def snapshot(jobs: int) -> Snapshot:
         )
         for number in range(jobs)
     )
-    nodes = tuple(Node(f"n{number}", Resources.of(cpu=8, gpu=8)) for number in range(int(2.5 * jobs)))
+    capacity = Resources.of(cpu=amount, gpu=amount)
+    nodes = tuple(Node(f"n{number}", capacity) for number in range(int(2.5 * jobs)))
     speeds = tuple(
         MeasuredSpeeds(
             TrainingKind(model, Architecture.PS, Consistency.SYNC),
@@ -120,9 +128,10 @@ def seconds(policy: Policy, seen: Snapshot, repeats: int) -> float:
     """Least time of some decisions."""
     times = []
     for _ in range(repeats):
-        begin = time.perf_counter()
-        policy.decide(seen, Packing.for_decision(seen.nodes, seen.tasks, LoadBalance()), np.random.default_rng(0))
-        times.append(time.perf_counter() - begin)
+        with collector.waiting():
+            begin = time.perf_counter()
+            policy.decide(seen, Packing.for_decision(seen.nodes, seen.tasks, LoadBalance()), np.random.default_rng(0))
+            times.append(time.perf_counter() - begin)
     return min(times)
 
 
@@ -143,19 +152,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, nargs="+", default=[250, 1000, 4000, 16000])
     parser.add_argument("--policies", nargs="+", choices=list(there), default=list(there))
+    parser.add_argument("--room", nargs="+", choices=list(ROOM), default=list(ROOM))
     parser.add_argument("--running", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
-    for name in options.policies:
+    for name, room in itertools.product(options.policies, options.room):
         policy, before = there[name](), None
         for jobs in options.jobs:
-            seen = running(policy, snapshot(jobs)) if options.running else snapshot(jobs)
+            seen = running(policy, snapshot(jobs, room)) if options.running else snapshot(jobs, room)
             took = seconds(policy, seen, options.repeats)
             growth = took / before["seconds"] / (jobs / before["jobs"]) if before else None
             before = {
                 "policy": name,
+                "room": room,
                 "jobs": jobs,
                 "nodes": len(seen.nodes),
                 "seconds": took,
@@ -166,10 +177,10 @@ def main() -> None:
     if options.json:
         print(json.dumps({"rows": rows, "peak_mib": peak}))
         return
-    print(f"{'policy':16}{'jobs':>8}{'nodes':>8}{'seconds':>10}   time per job, against the row before")
+    print(f"{'policy':16}{'room':>11}{'jobs':>8}{'nodes':>8}{'seconds':>10}   time per job, against the row before")
     for row in rows:
         growth = f"{row['growth_per_job']:.2f} x" if row["growth_per_job"] else ""
-        print(f"{row['policy']:16}{row['jobs']:>8}{row['nodes']:>8}{row['seconds']:>10.3f}   {growth}")
+        print(f"{row['policy']:16}{row['room']:>11}{row['jobs']:>8}{row['nodes']:>8}{row['seconds']:>10.3f}   {growth}")
     print(f"peak memory {peak:.0f} MiB")
 
 

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import copy
 from collections import Counter
+from unittest import mock
 
 import pytest
-from hypothesis import given
+from core.plain_packing import ROLES, PlainPacking
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
+from dl2d.core import node_classes
 from dl2d.core.cluster import Node, NodeState, Task, TaskState
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Launch, Owner, Role
@@ -173,31 +178,6 @@ def test_a_task_goes_where_the_caller_says_if_there_is_room_and_tasks_are_taken(
     assert packing.room()["n1"] == FOUR
 
 
-@given(node_lists, st.lists(st.tuples(demands, st.booleans()), min_size=20, max_size=60), st.booleans())
-def test_each_of_many_demands_gets_the_first_node_in_the_order(nodes, wanted, best) -> None:
-    """However many demands there are: up to some they are looked up in heaps, beyond that all nodes are looked at."""
-    placement = BestFit() if best else PLACEMENT
-    packing = Packing(nodes, placement)
-    names = sorted({name for node in nodes for name, _ in node.capacity.thousandths})
-    amounts = lambda resources: [round(resources.get(name) * 1000) for name in names]
-    used = {node.name: node.used for node in nodes}
-    for demand, taken_out in wanted:
-        fitting = [
-            node
-            for node in nodes
-            if node.state is NodeState.UP and demand.fits_in(node.capacity.minus(used[node.name]))
-        ]
-        loads = [placement.load(amounts(used[node.name]), amounts(node.capacity)) for node in fitting]
-        where = packing.place(demand, Role.WORKER)
-        assert (where if isinstance(where, str) else None) == (
-            fitting[loads.index(min(loads))].name if fitting else None
-        )
-        if isinstance(where, str) and taken_out:
-            packing.remove(where, demand)
-        elif isinstance(where, str):
-            used[where] += demand
-
-
 @given(st.integers(1, 4), st.integers(0, 6), st.lists(st.integers(1, 3), min_size=1, max_size=24))
 def test_new_tasks_go_round_incumbents_whatever_the_number_of_demands(nodes, room, others) -> None:
     """Each node has a job's task; those of others take its room only when there is no other."""
@@ -326,22 +306,6 @@ def test_asking_whether_something_fits_tells_what_adding_it_would_and_changes_no
 
 
 @given(
-    node_lists, st.lists(st.tuples(demands, st.integers(1, 12)), max_size=8), st.lists(st.integers(0, 4), max_size=6),
-    st.sampled_from([LoadBalance(), BestFit(), Dl2Paper(keeps_bundles=False)]),
-)  # fmt: skip
-def test_several_tasks_at_once_lie_where_they_would_one_by_one(nodes, wanted, places, placement) -> None:
-    job = a_job(Resources.of(cpu=1), NO_RESOURCES)
-    incumbents = [a_task(job, number, f"n{place}") for number, place in enumerate(places)]
-    together, apart = (Packing(nodes, placement, incumbents=incumbents) for _ in range(2))
-    for demand, many in wanted:
-        one_by_one = [apart.place(demand, Role.WORKER) for _ in range(many)]
-        placed, blocked = together.place_all(demand, Role.WORKER, many)
-        assert placed == [node for node in one_by_one if isinstance(node, str)]
-        assert blocked == next((node for node in one_by_one if isinstance(node, Blocked)), None)
-        assert together.left() == apart.left() == Resources.total(together.room().values())
-
-
-@given(
     st.lists(st.integers(0, 6), min_size=1, max_size=4),
     st.lists(st.tuples(st.integers(1, 3), st.sampled_from(Role), st.integers(0, 3)), max_size=12),
     st.lists(
@@ -394,3 +358,82 @@ def test_for_a_decision_is_taken_what_others_hold(others, ours, wanted, placemen
     assert decided.room() == expected.room()
     for demand, many in wanted:
         assert decided.place_all(demand, Role.WORKER, many) == expected.place_all(demand, Role.WORKER, many)
+
+
+#: Few amounts and few kinds of nodes, so that many are equal.
+few = st.builds(lambda cpu, gpu: Resources.of(cpu=cpu, gpu=gpu), st.integers(0, 3), st.integers(0, 1))
+few_nodes = st.lists(
+    st.builds(
+        lambda large, used, state: (Resources.of(cpu=8, gpu=2) if large else Resources.of(cpu=4), used, state),
+        st.booleans(), few, st.sampled_from([NodeState.UP, NodeState.UP, NodeState.UP, NodeState.DRAINING]),
+    ),
+    max_size=8,
+).map(lambda drawn: [Node(f"n{number}", *each) for number, each in enumerate(drawn)])  # fmt: skip
+placements = st.sampled_from([LoadBalance(), BestFit(), Dl2Paper(), Dl2Paper(keeps_bundles=False)])
+
+
+class AsSpecified(RuleBasedStateMachine):
+    """Whatever is done to it, a packing does what one that places task after task does."""
+
+    @initialize(
+        nodes=few_nodes | node_lists, placement=placements,
+        shapes=st.lists(st.tuples(few, few), min_size=3, max_size=3),
+        running=st.lists(st.tuples(st.integers(0, 2), st.sampled_from(ROLES), st.integers(0, 8)), max_size=8),
+        looked_at=st.sampled_from([1, 2, 64]),
+    )  # fmt: skip
+    def begin(self, nodes, placement, shapes, running, looked_at) -> None:
+        self.patch = mock.patch.object(node_classes, "MAX_LOOKED_AT", looked_at)
+        self.patch.start()
+        self.jobs = [a_job(worker, ps, number) for number, (worker, ps) in enumerate(shapes)]
+        tasks = [a_task(self.jobs[job], number, f"n{place}", role) for number, (job, role, place) in enumerate(running)]
+        self.packing, self.plain = Packing(nodes, placement, incumbents=tasks), PlainPacking(nodes, placement, tasks)
+        self.placed: list[tuple[str, Resources]] = []
+
+    @rule(job=st.integers(0, 2), workers=st.integers(0, 4), ps=st.integers(0, 4))
+    def add(self, job, workers, ps) -> None:
+        delta = Allocation(workers, ps)
+        assert self.packing.fits(self.jobs[job], delta) == (
+            copy.deepcopy(self.plain).add(self.jobs[job], delta) is None
+        )
+        assert self.packing.add(self.jobs[job], delta) == self.plain.add(self.jobs[job], delta)
+
+    @rule(sizes=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 3)), max_size=3))
+    def stay(self, sizes) -> None:
+        wanted = [(self.jobs[job].key, Allocation(workers, ps)) for job, workers, ps in sizes]
+        assert self.packing.stay(wanted) == [self.plain.stay(*each) for each in wanted]
+
+    @rule(demand=few | demands, role=st.sampled_from(ROLES), count=st.integers(0, 10))
+    def place_all(self, demand, role, count) -> None:
+        nodes, blocked = self.packing.place_all(demand, role, count)
+        one_by_one = [self.plain.place(demand, role) for _ in range(min(count, len(nodes) + 1))]
+        assert one_by_one == [*nodes, *([blocked] if blocked is not None else [])]
+        assert blocked is not None or len(nodes) == count
+        self.placed += [(node, demand) for node in nodes]
+
+    @rule(demand=few | demands, place=st.integers(0, 8))
+    def place_on(self, demand, place) -> None:
+        fits = self.packing.place_on(f"n{place}", demand)
+        assert fits == self.plain.place_on(f"n{place}", demand)
+        if fits:
+            self.placed.append((f"n{place}", demand))
+
+    @precondition(lambda self: self.placed)
+    @rule(which=st.integers(0, 100))
+    def remove(self, which) -> None:
+        node, demand = self.placed.pop(which % len(self.placed))
+        self.packing.remove(node, demand)
+        self.plain.remove(node, demand)
+
+    @invariant()
+    def has_the_same_room(self) -> None:
+        if hasattr(self, "packing"):
+            assert self.packing.room() == self.plain.room()
+            assert self.packing.left() == self.plain.left()
+
+    def teardown(self) -> None:
+        if hasattr(self, "patch"):
+            self.patch.stop()
+
+
+AsSpecified.TestCase.settings = settings(max_examples=150, stateful_step_count=20, deadline=None)
+test_a_packing_does_what_one_that_places_task_after_task_does = AsSpecified.TestCase

@@ -1,0 +1,127 @@
+"""Packing as it is specified: one task after the other, each on the first node of all that has room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+
+from dl2d.core.cluster import Node, NodeState, Task
+from dl2d.core.decision import Constraint
+from dl2d.core.jobs import Allocation, Job, JobKey, Role
+from dl2d.core.packing import Blocked
+from dl2d.core.placement import Placement
+from dl2d.core.resources import NO_RESOURCES, Resources
+
+ROLES = (Role.WORKER, Role.PS)
+
+
+class PlainPacking:
+    def __init__(self, nodes: Sequence[Node], placement: Placement, incumbents: Sequence[Task]) -> None:
+        self.nodes = {node.name: node for node in nodes}
+        self.up = [node.name for node in nodes if node.state is NodeState.UP]
+        self.placement = placement
+        self.used = {node.name: node.used for node in nodes}
+        self.waiting = [task for task in incumbents if task.node in self.nodes]
+        demands = [task.demand for task in incumbents]
+        listed = [*(node.capacity for node in nodes), *demands]
+        self.names = sorted({name for resources in listed for name, _ in resources.thousandths})
+
+    def free(self, name: str) -> Resources:
+        return self.nodes[name].capacity.minus(self.used[name])
+
+    def unreserved(self, name: str) -> Resources:
+        return self.free(name).minus(Resources.total(task.demand for task in self.waiting if task.node == name))
+
+    def load(self, name: str) -> float:
+        used, capacity = dict(self.used[name].thousandths), dict(self.nodes[name].capacity.thousandths)
+        return self.placement.load(
+            [used.get(each, 0) for each in self.names], [capacity.get(each, 0) for each in self.names]
+        )
+
+    def first(self, demand: Resources) -> str | None:
+        in_order = sorted(self.up, key=self.load)  # stable: equal ones in node order
+        if self.placement.head_only:
+            return next((name for name in in_order[:1] if demand.fits_in(self.free(name))), None)
+        for room in (self.unreserved, self.free):
+            for name in in_order:
+                if demand.fits_in(room(name)):
+                    return name
+        return None
+
+    def place(self, demand: Resources, role: Role) -> str | Blocked:
+        name = self.first(demand)
+        if name is None:
+            return self.why_not(demand, role)
+        self.used[name] += demand
+        return name
+
+    def place_on(self, name: str, demand: Resources) -> bool:
+        fits = name in self.up and demand.fits_in(self.free(name))
+        if fits:
+            self.used[name] += demand
+        return fits
+
+    def remove(self, name: str, demand: Resources) -> None:
+        self.used[name] = self.used[name].minus(demand)
+
+    def add(self, job: Job, delta: Allocation) -> Blocked | None:
+        used, waiting = dict(self.used), list(self.waiting)
+        for role, demand in self.tasks(job, delta):
+            if not self.take_up(job.key, role):
+                where = self.place(demand, role)
+                if isinstance(where, Blocked):
+                    self.used, self.waiting = used, waiting
+                    return where
+        return None
+
+    def stay(self, job: JobKey, size: Allocation) -> bool:
+        used, waiting = dict(self.used), list(self.waiting)
+        stays = all(self.take_up(job, role) for role in ROLES for _ in range(size.count(role)))
+        if not stays:
+            self.used, self.waiting = used, waiting
+        return stays
+
+    def take_up(self, job: JobKey, role: Role) -> bool:
+        """Whether the job's first task of the role that waits has room where it is; then it is taken up."""
+        task = min(self.of(job, role), key=lambda task: task.number, default=None)
+        if task is None or not task.demand.fits_in(self.free(task.node)):
+            return False
+        self.waiting.remove(task)
+        self.used[task.node] += task.demand
+        return True
+
+    def of(self, job: JobKey, role: Role) -> list[Task]:
+        return [task for task in self.waiting if task.job == job and task.role == role]
+
+    def tasks(self, job: Job, delta: Allocation) -> Iterator[tuple[Role, Resources]]:
+        worker, ps = job.request.worker, job.request.ps
+        for _ in range(min(delta)):
+            if self.placement.keeps_bundles and not any(self.of(job.key, role) for role in ROLES):
+                yield Role.WORKER, worker + ps
+            else:
+                yield from ((Role.WORKER, worker), (Role.PS, ps))
+        yield from repeat((Role.WORKER, worker), delta.workers - min(delta))
+        yield from repeat((Role.PS, ps), delta.ps - min(delta))
+
+    def why_not(self, demand: Resources, role: Role) -> Blocked:
+        if not self.up:
+            return Blocked(role, Constraint.CAPACITY, "", demand.shortfalls(NO_RESOURCES))
+        largest = min(self.up, key=lambda name: lack(demand, self.nodes[name].capacity))
+        if missing := demand.shortfalls(self.nodes[largest].capacity):
+            return Blocked(role, Constraint.INFEASIBLE, largest, missing)
+        nearest = min(self.up, key=lambda name: lack(demand, self.free(name)))
+        in_total = demand.fits_in(self.left())
+        constraint = Constraint.FRAGMENTED if in_total else Constraint.CAPACITY
+        return Blocked(role, constraint, nearest, demand.shortfalls(self.free(nearest)))
+
+    def left(self) -> Resources:
+        return Resources.total(self.free(name) for name in self.up)
+
+    def room(self) -> dict[str, Resources]:
+        return {name: self.free(name) for name in self.up}
+
+
+def lack(demand: Resources, room: Resources) -> float:
+    """What is missing, as fractions of the demand."""
+    has = dict(room.thousandths)
+    return sum(max(amount - has.get(name, 0), 0) / amount for name, amount in demand.thousandths)
