@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from dl2d.core.cluster import NodeState, Task
 from dl2d.core.errors import Dl2dError
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobState, Launch, Owner, Progress, Role
@@ -27,7 +29,7 @@ from dl2d.daemon.tick import Carry, Context, tick
 from dl2d.simulation.books import Books, SlotSeries
 from dl2d.simulation.course import Course
 from dl2d.simulation.draws import Draws
-from dl2d.simulation.manager import SimulatedManager
+from dl2d.simulation.memory_manager import MemoryManager
 from dl2d.simulation.memory_store import MemoryStore
 from dl2d.simulation.outages import NodeEvent, Outages
 from dl2d.simulation.speeds.effects import Effects, reported_epoch, resized
@@ -185,7 +187,8 @@ class _Run:
         self.order = {job.id: place for place, job in enumerate(workload.jobs)}
         self.decision_ms: list[float] = []
         self._timer = timer
-        self._manager = SimulatedManager(workload.nodes(), cluster=_CLUSTER)
+        self._nodes = {node.name: node for node in workload.nodes()}
+        self._manager = MemoryManager(self._nodes.values(), lambda: self._at, cluster=_CLUSTER, keep_ended=False)
         self._store = MemoryStore()
         self._coming = sorted(workload.jobs, key=lambda job: (job.submit_slot, self.order[job.id]), reverse=True)
         self._running: dict[JobKey, _Live] = {}
@@ -221,6 +224,11 @@ class _Run:
         )
 
     @property
+    def _at(self) -> float:
+        """Virtual time at which the slot begins, seconds."""
+        return self.now * self.workload.slot_seconds
+
+    @property
     def done(self) -> bool:
         return not self._coming and not self._running
 
@@ -231,8 +239,7 @@ class _Run:
             raise SimulationError(f"{len(self._running)} jobs have not ended after {self.now} slots: {left} ...")
         if not self._running and self._coming:
             self.now = max(self.now, self._coming[-1].submit_slot)  # nothing happens in empty slots
-        self._manager.now = self.now * self.workload.slot_seconds
-        for event in self._outages.until(self._manager.now, inclusive=True):
+        for event in self._outages.until(self._at, inclusive=True):
             self._turn(event)
         self._admit()
         self._decide()
@@ -282,7 +289,7 @@ class _Run:
 
     def _settle(self) -> None:
         """Started tasks take part, leaving ones are gone."""
-        self._release(self._store.confirm_tasks(self._manager.now))
+        self._release(self._store.confirm_tasks(self._at))
 
     def _release(self, tasks: Sequence[Task]) -> None:
         self._manager.forget(task.handle for task in tasks)
@@ -291,7 +298,7 @@ class _Run:
     def _work(self) -> None:
         """Have the jobs train for the slot, and nodes fail in it."""
         seconds = self.workload.slot_seconds
-        begin, end = self._manager.now, self._manager.now + seconds
+        begin, end = self._at, self._at + seconds
         nodes = self._manager.nodes
         tasks = self._store.tasks(live=True)
         held: dict[JobKey, list[Task]] = {key: [] for key in self._running}
@@ -358,7 +365,8 @@ class _Run:
         return course
 
     def _turn(self, event: NodeEvent) -> None:
-        self._manager.set_node(event.node, NodeState.UP if event.up else NodeState.DOWN, event.reason)
+        state = NodeState.UP if event.up else NodeState.DOWN
+        self._manager.set_node(structs.replace(self._nodes[event.node], state=state, remark=event.reason))
 
     def _said(self, live: _Live, speed: float, at: float) -> Progress:
         """What a coordinator would say: how far the job is, how fast it goes and how its loss has fallen."""

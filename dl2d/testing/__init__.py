@@ -1,8 +1,10 @@
-"""For tests of dl2d and of plug-ins: a resource manager in memory, and coordinators that do as they are told."""
+"""For tests of dl2d and of plug-ins: a resource manager, a store and coordinators in memory."""
 
 from __future__ import annotations
 
+from dl2d.simulation.memory_manager import MemoryManager
+from dl2d.simulation.memory_store import MemoryStore
 from dl2d.testing.coordinator import PromptCoordinator
-from dl2d.testing.manager import MemoryManager
+from dl2d.testing.scripted_manager import ScriptedManager
 
-__all__ = ["MemoryManager", "PromptCoordinator"]
+__all__ = ["MemoryManager", "MemoryStore", "PromptCoordinator", "ScriptedManager"]

@@ -31,7 +31,7 @@ from dl2d.daemon.health import Health
 from dl2d.daemon.job_api import Services, create_api
 from dl2d.store import schema
 from dl2d.store.sql import SqlStore
-from dl2d.testing import MemoryManager
+from dl2d.testing import ScriptedManager
 
 JOB = {
     "name": "digits",
@@ -76,7 +76,7 @@ def site(folder: Path) -> Iterator[Site]:
     url = f"sqlite:///{folder}/state/dl2d.sqlite"
     schema.upgrade(url)
     woken = threading.Event()
-    manager = MemoryManager([Node("n1", Resources.of(cpu=8, gpu=2))], time.time)
+    manager = ScriptedManager([Node("n1", Resources.of(cpu=8, gpu=2))], time.time)
     with closing(SqlStore(url)) as store:
         services = Services(
             cluster="test",

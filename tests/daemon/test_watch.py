@@ -107,7 +107,7 @@ def test_how_it_ended(world: World, state: RmJobState, ends: JobState) -> None:
 def test_one_that_is_not_listed_any_more_is_lost(world: World) -> None:
     key = seen(world, "7", R.RUNNING, a_static("n1", "n1", "n2"))
     world.tick()
-    world.manager.forget("7")
+    world.manager.forget(["7"])
     world.tick(60)
     assert job_of(world, key).state is JobState.LOST
     assert world.store.tasks(live=True) == ()

@@ -25,7 +25,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.store.sql import SqlStore
-from dl2d.testing import MemoryManager, PromptCoordinator
+from dl2d.testing import PromptCoordinator, ScriptedManager
 
 OWNER = Owner("ann", 1000, 1000)
 LAUNCH = Launch(("python", "train.py"), "/home/ann", (("PATH", "/usr/bin"), ("DL2_ROLE", "stale")))
@@ -83,7 +83,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.now = 1_000_000.0
-        self.manager = MemoryManager(self.cluster_nodes, lambda: self.now)
+        self.manager = ScriptedManager(self.cluster_nodes, lambda: self.now)
         file = Path(self.url.removeprefix("sqlite:///"))
         if self.url != "sqlite://" and not file.exists():
             sqlite_store(file)
