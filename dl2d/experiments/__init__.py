@@ -1,3 +1,3 @@
-"""Named, versioned comparisons: policies x workloads x seeds, run in parallel, with a report that can be run again."""
+"""Experiments: versioned comparisons of policies over workloads and seeds, with a reproducible report."""
 
 from __future__ import annotations

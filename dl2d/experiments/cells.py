@@ -1,4 +1,4 @@
-"""One cell of an experiment: a workload, a policy and a seed in, a result out; in whatever process."""
+"""Cells of an experiment: the simulation of one workload with one policy and one seed, and its result."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dl2d.simulation.workload.sources import load_source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What is to be run. ``number`` counts the cells of an experiment from 0."""
+    """One simulation to run. ``number`` counts the cells of an experiment from 0."""
 
     number: int
     case: Case
@@ -49,7 +49,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came of it: the same whenever the same cell is run. Times are in slots."""
+    """Deterministic results of a cell. Times are in slots."""
 
     slot_seconds: float
     #: Slots until the last job had ended.
@@ -71,7 +71,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """How long it took: another time each time."""
+    """Wall-clock times of a cell's simulation."""
 
     seconds: float
     decisions: int
@@ -155,14 +155,14 @@ def check_cell(cell: Cell) -> str:
 
 
 def prepare_cell(cell: Cell) -> Finished:
-    """Make what a cell needs to be prepared with, and keep it in the cell's folder; there is no result of that."""
+    """Train or tune what a cell needs and keep it in the cell's folder; the record has no result."""
     if cell.preparation is not None and cell.prepared is not None:
         cell.preparation.make(cell.prepared)
     return Finished(case=cell.case.name, policy=cell.policy, seed=cell.seed)
 
 
 def replay_cell(cell: Cell) -> Finished:
-    """Run a cell in the simulator. Everything that is drawn follows the cell's seed."""
+    """Simulate a cell. All randomness derives from the cell's seed."""
     begin = time.perf_counter()
     chosen = rules_of(cell)
     workload = load_source(cell.case.source(cell.seed), seed=cell.seed).workload
@@ -210,12 +210,12 @@ def replay_cell(cell: Cell) -> Finished:
 
 
 def failed(cell: Cell, error: str, trace: str = "") -> Finished:
-    """A cell from which nothing came."""
+    """Record of a cell that failed."""
     return Finished(case=cell.case.name, policy=cell.policy, seed=cell.seed, error=error, trace=trace)
 
 
 def attempt(runner: Runner, cell: Cell) -> Finished:
-    """Run a cell; whatever it raises is told in its record, so that one bad cell does not spoil the others."""
+    """Run a cell; an exception becomes the error of its record, so that other cells are not affected."""
     try:
         return runner(cell)
     except Dl2dError as error:

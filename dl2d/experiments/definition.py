@@ -1,4 +1,4 @@
-"""What an experiment compares: a record, read from YAML. The format is in docs/experiments.md."""
+"""Definition of an experiment: workloads, policies and seeds, read from YAML (docs/experiments.md has the format)."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ Sentence = Annotated[str, Text(2000), ONE_LINE]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim(Record):
-    """How one policy's average completion time compares with another's, as it was published."""
+    """A published change of the average completion time of one policy against another."""
 
     policy: str
     against: str
@@ -121,7 +121,7 @@ class Claim(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case(Record):
-    """One workload, and the rules under which it is run."""
+    """A workload and the simulation rules that apply to it."""
 
     #: Unique in the experiment; heads its table and its plots.
     name: Label
@@ -137,7 +137,7 @@ class Case(Record):
 
     @classmethod
     def expand(cls, given: object) -> object:
-        """A source alone is a case; without a name it is called as its first source."""
+        """Accept a source in place of an object; the default name is derived from the first source."""
         if isinstance(given, str):
             given = {"source": given}
         if not isinstance(given, Mapping) or "name" in given:
@@ -147,13 +147,13 @@ class Case(Record):
         return {**given, "name": _short(first)} if isinstance(first, str) and first else given
 
     def source(self, seed: int) -> str:
-        """What is run for a seed."""
+        """Source of the workload for a seed."""
         return self.sources[seed % len(self.sources)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quick(Record):
-    """What is less at ``--scale quick``."""
+    """Reductions of ``--scale quick``."""
 
     seeds: Seeds
     trainings: Trainings = 1
@@ -167,7 +167,7 @@ class Quick(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment(Record):
-    """Cases x policies x seeds."""
+    """An experiment: every participant runs every case with every seed."""
 
     name: Name
     #: To be changed whenever the definition is; ``digest`` tells whether that was forgotten.
@@ -205,12 +205,12 @@ class Experiment(Record):
         return any(participant.training or participant.tune for participant in self.participants)
 
     def participant(self, policy: str) -> Participant:
-        """One of the policies."""
+        """The participant of this name."""
         return next(participant for participant in self.participants if participant.name == policy)
 
     @classmethod
     def expand(cls, given: object) -> object:
-        """Write into each case and training what the file says for all; the first policy is the usual baseline."""
+        """Copy shared presets, options and training into each entry; the baseline defaults to the first policy."""
         if not isinstance(given, Mapping):
             return given
         shared = _SHARED.validate_python({key: given[key] for key in cls.expanded_keys & given.keys()})
@@ -251,7 +251,7 @@ class Experiment(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shared(Record):
-    """What a definition says for all of its cases, and for all trainings."""
+    """Preset, options and training shared by all entries of a definition."""
 
     preset: PresetName | None = None
     options: Mapping[str, OptionText] = field(default_factory=dict)
@@ -298,7 +298,7 @@ def read_experiment(path: Path) -> Experiment:
 
 
 def with_sources(experiment: Experiment, change: Callable[[str], str]) -> Experiment:
-    """The experiment with every source that it names put through ``change``."""
+    """A copy of the experiment with ``change`` applied to every workload source."""
 
     def all_of(sources: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(change(source) for source in sources)
@@ -320,7 +320,7 @@ def with_sources(experiment: Experiment, change: Callable[[str], str]) -> Experi
 
 
 def files_of(experiment: Experiment) -> tuple[str, ...]:
-    """Paths of all files that the experiment names, each once."""
+    """Distinct paths of all files that the experiment names."""
     found: list[str] = []
 
     def see(source: str) -> str:
@@ -333,7 +333,7 @@ def files_of(experiment: Experiment) -> tuple[str, ...]:
 
 
 def builtin_names() -> tuple[str, ...]:
-    """Experiments that ship with dl2d."""
+    """Names of the experiments that ship with dl2d."""
     return tuple(sorted(path.stem for path in _BUILTIN.glob("*.yaml")))
 
 
@@ -356,7 +356,7 @@ def find_experiment(name_or_file: str) -> Experiment:
 
 
 def describe_experiment(experiment: Experiment) -> dict[str, Any]:
-    """The experiment as what a definition file holds; ``read_experiment`` gives an equal one back."""
+    """The experiment as plain values of a definition file; ``read_experiment`` of them gives an equal experiment."""
     made = to_plain(experiment)
     for case in made["workloads"]:
         case["source"] = case["source"][0] if len(case["source"]) == 1 else case["source"]
@@ -372,7 +372,7 @@ def write_experiment(experiment: Experiment) -> str:
 
 
 def digest(experiment: Experiment) -> str:
-    """SHA-256 over all that decides on the results: the definition, and the content of the files that it names.
+    """SHA-256 over everything that determines the results: the definition and the content of the files it names.
 
     Words do not count (version, description, claims), nor does where a file lies, nor another scale. Raises
     ``WorkloadError`` for a file that cannot be read.
@@ -403,7 +403,7 @@ def file_digest(path: Path) -> str:
 
 
 def _short(source: str) -> str:
-    """What a workload is called where nothing else is said: a generator by its name, a file without its folders."""
+    """Default name of a workload: the generator's name, or the file name without its folders."""
     file = named_file(source)
     if file is None:
         return source.removeprefix("generator:")
@@ -422,7 +422,7 @@ def _beside(source: str, folder: Path) -> str:
 
 
 class _OnceLoader(yaml.SafeLoader):
-    """Refuses keys that are given twice."""
+    """SafeLoader that rejects duplicate keys."""
 
 
 def _mapping(loader: _OnceLoader, node: yaml.MappingNode) -> dict[object, object]:

@@ -1,4 +1,4 @@
-"""Where cells are run: in processes on this machine, or on a Ray cluster."""
+"""Executors of cells: processes on this machine, or tasks of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _pool(runner: Runner, waiting: list[Cell], processes: int, suspects: list[Ce
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Hold Ctrl-C back, for this process and for those that are started meanwhile, whose it is until they begin."""
+    """Block SIGINT in this process and in processes started meanwhile, until they unblock it themselves."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -95,7 +95,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _begin() -> None:
-    """Ctrl-C is the parent's to handle; a child never outlives it."""
+    """Set up a child process: it ignores SIGINT and exits when its parent exits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Pictures of a run: completion times, their distribution, utilisation and allocations over time."""
+"""Figures of a run: completion times, their distribution, utilisation and allocations over time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _WIDTH, _DPI = 8.0, 150
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture in two files, and what it shows."""
+    """A figure as PNG and SVG, with its caption."""
 
     title: str
     caption: str
@@ -259,7 +259,7 @@ def _allocation(case: CaseSummary, timelines: Timelines, looks: Mapping[str, _Lo
 
 
 def _by_job(case: CaseSummary, timelines: Timelines) -> Figure:
-    """Stacked by job, in order of coming."""
+    """Allocations over time, stacked by job in order of arrival."""
     figure, grid = _figure(len(timelines.by_job), 1, 1.3, shared=True)
     for axis, (policy, tasks) in zip(grid, timelines.by_job.items(), strict=True):
         below = np.zeros(tasks.shape[1])

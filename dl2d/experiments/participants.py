@@ -1,4 +1,4 @@
-"""Who takes part in an experiment: policies as they are, with settings of their own, tuned first, or trained first."""
+"""Participants of an experiment: policies, optionally with their own settings, tuning or training."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Sources = Annotated[tuple[Source, ...], Items(10_000)]
 
 
 class Design(enum.StrEnum):
-    """What is trained: the default design, the paper's made to work, or the paper's text to the letter."""
+    """Design of a learned policy: dl2d's default, the paper's with corrections, or the paper's text as written."""
 
     JUMPS = "jumps"
     ORIGINAL = "original"
@@ -61,13 +61,13 @@ class Design(enum.StrEnum):
 
     @property
     def policy(self) -> str:
-        """The policy that decides with what was learned."""
+        """Name of the policy that uses the trained checkpoint."""
         return "dl2" if self is Design.JUMPS else "dl2-original"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training(Record):
-    """How a participant is trained: all that decides on it but the seed."""
+    """How a participant is trained: everything that determines the result except the seed."""
 
     design: Design = Design.JUMPS
     #: As ``dl2d simulate --workload`` takes them; generators are drawn from ``draws`` times.
@@ -99,7 +99,7 @@ class Training(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Participant(Record):
-    """One row of the tables."""
+    """A policy that takes part, with its settings; one row of the report's tables."""
 
     name: Label
     policy: Label
@@ -114,7 +114,7 @@ class Participant(Record):
 
     @classmethod
     def expand(cls, given: object) -> object:
-        """A name alone is a policy as it is; what is trained is decided with by its design's policy."""
+        """Accept a name in place of an object; the policy of a trained participant defaults to its design's policy."""
         if isinstance(given, str):
             return {"name": given, "policy": given}
         if not isinstance(given, Mapping | Participant):
@@ -141,7 +141,7 @@ class Participant(Record):
 
 
 def plain(name: str) -> Participant:
-    """A policy as it is."""
+    """A participant that runs a policy with its defaults."""
     return Participant(name=name, policy=name)
 
 
@@ -168,7 +168,7 @@ def jumps_settings(given: Mapping[str, Setting], *, seed: int) -> TrainingSettin
 
 
 def _converted(record: Any, given: Mapping[str, Setting]) -> dict[str, Any]:
-    """Values of the kinds that the record has, which must be plain ones."""
+    """Given values converted to the types of the record's fields."""
     known = {
         entry.name: getattr(record, entry.name)
         for entry in fields(record)
@@ -193,7 +193,7 @@ def _converted(record: Any, given: Mapping[str, Setting]) -> dict[str, Any]:
 
 
 def inherited(given: object, shared: Training | None) -> object:
-    """An entry of ``policies`` whose training has what it does not say itself from the shared one."""
+    """An entry of ``policies`` with missing training keys filled in from the shared training."""
     own = given.get("training") if isinstance(given, Mapping) else None
     if shared is None or not isinstance(given, Mapping) or not isinstance(own, Mapping):
         return given
@@ -209,7 +209,7 @@ def inherited(given: object, shared: Training | None) -> object:
 
 
 def check_training(training: Training) -> None:
-    """Make the settings of a training. Raises ``WorkloadError`` with the key at fault."""
+    """Check the settings of a training. Raises ``WorkloadError`` with the key at fault."""
     if training.before and training.design is Design.JUMPS:
         raise WorkloadError("before", "the design jumps begins with nothing")
     for part, given in (("settings", dict(training.settings)), ("before", dict(training.before))):
@@ -226,5 +226,5 @@ def check_training(training: Training) -> None:
 
 
 def describe_participant(participant: Participant) -> str | dict[str, Any]:
-    """What stands in a file: the name alone of a policy as it is."""
+    """Plain values for a definition file; a participant without settings is its name."""
     return participant.name if participant == plain(participant.name) else to_plain(participant)

@@ -1,4 +1,4 @@
-"""Preparation of a participant: rules, policy and placement of its simulations, training and tuning before them."""
+"""Preparation of participants: rules, policy and placement of a simulation; training and tuning before it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What was made: the same whenever it is made of the same. Its fields stand in files of runs."""
+    """Result of a training or tuning; deterministic. Its fields are written to the files of a run."""
 
     #: Name of the participant.
     entrant: str
@@ -106,7 +106,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """What is to be made: by training with a seed, by tuning for a workload, or both. ``to_prepare`` makes it."""
+    """A training with a seed, a tuning for a workload, or both, to be done. Made by ``to_prepare``."""
 
     #: SHA-256 over all that decides on what comes of it; files count by their content.
     key: str
@@ -119,11 +119,11 @@ class Preparation:
     trained: Preparation | None = None
 
     def folder(self, within: Path) -> Path:
-        """Where it is kept."""
+        """Folder of its result."""
         return within / self.key[:32]
 
     def read(self, within: Path) -> Prepared | None:
-        """What was made of it; None where that is not yet so."""
+        """Its result; None if it has not been done yet."""
         try:
             kept = decode((self.folder(within) / _RECORD).read_bytes(), _Kept)
         except (OSError, msgspec.DecodeError):
@@ -131,14 +131,14 @@ class Preparation:
         return kept.prepared if kept.key == self.key else None
 
     def seconds(self, within: Path) -> float:
-        """How long it took; 0 where it is not there."""
+        """Seconds that it took; 0 if it has not been done yet."""
         try:
             return decode((self.folder(within) / _RECORD).read_bytes(), _Kept).seconds
         except (OSError, msgspec.DecodeError):
             return 0.0
 
     def make(self, within: Path) -> Prepared:
-        """Train or tune, and keep what comes of it.
+        """Train or tune, and write the result.
 
         Raises
         ------
@@ -162,7 +162,7 @@ class Preparation:
         return made
 
     def ready(self, within: Path) -> tuple[Participant, Path | None]:
-        """The participant as it plays, and its checkpoint.
+        """The participant with tuned settings, and its checkpoint.
 
         Raises ``WorkloadError`` where what it needs has not been made.
         """
@@ -174,7 +174,7 @@ class Preparation:
 
 
 def to_prepare(participant: Participant, case: Case, *, seed: int, placement: str, most_slots: int) -> Preparation:
-    """What a participant has to be prepared with. Raises ``WorkloadError`` for a file that cannot be read."""
+    """The preparation that a participant needs. Raises ``WorkloadError`` for a file that cannot be read."""
     said: dict[str, Any] = {}
     trained = None
     if participant.training is not None and participant.tune:
@@ -212,12 +212,12 @@ def to_prepare(participant: Participant, case: Case, *, seed: int, placement: st
 
 
 def combinations(tune: Mapping[str, Sequence[Number | str]]) -> list[dict[str, Number | str]]:
-    """All ways to take one value of each."""
+    """The Cartesian product of the values, as settings by name."""
     return [dict(zip(tune, values, strict=True)) for values in itertools.product(*tune.values())]
 
 
 def _tune(wanted: Preparation, checkpoint: Path | None = None) -> Prepared:
-    """Play all combinations on workloads that are not tested on; the least geometric mean wins, the first of equals."""
+    """Simulate all combinations on tuning workloads; the first with the least geometric mean of average JCTs wins."""
     case = wanted.case
     workloads = [
         load_source(source, seed=TUNING_SEEDS + number).workload
@@ -358,7 +358,7 @@ def _steps(settings: Settings) -> int:
 
 
 def settings_line(chosen: Mapping[str, Setting]) -> str:
-    """What was chosen, for people."""
+    """The chosen settings as text."""
     names = sorted(chosen, key=lambda name: (name == PLACEMENT, name))
     return ", ".join(f"{name} {chosen[name]}" for name in names)
 
@@ -382,7 +382,7 @@ def is_ideal(case: Case) -> bool:
 
 
 def tuned(participant: Participant, chosen: Mapping[str, Number | str]) -> Participant:
-    """A participant with what was chosen for it, and nothing left to tune."""
+    """A participant with the chosen settings and without tuning."""
     settings = {name: value for name, value in chosen.items() if name != PLACEMENT and not isinstance(value, str)}
     placement = str(chosen.get(PLACEMENT, participant.placement))
     return replace(participant, settings={**participant.settings, **settings}, placement=placement, tune={})

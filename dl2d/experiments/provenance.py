@@ -1,4 +1,4 @@
-"""What an experiment was run with: versions, revision of the code, machine."""
+"""Provenance of a run: versions of libraries, revision and digest of the code, machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of a run, for people: ``report.md`` and ``report.html``, both from the same tables."""
+"""Report of a run as ``report.md`` and ``report.html``, both made from the same tables."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def write_report(run: Run) -> tuple[Path, Path]:
 
 
 def command_line(run: Run) -> str:
-    """What runs the same again, from where this was run."""
+    """Command line that repeats the run."""
     again = run.folder.with_name(f"{run.folder.name or 'run'}-again")
     return shlex.join(["dl2d", "experiment", "run", str(run.folder / DEFINITION), "--out", str(again)])
 

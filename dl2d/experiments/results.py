@@ -200,12 +200,12 @@ def _curve(run: Run, name: str, made: Sequence[tuple[Preparation, Prepared]]) ->
 
 
 def choices(run: Run) -> tuple[Prepared, ...]:
-    """All that was tuned."""
+    """Results of all tunings."""
     return tuple(made for wanted, made in run.preparations if made is not None and wanted.participant.tune)
 
 
 def by_unit(curves_: Sequence[Curve]) -> Mapping[str, list[Curve]]:
-    """Curves that can share an axis: by what their steps are."""
+    """Curves grouped by the unit of their steps."""
     groups: dict[str, list[Curve]] = {}
     for curve in curves_:
         groups.setdefault(curve.unit, []).append(curve)
@@ -290,7 +290,7 @@ def _tasks_by_job(series: SlotSeries, order: Mapping[str, int], width: int, size
 
 
 def _in_order(kept: Mapping[str, SlotSeries]) -> list[str]:
-    """Jobs by the slot in which any policy first gave them something."""
+    """Jobs in order of the slot in which any policy first allocated them tasks."""
     first: dict[str, tuple[int, int, str]] = {}
     for series in kept.values():
         for slot, jobs in zip(series.slots, series.allocations, strict=True):

@@ -1,4 +1,4 @@
-"""Runs of experiments: a folder per run, a file per finished cell, so that nothing finished is ever lost.
+"""Runs of experiments: a folder per run and a file per finished cell, so that an interrupted run can be resumed.
 
 ==================  ====================================================================================
 definition.yaml     what was run, exactly; with ``inputs/`` it is all that is needed to run it again
@@ -63,7 +63,7 @@ class ExperimentError(Dl2dError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run as its folder has it."""
+    """A run as read from its folder."""
 
     folder: Path
     experiment: Experiment
@@ -88,7 +88,7 @@ class Run:
 
     @property
     def preparations(self) -> tuple[tuple[Preparation, Prepared | None], ...]:
-        """All that cells have to be prepared with, each once, and what was made of it; None: nothing yet."""
+        """Distinct preparations of all cells, each with its result; None if it has not been done yet."""
         once: dict[str, Preparation] = {}
         for cell in self.cells:
             if cell.preparation is not None:
@@ -108,7 +108,7 @@ class Run:
         )
 
     def seconds(self, preparation: Preparation) -> float:
-        """How long it took to make; 0 where it has not been made."""
+        """Seconds that a preparation took; 0 if it has not been done yet."""
         return preparation.seconds(self.folder / _PREPARED)
 
 
@@ -121,7 +121,7 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_experiment(experiment: Experiment) -> tuple[str, ...]:
-    """Make every workload and every policy once, without running any; returns what there is to say of the workloads.
+    """Load every workload and policy once without running a simulation; returns a note for each workload.
 
     Raises ``WorkloadError`` or ``PluginError``.
     """
@@ -138,7 +138,7 @@ def check_experiment(experiment: Experiment) -> tuple[str, ...]:
 
 
 def begin_run(experiment: Experiment, folder: Path, *, resume: bool = False) -> Run:
-    """Make a folder ready for a run, or take up the one that it has.
+    """Create the folder of a run, or resume the run that it holds.
 
     Raises
     ------
@@ -197,7 +197,7 @@ def read_run(folder: Path) -> Run:
 
 
 def read_series(run: Run, cell: Cell) -> SlotSeries | None:
-    """What a finished cell looked like slot by slot; None where it kept nothing, or its file is spoiled."""
+    """Time series of a finished cell; None if it has none or its file is damaged."""
     try:
         return decode(_cell_path(run.folder, cell, _SERIES).read_bytes(), SlotSeries)
     except (OSError, msgspec.DecodeError):

@@ -21,7 +21,7 @@ CHANGED: Final = "+changed"
 
 
 class Scale(enum.StrEnum):
-    """``quick``: some minutes; ``full``: what the question needs."""
+    """Scale of a run: ``quick`` takes some minutes, ``full`` is the definition as written."""
 
     QUICK = "quick"
     FULL = "full"

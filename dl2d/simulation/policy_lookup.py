@@ -1,4 +1,4 @@
-"""The policies that a simulation can run, by name."""
+"""Lookup of policies by name for simulations: installed, learned, of a preset, or told the true speeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named ways to simulate."""
+"""Presets: named combinations of simulation rules, placement and policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the options of ``Realism`` do to the speed of a job, its losses and what it declares."""
+"""Effects of the options of ``Realism`` on a job's speed, losses and declared epochs."""
 
 from __future__ import annotations
 

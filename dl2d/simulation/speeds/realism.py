@@ -1,4 +1,4 @@
-"""What makes a simulated cluster behave like a real one: every effect an option of its own, all off by default.
+"""Options for the imperfections of real clusters (noise, costs, failures), all off by default.
 
 docs/simulator.md has the table of options with units, the values of the preset ``realistic`` and where they come from.
 """

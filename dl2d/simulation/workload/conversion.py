@@ -1,4 +1,4 @@
-"""From jobs as logs and generators know them (submitted, ran so long on so many GPUs) to jobs of a workload."""
+"""Conversion of logged or generated jobs (submit time, duration, GPUs) into jobs of a workload."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PastJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """What users write as ``key=value``."""
+    """Base of settings that users write as ``key=value``."""
 
     def check_number(self, key: str, *, least: float, most: float) -> None:
         """Refuse a number out of bounds, NaN among them."""
@@ -122,7 +122,7 @@ class Settings(Keys):
 
     @property
     def node_resources(self) -> Resources:
-        """``node``, read."""
+        """Resources of a node, parsed from ``node``."""
         try:
             resources = parse_resources(self.node, "node")
         except RequestError as error:
@@ -133,7 +133,7 @@ class Settings(Keys):
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """``models``, one by one; none where the default holds."""
+        """Names in ``models``; empty for the default."""
         return tuple(name.strip() for name in self.models.split(",")) if self.models else ()
 
 

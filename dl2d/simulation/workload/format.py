@@ -1,4 +1,4 @@
-"""Workloads: a cluster, the speeds of its models, and the jobs that come to it. The format is in docs/workloads.md."""
+"""Workload files: a cluster, speeds of its models, and jobs (docs/workloads.md has the format)."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class CapacityChange(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """All that a simulation is fed with. ``jobs`` are in submit order, then by id (ids that are numbers as numbers)."""
+    """Input of a simulation. ``jobs`` are in submit order, then by id (ids that are numbers as numbers)."""
 
     slot_seconds: float
     cluster: tuple[NodeGroup, ...]
@@ -168,7 +168,7 @@ class Workload:
 
 
 def to_request(job: SimulatedJob, workload: Workload) -> JobRequest:
-    """What a scheduler is told of the job: the declared epochs and type, never the real ones."""
+    """The request that a scheduler sees: with the declared epochs and type, not the real ones."""
     speed = workload.speeds[job.model]
     is_async = isinstance(speed, PsAsync) or (isinstance(speed, Table) and speed.consistency is Consistency.ASYNC)
     has_ps = job.architecture is Architecture.PS

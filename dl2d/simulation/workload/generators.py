@@ -1,4 +1,4 @@
-"""Made-up workloads: pure functions of a settings record and a seeded ``numpy`` generator.
+"""Generators of synthetic workloads: pure functions of a settings record and a seeded ``numpy`` generator.
 
 Two fits to public traces are the defaults; no part of a trace is in here.
 

@@ -1,4 +1,4 @@
-"""Workloads that are drawn from the kinds of jobs in a workload file: its speeds, and the first job of each model."""
+"""Generator that samples jobs from the kinds in a workload file: its speeds, and the first job of each model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where workloads come from, as ``dl2d simulate --workload`` names it: a file, a generator, a file's kinds, a log."""
+"""Workload sources as ``dl2d simulate --workload`` names them: a file, a generator, the kinds in a file, or a log."""
 
 from __future__ import annotations
 
