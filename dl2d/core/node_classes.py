@@ -107,6 +107,10 @@ class _Matrices:
         fits = self._fits(demand, unreserved=unreserved)
         return int(np.where(fits, self._loads, np.inf).argmin()) if fits.any() else None
 
+    def head(self) -> int:
+        """First of the nodes that take tasks in the placement's order, full or not."""
+        return int(np.where(self.takes_tasks, self._loads, np.inf).argmin())
+
     def in_order(self, demand: Vector) -> list[int]:
         """All nodes with room for a demand in the placement's order."""
         nodes = np.flatnonzero(self._fits(demand, unreserved=False))

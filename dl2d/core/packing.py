@@ -375,11 +375,15 @@ class Packing:
         return Blocked(role, Constraint.INFEASIBLE, node.name, missing) if missing else None
 
     def _no_room(self, demand: Resources, role: Role) -> Blocked:
+        """Why a task that fits on some empty node fits on none as they are, or not on the first if only that counts."""
         matrices, vector = self._classes.matrices(), self._amounts(demand)
-        number, then = self._nearest.get(demand, (-1, None))
-        if then is None or self._classes.class_of[number] is not then:
-            number = matrices.nearest(vector, matrices.free)
-            self._nearest[demand] = number, self._classes.class_of[number]
+        if self._placement.head_only:
+            number = matrices.head()
+        else:
+            number, then = self._nearest.get(demand, (-1, None))
+            if then is None or self._classes.class_of[number] is not then:
+                number = matrices.nearest(vector, matrices.free)
+                self._nearest[demand] = number, self._classes.class_of[number]
         in_total = any(wanted > had for wanted, had in zip(vector, matrices.total, strict=True))
         constraint = Constraint.CAPACITY if in_total else Constraint.FRAGMENTED
         free = self._resources(self._classes.class_of[number].free)

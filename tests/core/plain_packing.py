@@ -109,7 +109,8 @@ class PlainPacking:
         largest = min(self.up, key=lambda name: lack(demand, self.nodes[name].capacity))
         if missing := demand.shortfalls(self.nodes[largest].capacity):
             return Blocked(role, Constraint.INFEASIBLE, largest, missing)
-        nearest = min(self.up, key=lambda name: lack(demand, self.free(name)))
+        head_only = self.placement.head_only
+        nearest = min(self.up, key=self.load if head_only else lambda name: lack(demand, self.free(name)))
         in_total = demand.fits_in(self.left())
         constraint = Constraint.FRAGMENTED if in_total else Constraint.CAPACITY
         return Blocked(role, constraint, nearest, demand.shortfalls(self.free(nearest)))

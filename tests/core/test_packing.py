@@ -280,6 +280,14 @@ def test_where_only_the_first_node_is_tried_a_refusal_holds_for_that_node_alone(
     assert packing.place(Resources.of(cpu=4), Role.WORKER) == "b"
 
 
+def test_where_only_the_first_node_is_tried_the_reason_is_what_that_lacks() -> None:
+    """The second node has room, but is not asked."""
+    packing = Packing([Node("a", NO_RESOURCES), Node("b", Resources.of(cpu=2))], Dl2Paper())
+    blocked = packing.place(Resources.of(cpu=1), Role.WORKER)
+    assert isinstance(blocked, Blocked)
+    assert (blocked.nearest, [(part.resource, part.had) for part in blocked.shortfalls]) == ("a", [("cpu", 0)])
+
+
 def test_what_is_given_back_can_be_had_again() -> None:
     packing = Packing([Node("a", Resources.of(cpu=4))], LoadBalance())
     assert packing.place(Resources.of(cpu=3), Role.WORKER) == "a"
