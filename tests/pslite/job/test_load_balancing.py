@@ -18,10 +18,12 @@ from rehearsal import QUICK, Event, Rehearsal, job, random_events, static_digest
 
 from pslite.errors import UsageError
 from pslite.job.assignment import assign, dealt
+from pslite.job.blocks import cut
 from pslite.job.load_balancing import Balance, Dealing, Rule, deal, loads, longest
 from pslite.job.measurements import Pace, PaceMeter, StepTimes
 from pslite.job.plan import Member, make_plan, reduction
 from pslite.job.reduction_tree import span
+from pslite.job.spec import SGD, Part, Segment, block_bytes_for
 from pslite.launch.environment import balance_of
 from pslite.session import Share
 
@@ -132,6 +134,36 @@ def test_a_slow_server_gives_away_what_it_has_too_much_and_nothing_else_moves():
     owners = assign([10] * 12, before, ["a", "b"], [1.0, 2.0])
     assert [owners.count(0), owners.count(1)] == [4, 8]
     assert sum("ab"[owner] != before[block] for block, owner in enumerate(owners)) == 2
+
+
+def resnet50() -> list[int]:
+    """Sizes of its tensors: a stem, four stages of bottleneck blocks, and the classes."""
+    sizes, before = [3 * 64 * 49, 64, 64], 64
+    for width, number in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for inside in range(number):
+            for inputs, outputs, kernel in ((before, width, 1), (width, width, 9), (width, 4 * width, 1)):
+                sizes += [inputs * outputs * kernel, outputs, outputs]
+            if inside == 0:
+                sizes += [before * 4 * width, 4 * width, 4 * width]
+            before = 4 * width
+    return [*sizes, 2048 * 1000, 1000]
+
+
+@pytest.mark.parametrize("servers", [1, 4, 10, 16, 32])
+def test_a_real_model_is_level_to_a_block_in_bytes_and_in_requests(servers):
+    """Optimus' example (section 5.3) has ten servers."""
+    parts = tuple(Part(f"tensor {number}", (size,)) for number, size in enumerate(resnet50()))
+    total = sum(4 * part.size for part in parts)
+    assert total == 4 * 25_557_032
+    spec = job(segments=(Segment("float32", SGD(lr=0.1), parts),), block_bytes=block_bytes_for(total))
+    sizes = [block.nbytes for block in cut(spec)]
+    assert max(sizes) == 1 << 20
+    owners = assign(sizes, {}, [f"ps-{number}" for number in range(servers)])
+    requests = [owners.count(number) for number in range(servers)]
+    held = loads(sizes, owners, servers)
+    assert sum(held) == total
+    assert max(held) - min(held) <= max(sizes)
+    assert max(requests) - min(requests) <= 1
 
 
 # --- when ------------------------------------------------------------------------------------------------------------
