@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import re
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
@@ -183,6 +184,11 @@ class JobState(enum.StrEnum):
         """Whether the job will not run again."""
         return self in _ENDED
 
+    @property
+    def rank(self) -> int:
+        """Position in a job's life; a job never goes to a state of lower or equal rank. All ends have one rank."""
+        return 3 if self.ended else (JobState.SUBMITTED, JobState.READY, JobState.RUNNING).index(self)
+
 
 _ENDED = frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELLED, JobState.LOST})
 
@@ -204,6 +210,14 @@ class Progress:
     #: Allocation that trains now.
     workers: int = 0
     ps: int = 0
+
+    def finite(self) -> Progress:
+        """The same with None for a loss or speed that is not a finite number."""
+        numbers = (self.loss, self.steps_per_second, self.samples_per_second)
+        if all(value is None or math.isfinite(value) for value in numbers):
+            return self
+        loss, steps, samples = (value if value is not None and math.isfinite(value) else None for value in numbers)
+        return replace(self, loss=loss, steps_per_second=steps, samples_per_second=samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ tick and the job API may both write: whoever comes second with an older state ch
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import msgspec
 
@@ -58,6 +58,23 @@ class SlotSummary:
     started: int
     draining: int
     failures: int
+
+    @classmethod
+    def of(cls, slot: Slot) -> SlotSummary:
+        """Summary of a whole slot."""
+        decision, outcome = slot.decision, slot.outcome
+        return cls(
+            number=slot.number,
+            at=slot.at,
+            policy=decision.policy,
+            policy_version=decision.policy_version,
+            inputs_hash=slot.inputs_hash,
+            seconds=slot.seconds,
+            changed=sum(decided.allocation != decided.previous for decided in decision.jobs),
+            started=len(outcome.started),
+            draining=len(outcome.draining),
+            failures=len(outcome.failures),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +170,18 @@ class JobChange:
     digest: str | None = None
     request: JobRequest | None = None
 
+    def applied(self, job: Job, at: float) -> Job:
+        """The job after this change, by the rules of ``Store.change_job``."""
+        fields = ("anchor", "address") if job.state.ended else ("anchor", "address", "end_reason", "digest", "request")
+        given: dict[str, Any] = {name: value for name in fields if (value := getattr(self, name)) is not None}
+        if self.state is not None and self.state.rank > job.state.rank:
+            given["state"] = self.state
+            if self.state is JobState.RUNNING:
+                given["started_at"] = at
+            if self.state.ended:
+                given["ended_at"] = at
+        return replace(job, **given)
+
 
 class TaskChange(msgspec.Struct, frozen=True, gc=False):
     """A step of a task's state machine. ``handle`` and ``note`` are kept where None."""
@@ -162,6 +191,17 @@ class TaskChange(msgspec.Struct, frozen=True, gc=False):
     state: TaskState
     handle: str | None = None
     note: str | None = None
+
+    def applied(self, task: Task, at: float) -> Task:
+        """The task after this change: its state moves forward or not at all."""
+        forward = self.state.rank > task.state.rank
+        return msgspec.structs.replace(
+            task,
+            state=self.state if forward else task.state,
+            since=at if forward else task.since,
+            handle=task.handle if self.handle is None else self.handle,
+            note=task.note if self.note is None else self.note,
+        )
 
 
 class Store(Protocol):

@@ -1,4 +1,4 @@
-"""A store in memory, for virtual time: the contract of ``dl2d.core.store.Store`` without a disk."""
+"""Store in memory, for simulation: live jobs and tasks, measured speeds and losses, and the slots if asked for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import structs
 
 from dl2d.core.cluster import Task, TaskState, in_submit_order
 from dl2d.core.errors import DuplicateJob, StoreError
-from dl2d.core.jobs import Allocation, Job, JobKey, JobState, Progress, Role
+from dl2d.core.jobs import Allocation, Job, JobKey, Progress, Role
 from dl2d.core.measured import (
     MOST_MEASUREMENTS,
     JobSpeeds,
@@ -38,10 +38,11 @@ from dl2d.core.store import (
 
 
 class MemoryStore:
-    """Keeps what a run needs while it runs: live jobs and tasks, and the slots if ``keep_slots``.
+    """Implements ``Store`` as far as a tick needs it; a whole store in memory is ``SqlStore("sqlite://")``.
 
-    Ended tasks are forgotten, so a year of cluster time does not fill the memory; histories that only the command line
-    asks for (resizes, series, runtime plans) are empty.
+    Ended tasks are forgotten, so that the memory does not grow with simulated time; what only the command line reads
+    (resizes, series, task reports, runtime plans) is empty. Each report of progress counts, however close to the one
+    before. Tasks are listed in the order in which they were asked for.
     """
 
     def __init__(self, *, keep_slots: bool = False) -> None:
@@ -56,6 +57,7 @@ class MemoryStore:
         self._own: dict[JobKey, dict[Allocation, deque[tuple[float, float]]]] = defaultdict(dict)
         self._losses: dict[JobKey, list[LossPoint]] = defaultdict(list)
         self._numbers = Counter[tuple[JobKey, Role]]()
+        self._job_ids = Counter[str]()
         self._slots: list[Slot] = []
         self._keep_slots = keep_slots
         self._last_slot = 0
@@ -67,9 +69,9 @@ class MemoryStore:
         """Nothing to give up."""
 
     def next_job_id(self, cluster: str) -> str:
-        """A number never given before."""
-        del cluster
-        return str(len(self._jobs) + 1)
+        """A number never given before on the cluster."""
+        self._job_ids[cluster] += 1
+        return str(self._job_ids[cluster])
 
     def add_job(self, job: Job) -> None:
         """Keep a new job."""
@@ -97,31 +99,16 @@ class MemoryStore:
         return tuple(found) if self._ordered else in_submit_order(found)
 
     def change_job(self, key: JobKey, change: JobChange, at: float) -> Job:
-        """Apply a change; see the contract."""
-        job = self._jobs.get(key)
-        if job is None:
-            raise StoreError(f"there is no job {key.slug}")
-        given = {
-            name: value
-            for name in ("state", "anchor", "address", "end_reason", "digest", "request")
-            if (value := getattr(change, name)) is not None
-        }
-        if job.state.ended:
-            given = {name: value for name, value in given.items() if name in ("anchor", "address")}
-        if given.get("state") is JobState.READY and job.state is JobState.RUNNING:
-            del given["state"]
-        job = replace(job, **given)
-        if job.state is JobState.RUNNING and job.started_at is None:
-            job = replace(job, started_at=at)
-        if job.state.ended and job.ended_at is None:
-            job = replace(job, ended_at=at)
+        """See ``Store.change_job``."""
+        job = change.applied(self._known(key), at)
         self._keep(job)
         return job
 
     def report_progress(self, key: JobKey, progress: Progress, tasks: Sequence[TaskReport] = ()) -> None:
         """Set the job's progress, and count its speed and loss; reports of tasks are not kept."""
         del tasks
-        job = self._jobs[key]
+        job = self._known(key)
+        progress = progress.finite()
         self._keep(replace(job, progress=progress))
         speed, size = progress.samples_per_second, Allocation(progress.workers, progress.ps)
         if speed is not None and size.workers:
@@ -176,6 +163,7 @@ class MemoryStore:
         """Keep new tasks, numbered on from the job's last of that role."""
         tasks = []
         for start in starts:
+            self._known(start.job)
             number = self._numbers[start.job, start.role]
             self._numbers[start.job, start.role] += 1
             task = Task(
@@ -201,15 +189,13 @@ class MemoryStore:
             task = self._tasks.get(key)
             if task is None:
                 continue
-            said = {name: text for name in ("handle", "note") if (text := getattr(change, name)) is not None}
-            task = structs.replace(task, **said)
-            if change.state.rank > task.state.rank:
-                task = structs.replace(task, state=change.state, since=at)
-                moved.append(task)
-            if task.state.ended:
+            after = change.applied(task, at)
+            if after.state is not task.state:
+                moved.append(after)
+            if after.state.ended:
                 del self._tasks[key]
             else:
-                self._tasks[key] = task
+                self._tasks[key] = after
         return tuple(moved)
 
     def confirm_tasks(self, at: float) -> tuple[Task, ...]:
@@ -246,7 +232,9 @@ class MemoryStore:
         return ()
 
     def record_slot(self, slot: Slot) -> None:
-        """Count the slot, and keep it if asked to."""
+        """Count the slot, and keep it if asked to. Raises ``StoreError`` if a job is not known."""
+        for decided in slot.decision.jobs:
+            self._known(decided.job)
         self._last_slot = slot.number
         if self._keep_slots:
             self._slots.append(slot)
@@ -261,15 +249,7 @@ class MemoryStore:
 
     def slots(self, *, limit: int = 100) -> tuple[SlotSummary, ...]:
         """Kept slots, newest first."""
-        return tuple(
-            SlotSummary(
-                slot.number, slot.at, slot.decision.policy, slot.decision.policy_version, slot.inputs_hash,
-                slot.seconds,
-                sum(entry.allocation != entry.previous for entry in slot.decision.jobs),
-                len(slot.outcome.started), len(slot.plan.stops), len(slot.outcome.failures),
-            )
-            for slot in reversed(self._slots[-limit:])
-        )  # fmt: skip
+        return tuple(map(SlotSummary.of, self._slots[: -limit - 1 : -1]))
 
     def decisions(self, job: JobKey, *, limit: int = 100) -> tuple[DecisionEntry, ...]:
         """The job's decisions in kept slots, newest first."""
@@ -283,6 +263,12 @@ class MemoryStore:
             if entry.job == job
         )  # fmt: skip
         return tuple(entry for _, entry in zip(range(limit), found, strict=False))
+
+    def _known(self, key: JobKey) -> Job:
+        job = self._jobs.get(key)
+        if job is None:
+            raise StoreError(f"there is no job {key.slug}")
+        return job
 
     def _keep(self, job: Job) -> None:
         self._jobs[job.key] = job

@@ -48,7 +48,6 @@ from dl2d.store.mapping import (
     Values,
     batches,
     columns,
-    finite,
     table_of,
     upsert,
 )
@@ -258,33 +257,15 @@ def job_numbers(connection: Connection, keys: Iterable[JobKey], *, lock: bool = 
 def change_job(connection: Connection, key: JobKey, change: JobChange, at: float) -> Job:
     """See ``Store.change_job``."""
     row = _locked_job(connection, key)
-    values = _changed_values(row, change, at)
-    if values:
-        connection.execute(_update_job(), {"which": row.number, **values})
-    if "ended_at" in values and row.progress_at > (row.series_at or 0.0):
-        _add_to_series(connection, row, job_of(row).progress)
+    job = job_of(row)
+    after = change.applied(job, at)
+    before = _JOB.values(job, **_request_values(job.request))
+    values = _JOB.values(after, **_request_values(after.request))
+    if changed := {name: value for name, value in values.items() if value != before[name]}:
+        connection.execute(_update_job(), {"which": row.number, **changed})
+    if after.state.ended and not job.state.ended and row.progress_at > (row.series_at or 0.0):
+        _add_to_series(connection, row, job.progress)
     return job_of(_locked_job(connection, key))
-
-
-def _changed_values(row: Row[Any], change: JobChange, at: float) -> Values:
-    """The columns that a change sets, after the rule that jobs only move forward."""
-    kept = ("anchor", "address") if row.state.ended else ("anchor", "address", "end_reason", "digest")
-    values = {name: value for name in kept if (value := getattr(change, name)) is not None}
-    if row.state.ended:
-        return values
-    if change.request is not None:
-        values |= _request_values(change.request)
-    if change.state is not None and _rank(change.state) > _rank(row.state):
-        values["state"] = change.state
-        if change.state is JobState.RUNNING:
-            values["started_at"] = at
-        if change.state.ended:
-            values["ended_at"] = at
-    return values
-
-
-def _rank(state: JobState) -> int:
-    return 3 if state.ended else (JobState.SUBMITTED, JobState.READY, JobState.RUNNING).index(state)
 
 
 def report_progress(connection: Connection, key: JobKey, progress: Progress, interval: float) -> int:
@@ -300,7 +281,7 @@ def report_progress(connection: Connection, key: JobKey, progress: Progress, int
 def _add_to_series(connection: Connection, row: Row[Any], progress: Progress) -> None:
     connection.execute(insert(table_of(ProgressRow)), _PROGRESS.values(progress, job_number=row.number))
     values: Values = {"series_at": progress.at}
-    speed, size = finite(progress.samples_per_second), Allocation(progress.workers, progress.ps)
+    speed, size = progress.finite().samples_per_second, Allocation(progress.workers, progress.ps)
     if speed and size.workers:
         before = None if row.quarantined_workers is None else Allocation(row.quarantined_workers, row.quarantined_ps)
         kind = TrainingKind.of(job_of(row).request)

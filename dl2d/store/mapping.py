@@ -56,12 +56,7 @@ class Finite(TypeDecorator[float]):
 
     def process_bind_param(self, value: float | None, dialect: Dialect) -> float | None:  # noqa: ARG002 (SQLAlchemy's signature)
         """Replace NaN and infinity by NULL."""
-        return finite(value)
-
-
-def finite(value: float | None) -> float | None:
-    """The number, or None where it is not finite."""
-    return value if value is not None and math.isfinite(value) else None
+        return value if value is not None and math.isfinite(value) else None
 
 
 class Choice(TypeDecorator[E]):

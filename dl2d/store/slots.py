@@ -101,14 +101,9 @@ def record_slot(connection: Connection, slot: Slot) -> None:
     numbers = job_numbers(connection, {decided.job for decided in slot.decision.jobs})
     values = _SLOT.values(
         slot,
-        policy=slot.decision.policy,
-        policy_version=slot.decision.policy_version,
+        **_SUMMARY.values(SlotSummary.of(slot)),
         measure=slot.decision.measure,
         seed=str(slot.seed),
-        changed=sum(decided.allocation != decided.previous for decided in slot.decision.jobs),
-        started=len(slot.outcome.started),
-        draining=len(slot.outcome.draining),
-        failures=len(slot.outcome.failures),
         proposed=None if slot.proposed == slot.decision else slot.proposed,
     )
     connection.execute(insert(table_of(SlotRow)), values)

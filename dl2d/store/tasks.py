@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec.structs import replace
 from sqlalchemy import (
     Connection,
     ForeignKey,
@@ -230,9 +229,10 @@ def change_tasks(connection: Connection, changes: Sequence[TaskChange], at: floa
         named = (numbers[change.job], change.task)
         if named not in after:
             raise StoreError(f"job {change.job.slug} has no task {change.task}")
-        task, step = _advanced(after[named], change, numbers[change.job], at)
+        task = change.applied(after[named], at)
+        if task.state is not after[named].state:
+            steps.append(_step(after[named].state, task, change, numbers[change.job]))
         after[named] = task
-        steps += [step] if step else []
     changed = [
         {"of_job": named[0], "of_task": task.id, **{name: getattr(task, name) for name in _CHANGING}}
         for named, task in after.items()
@@ -271,21 +271,14 @@ class _Step:
     new: bool
 
 
-def _advanced(task: Task, change: TaskChange, job_number: int, at: float) -> tuple[Task, _Step | None]:
-    """The task after a change, and the step if its state moved.
+def _step(left: TaskState, task: Task, change: TaskChange, job_number: int) -> _Step:
+    """The step of a task that left a state for its present one.
 
     A task that fails on its way in ends its growing; one that fails as a member begins and ends its shrinking.
     """
-    note = task.note if change.note is None else change.note
-    after = replace(task, handle=task.handle if change.handle is None else change.handle, note=note)
-    if change.state.rank <= task.state.rank:
-        return after, None
-    after = replace(after, state=change.state, since=at)
-    coming = change.state.wanted or (
-        change.state is TaskState.FAILED and task.state.wanted and task.state is not TaskState.CONFIRMED
-    )
-    event = ResizeEvent(change.state, at, change.note or "")
-    return after, _Step(after, job_number, GROW if coming else SHRINK, event, new=task.state.wanted and not coming)
+    coming = task.state.wanted or (task.state is TaskState.FAILED and left.wanted and left is not TaskState.CONFIRMED)
+    event = ResizeEvent(task.state, task.since, change.note or "")
+    return _Step(task, job_number, GROW if coming else SHRINK, event, new=left.wanted and not coming)
 
 
 def _keep_steps(connection: Connection, steps: Sequence[_Step]) -> None:

@@ -8,7 +8,9 @@ import pytest
 from migrated import sqlite_store
 from postgres_server import PostgresMissing, PostgresServer
 
+from dl2d.core.store import Store
 from dl2d.store.sql import SqlStore
+from dl2d.testing import MemoryStore
 
 _POSTGRES = pytest.param("postgresql", marks=pytest.mark.postgres)
 
@@ -52,8 +54,21 @@ def kept_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return sqlite_store(tmp_path / "dl2d.sqlite")
 
 
+@pytest.fixture(params=["simulation", "memory", "file", _POSTGRES])
+def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """Every store: the simulator's, which keeps no histories, and the SQL store on each database."""
+    if request.param == "simulation":
+        yield MemoryStore(keep_slots=True)
+    else:
+        yield from _sql_store(request, tmp_path)
+
+
 @pytest.fixture(params=["memory", "file", _POSTGRES])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqlStore]:
+    yield from _sql_store(request, tmp_path)
+
+
+def _sql_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqlStore]:
     match request.param:
         case "memory":
             url = "sqlite://"

@@ -1,4 +1,4 @@
-"""What every store must do, on each database."""
+"""What every store must do: those with ``any_store`` the simulator's store, too, all the SQL store on each database."""
 
 from __future__ import annotations
 
@@ -20,53 +20,53 @@ from dl2d.store.sql import SqlStore
 
 
 class TestJobs:
-    def test_a_job_comes_back_as_it_was_given(self, store):
+    def test_a_job_comes_back_as_it_was_given(self, any_store):
         progress = Progress(
             at=5.5, version=3, total_versions=9, epoch=0.25, loss=1e-300, steps_per_second=2.5, workers=2, ps=1
         )
         job = a_job(progress=progress, state=JobState.READY, anchor="77", address="h:1", started_at=4.25, digest="ff")
-        store.add_job(job)
-        assert store.job(job.key) == job
-        assert store.jobs(live=True) == (job,)
+        any_store.add_job(job)
+        assert any_store.job(job.key) == job
+        assert any_store.jobs(live=True) == (job,)
 
-    def test_texts_of_all_kinds_come_back(self, store):
+    def test_texts_of_all_kinds_come_back(self, any_store):
         job = a_job(name="Prüfung “α” 🚂 100%")
         job = replace(job, launch=Launch(("sh", "-c", "a\nb\0c 'd' \"e\" {f} %(g)s :h"), "/tmp/Ä b", ()))
-        store.add_job(job)
-        assert store.job(job.key) == job
-        assert store.find_jobs("Prüfung “α” 🚂 100%") == (job,)
+        any_store.add_job(job)
+        assert any_store.job(job.key) == job
+        assert any_store.find_jobs("Prüfung “α” 🚂 100%") == (job,)
 
-    def test_the_same_job_twice_is_refused_and_the_first_kept(self, store):
+    def test_the_same_job_twice_is_refused_and_the_first_kept(self, any_store):
         first = a_job()
-        store.add_job(first)
+        any_store.add_job(first)
         with pytest.raises(DuplicateJob, match=r"main\.1\.1700000000 is known already"):
-            store.add_job(a_job(name="other"))
-        assert store.jobs(live=False) == (first,)
+            any_store.add_job(a_job(name="other"))
+        assert any_store.jobs(live=False) == (first,)
 
-    def test_an_id_used_again_is_another_job(self, store):
+    def test_an_id_used_again_is_another_job(self, any_store):
         old, new = a_job(submitted=100), a_job(submitted=200)
-        store.add_job(old)
-        store.add_job(new)
-        assert store.find_jobs("1") == (new, old)
-        assert store.find_jobs(old.key.slug) == (old,)
-        assert store.find_jobs("digits-1") == (new, old)
-        assert store.find_jobs("nothing") == ()
-        assert store.find_jobs("' OR 1=1 --\0") == ()
+        any_store.add_job(old)
+        any_store.add_job(new)
+        assert any_store.find_jobs("1") == (new, old)
+        assert any_store.find_jobs(old.key.slug) == (old,)
+        assert any_store.find_jobs("digits-1") == (new, old)
+        assert any_store.find_jobs("nothing") == ()
+        assert any_store.find_jobs("' OR 1=1 --\0") == ()
 
     @pytest.mark.parametrize("key", [JobKey("a.b", "1", 1), JobKey("a", "", 1), JobKey("a", "1", -1)])
     def test_a_key_that_is_no_slug_is_refused(self, store, key):
         with pytest.raises(StoreError, match="no job key"):
             store.add_job(a_job(key=key))
 
-    def test_jobs_stand_in_submit_order_and_then_by_number(self, store):
+    def test_jobs_stand_in_submit_order_and_then_by_number(self, any_store):
         for number, submitted in [(10, 5), ("b", 5), (9, 5), (100, 4), (1, 6)]:
-            store.add_job(a_job(number, submitted=submitted))
-        assert [job.key.id for job in store.jobs(live=True)] == ["100", "9", "10", "b", "1"]
+            any_store.add_job(a_job(number, submitted=submitted))
+        assert [job.key.id for job in any_store.jobs(live=True)] == ["100", "9", "10", "b", "1"]
 
-    def test_limit_takes_the_newest(self, store):
+    def test_limit_takes_the_newest(self, any_store):
         for number in range(8, 13):
-            store.add_job(a_job(number, submitted=7))
-        assert [job.key.id for job in store.jobs(live=False, limit=3)] == ["10", "11", "12"]
+            any_store.add_job(a_job(number, submitted=7))
+        assert [job.key.id for job in any_store.jobs(live=False, limit=3)] == ["10", "11", "12"]
 
     def test_an_unknown_job(self, store):
         key = JobKey("main", "404", 1)
@@ -84,30 +84,32 @@ class TestJobs:
             with pytest.raises(StoreError, match=r"no job main\.404\.1"):
                 write()
 
-    def test_a_life(self, store):
-        store.add_job(job := a_job())
-        assert store.change_job(job.key, JobChange(anchor="55"), 10.0) == replace(job, anchor="55")
-        ready = store.change_job(job.key, JobChange(state=JobState.READY, address="h:5"), 11.0)
+    def test_a_life(self, any_store):
+        any_store.add_job(job := a_job())
+        assert any_store.change_job(job.key, JobChange(anchor="55"), 10.0) == replace(job, anchor="55")
+        ready = any_store.change_job(job.key, JobChange(state=JobState.READY, address="h:5"), 11.0)
         assert (ready.state, ready.address, ready.started_at) == (JobState.READY, "h:5", None)
-        assert store.change_job(job.key, JobChange(state=JobState.RUNNING), 12.0).started_at == 12.0
-        again = store.change_job(job.key, JobChange(state=JobState.READY), 13.0)
+        assert any_store.change_job(job.key, JobChange(state=JobState.RUNNING), 12.0).started_at == 12.0
+        again = any_store.change_job(job.key, JobChange(state=JobState.READY), 13.0)
         assert (again.state, again.started_at) == (JobState.RUNNING, 12.0)
-        assert store.change_job(job.key, JobChange(state=JobState.RUNNING), 14.0).started_at == 12.0
-        done = store.change_job(job.key, JobChange(state=JobState.FINISHED, end_reason="all epochs", digest="aa"), 15.0)
+        assert any_store.change_job(job.key, JobChange(state=JobState.RUNNING), 14.0).started_at == 12.0
+        done = any_store.change_job(
+            job.key, JobChange(state=JobState.FINISHED, end_reason="all epochs", digest="aa"), 15.0
+        )
         assert (done.state, done.ended_at, done.end_reason, done.digest) == (
             JobState.FINISHED,
             15.0,
             "all epochs",
             "aa",
         )
-        late = store.change_job(job.key, JobChange(state=JobState.FAILED, end_reason="no", digest="bb"), 16.0)
+        late = any_store.change_job(job.key, JobChange(state=JobState.FAILED, end_reason="no", digest="bb"), 16.0)
         assert late == done
-        assert store.job(job.key) == done
-        assert store.jobs(live=True) == ()
-        assert store.jobs(live=False) == (done,)
+        assert any_store.job(job.key) == done
+        assert any_store.jobs(live=True) == ()
+        assert any_store.jobs(live=False) == (done,)
 
-    def test_ids_are_never_given_twice(self, store):
-        assert [store.next_job_id("a"), store.next_job_id("b"), store.next_job_id("a")] == ["1", "1", "2"]
+    def test_ids_are_never_given_twice(self, any_store):
+        assert [any_store.next_job_id("a"), any_store.next_job_id("b"), any_store.next_job_id("a")] == ["1", "1", "2"]
 
 
 class TestProgress:
@@ -142,16 +144,16 @@ class TestProgress:
 
 
 class TestTasks:
-    def test_tasks_are_numbered_on_and_never_again(self, store):
-        store.add_job(job := a_job())
-        store.add_job(other := a_job(2))
-        first = store.ask_tasks(starts(job, workers=2, ps=1), 10.0)
+    def test_tasks_are_numbered_on_and_never_again(self, any_store):
+        any_store.add_job(job := a_job())
+        any_store.add_job(other := a_job(2))
+        first = any_store.ask_tasks(starts(job, workers=2, ps=1), 10.0)
         assert [task.id for task in first] == ["worker-0", "worker-1", "ps-0"]
         assert first[0] == Task(
             job=job.key, id="worker-0", role=Role.WORKER, node="n1", demand=WORKER, asked_at=10.0, since=10.0
         )
-        store.change_tasks([TaskChange(job.key, "worker-1", TaskState.RELEASED)], 11.0)
-        mixed = store.ask_tasks([*starts(job), *starts(other), *starts(job, ps=1)], 12.0)
+        any_store.change_tasks([TaskChange(job.key, "worker-1", TaskState.RELEASED)], 11.0)
+        mixed = any_store.ask_tasks([*starts(job), *starts(other), *starts(job, ps=1)], 12.0)
         assert [(task.job.id, task.id) for task in mixed] == [
             ("1", "worker-2"),
             ("2", "worker-0"),
@@ -172,8 +174,8 @@ class TestTasks:
         assert [(task.job, task.id) for task in store.tasks(live=True)] == expected
         assert [task.id for task in store.tasks(live=True, job=late.key)] == ["worker-0", "ps-0"]
 
-    def test_nothing_to_ask_or_change(self, store):
-        assert store.ask_tasks([], 1.0) == store.change_tasks([], 1.0) == ()
+    def test_nothing_to_ask_or_change(self, any_store):
+        assert any_store.ask_tasks([], 1.0) == any_store.change_tasks([], 1.0) == ()
 
     def test_an_unknown_task_spoils_the_whole_batch(self, store):
         store.add_job(job := a_job())
@@ -296,37 +298,37 @@ class TestResizes:
 
 class TestSlots:
     @pytest.mark.parametrize("guarded", [True, False])
-    def test_a_slot_comes_back_equal(self, store, guarded):
+    def test_a_slot_comes_back_equal(self, any_store, guarded):
         jobs = (a_job(), a_job(2))
         for job in jobs:
-            store.add_job(job)
-        tasks = store.ask_tasks(starts(jobs[0], workers=2, ps=1), 5.0)
+            any_store.add_job(job)
+        tasks = any_store.ask_tasks(starts(jobs[0], workers=2, ps=1), 5.0)
         slot = a_slot(7, jobs, tasks, guarded=guarded)
-        store.record_slot(slot)
-        assert store.slot(7) == slot
-        assert store.slot(8) is None
-        assert store.last_slot_number() == 7
-        (entry,) = store.decisions(jobs[1].key)
+        any_store.record_slot(slot)
+        assert any_store.slot(7) == slot
+        assert any_store.slot(8) is None
+        assert any_store.last_slot_number() == 7
+        (entry,) = any_store.decisions(jobs[1].key)
         assert entry.decided == slot.decision.jobs[1]
         assert (entry.slot, entry.at, entry.policy, entry.measure) == (7, slot.at, "drf", "dominant share")
 
-    def test_a_slot_without_jobs(self, store):
-        assert store.last_slot_number() == 0
-        store.record_slot(slot := a_slot(1, ()))
-        assert store.slot(1) == slot
+    def test_a_slot_without_jobs(self, any_store):
+        assert any_store.last_slot_number() == 0
+        any_store.record_slot(slot := a_slot(1, ()))
+        assert any_store.slot(1) == slot
 
-    def test_summaries_newest_first(self, store):
-        store.add_job(job := a_job())
-        tasks = store.ask_tasks(starts(job, workers=2), 5.0)
+    def test_summaries_newest_first(self, any_store):
+        any_store.add_job(job := a_job())
+        tasks = any_store.ask_tasks(starts(job, workers=2), 5.0)
         for number in (1, 2, 3):
-            store.record_slot(a_slot(number, (job,), tasks, guarded=number == 2))
-        found = store.slots(limit=2)
+            any_store.record_slot(a_slot(number, (job,), tasks, guarded=number == 2))
+        found = any_store.slots(limit=2)
         assert [summary.number for summary in found] == [3, 2]
         newest = found[0]
         assert (newest.changed, newest.started, newest.draining, newest.failures) == (1, 2, 1, 1)
         assert (newest.policy, newest.policy_version, newest.seconds) == ("drf", "1", 0.125)
         assert found[1].changed == 0
-        assert [entry.slot for entry in store.decisions(job.key, limit=2)] == [3, 2]
+        assert [entry.slot for entry in any_store.decisions(job.key, limit=2)] == [3, 2]
 
     def test_a_number_can_be_recorded_once(self, store):
         store.add_job(job := a_job())
@@ -335,10 +337,10 @@ class TestSlots:
             store.record_slot(a_slot(1, (job,), guarded=True))
         assert store.slot(1) == first
 
-    def test_an_unknown_job_spoils_the_slot(self, store):
+    def test_an_unknown_job_spoils_the_slot(self, any_store):
         with pytest.raises(StoreError, match="no job"):
-            store.record_slot(a_slot(1, (a_job(),)))
-        assert store.last_slot_number() == 0
+            any_store.record_slot(a_slot(1, (a_job(),)))
+        assert any_store.last_slot_number() == 0
 
     @pytest.mark.parametrize("score", [math.nan, math.inf])
     def test_a_score_that_could_not_be_read_back_is_refused(self, store, score):
@@ -362,11 +364,11 @@ def test_a_closed_store_says_so(store: SqlStore):
         store.jobs(live=True)
 
 
-def test_the_demand_of_a_task_is_exact(store):
-    store.add_job(job := a_job())
+def test_the_demand_of_a_task_is_exact(any_store):
+    any_store.add_job(job := a_job())
     demand = PS * 3 + WORKER
-    store.ask_tasks([Start(job.key, Role.PS, "n1", demand)], 1.0)
-    assert store.tasks(live=True)[0].demand == demand
+    any_store.ask_tasks([Start(job.key, Role.PS, "n1", demand)], 1.0)
+    assert any_store.tasks(live=True)[0].demand == demand
 
 
 class TestEvidence:
@@ -374,43 +376,45 @@ class TestEvidence:
 
     KIND = TrainingKind("digits-mlp", Architecture.PS, Consistency.SYNC)
 
-    def test_speeds_are_means_by_size_over_all_jobs_of_a_kind(self, store):
+    def test_speeds_are_means_by_size_over_all_jobs_of_a_kind(self, any_store):
         one, other = a_job(), a_job(number=2)
         for job in (one, other):
-            store.add_job(job)
+            any_store.add_job(job)
         kind = TrainingKind.of(one.request)
-        store.report_progress(one.key, Progress(at=100.0, samples_per_second=10.0, workers=2, ps=1))
-        store.report_progress(other.key, Progress(at=100.0, samples_per_second=11.0, workers=2, ps=1))
-        store.report_progress(other.key, Progress(at=110.0, samples_per_second=12.0, workers=2, ps=1))
-        store.report_progress(other.key, Progress(at=120.0, samples_per_second=7.0, workers=1, ps=3))
+        any_store.report_progress(one.key, Progress(at=100.0, samples_per_second=10.0, workers=2, ps=1))
+        any_store.report_progress(other.key, Progress(at=100.0, samples_per_second=11.0, workers=2, ps=1))
+        any_store.report_progress(other.key, Progress(at=110.0, samples_per_second=12.0, workers=2, ps=1))
+        any_store.report_progress(other.key, Progress(at=120.0, samples_per_second=7.0, workers=1, ps=3))
         points = (
             SpeedPoint(Allocation(1, 3), 7.0, 1, jobs=1, at=120.0, since=120.0),
             SpeedPoint(Allocation(2, 1), pytest.approx(11.0), 3, jobs=2, at=110.0, since=100.0),
         )
-        assert store.speeds([kind]) == (MeasuredSpeeds(kind, points),)
-        assert store.speeds([kind._replace(model="another"), kind._replace(consistency=Consistency.ASYNC)]) == ()
-        assert store.speeds([]) == ()
+        assert any_store.speeds([kind]) == (MeasuredSpeeds(kind, points),)
+        assert any_store.speeds([kind._replace(model="another"), kind._replace(consistency=Consistency.ASYNC)]) == ()
+        assert any_store.speeds([]) == ()
 
-    def test_old_measurements_of_a_size_lose_their_weight(self, store):
-        store.add_job(job := a_job())
+    def test_old_measurements_of_a_size_lose_their_weight(self, any_store):
+        any_store.add_job(job := a_job())
         reports = [50.0] * 40 + [60.0] * 40
         for number, speed in enumerate(reports):
-            store.report_progress(job.key, Progress(at=100.0 + 10 * number, samples_per_second=speed, workers=1, ps=1))
-        [measured] = store.speeds([TrainingKind.of(job.request)])
+            any_store.report_progress(
+                job.key, Progress(at=100.0 + 10 * number, samples_per_second=speed, workers=1, ps=1)
+            )
+        [measured] = any_store.speeds([TrainingKind.of(job.request)])
         # All but (15/16)^40 of the way from 50 to 60; a plain mean would be at 55.
         [point] = measured.points
         assert point.samples_per_second == pytest.approx(60 - 10 * (15 / 16) ** 40)
         assert point.measurements == 16
 
-    def test_what_one_job_alone_says_counts_when_another_says_so_too(self, store):
+    def test_what_one_job_alone_says_counts_when_another_says_so_too(self, any_store):
         jobs = [a_job(number=number) for number in (1, 2, 3)]
         for job in jobs:
-            store.add_job(job)
+            any_store.add_job(job)
         kind = TrainingKind.of(jobs[0].request)
 
         def said(job, at, speed):
-            store.report_progress(job.key, Progress(at=at, samples_per_second=speed, workers=1, ps=1))
-            return store.speeds([kind])[0].points
+            any_store.report_progress(job.key, Progress(at=at, samples_per_second=speed, workers=1, ps=1))
+            return any_store.speeds([kind])[0].points
 
         for at in (100.0, 110.0, 120.0):
             said(jobs[0], at, 50.0)
@@ -420,15 +424,15 @@ class TestEvidence:
         changed = SpeedPoint(Allocation(1, 1), 5.0, 3, jobs=2, at=125.0, since=120.0, before=50.0)
         assert said(jobs[2], 125.0, 5.0) == (changed,)
 
-    def test_a_job_whose_speed_was_set_aside_counts_at_no_other_size_until_it_was_right(self, store):
+    def test_a_job_whose_speed_was_set_aside_counts_at_no_other_size_until_it_was_right(self, any_store):
         jobs = [a_job(number=number) for number in (1, 2, 3)]
         for job in jobs:
-            store.add_job(job)
+            any_store.add_job(job)
         kind = TrainingKind.of(jobs[0].request)
 
         def said(job, at, speed, workers=1):
-            store.report_progress(job.key, Progress(at=at, samples_per_second=speed, workers=workers, ps=1))
-            return {tuple(point.allocation): point.samples_per_second for point in store.speeds([kind])[0].points}
+            any_store.report_progress(job.key, Progress(at=at, samples_per_second=speed, workers=workers, ps=1))
+            return {tuple(point.allocation): point.samples_per_second for point in any_store.speeds([kind])[0].points}
 
         for at in (100.0, 110.0, 120.0):
             said(jobs[0], at, 50.0)
@@ -440,16 +444,16 @@ class TestEvidence:
         assert said(jobs[1], 150.0, 30.0)[1, 1] == 30.0
         assert said(jobs[1], 160.0, 8.0, workers=3)[3, 1] == 8.0
 
-    def test_what_a_job_alone_showed_is_forgotten_when_two_others_know_better_of_it(self, store):
+    def test_what_a_job_alone_showed_is_forgotten_when_two_others_know_better_of_it(self, any_store):
         jobs = [a_job(number=number) for number in (1, 2, 3)]
         other = replace(a_job(number=4), request=replace(a_job(number=4).request, model="other"))
         for job in (*jobs, other):
-            store.add_job(job)
+            any_store.add_job(job)
         kind = TrainingKind.of(jobs[0].request)
 
         def said(job, at, speed, workers):
-            store.report_progress(job.key, Progress(at=at, samples_per_second=speed, workers=workers, ps=1))
-            return {tuple(point.allocation): point.samples_per_second for point in store.speeds([kind])[0].points}
+            any_store.report_progress(job.key, Progress(at=at, samples_per_second=speed, workers=workers, ps=1))
+            return {tuple(point.allocation): point.samples_per_second for point in any_store.speeds([kind])[0].points}
 
         said(jobs[0], 100.0, 50.0, 1)
         said(jobs[1], 110.0, 50.0, 1)
@@ -467,52 +471,52 @@ class TestEvidence:
         said(jobs[1], 220.0, 90.0, 4)
         said(jobs[1], 230.0, 9.0, 5)
         assert said(jobs[1], 240.0, 9.0, 5) == {(1, 1): 50.0, (3, 1): 70.0, (4, 1): 90.0, (5, 1): 9.0}
-        [apart] = store.speeds([TrainingKind.of(other.request)])
+        [apart] = any_store.speeds([TrainingKind.of(other.request)])
         assert [point.samples_per_second for point in apart.points] == [3.0]
 
-    def test_speeds_of_other_kinds_come_by_when_they_were_measured_last(self, store):
+    def test_speeds_of_other_kinds_come_by_when_they_were_measured_last(self, any_store):
         kinds = []
         for number, at in enumerate([300.0, 100.0, 200.0, 200.0], start=1):
             job = a_job(number=number)
             job = replace(job, request=replace(job.request, model=f"m{number}"))
-            store.add_job(job)
-            store.report_progress(job.key, Progress(at=at, samples_per_second=1.0, workers=1, ps=1))
+            any_store.add_job(job)
+            any_store.report_progress(job.key, Progress(at=at, samples_per_second=1.0, workers=1, ps=1))
             kinds.append(TrainingKind.of(job.request))
 
         def asked(others):
-            return [speeds.kind.model for speeds in store.speeds([kinds[1]], others=others)]
+            return [speeds.kind.model for speeds in any_store.speeds([kinds[1]], others=others)]
 
         assert [asked(others) for others in (0, 1, 2, 3, 9)] == [
             ["m2"], ["m1", "m2"], ["m1", "m2", "m3"], ["m1", "m2", "m3", "m4"], ["m1", "m2", "m3", "m4"]
         ]  # fmt: skip
 
-    def test_speeds_of_one_job_are_means_of_its_last_reports_at_each_size(self, store):
+    def test_speeds_of_one_job_are_means_of_its_last_reports_at_each_size(self, any_store):
         one, other = a_job(), a_job(number=2)
         for job in (one, other):
-            store.add_job(job)
-        assert store.job_speeds([one.key, other.key]) == ()
+            any_store.add_job(job)
+        assert any_store.job_speeds([one.key, other.key]) == ()
         for number in range(20):
             said = Progress(at=100.0 + 10 * number, samples_per_second=float(number), workers=2, ps=1)
-            store.report_progress(one.key, said)
-        store.report_progress(one.key, Progress(at=400.0, samples_per_second=0.0, workers=3, ps=1))
-        store.report_progress(one.key, Progress(at=410.0, workers=4, ps=1))
-        store.report_progress(one.key, Progress(at=420.0, samples_per_second=0.0))
-        store.report_progress(other.key, Progress(at=100.0, samples_per_second=9.0, workers=2, ps=1))
+            any_store.report_progress(one.key, said)
+        any_store.report_progress(one.key, Progress(at=400.0, samples_per_second=0.0, workers=3, ps=1))
+        any_store.report_progress(one.key, Progress(at=410.0, workers=4, ps=1))
+        any_store.report_progress(one.key, Progress(at=420.0, samples_per_second=0.0))
+        any_store.report_progress(other.key, Progress(at=100.0, samples_per_second=9.0, workers=2, ps=1))
         points = (
             SpeedPoint(Allocation(2, 1), pytest.approx(11.5), 16, jobs=1, at=290.0, since=140.0),
             SpeedPoint(Allocation(3, 1), 0.0, 1, jobs=1, at=400.0, since=400.0),
         )
-        assert store.job_speeds([other.key, one.key])[0] == JobSpeeds(one.key, points)
-        assert store.job_speeds([other.key]) == (
+        assert any_store.job_speeds([other.key, one.key])[0] == JobSpeeds(one.key, points)
+        assert any_store.job_speeds([other.key]) == (
             JobSpeeds(other.key, (SpeedPoint(Allocation(2, 1), 9.0, 1, jobs=1, at=100.0, since=100.0),)),
         )
 
-    def test_what_says_no_speed_counts_for_none(self, store):
-        store.add_job(job := a_job())
+    def test_what_says_no_speed_counts_for_none(self, any_store):
+        any_store.add_job(job := a_job())
         for at, more in enumerate([{}, {"samples_per_second": 0.0, "workers": 1}, {"samples_per_second": 5.0},
                                    {"samples_per_second": math.nan, "workers": 1}], start=1):  # fmt: skip
-            store.report_progress(job.key, Progress(at=100.0 * at, **more))
-        assert store.speeds([TrainingKind.of(job.request)]) == ()
+            any_store.report_progress(job.key, Progress(at=100.0 * at, **more))
+        assert any_store.speeds([TrainingKind.of(job.request)]) == ()
 
     def test_reports_that_do_not_enter_the_series_are_not_counted(self, store):
         store.add_job(job := a_job())
@@ -521,16 +525,16 @@ class TestEvidence:
         [measured] = store.speeds([TrainingKind.of(job.request)])
         assert measured.points == (SpeedPoint(Allocation(1, 1), 8.0, 1, jobs=1, at=100.0, since=100.0),)
 
-    def test_losses_are_thinned_evenly_and_end_with_the_newest(self, store):
-        store.add_job(job := a_job())
-        store.add_job(a_job(number=2))
+    def test_losses_are_thinned_evenly_and_end_with_the_newest(self, any_store):
+        any_store.add_job(job := a_job())
+        any_store.add_job(a_job(number=2))
         for number in range(100):
             loss = None if number == 50 else 1.0 / (1 + number)
-            store.report_progress(job.key, Progress(at=100.0 + 10 * number, epoch=number / 4, loss=loss))
-        [fell] = store.losses([job.key, a_job(number=2).key])
+            any_store.report_progress(job.key, Progress(at=100.0 + 10 * number, epoch=number / 4, loss=loss))
+        [fell] = any_store.losses([job.key, a_job(number=2).key])
         assert fell.job == job.key
         assert len(fell.points) <= MOST_LOSSES
         assert fell.points[-1] == LossPoint(99 / 4, 1 / 100)
         apart = [after.epoch - before.epoch for before, after in pairwise(fell.points)]
         assert set(apart) <= {1.0, 1.25}
-        assert store.losses([]) == ()
+        assert any_store.losses([]) == ()

@@ -58,8 +58,8 @@ def test_tasks_only_move_forward(store, batches):
 
 @_EXAMPLES
 @given(states=st.lists(st.sampled_from(JobState), max_size=8))
-def test_jobs_only_move_forward(store, states):
-    store.add_job(job := a_job(store.next_job_id("main")))
+def test_jobs_only_move_forward(any_store, states):
+    any_store.add_job(job := a_job(any_store.next_job_id("main")))
     order = {JobState.SUBMITTED: 0, JobState.READY: 1, JobState.RUNNING: 2}
     now, started, ended = JobState.SUBMITTED, None, None
     for at, state in enumerate(states, start=1):
@@ -67,9 +67,9 @@ def test_jobs_only_move_forward(store, states):
             now = state
             started = float(at) if state is JobState.RUNNING else started
             ended = float(at) if state.ended else None
-        got = store.change_job(job.key, JobChange(state=state), float(at))
+        got = any_store.change_job(job.key, JobChange(state=state), float(at))
         assert (got.state, got.started_at, got.ended_at) == (now, started, ended)
-        assert store.job(job.key) == got
+        assert any_store.job(job.key) == got
 
 
 _TEXT = st.text(max_size=30)
