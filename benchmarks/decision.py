@@ -34,7 +34,7 @@ from dl2d.core.measured import MOST_LOSSES, LossPoint, MeasuredLoss, MeasuredSpe
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources
-from dl2d.daemon import collector
+from dl2d.daemon.gc_pause import gc_paused
 from dl2d.daemon.place import place
 from dl2d.daemon.plugins import POLICIES, available, load_policy
 from dl2d.placement.load_balance import LoadBalance
@@ -128,7 +128,7 @@ def seconds(policy: Policy, seen: Snapshot, repeats: int) -> float:
     """Least time of some decisions."""
     times = []
     for _ in range(repeats):
-        with collector.waiting():
+        with gc_paused():
             begin = time.perf_counter()
             policy.decide(seen, Packing.for_decision(seen.nodes, seen.tasks, LoadBalance()), np.random.default_rng(0))
             times.append(time.perf_counter() - begin)

@@ -56,7 +56,7 @@ from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources
-from dl2d.daemon import collector
+from dl2d.daemon.gc_pause import gc_paused
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies import dl2
 from dl2d.policies.checkpoint import Checkpoint, read_checkpoint
@@ -180,7 +180,7 @@ def slots(
     times, tasks = [], []
     for number in range(count + 5):
         seen = snapshot(jobs, nodes, rng, models, wrong)
-        with collector.waiting():
+        with gc_paused():
             begin = time.thread_time()
             packing = Packing.for_decision(seen.nodes, seen.tasks, placement)
             decision = policy.decide(seen, packing, np.random.default_rng(number))

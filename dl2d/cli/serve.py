@@ -5,7 +5,7 @@ from __future__ import annotations
 from dl2d.cli.logging import configure_logging
 from dl2d.cli.options import ConfigOption
 from dl2d.config.settings import DEFAULT_PATH, load_settings
-from dl2d.daemon import collector
+from dl2d.daemon.gc_pause import freeze_startup_objects
 from dl2d.daemon.learner import learner_command
 from dl2d.daemon.loop import Daemon
 from dl2d.store import schema
@@ -30,5 +30,5 @@ def run(
         reloaded=lambda taken: configure_logging(taken.log),
         learner=learner_command(str(config.absolute())),
     ) as daemon:
-        collector.leave_out_what_is_there()
+        freeze_startup_objects()
         daemon.run()

@@ -16,8 +16,9 @@ from dl2d.core.errors import PolicyError
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence, Policy
-from dl2d.daemon import collector, guard
+from dl2d.daemon import guard
 from dl2d.daemon.deadline import at_once
+from dl2d.daemon.gc_pause import gc_paused
 
 log = structlog.get_logger()
 
@@ -54,7 +55,7 @@ class SetAside:
         return (self.policy, self.version) == (policy.name, policy.version)
 
 
-@collector.waiting()
+@gc_paused()
 def decide(
     snapshot: Snapshot,
     deciders: Deciders,

@@ -8,9 +8,9 @@ import pytest
 from policies.snapshots import a_job, a_snapshot, cluster
 
 from dl2d.core.decision import Constraint
-from dl2d.daemon import collector
 from dl2d.daemon.deadline import Deadline
 from dl2d.daemon.decide import Deciders, decide
+from dl2d.daemon.gc_pause import gc_paused
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.fifo import Fifo
 
@@ -60,7 +60,7 @@ def test_a_policy_that_never_comes_back_does_not_keep_it_off() -> None:
 def test_a_collector_that_was_off_stays_so() -> None:
     gc.disable()
     try:
-        with collector.waiting():
+        with gc_paused():
             pass
         assert not gc.isenabled()
     finally:
