@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 SPREAD ?= --numprocesses $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )) --dist worksteal
 STAMP := $(VENV)/.installed
 
-.PHONY: run test test-all lint format clean
+.PHONY: run test test-all lint format references clean
 
 $(STAMP): pyproject.toml pslite/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -33,6 +33,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The configuration and command references under docs/, from the code and etc/dl2d.yaml.
+references: $(STAMP)
+	$(BIN)/python docs/references.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix --quiet . || true
