@@ -21,6 +21,7 @@ from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Node
 from dl2d.core.errors import Dl2dError
 from dl2d.core.mode import STAGES
+from dl2d.core.policy import Policy
 from dl2d.core.registry import Version
 from dl2d.core.request import RequestRules
 from dl2d.core.resource_manager import RmSnapshot
@@ -28,7 +29,8 @@ from dl2d.daemon.admission import check_feasible
 from dl2d.daemon.credentials import load_credentials
 from dl2d.daemon.incumbent import check_learning, configured_checkpoint, given, read_version
 from dl2d.daemon.loop import manager_settings
-from dl2d.daemon.plugins import MANAGERS, PLACEMENTS, POLICIES, load_policy
+from dl2d.daemon.plugins import MANAGERS, PLACEMENTS, POLICIES, load_placement, load_policy
+from dl2d.daemon.start_check import site_start_check, start_check
 from dl2d.local.settings import LocalSettings
 from dl2d.store import schema
 from dl2d_slurm.settings import SlurmSettings
@@ -135,11 +137,14 @@ def _policy(settings: Settings) -> Iterator[Finding]:
         named = configured_checkpoint(settings)
         if named is not None or live is None:
             policy = load_policy(settings.policy.name, given=given(settings, named))
-            if named is not None or settings.policy.settings:
-                yield Finding(item, True, f"{policy.name} version {policy.version}")
+            problem = _start_problem(settings, policy)
+            if problem or named is not None or settings.policy.settings:
+                yield Finding(item, not problem, f"{policy.name} version {policy.version} {problem}".rstrip())
         if live is not None:
             policy = load_policy(settings.policy.name, given=given(settings, read_version(live)))
-            yield Finding("live version", True, f"{policy.name} version {policy.version}, {live.origin}")
+            problem = _start_problem(settings, policy)
+            said = f"{policy.name} version {policy.version}"
+            yield Finding("live version", not problem, f"{said} {problem}" if problem else f"{said}, {live.origin}")
     except Dl2dError as error:
         said = str(error).removeprefix(f"{item}: ")
         yield Finding(item if live is None or str(error).startswith("policy.") else "live version", False, said)
@@ -149,10 +154,29 @@ def _policy(settings: Settings) -> Iterator[Finding]:
         yield Finding("learning.enabled", False, str(error).removeprefix("learning.enabled: "))
 
 
+def _start_problem(settings: Settings, policy: Policy) -> str:
+    """What is wrong with how a policy starts jobs on an idle cluster like this site's; empty for nothing."""
+    try:
+        placement = load_placement(settings.placement)
+    except Dl2dError:  # another finding
+        return ""
+    try:
+        if _has_store(settings):
+            with reading(settings) as store:
+                return site_start_check(policy, placement, store).problem
+    except Dl2dError:  # another finding
+        pass
+    return start_check(policy, placement, _nodes(settings)).problem
+
+
+def _has_store(settings: Settings) -> bool:
+    return schema.current(settings.store_url) == schema.head()
+
+
 def _live(settings: Settings) -> Version | None:
     """The live version; None as well where the store cannot tell, which is another finding."""
     try:
-        if schema.current(settings.store_url) != schema.head():
+        if not _has_store(settings):
             return None
         with reading(settings) as store:
             return store.registry.live(settings.policy.name)

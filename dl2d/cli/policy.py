@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import getpass
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from dl2d.cli.options import ConfigOption, JsonOption, reading
 from dl2d.cli.output import moment, print_json, print_tables, table
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.codec import as_plain
-from dl2d.core.errors import Dl2dError, RegistryError, RequestError
+from dl2d.core.errors import Dl2dError, GateRefused, PolicyError, RegistryError, RequestError, WorkloadError
+from dl2d.core.history import RecordingStore
 from dl2d.core.registry import Registry, Trial, Version, VersionState
 from dl2d.daemon.incumbent import configured_checkpoint, given, keep_version, read_version
 from dl2d.daemon.plugins import (
@@ -24,6 +28,7 @@ from dl2d.daemon.plugins import (
     load_policy,
     takes_checkpoint,
 )
+from dl2d.daemon.start_check import site_start_check
 from dl2d.policies.checkpoint import DIGITS, checkpoint_in, read_checkpoint
 from dl2d.store import schema
 
@@ -78,11 +83,20 @@ def list_policies(as_json: JsonOption = False, config: ConfigOption = DEFAULT_PA
 @app.command()
 def promote(
     version: Annotated[str, typer.Argument(help="Beginning of a version's digest, or the folder of a checkpoint.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Whatever the gate says. Needs --reason, which is recorded.")
+    ] = False,
     reason: _ReasonOption = "",
     as_json: JsonOption = False,
     config: ConfigOption = DEFAULT_PATH,
 ) -> None:
-    """Have a version of the configured policy decide from the next interval on; a checkpoint is registered first."""
+    """Have a version of the configured policy decide from the next interval on, if it passes the gate.
+
+    A checkpoint is registered first. The gate: the version starts jobs on an idle cluster like this site's, and jobs of
+    recorded days end sooner with it than with what decides now; a trial that it passed before counts.
+    """
+    if force and not reason.strip():
+        raise typer.BadParameter("--force needs --reason, for the record")
     settings = load_settings(config)
     name = _learned(settings)
     with reading(settings) as store:
@@ -94,10 +108,60 @@ def promote(
             load_policy(name, given=given(settings, checkpoint))  # it has to be one that can decide
             origin = f"checkpoint {folder.absolute()}"
             known = keep_version(checkpoint, settings.versions_path, registry, at=time.time(), origin=origin)
-        load_policy(name, given=given(settings, read_version(known)))
         why = reason or "promoted by hand"
+        try:
+            _pass_gate(settings, store, known)
+        except GateRefused as error:
+            if not force:
+                raise GateRefused(
+                    f"{error}; nothing was changed (--force --reason TEXT promotes it all the same)"
+                ) from None
+            why = f"{why} (forced: {error})"
         now = registry.change(name, known.digest, VersionState.LIVE, at=time.time(), by=getpass.getuser(), reason=why)
         _tell(now, as_json=as_json)
+
+
+def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> None:
+    """Try a version, and keep the trial if there was one.
+
+    Raises
+    ------
+    GateRefused
+        It does not pass; says why.
+    PolicyError
+        It cannot decide at all.
+    """
+    from dl2d.cli import trial as trials  # noqa: PLC0415 - the simulator, which no other command here waits for
+
+    name, registry = version.policy, store.registry
+    what = f"{name} version {version.digest[:DIGITS]}"
+    policy = load_policy(name, given=given(settings, read_version(version)))
+    started = site_start_check(policy, load_placement(settings.placement), store)
+    if started.error:
+        raise PolicyError(f"{what} {started.problem}; it cannot be promoted")
+    if started.waiting:
+        raise GateRefused(f"{what} {started.problem}")
+    if version.state in (VersionState.LIVE, VersionState.RETIRED) or trials.passed_trial(registry, version) is not None:
+        return  # it decides, or did once
+    current = trials.deciding(settings, registry)
+    if current.digest == version.digest:
+        return
+    try:
+        days = trials.recorded_days(settings, store, now=time.time(), seed=settings.learning.seed)
+    except WorkloadError as error:
+        raise GateRefused(f"{what} cannot be compared with what decides now: {error.problem}") from None
+    candidate = trials.Side(version.digest, trials.policy_of(settings, read_version(version)))
+    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=Console(stderr=True),
+                  disable=not sys.stderr.isatty()) as display:  # fmt: skip
+        bar = display.add_task("comparing", total=None)
+
+        def tell(what: str, done: int, total: int, note: str = "") -> None:
+            display.update(bar, description=f"{what} {note}".strip(), completed=done, total=total)
+
+        trial = trials.on_trial(settings, name, days, candidate, current, tell=tell)
+    registry.add_trial(trial)
+    if not trial.passed:
+        raise GateRefused(f"{what} does not pass the gate: {trial.reason}")
 
 
 @app.command()

@@ -10,21 +10,18 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from dl2d import __version__
+from dl2d.cli.trial import Side, Tell, on_trial, policy_of, recorded_days
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError
 from dl2d.core.history import RecordingStore
 from dl2d.core.measured import MeasuredSpeeds
-from dl2d.core.policy import Policy
-from dl2d.core.registry import Registry, Trial, TrialCase
+from dl2d.core.registry import Registry, Trial
 from dl2d.daemon.candidates import Candidate
 from dl2d.daemon.incumbent import configured_checkpoint, read_version, version_in
-from dl2d.daemon.loop import guard_rules
-from dl2d.daemon.plugins import Given, load_placement, load_policy
-from dl2d.learning.gate import Compared, Verdict, compare
-from dl2d.learning.lesson import Lesson, lesson_of
+from dl2d.learning.lesson import Lesson
 from dl2d.learning.search import Step
 from dl2d.learning.training import State, Trainer, TrainingSettings
 from dl2d.learning.twin import DAY_SECONDS
@@ -34,20 +31,10 @@ from dl2d.throughput.news import merged
 from dl2d.throughput.observations import Table
 
 NAME: Final = "dl2"
-#: Least length of an interval in the twin, in seconds.
-_SHORTEST_SLOT: Final = 300.0
 #: The search begins with weights that are good already: it looks and goes less far than one that begins with none.
 _STEP: Final = Step(spread=0.07, rate=0.03)
 #: A site's cluster is what it is; fewer nodes stand for busier days.
 _PARTS: Final = (1.0, 1 / 2, 1 / 4)
-
-
-class Tell(Protocol):
-    """Is told what is being done, how far it is, how far it goes, and a word on how it stands."""
-
-    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
-        """Tell."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +74,7 @@ def learn(
         Something cannot be read or written.
     """
     began = time.monotonic()
-    length = (settings.learning.days if chosen.days is None else chosen.days) * DAY_SECONDS
-    begin = (now - length) // DAY_SECONDS * DAY_SECONDS
-    lesson = lesson_of(store.history(begin, now), slot_seconds(settings), seed=chosen.seed)
+    lesson = recorded_days(settings, store, now=now, seed=chosen.seed, days=chosen.days)
     parent = current_checkpoint(settings, store.registry)
     how, known = _training_settings(settings, lesson, parent, chosen)
     tell("setting up", 0, 1)
@@ -167,50 +152,15 @@ def judged(settings: Settings, registry: Registry, learned: Learned, *, tell: Te
         jobs=learned.record["jobs"],
     )
     current = current_checkpoint(settings, registry)
-    cases: tuple[TrialCase, ...] = ()
     if version.digest == current.digest:
-        verdict = Verdict(passed=False, reason="it is what decides already")
-    else:
-        compared = _compared(settings, learned, current, tell)
-        cases, verdict = compared.cases, compared.verdict
-    trial = Trial(
-        at=time.time(),
-        policy=NAME,
-        candidate=version.digest,
-        current=current.digest,
-        days=tuple(day.name for day in learned.lesson.held_out),
-        cases=cases,
-        change=verdict.change,
-        low=verdict.low,
-        high=verdict.high,
-        passed=verdict.passed,
-        reason=verdict.reason,
-    )
-    return Candidate(version, trial)
-
-
-def _compared(settings: Settings, learned: Learned, current: Checkpoint, tell: Tell) -> Compared:
-    return compare(
-        learned.lesson.cases,
-        _policy(settings, learned.checkpoint),
-        _policy(settings, current),
-        load_placement(settings.placement),
-        costs=learned.lesson.costs,
-        rules=guard_rules(settings),
-        timeout=settings.policy.timeout_seconds,
-        timer=time.process_time,
-        progress=lambda done, total: tell("comparing", done, total),
-    )
-
-
-def _policy(settings: Settings, checkpoint: Checkpoint) -> Policy:
-    own = settings.policy.settings if settings.policy.name == NAME else {}
-    return load_policy(NAME, given=Given(checkpoint=checkpoint, settings=own, slot_seconds=slot_seconds(settings)))
-
-
-def slot_seconds(settings: Settings) -> float:
-    """Length of an interval in the twin: the site's own, but not so short that a day takes for ever to play."""
-    return max(settings.schedule.slot_seconds, _SHORTEST_SLOT)
+        trial = Trial(
+            at=time.time(), policy=NAME, candidate=version.digest, current=current.digest,
+            days=tuple(day.name for day in learned.lesson.held_out), cases=(), change=None, low=None, high=None,
+            passed=False, reason="it is what decides already",
+        )  # fmt: skip
+        return Candidate(version, trial)
+    sides = (Side(each.digest, policy_of(settings, each)) for each in (learned.checkpoint, current))
+    return Candidate(version, on_trial(settings, NAME, learned.lesson, *sides, tell=tell))
 
 
 def _note(state: State) -> str:

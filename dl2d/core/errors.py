@@ -100,3 +100,7 @@ class CheckpointError(Dl2dError):
 
 class RegistryError(Dl2dError):
     """The registry of learned policies has no such version, or cannot do with it what was asked."""
+
+
+class GateRefused(Dl2dError):
+    """A learned policy was tried before it may decide, and may not; says what was wrong with it."""

@@ -11,8 +11,9 @@ import structlog
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError, ConfigError, Dl2dError
 from dl2d.core.policy import Policy
-from dl2d.core.registry import Registry, Version, VersionState
-from dl2d.daemon.plugins import Given, load_policy, takes_checkpoint
+from dl2d.core.registry import Registry, SiteStore, Version, VersionState
+from dl2d.daemon.plugins import Given, load_placement, load_policy, takes_checkpoint
+from dl2d.daemon.start_check import site_start_check
 from dl2d.policies.checkpoint import DIGITS, Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
 
 log = structlog.get_logger()
@@ -27,16 +28,18 @@ class Incumbent:
 
     Of a policy that learns it is the live version in the registry. Where none is live, it is the checkpoint of the
     configuration, or the one that comes with dl2d, and that is registered as the live version: what decides can always
-    be found again. So is one that the configuration names and the registry does not know.
+    be found again. So is one that the configuration names and the registry does not know, if it starts jobs on an idle
+    cluster like the store's (``dl2d.daemon.start_check``).
 
     Raises
     ------
     ConfigError, PluginError
-        The configuration names what there is not, or a checkpoint that cannot be read.
+        The configuration names what there is not, or a checkpoint that cannot be read or leaves jobs waiting.
     """
 
-    def __init__(self, settings: Settings, registry: Registry, clock: Callable[[], float]) -> None:
-        self._settings, self._registry, self._clock = settings, registry, clock
+    def __init__(self, settings: Settings, store: SiteStore, clock: Callable[[], float]) -> None:
+        self._settings, self._registry, self._clock = settings, store.registry, clock
+        registry = store.registry
         self._name = settings.policy.name
         self.learns = takes_checkpoint(self._name)
         check_learning(settings)
@@ -52,6 +55,13 @@ class Incumbent:
                 self.policy = found
                 return
         self.policy = self._made(named)
+        if new:
+            started = site_start_check(self.policy, load_placement(settings.placement), store)
+            if started.problem:
+                raise ConfigError(
+                    f"policy.checkpoint: {self._name} version {self.policy.version} {started.problem}; name another, "
+                    "or promote it with `dl2d policy promote --force`"
+                )
         if (self.learns and live is None) or new:
             self._begin_with(getattr(self.policy, "checkpoint", None), named)
 

@@ -115,7 +115,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._admission = Admission(settings.jobs.rules)
             #: Held to exchange what ticks work with; a tick itself works with what it began with.
             self._exchanging = threading.Lock()
-            self._incumbent = Incumbent(settings, store.registry, clock)
+            self._incumbent = Incumbent(settings, store, clock)
             self._context = self._build(settings, self._incumbent)
             self._enter(settings.mode, "start")
             self._looked_up = timer()
@@ -358,7 +358,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             changed = [key for key in _FIXED if getattr(settings, key) != getattr(self._settings, key)]
             if changed:
                 raise ConfigError(f"{', '.join(changed)} can only be changed by a restart; nothing was changed")
-            incumbent = Incumbent(settings, self._store.registry, self._clock)
+            incumbent = Incumbent(settings, self._store, self._clock)
             context = self._build(settings, incumbent)
             self._enter(settings.mode, "reload")
         except Dl2dError as error:

@@ -19,6 +19,7 @@ from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.core.store import Store
 from dl2d.daemon.guard import check, check_scores
 from dl2d.daemon.idle import idle_jobs
 from dl2d.daemon.place import place
@@ -31,6 +32,8 @@ _TICKS: Final = 8
 #: Most kinds of jobs that are tried, and most jobs at once.
 _MOST_KINDS: Final = 24
 _MOST_JOBS: Final = 16
+#: Jobs of a store that are looked at.
+_NEWEST: Final = 200
 #: Nodes of a site of which none are known.
 _USUAL: Final = tuple(Node(f"node-{number}", Resources.of(cpu=32, gpu=8, memory=2**18)) for number in (1, 2))
 
@@ -80,6 +83,19 @@ def start_check(
         except Exception as error:  # noqa: BLE001 - a plug-in, or weights from outside: whatever it raises is the answer
             return StartCheck(jobs=jobs, waiting=(), error=f"{type(error).__name__}: {error}")
     return StartCheck(jobs=jobs, waiting=tuple(waiting))
+
+
+def site_start_check(policy: Policy, placement: Placement, store: Store) -> StartCheck:
+    """The start check on the nodes of a site's newest slot, for the newest jobs of its store.
+
+    Raises
+    ------
+    StoreError
+        The store cannot be read.
+    """
+    newest = store.slot(store.last_slot_number())
+    requests = [job.request for job in store.jobs(live=False, limit=_NEWEST)]
+    return start_check(policy, placement, newest.snapshot.nodes if newest is not None else (), requests)
 
 
 def _plain(nodes: Sequence[Node]) -> Iterator[JobRequest]:

@@ -17,10 +17,12 @@ from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence, Policy
 from dl2d.core.registry import TrialCase
 from dl2d.daemon.guard import GuardRules, Memory, check, check_scores, guard
+from dl2d.daemon.start_check import start_check
 from dl2d.learning.lesson import Case
 from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.speeds.realism import Realism
 from dl2d.simulation.statistics import estimate
+from dl2d.simulation.workload.format import to_request
 
 #: Slots after which a replay is given up.
 _MOST_SLOTS: Final = 50_000
@@ -159,11 +161,16 @@ def compare(
     timer: Callable[[], float],
     progress: Callable[[int, int], None] | None = None,
 ) -> Compared:
-    """Replay both policies on all cases, under the guard's rules and with what resizes cost, and judge.
+    """Try the candidate on idle nodes, replay both policies under the guard's rules with what resizes cost, and judge.
 
     A case that the current policy does not get through is left out. ``timer`` gives seconds of CPU time; what is
     decided does not depend on it, but that a decision of more than ``timeout`` seconds fails the candidate.
     """
+    started = _started(cases, candidate, placement)
+    if started:
+        none = Conduct(decisions=0, guarded=0, slowest=0.0, problem="")
+        verdict = Verdict(passed=False, reason=f"the candidate {started}")
+        return Compared((), replace(none, problem=started), none, verdict)
     played: list[TrialCase] = []
     watched: dict[str, list[Watched]] = {"candidate": [], "current": []}
     rules_of_play = Rules(realism=costs, most_slots=_MOST_SLOTS)
@@ -187,6 +194,19 @@ def compare(
             break  # it cannot pass any more
     own, others = (_conduct(watched[which]) for which in ("candidate", "current"))
     return Compared(tuple(played), own, others, judge(played, own, others, timeout=timeout))
+
+
+def _started(cases: Sequence[Case], candidate: Policy, placement: Placement) -> str:
+    """How many jobs of the cases the candidate leaves waiting on an idle cluster; empty for none.
+
+    What it raises is found by the replays.
+    """
+    if not cases:
+        return ""
+    largest = max(cases, key=lambda case: len(case.workload.jobs)).workload
+    requests = [to_request(job, largest) for job in largest.jobs]
+    started = start_check(candidate, placement, largest.nodes(), requests)
+    return started.problem if started.waiting else ""
 
 
 def _conduct(watched: Sequence[Watched]) -> Conduct:

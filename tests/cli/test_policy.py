@@ -22,6 +22,14 @@ def config(dl2d: Dl2d, tmp_path: Path) -> Path:
     return config
 
 
+FORCE = ("--force", "--reason", "to try it")
+#: What is recorded then, of a version, at a site whose store has no days yet.
+FORCED = (
+    "to try it (forced: dl2 version {} cannot be compared with what decides now: jobs whose speeds were measured came "
+    "on 0 days of what was recorded; at least 2 are needed (jobs that run at fixed sizes and report nothing do not count))"
+)
+
+
 def checkpoint(folder: Path, number: int) -> Path:
     base = shipped().checkpoint
     scorer = np.asarray(base.weights["scorer"]) + number
@@ -32,7 +40,8 @@ def checkpoint(folder: Path, number: int) -> Path:
 
 def test_promote_list_and_roll_back(dl2d: Dl2d, config: Path, tmp_path: Path) -> None:
     one, two = (
-        dl2d("policy", "promote", checkpoint(tmp_path, number), "--json", "-c", config).json for number in (1, 2)
+        dl2d("policy", "promote", checkpoint(tmp_path, number), *FORCE, "--json", "-c", config).json
+        for number in (1, 2)
     )
     assert (one["state"], two["state"]) == ("live", "live")
     shutil.rmtree(tmp_path / "c1")  # a version is a copy
@@ -43,7 +52,7 @@ def test_promote_list_and_roll_back(dl2d: Dl2d, config: Path, tmp_path: Path) ->
         one["digest"]: "live", two["digest"]: "retired"
     }  # fmt: skip
     assert [(each["reason"], each["rollback"]) for each in shown["changes"] if each["after"] == "live"] == [
-        ("slower", True), ("promoted by hand", False), ("promoted by hand", False)
+        ("slower", True), (FORCED.format(two["digest"][:12]), False), (FORCED.format(one["digest"][:12]), False)
     ]  # fmt: skip
     (decides,) = [each for each in shown["policy"] if each["charge"] == "decides"]
     assert decides["version"] == f"{one['digest'][:12]} slot_seconds=300.0"
@@ -51,6 +60,61 @@ def test_promote_list_and_roll_back(dl2d: Dl2d, config: Path, tmp_path: Path) ->
     assert ran.status == 1
     assert "is the first: there is none before it" in ran.err
     assert dl2d("policy", "promote", two["digest"][:6].upper(), "-c", config).status == 0
+
+
+def a_network(folder: Path, favourite: int, *, bias: float = 9.0, window: int = 2) -> Path:
+    """A checkpoint of the paper's design that always takes one action if it may."""
+    biases = np.zeros(3 * window + 1, dtype=np.float32)
+    biases[favourite] = bias
+    width = window * 6 + 2
+    weights = {
+        "policy.0.weight": np.zeros((1, width), dtype=np.float32), "policy.0.bias": np.zeros(1, dtype=np.float32),
+        "policy.1.weight": np.zeros((3 * window + 1, 1), dtype=np.float32), "policy.1.bias": biases,
+    }  # fmt: skip
+    settings = {
+        "network": "dense", "window": window, "models": ["other"], "resources": ["cpu", "gpu"],
+        "first_bundles": False, "sampled": False, "slot_seconds": 300.0, "extras": False,
+    }  # fmt: skip
+    made = Checkpoint(policy="dl2-original", weights=weights, settings=settings, training={})
+    write_checkpoint(made, folder / f"network{favourite}{bias}")
+    return folder / f"network{favourite}{bias}"
+
+
+def test_one_that_leaves_jobs_waiting_on_an_idle_cluster_is_refused_everywhere(dl2d: Dl2d, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    config = write_config(tmp_path, policy={"name": "dl2-original"}, api={"port": free_port()})
+    assert dl2d("db", "upgrade", "-c", config).status == 0
+    idle = a_network(tmp_path, favourite=6)  # void before anything else
+    ran = dl2d("policy", "promote", idle, "-c", config)
+    assert ran.status == 1
+    assert (
+        "leaves 19 of 19 jobs waiting on an idle cluster (one asks for cpu=1 gpu=1 a worker and cpu=1 a PS" in ran.err
+    )
+    assert "nothing was changed (--force --reason TEXT promotes it all the same)" in ran.err
+    shown = dl2d("policy", "list", "--json", "-c", config).json
+    assert [each["state"] for each in shown["versions"]] == ["candidate"]
+    assert dl2d("policy", "promote", idle, "--force", "-c", config).status == 2
+    ran = dl2d("policy", "promote", idle, "--force", "--reason", "a test", "-c", config)
+    assert ran.status == 0
+    (change,) = dl2d("policy", "list", "--json", "-c", config).json["changes"]
+    assert change["reason"].startswith("a test (forced: dl2-original version ")
+    good, text = findings(dl2d, config)["live version"]
+    assert not good
+    assert "leaves 19 of 19 jobs waiting on an idle cluster" in text
+    config = write_config(tmp_path, policy={"name": "dl2-original", "checkpoint": str(a_network(tmp_path, 5))})
+    assert findings(dl2d, config)["policy.checkpoint"][0]
+
+
+def test_one_that_overflows_cannot_be_promoted_by_force(dl2d: Dl2d, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    config = write_config(tmp_path, policy={"name": "dl2-original"}, api={"port": free_port()})
+    assert dl2d("db", "upgrade", "-c", config).status == 0
+    broken = a_network(tmp_path, favourite=0, bias=float("nan"))
+    for more in ((), FORCE):
+        ran = dl2d("policy", "promote", broken, *more, "-c", config)
+        assert ran.status == 1
+        assert len(ran.err.strip().splitlines()) == 1, ran.err
+    assert dl2d("policy", "list", "--json", "-c", config).json["changes"] == []
 
 
 def test_what_cannot_be_promoted(dl2d: Dl2d, config: Path, tmp_path: Path) -> None:
@@ -101,7 +165,7 @@ def test_check_tells_of_a_checkpoint_that_cannot_be_read(dl2d: Dl2d, tmp_path: P
 
 
 def test_check_tells_of_a_live_version_that_is_gone(dl2d: Dl2d, config: Path, tmp_path: Path) -> None:
-    promoted = dl2d("policy", "promote", checkpoint(tmp_path, 1), "--json", "-c", config).json
+    promoted = dl2d("policy", "promote", checkpoint(tmp_path, 1), *FORCE, "--json", "-c", config).json
     good, text = findings(dl2d, config)["live version"]
     assert good
     assert text.startswith(f"dl2 version {promoted['digest'][:12]} slot_seconds=300.0, checkpoint ")

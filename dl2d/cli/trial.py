@@ -1,0 +1,113 @@
+"""Trials at the gate: a version of a learned policy beside what decides now, on days that the site recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from dl2d.config.settings import Settings
+from dl2d.core.errors import CheckpointError, Dl2dError
+from dl2d.core.history import RecordingStore
+from dl2d.core.policy import Policy
+from dl2d.core.registry import Registry, Trial, Version
+from dl2d.daemon.incumbent import configured_checkpoint, given, read_version
+from dl2d.daemon.loop import guard_rules
+from dl2d.daemon.plugins import Given, load_placement, load_policy
+from dl2d.learning.gate import compare
+from dl2d.learning.lesson import Lesson, lesson_of
+from dl2d.learning.twin import DAY_SECONDS
+from dl2d.policies.checkpoint import Checkpoint
+
+#: Least length of an interval in a replay of recorded days, in seconds.
+_SHORTEST_SLOT: Final = 300.0
+
+
+class Tell(Protocol):
+    """Is told what is being done, how far it is, how far it goes, and a word on how it stands."""
+
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
+        """Tell."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two policies of a trial; ``digest`` is that of its checkpoint, or its name where it has none."""
+
+    digest: str
+    policy: Policy
+
+
+def slot_seconds(settings: Settings) -> float:
+    """Length of an interval in a replay: the site's own, but not so short that a day takes for ever to play."""
+    return max(settings.schedule.slot_seconds, _SHORTEST_SLOT)
+
+
+def policy_of(settings: Settings, checkpoint: Checkpoint) -> Policy:
+    """The policy of a checkpoint as the site would have it, with the replay's length of an interval."""
+    own = settings.policy.settings if settings.policy.name == checkpoint.policy else {}
+    return load_policy(
+        checkpoint.policy, given=Given(checkpoint=checkpoint, settings=own, slot_seconds=slot_seconds(settings))
+    )
+
+
+def deciding(settings: Settings, registry: Registry) -> Side:
+    """What the configured policy decides with now: its live version, its checkpoint, or the fallback in its place."""
+    name = settings.policy.name
+    live = registry.live(name)
+    if live is not None:
+        with contextlib.suppress(CheckpointError):
+            return Side(live.digest, policy_of(settings, read_version(live)))
+    try:
+        named = configured_checkpoint(settings)
+        policy = load_policy(name, given=given(settings, named))
+    except Dl2dError:  # one that comes with no checkpoint of its own
+        return Side(settings.policy.fallback, load_policy(settings.policy.fallback, "policy.fallback"))
+    checkpoint = getattr(policy, "checkpoint", None)
+    return Side(checkpoint.digest if isinstance(checkpoint, Checkpoint) else name, policy)
+
+
+def recorded_days(
+    settings: Settings, store: RecordingStore, *, now: float, seed: int, days: int | None = None
+) -> Lesson:
+    """What the store has of the last days, as workloads. Raises ``WorkloadError`` where that is too little."""
+    length = (settings.learning.days if days is None else days) * DAY_SECONDS
+    begin = (now - length) // DAY_SECONDS * DAY_SECONDS
+    return lesson_of(store.history(begin, now), slot_seconds(settings), seed=seed)
+
+
+def on_trial(settings: Settings, name: str, lesson: Lesson, candidate: Side, current: Side, *, tell: Tell) -> Trial:
+    """Compare a candidate with what decides now on the days that were kept back."""
+    compared = compare(
+        lesson.cases,
+        candidate.policy,
+        current.policy,
+        load_placement(settings.placement),
+        costs=lesson.costs,
+        rules=guard_rules(settings),
+        timeout=settings.policy.timeout_seconds,
+        timer=time.process_time,
+        progress=lambda done, total: tell("comparing", done, total),
+    )
+    verdict = compared.verdict
+    return Trial(
+        at=time.time(),
+        policy=name,
+        candidate=candidate.digest,
+        current=current.digest,
+        days=tuple(day.name for day in lesson.held_out),
+        cases=compared.cases,
+        change=verdict.change,
+        low=verdict.low,
+        high=verdict.high,
+        passed=verdict.passed,
+        reason=verdict.reason,
+    )
+
+
+def passed_trial(registry: Registry, version: Version) -> Trial | None:
+    """The newest trial that a version passed; None for none."""
+    trials = registry.trials(version.policy, limit=1000)
+    return next((trial for trial in trials if trial.candidate == version.digest and trial.passed), None)
