@@ -20,15 +20,12 @@ from dl2d.cli.options import JsonOption
 from dl2d.cli.output import print_json
 from dl2d.cli.train_options import training_workloads
 from dl2d.config.settings import DEFAULT_PATH, load_settings
-from dl2d.core.cluster import Node
 from dl2d.core.errors import CheckpointError, GateRefused, RequestError
-from dl2d.core.placement import Placement
 from dl2d.daemon.plugins import load_placement
 from dl2d.daemon.start_check import start_check
-from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.policies.checkpoint import write_checkpoint
 from dl2d.policies.dl2_paper.policy import Dl2Original
-from dl2d.simulation.workload.format import Workload, to_request
+from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.sources import source_forms
 
 if TYPE_CHECKING:
@@ -111,8 +108,7 @@ def supervised(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )  # fmt: skip
-    placement: Placement
-    nodes: Sequence[Node]
+    recordings: list[Recording] = []
     try:
         with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as display:
             bar = display.add_task("looking on", total=None, note="")
@@ -122,25 +118,17 @@ def supervised(
 
             if from_store:
                 recordings, seconds = _recorded(config, store, slots, policy)
-                placement, nodes = recordings[-1].placement, recordings[-1].snapshot.nodes
-                requests = [job.request for each in reversed(recordings) for job in each.snapshot.jobs]
                 found = school.school_by_recordings(
                     recordings, settings, slot_seconds=seconds, seed=seed, told=show
                 )  # fmt: skip
             else:
                 train_on, look_at = _workloads(workload or [], validate or [], seed, draws)
-                placement, nodes = Dl2Paper(), look_at[0].nodes()
-                requests = [to_request(job, look_at[0]) for job in look_at[0].jobs]
                 found = school.school_by_teacher(train_on, look_at, settings, seed=seed, told=show)
     except KeyboardInterrupt:
         typer.echo("stopped: nothing was written", err=True)
         raise typer.Exit(_STOPPED) from None
-    started = start_check(Dl2Original(found.checkpoint), placement, nodes, requests)
-    if started.problem:
-        raise GateRefused(
-            f"what was learned {started.problem}; nothing was written. Learn from more slots, from those of another "
-            "scheduler, or with other --updates"
-        )
+    if recordings:
+        _refuse_if_jobs_wait(found, recordings)
     folder = out / "checkpoint"
     write_checkpoint(found.checkpoint, folder)
     lines = _lines(found, teacher)
@@ -154,6 +142,18 @@ def supervised(
     for line in lines:
         typer.echo(line)
     typer.echo(f"{folder}: {found.checkpoint.digest[:12]}, after {taken:.0f} s; report in {out / 'report.md'}")
+
+
+def _refuse_if_jobs_wait(found: Schooled, recordings: Sequence[Recording]) -> None:
+    """Raise ``GateRefused`` where what was learned leaves jobs waiting on an idle cluster like the recorded one."""
+    newest = recordings[-1]
+    requests = [job.request for each in reversed(recordings) for job in each.snapshot.jobs]
+    started = start_check(Dl2Original(found.checkpoint), newest.placement, newest.snapshot.nodes, requests)
+    if started.problem:
+        raise GateRefused(
+            f"what was learned {started.problem}; nothing was written. Learn from more slots, from those of another "
+            "scheduler, or with other --updates"
+        )
 
 
 def _recorded(config: Path | None, url: str | None, most: int, policy: str | None) -> tuple[list[Recording], float]:

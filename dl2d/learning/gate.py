@@ -161,16 +161,11 @@ def compare(
     timer: Callable[[], float],
     progress: Callable[[int, int], None] | None = None,
 ) -> Compared:
-    """Try the candidate on idle nodes, replay both policies under the guard's rules with what resizes cost, and judge.
+    """Replay both policies under the guard's rules with what resizes cost, and judge; try who passes on idle nodes.
 
     A case that the current policy does not get through is left out. ``timer`` gives seconds of CPU time; what is
     decided does not depend on it, but that a decision of more than ``timeout`` seconds fails the candidate.
     """
-    started = _started(cases, candidate, placement)
-    if started:
-        none = Conduct(decisions=0, guarded=0, slowest=0.0, problem="")
-        verdict = Verdict(passed=False, reason=f"the candidate {started}")
-        return Compared((), replace(none, problem=started), none, verdict)
     played: list[TrialCase] = []
     watched: dict[str, list[Watched]] = {"candidate": [], "current": []}
     rules_of_play = Rules(realism=costs, most_slots=_MOST_SLOTS)
@@ -193,7 +188,10 @@ def compare(
         elif watched["candidate"] and watched["candidate"][-1].problem:
             break  # it cannot pass any more
     own, others = (_conduct(watched[which]) for which in ("candidate", "current"))
-    return Compared(tuple(played), own, others, judge(played, own, others, timeout=timeout))
+    verdict = judge(played, own, others, timeout=timeout)
+    if verdict.passed and (started := _started(cases, candidate, placement)):
+        verdict = replace(verdict, passed=False, reason=f"the candidate {started}")
+    return Compared(tuple(played), own, others, verdict)
 
 
 def _started(cases: Sequence[Case], candidate: Policy, placement: Placement) -> str:

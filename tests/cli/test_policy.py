@@ -26,7 +26,8 @@ FORCE = ("--force", "--reason", "to try it")
 #: What is recorded then, of a version, at a site whose store has no days yet.
 FORCED = (
     "to try it (forced: dl2 version {} cannot be compared with what decides now: jobs whose speeds were measured came "
-    "on 0 days of what was recorded; at least 2 are needed (jobs that run at fixed sizes and report nothing do not count))"
+    "on 0 days of what was recorded; at least 2 are needed (jobs that run at fixed sizes and report nothing do not "
+    "count))"
 )
 
 

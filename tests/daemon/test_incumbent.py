@@ -212,7 +212,7 @@ def test_a_daemon_changes_its_policy_between_two_slots(tmp_path: Path, capfd: py
         base = shipped().checkpoint.digest
         cluster.wait_until(lambda: cluster.confirmed(job) != (0, 0) and decides(base), "it trains")
         write_checkpoint(another(1), tmp_path / "better")
-        done = dl2d("policy", "promote", str(tmp_path / "better"), "--reason", "a test", "--json")
+        done = dl2d("policy", "promote", str(tmp_path / "better"), "--force", "--reason", "a test", "--json")
         assert (done.status, done.json["state"]) == (0, "live"), done.err
         cluster.wait_until(lambda: decides(another(1).digest), "the next slot is decided by the new version")
         assert dl2d("policy", "rollback").status == 0
