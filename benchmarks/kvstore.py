@@ -111,7 +111,7 @@ def run(options: argparse.Namespace, way: str, tensors: str, workers: int, serve
         command = [
             sys.executable,
             "-m",
-            "pslite.launch.dl2_run",
+            "pslite.run",
             "--quiet",
             f"--workers={workers}",
             f"--servers={servers}",

@@ -223,7 +223,7 @@ class SlurmCluster:
         else:
             raise AssertionError(f"no python{version} that {user.name} may run: {mine} is closed to others")
         packages = ":".join(path for path in sys.path if "site-packages" in path or (Path(path) / "pslite").is_dir())
-        scripts = {"python": '"$@"', "dl2-run": '-m pslite.launch.dl2_run "$@"'}
+        scripts = {"python": '"$@"', "dl2-run": '-m pslite.run "$@"'}
         for name, arguments in scripts.items():
             script = here / name
             script.write_text(

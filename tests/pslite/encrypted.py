@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Self
 
-from pslite import auth
+from pslite.net import authentication
 from pslite.net.authentication import Acceptor
 from pslite.net.framing import listen
 from pslite.net.handshake_listener import Doorway
@@ -161,15 +161,15 @@ def _pump(source: socket.socket, target: socket.socket, record: bytearray) -> No
 def listening() -> Iterator[Listener]:
     """Listen on all TCP connections that members open meanwhile."""
     listener = Listener()
-    before = auth._open
+    before = authentication._open
 
     def opened(address: str, deadline: float) -> socket.socket:
         sock = before(address, deadline)
         return sock if address.startswith("\0") else listener.tap(sock)
 
-    auth._open = opened
+    authentication._open = opened
     try:
         yield listener
     finally:
-        auth._open = before
+        authentication._open = before
         listener.wait()

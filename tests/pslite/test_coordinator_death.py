@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from fake_daemon import Daemon
 from pslite_jobs import command, schedules, static_digest
-from test_director import Daemon
 
 JOB = ("--epochs", "20")
 PACED = (*JOB, "--step-seconds", "0.02")

@@ -47,7 +47,7 @@ def test_an_encrypted_job_of_processes_has_the_same_bits(tmp_path):
     command_line = [
         sys.executable,
         "-m",
-        "pslite.launch.dl2_run",
+        "pslite.run",
         "--workers",
         "2",
         "--servers",
