@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import getpass
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from dl2d.cli.options import ConfigOption, JsonOption, reading
 from dl2d.cli.output import moment, print_json, print_tables, table
@@ -131,11 +128,14 @@ def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> N
     PolicyError
         It cannot decide at all.
     """
-    from dl2d.cli import trial as trials  # noqa: PLC0415 - the simulator, which no other command here waits for
+    # The simulator, which no other command here waits for.
+    from dl2d.cli import trial as trials  # noqa: PLC0415
+    from dl2d.cli.train_options import progress_bars  # noqa: PLC0415
 
     name, registry = version.policy, store.registry
     what = f"{name} version {version.digest[:DIGITS]}"
-    policy = load_policy(name, given=given(settings, read_version(version)))
+    checkpoint = read_version(version)
+    policy = load_policy(name, given=given(settings, checkpoint))
     started = site_start_check(policy, load_placement(settings.placement), store)
     if started.error:
         raise PolicyError(f"{what} {started.problem}; it cannot be promoted")
@@ -150,13 +150,12 @@ def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> N
         days = trials.recorded_days(settings, store, now=time.time(), seed=settings.learning.seed)
     except WorkloadError as error:
         raise GateRefused(f"{what} cannot be compared with what decides now: {error.problem}") from None
-    candidate = trials.Side(version.digest, trials.policy_of(settings, read_version(version)))
-    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=Console(stderr=True),
-                  disable=not sys.stderr.isatty()) as display:  # fmt: skip
-        bar = display.add_task("comparing", total=None)
+    candidate = trials.Side(version.digest, trials.policy_of(settings, checkpoint))
+    with progress_bars() as display:
+        bar = display.add_task("comparing", total=None, note="")
 
         def tell(what: str, done: int, total: int, note: str = "") -> None:
-            display.update(bar, description=f"{what} {note}".strip(), completed=done, total=total)
+            display.update(bar, description=what, completed=done, total=total, note=note)
 
         trial = trials.on_trial(settings, name, days, candidate, current, tell=tell)
     registry.add_trial(trial)

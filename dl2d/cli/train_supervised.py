@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import itertools
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,26 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dl2d.cli.options import JsonOption
 from dl2d.cli.output import print_json
-from dl2d.cli.train_options import training_workloads
+from dl2d.cli.train_options import interruptible, progress_bars, training_workloads
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.core.errors import CheckpointError, GateRefused, RequestError
 from dl2d.daemon.plugins import load_placement
 from dl2d.daemon.start_check import start_check
 from dl2d.policies.checkpoint import write_checkpoint
 from dl2d.policies.dl2_paper.policy import Dl2Original
-from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.sources import source_forms
 
 if TYPE_CHECKING:
     from dl2d.learning.original.recordings import Recording
     from dl2d.learning.original.supervised import Schooled
-
-_STOPPED = 130  # as a shell has it for Ctrl-C
 
 
 class Teacher(enum.StrEnum):
@@ -104,29 +98,21 @@ def supervised(
         Settings(), teacher="" if teacher is None else teacher.value, supervised_loss=SupervisedLoss(loss.value),
         supervised_updates=updates, network=NetworkKind(network.value), window=window,
     )  # fmt: skip
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )  # fmt: skip
     recordings: list[Recording] = []
-    try:
-        with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as display:
-            bar = display.add_task("looking on", total=None, note="")
+    with interruptible(lambda: "nothing was written"), progress_bars() as display:
+        bar = display.add_task("looking on", total=None, note="")
 
-            def show(done: int, total: int, value: float) -> None:
-                display.update(bar, description="learning", completed=done, total=total, note=f"loss {value:.3f}")
+        def show(done: int, total: int, value: float) -> None:
+            display.update(bar, description="learning", completed=done, total=total, note=f"loss {value:.3f}")
 
-            if from_store:
-                recordings, seconds = _recorded(config, store, slots, policy)
-                found = school.school_by_recordings(
-                    recordings, settings, slot_seconds=seconds, seed=seed, told=show
-                )  # fmt: skip
-            else:
-                train_on, look_at = _workloads(workload or [], validate or [], seed, draws)
-                found = school.school_by_teacher(train_on, look_at, settings, seed=seed, told=show)
-    except KeyboardInterrupt:
-        typer.echo("stopped: nothing was written", err=True)
-        raise typer.Exit(_STOPPED) from None
+        if from_store:
+            recordings, seconds = _recorded(config, store, slots, policy)
+            found = school.school_by_recordings(
+                recordings, settings, slot_seconds=seconds, seed=seed, told=show
+            )  # fmt: skip
+        else:
+            train_on, look_at = training_workloads(workload or [], validate or [], seed, draws)
+            found = school.school_by_teacher(train_on, look_at, settings, seed=seed, told=show)
     if recordings:
         _refuse_if_jobs_wait(found, recordings)
     folder = out / "checkpoint"
@@ -178,12 +164,6 @@ def _recorded(config: Path | None, url: str | None, most: int, policy: str | Non
     times = sorted(slot.at for slot in found)
     between = [later - earlier for earlier, later in itertools.pairwise(times) if later > earlier]
     return [Recording(slot.snapshot, slot.decision, placement) for slot in found], statistics.median(between or [60.0])
-
-
-def _workloads(
-    given: Sequence[str], validate: Sequence[str], seed: int, draws: int
-) -> tuple[list[Workload], list[Workload]]:
-    return training_workloads(given, validate, seed, draws)
 
 
 def _lines(found: Schooled, teacher: Teacher | None) -> list[str]:

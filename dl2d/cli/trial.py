@@ -11,11 +11,11 @@ from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError, Dl2dError
 from dl2d.core.history import RecordingStore
 from dl2d.core.policy import Policy
-from dl2d.core.registry import Registry, Trial, Version
+from dl2d.core.registry import Registry, Trial, TrialCase, Version
 from dl2d.daemon.incumbent import configured_checkpoint, given, read_version
 from dl2d.daemon.loop import guard_rules
 from dl2d.daemon.plugins import Given, load_placement, load_policy
-from dl2d.learning.gate import compare
+from dl2d.learning.gate import Verdict, compare
 from dl2d.learning.lesson import Lesson, lesson_of
 from dl2d.learning.twin import DAY_SECONDS
 from dl2d.policies.checkpoint import Checkpoint
@@ -53,20 +53,37 @@ def policy_of(settings: Settings, checkpoint: Checkpoint) -> Policy:
     )
 
 
-def deciding(settings: Settings, registry: Registry) -> Side:
-    """What the configured policy decides with now: its live version, its checkpoint, or the fallback in its place."""
-    name = settings.policy.name
+def current_checkpoint(settings: Settings, registry: Registry, name: str) -> Checkpoint | None:
+    """What a policy decides with now, or would if it were in charge: its live version, the configured one, its own.
+
+    As in the daemon, the latter two where the live version cannot be read. None where a plug-in does not show it.
+
+    Raises
+    ------
+    ConfigError, CheckpointError
+        The configured one cannot be read, or there is none at all.
+    """
     live = registry.live(name)
     if live is not None:
         with contextlib.suppress(CheckpointError):
-            return Side(live.digest, policy_of(settings, read_version(live)))
+            return read_version(live)
+    named = configured_checkpoint(settings) if settings.policy.name == name else None
+    if named is not None:
+        return named
+    own = getattr(load_policy(name), "checkpoint", None)
+    return own if isinstance(own, Checkpoint) else None
+
+
+def deciding(settings: Settings, registry: Registry) -> Side:
+    """What the configured policy decides with now: its live version, its checkpoint, or the fallback in its place."""
+    name = settings.policy.name
     try:
-        named = configured_checkpoint(settings)
-        policy = load_policy(name, given=given(settings, named))
+        checkpoint = current_checkpoint(settings, registry, name)
+        if checkpoint is None:  # a plug-in that does not show what it was made with
+            return Side(name, load_policy(name, given=given(settings, None)))
+        return Side(checkpoint.digest, policy_of(settings, checkpoint))
     except Dl2dError:  # one that comes with no checkpoint of its own
         return Side(settings.policy.fallback, load_policy(settings.policy.fallback, "policy.fallback"))
-    checkpoint = getattr(policy, "checkpoint", None)
-    return Side(checkpoint.digest if isinstance(checkpoint, Checkpoint) else name, policy)
 
 
 def recorded_days(
@@ -80,25 +97,29 @@ def recorded_days(
 
 def on_trial(settings: Settings, name: str, lesson: Lesson, candidate: Side, current: Side, *, tell: Tell) -> Trial:
     """Compare a candidate with what decides now on the days that were kept back."""
-    compared = compare(
-        lesson.cases,
-        candidate.policy,
-        current.policy,
-        load_placement(settings.placement),
-        costs=lesson.costs,
-        rules=guard_rules(settings),
-        timeout=settings.policy.timeout_seconds,
-        timer=time.process_time,
-        progress=lambda done, total: tell("comparing", done, total),
-    )
-    verdict = compared.verdict
+    cases: tuple[TrialCase, ...] = ()
+    if candidate.digest == current.digest:
+        verdict = Verdict(passed=False, reason="it is what decides already")
+    else:
+        compared = compare(
+            lesson.cases,
+            candidate.policy,
+            current.policy,
+            load_placement(settings.placement),
+            costs=lesson.costs,
+            rules=guard_rules(settings),
+            timeout=settings.policy.timeout_seconds,
+            timer=time.process_time,
+            progress=lambda done, total: tell("comparing", done, total),
+        )
+        cases, verdict = compared.cases, compared.verdict
     return Trial(
         at=time.time(),
         policy=name,
         candidate=candidate.digest,
         current=current.digest,
         days=tuple(day.name for day in lesson.held_out),
-        cases=compared.cases,
+        cases=cases,
         change=verdict.change,
         low=verdict.low,
         high=verdict.high,

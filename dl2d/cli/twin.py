@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -13,20 +12,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from dl2d import __version__
-from dl2d.cli.trial import Side, Tell, on_trial, policy_of, recorded_days
+from dl2d.cli.trial import Side, Tell, current_checkpoint, on_trial, policy_of, recorded_days
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError
 from dl2d.core.history import RecordingStore
 from dl2d.core.measured import MeasuredSpeeds
-from dl2d.core.registry import Registry, Trial
+from dl2d.core.registry import Registry
 from dl2d.daemon.candidates import Candidate
-from dl2d.daemon.incumbent import configured_checkpoint, read_version, version_in
+from dl2d.daemon.incumbent import version_in
 from dl2d.learning.lesson import Lesson
 from dl2d.learning.search import Step
 from dl2d.learning.training import State, Trainer, TrainingSettings
 from dl2d.learning.twin import DAY_SECONDS
-from dl2d.policies.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from dl2d.policies.dl2 import SHIPPED, from_arrays
+from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
+from dl2d.policies.dl2 import from_arrays
 from dl2d.throughput.news import merged
 from dl2d.throughput.observations import Table
 
@@ -75,7 +74,7 @@ def learn(
     """
     began = time.monotonic()
     lesson = recorded_days(settings, store, now=now, seed=chosen.seed, days=chosen.days)
-    parent = current_checkpoint(settings, store.registry)
+    parent = _current(settings, store.registry)
     how, known = _training_settings(settings, lesson, parent, chosen)
     tell("setting up", 0, 1)
     trainer = Trainer(lesson.training, lesson.validation, how)
@@ -132,16 +131,6 @@ def _record(lesson: Lesson, parent: Checkpoint, how: TrainingSettings, state: St
     }  # fmt: skip
 
 
-def current_checkpoint(settings: Settings, registry: Registry) -> Checkpoint:
-    """What decides now, or would if dl2 were in charge; as in the daemon, where the live version cannot be read."""
-    live = registry.live(NAME)
-    if live is not None:
-        with contextlib.suppress(CheckpointError):
-            return read_version(live)
-    named = configured_checkpoint(settings) if settings.policy.name == NAME else None
-    return read_checkpoint(SHIPPED, policy=NAME) if named is None else named
-
-
 def judged(settings: Settings, registry: Registry, learned: Learned, *, tell: Tell) -> Candidate:
     """Put what was learned among the versions, and compare it with what decides now; the store is only read."""
     version = replace(
@@ -151,16 +140,16 @@ def judged(settings: Settings, registry: Registry, learned: Learned, *, tell: Te
         data_to=learned.record["data_to"],
         jobs=learned.record["jobs"],
     )
-    current = current_checkpoint(settings, registry)
-    if version.digest == current.digest:
-        trial = Trial(
-            at=time.time(), policy=NAME, candidate=version.digest, current=current.digest,
-            days=tuple(day.name for day in learned.lesson.held_out), cases=(), change=None, low=None, high=None,
-            passed=False, reason="it is what decides already",
-        )  # fmt: skip
-        return Candidate(version, trial)
-    sides = (Side(each.digest, policy_of(settings, each)) for each in (learned.checkpoint, current))
+    sides = (
+        Side(each.digest, policy_of(settings, each)) for each in (learned.checkpoint, _current(settings, registry))
+    )
     return Candidate(version, on_trial(settings, NAME, learned.lesson, *sides, tell=tell))
+
+
+def _current(settings: Settings, registry: Registry) -> Checkpoint:
+    found = current_checkpoint(settings, registry, NAME)
+    assert found is not None  # dl2 comes with one
+    return found
 
 
 def _note(state: State) -> str:

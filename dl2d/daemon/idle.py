@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from dl2d.core.cluster import Node, Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision
-from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
+from dl2d.core.jobs import NOTHING, Allocation, JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.plan import Plan
@@ -30,19 +30,24 @@ def idle_jobs(
     """Elastic jobs that have nothing and are given nothing, where every one of them could start in the free room.
 
     Empty where one of them waits for room: behind it others may wait in turn, as FIFO has it. Jobs that are larger than
-    the empty cluster, that the guard holds back or whose coordinator is silent do not count. Costs nothing where no job
-    waits, else O(nodes + starts) and a search for each distinct demand.
+    the empty cluster, that the guard holds back or whose coordinator is silent do not count. Costs O(jobs) where none
+    is given nothing, else O(tasks + nodes + starts) and a search for each distinct demand.
 
     Parameters
     ----------
     plan
         What is about to be started takes room, too.
     """
-    waiting = _waiting(snapshot, decision, silent)
-    if not waiting:
+    given_nothing = {entry.job for entry in decision.jobs if entry.allocation == NOTHING and not _is_held_back(entry)}
+    if not given_nothing:
         return ()
     held = snapshot.held()
-    if any(held[item.job] == NOTHING for item in plan.deferred if item.job in held):
+    waiting = [
+        job
+        for job in snapshot.jobs
+        if job.key in given_nothing and not job.static and job.key not in silent and held[job.key] == NOTHING
+    ]
+    if not waiting or any(held[item.job] == NOTHING for item in plan.deferred if item.job in held):
         return ()
     left = Packing(snapshot.nodes, placement)
     for start in plan.starts:
@@ -65,16 +70,6 @@ def idle_jobs(
         elif ever:
             return ()
     return tuple(idle)
-
-
-def _waiting(snapshot: Snapshot, decision: Decision, silent: Collection[JobKey]) -> list[Job]:
-    held = snapshot.held()
-    given_nothing = {entry.job for entry in decision.jobs if entry.allocation == NOTHING and not _is_held_back(entry)}
-    return [
-        job
-        for job in snapshot.jobs
-        if not job.static and job.key not in silent and held[job.key] == NOTHING and job.key in given_nothing
-    ]
 
 
 def _is_held_back(entry: JobDecision) -> bool:

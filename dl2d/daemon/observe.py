@@ -79,8 +79,4 @@ def _floors(jobs: Iterable[Job]) -> Iterable[tuple[JobKey, Allocation]]:
     """A running job keeps its minimum: its state lives in its servers, so it is never shrunk to nothing."""
     for job in jobs:
         if job.state is JobState.RUNNING:
-            request = job.request
-            least = next(
-                count for count in range(request.min_workers, request.max_workers + 1) if request.allows(count)
-            )
-            yield job.key, Allocation(least, request.min_ps)
+            yield job.key, job.request.least

@@ -131,7 +131,7 @@ def _wanted(
         (job.key, bundle)
         for job in snapshot.jobs
         if job.key in allocations
-        for bundle in (job.request.least, *repeat(Allocation(1, 1), max(allocations[job.key])))
+        for bundle in (least[job.key], *repeat(Allocation(1, 1), max(allocations[job.key])))
     )
     for key, bundle in chain(decision.actions, rest):
         if not lacks[key, Role.WORKER] and not lacks[key, Role.PS]:

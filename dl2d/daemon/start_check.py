@@ -118,14 +118,17 @@ def _plain(nodes: Sequence[Node]) -> Iterator[JobRequest]:
 
 def _kinds(requests: Iterable[JobRequest], nodes: Sequence[Node], placement: Placement) -> list[JobRequest]:
     """The requests that differ in what they ask for, as far as the empty nodes hold their least size."""
-    found: dict[tuple[object, ...], JobRequest] = {}
+    seen: set[tuple[object, ...]] = set()
+    found: list[JobRequest] = []
+    empty = Packing(nodes, placement)
     for request in requests:
         kind = request.model, request.worker, request.ps, request.least, request.max_workers, request.max_ps
-        if kind not in found and Packing(nodes, placement).fits(_job(0, request), request.least):
-            found[kind] = request
+        if kind not in seen and empty.fits(_job(0, request), request.least):
+            found.append(request)
+        seen.add(kind)
         if len(found) == _MOST_KINDS:
             break
-    return list(found.values())
+    return found
 
 
 def _loads(kinds: Sequence[JobRequest]) -> Iterator[Sequence[JobRequest]]:

@@ -319,7 +319,7 @@ def _samples(request: JobRequest) -> float:
 
 def _fits(request: JobRequest, nodes: Sequence[Resources]) -> bool:
     """Whether a job's least size can run on empty nodes."""
-    workers = next((count for count in range(1, request.max_workers + 1) if request.allows(count)), 0)
+    workers = request.least.workers
     if not workers or request.min_workers > MAX_TASKS or request.min_ps > MAX_TASKS:
         return False
     ps = max(request.min_ps, 1) if request.architecture is Architecture.PS else 0

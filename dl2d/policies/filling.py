@@ -18,8 +18,8 @@ def next_bundle(job: Job, now: Allocation, *, whole: bool = False) -> Allocation
     """
     request = job.request
     if now.workers == 0:
-        first = next(count for count in range(request.min_workers, request.max_workers + 1) if request.allows(count))
-        return Allocation(first, max(request.min_ps - now.ps, 0))
+        least = request.least
+        return Allocation(least.workers, max(least.ps - now.ps, 0))
     if request.allowed_workers:
         larger = [count for count in request.allowed_workers if now.workers < count <= request.max_workers]
         more_workers = min(larger, default=now.workers) - now.workers

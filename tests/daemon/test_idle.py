@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from daemon.world import GivesNothing, World, nodes
 
@@ -14,19 +12,6 @@ from dl2d.daemon.guard import GuardRules
 from dl2d.daemon.health import Health
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
-
-
-@pytest.fixture
-def build() -> Iterator:
-    worlds = []
-
-    def make(**options: object) -> World:
-        worlds.append(World(**options))  # type: ignore[arg-type]
-        return worlds[-1]
-
-    yield make
-    for world in worlds:
-        world.close()
 
 
 def ready(world: World, **changes: object):

@@ -38,19 +38,6 @@ def world() -> Iterator[World]:
     world.close()
 
 
-@pytest.fixture
-def build() -> Iterator:
-    worlds = []
-
-    def make(**options: object) -> World:
-        worlds.append(World(**options))  # type: ignore[arg-type]
-        return worlds[-1]
-
-    yield make
-    for world in worlds:
-        world.close()
-
-
 def reason(report, key):
     return next(entry for entry in report.decision.jobs if entry.job == key)
 

@@ -45,8 +45,7 @@ def a_snapshot(jobs: list[Job], nodes: list[Node], held: dict[int, Allocation] |
                     Task(job=job.key, id=f"{role}-{ordinal}", role=role, node=node, demand=demand,
                          state=TaskState.CONFIRMED)
                 )  # fmt: skip
-        least = next(count for count in range(1, job.request.max_workers + 1) if job.request.allows(count))
-        floors.append((job.key, Allocation(least, job.request.min_ps)))
+        floors.append((job.key, job.request.least))
     used = [
         structs.replace(
             node, used=Resources.total((node.used, *(task.demand for task in tasks if task.node == node.name)))
