@@ -128,7 +128,7 @@ def commands() -> str:
     """Reference of the command line."""
     out = [
         _NOTE,
-        "# Command reference\n\nWhat all commands have in common, and examples: [the command line](cli.md).\n",
+        "# Command reference\n\nWhat all commands have in common, and examples: [users' guide](users-guide.md).\n",
     ]
     for name, (module, attribute, *_) in COMMANDS.items():
         found = getattr(import_module(f"dl2d.cli.{module}"), attribute)

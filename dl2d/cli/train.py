@@ -21,7 +21,7 @@ class Design(enum.StrEnum):
     """What is trained."""
 
     JUMPS = "jumps"
-    #: The DL2 paper's own (docs/dl2-original.md).
+    #: The DL2 paper's own (docs/internals/dl2-paper.md).
     ORIGINAL = "original"
 
 

@@ -52,7 +52,7 @@ def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> Loc
     Parameters
     ----------
     settings
-        Keys ``cluster``, ``state_dir``, ``nodes``; see docs/local.md.
+        Keys ``cluster``, ``state_dir``, ``nodes``; see docs/internals/local-manager.md.
     clock
         Seconds since 1970.
 

@@ -72,7 +72,7 @@ class LocalSettings(Record):
 
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> LocalSettings:
-        """Check settings as they come from the config file; see docs/local.md for the keys.
+        """Check settings as they come from the config file; see docs/internals/local-manager.md for the keys.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The plug-ins of docs/architecture.md, installed as a site would install them."""
+"""The plug-ins of docs/internals/plugins.md, installed as a site would install them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dl2d.core.resources import Resources
 from dl2d.daemon.guard import check
 from dl2d.daemon.plugins import POLICIES, available, load_manager, load_placement, load_policy
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "architecture.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "internals" / "plugins.md"
 
 
 def blocks(language: str) -> list[str]:

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
-import sqlite3
 import stat
 import subprocess
 import sys
@@ -154,21 +152,6 @@ def test_an_installation_brings_its_migrations(tmp_path):
     )
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/dl2d/__init__.py\n"), done.stderr
     assert schema.current(f"sqlite:///{tmp_path}/x.sqlite") == schema.head()
-
-
-def test_the_queries_of_the_documentation(tmp_path):
-    schema.upgrade(f"sqlite:///{tmp_path}/x.sqlite")
-    manual = Path(__file__).parents[2] / "docs" / "store.md"
-    queries = [
-        query for block in re.findall(r"```sql\n(.*?)```", manual.read_text(), re.DOTALL) for query in block.split(";")
-    ]
-    queries = [query for query in queries if query.strip()]
-    assert len(queries) >= 5
-    with closing(sqlite3.connect(tmp_path / "x.sqlite")) as shell:
-        if sqlite3.sqlite_version_info < (3, 38):
-            shell.create_function("unixepoch", 0, lambda: 0)
-        for query in queries:
-            assert shell.execute(query).fetchall() == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may look into any folder")
