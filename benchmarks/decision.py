@@ -34,13 +34,13 @@ from dl2d.core.measured import MOST_LOSSES, LossPoint, MeasuredLoss, MeasuredSpe
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources
-from dl2d.daemon.gc_pause import gc_paused
-from dl2d.daemon.place import place
-from dl2d.daemon.plugins import POLICIES, available, load_policy
 from dl2d.placement.load_balance import LoadBalance
+from dl2d.plugins import POLICIES, available, load_policy
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.simulation.speeds.models import PsSync
+from dl2d.tick.place.place import place
+from dl2d.tick.policy_call import gc_paused
 
 MODELS = {
     f"m{number}": PsSync((0.01 + 0.004 * number, 0.1 * number, 0.3 / (1 + number), 0.002 * number, 0.004), 32 << number)

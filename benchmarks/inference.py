@@ -56,7 +56,6 @@ from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources
-from dl2d.daemon.gc_pause import gc_paused
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies import dl2
 from dl2d.policies.checkpoint import Checkpoint, read_checkpoint
@@ -66,6 +65,7 @@ from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
 from dl2d.simulation.speeds.profiles import load_profile, profile_names
 from dl2d.simulation.workload.generators import generate
+from dl2d.tick.policy_call import gc_paused
 
 MODELS = sorted(profile_names())[:8]
 #: Part by which speeds are off where there is news in each slot.

@@ -55,9 +55,9 @@ from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Evidence, Policy
 from dl2d.core.resources import Resources
-from dl2d.daemon.plugins import load_policy
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
+from dl2d.plugins import load_policy
 from dl2d.policies import dl2
 from dl2d.policies.checkpoint import read_checkpoint
 from dl2d.policies.dl2 import Dl2, as_arrays

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
-from daemon.world import World, nodes
+from tick.world import World, nodes
 
 from dl2d.core.cluster import Node
 from dl2d.core.jobs import Owner

@@ -25,14 +25,14 @@ from dl2d.core.policy import Policy
 from dl2d.core.registry import Version
 from dl2d.core.request import RequestRules
 from dl2d.core.resource_manager import RmSnapshot
-from dl2d.daemon.admission import check_feasible
+from dl2d.daemon.api.admission import check_feasible
 from dl2d.daemon.credentials import load_credentials
-from dl2d.daemon.incumbent import check_learning, configured_checkpoint, given, read_version
 from dl2d.daemon.loop import manager_settings
-from dl2d.daemon.plugins import MANAGERS, PLACEMENTS, POLICIES, load_placement, load_policy
-from dl2d.daemon.start_check import site_start_check, start_check
+from dl2d.daemon.models.active_version import check_learning, configured_checkpoint, given, read_version
 from dl2d.local.settings import LocalSettings
+from dl2d.plugins import MANAGERS, PLACEMENTS, POLICIES, load_placement, load_policy
 from dl2d.store import schema
+from dl2d.tick.start_check import site_start_check, start_check
 from dl2d_slurm.settings import SlurmSettings
 
 _ANSWER_SECONDS = 3.0

@@ -2,7 +2,7 @@
 
 It runs when nothing else wants the processor, has a limit on its memory, is the first to go where the machine runs out,
 and ends when the daemon does. It only reads the store: its last line on standard output is a JSON object with the
-folder of its ``candidate``, which the daemon enters (``dl2d.daemon.candidates``).
+folder of its ``candidate``, which the daemon enters (``dl2d.daemon.models.candidates``).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _learn(settings: Settings) -> Path:
     # After the limits were set, for what is imported here takes time and memory.
     from dl2d.cli.options import reading  # noqa: PLC0415
     from dl2d.cli.twin import TwinSettings, judged, learn  # noqa: PLC0415
-    from dl2d.daemon.candidates import write_candidate  # noqa: PLC0415
+    from dl2d.daemon.models.candidates import write_candidate  # noqa: PLC0415
 
     told: dict[str, float] = {}
 

@@ -16,8 +16,8 @@ from dl2d.core.codec import as_plain
 from dl2d.core.errors import Dl2dError, GateRefused, PolicyError, RegistryError, RequestError, WorkloadError
 from dl2d.core.history import RecordingStore
 from dl2d.core.registry import Registry, Trial, Version, VersionState
-from dl2d.daemon.incumbent import configured_checkpoint, given, keep_version, read_version
-from dl2d.daemon.plugins import (
+from dl2d.daemon.models.active_version import configured_checkpoint, given, keep_version, read_version
+from dl2d.plugins import (
     PLACEMENTS,
     POLICIES,
     available,
@@ -25,9 +25,9 @@ from dl2d.daemon.plugins import (
     load_policy,
     takes_checkpoint,
 )
-from dl2d.daemon.start_check import site_start_check
 from dl2d.policies.checkpoint import DIGITS, checkpoint_in, read_checkpoint
 from dl2d.store import schema
+from dl2d.tick.start_check import site_start_check
 
 app = typer.Typer(no_args_is_help=True, help="What decides how many tasks each job gets.")
 

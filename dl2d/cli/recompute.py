@@ -16,10 +16,8 @@ from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.registry import Registry
 from dl2d.core.store import Slot
-from dl2d.daemon.decide import Deciders, decide, inputs_hash
-from dl2d.daemon.incumbent import given
-from dl2d.daemon.observed import OBSERVED
-from dl2d.daemon.plugins import (
+from dl2d.daemon.models.active_version import given
+from dl2d.plugins import (
     PLACEMENTS,
     POLICIES,
     Given,
@@ -29,6 +27,8 @@ from dl2d.daemon.plugins import (
     takes_checkpoint,
 )
 from dl2d.policies.checkpoint import DIGITS, Checkpoint, checkpoint_in, read_checkpoint, settings_in
+from dl2d.tick.decide import Deciders, decide, inputs_hash
+from dl2d.tick.observed_decision import OBSERVED
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dl2d.cli.logging import configure_logging
 from dl2d.cli.options import ConfigOption
 from dl2d.config.settings import DEFAULT_PATH, load_settings
-from dl2d.daemon.gc_pause import freeze_startup_objects
-from dl2d.daemon.learner import learner_command
 from dl2d.daemon.loop import Daemon
+from dl2d.daemon.models.learner_process import learner_command
 from dl2d.store import schema
 from dl2d.store.sql import SqlStore
+from dl2d.tick.policy_call import freeze_startup_objects
 
 
 def run(

@@ -20,7 +20,7 @@ from dl2d.cli.output import print_tables, table
 from dl2d.core.codec import as_plain
 from dl2d.core.errors import WorkloadError
 from dl2d.core.wording import printable
-from dl2d.daemon.plugins import load_placement
+from dl2d.plugins import load_placement
 from dl2d.simulation.policy_lookup import find_policy
 from dl2d.simulation.preset import Preset, PresetName, preset
 from dl2d.simulation.replay import Replayed, Rules, replay

@@ -18,11 +18,11 @@ from dl2d.cli.output import print_json
 from dl2d.cli.train_options import interruptible, progress_bars, training_workloads
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.core.errors import CheckpointError, GateRefused, RequestError
-from dl2d.daemon.plugins import load_placement
-from dl2d.daemon.start_check import start_check
+from dl2d.plugins import load_placement
 from dl2d.policies.checkpoint import write_checkpoint
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.simulation.workload.sources import source_forms
+from dl2d.tick.start_check import start_check
 
 if TYPE_CHECKING:
     from dl2d.learning.original.recordings import Recording

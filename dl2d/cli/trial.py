@@ -12,12 +12,12 @@ from dl2d.core.errors import CheckpointError, Dl2dError
 from dl2d.core.history import RecordingStore
 from dl2d.core.policy import Policy
 from dl2d.core.registry import Registry, Trial, TrialCase, Version
-from dl2d.daemon.incumbent import configured_checkpoint, given, read_version
 from dl2d.daemon.loop import guard_rules
-from dl2d.daemon.plugins import Given, load_placement, load_policy
+from dl2d.daemon.models.active_version import configured_checkpoint, given, read_version
 from dl2d.learning.gate import Verdict, compare
 from dl2d.learning.lesson import Lesson, lesson_of
 from dl2d.learning.twin import DAY_SECONDS
+from dl2d.plugins import Given, load_placement, load_policy
 from dl2d.policies.checkpoint import Checkpoint
 
 #: Least length of an interval in a replay of recorded days, in seconds.

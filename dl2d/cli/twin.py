@@ -18,8 +18,8 @@ from dl2d.core.errors import CheckpointError
 from dl2d.core.history import RecordingStore
 from dl2d.core.measured import MeasuredSpeeds
 from dl2d.core.registry import Registry
-from dl2d.daemon.candidates import Candidate
-from dl2d.daemon.incumbent import version_in
+from dl2d.daemon.models.active_version import version_in
+from dl2d.daemon.models.candidates import Candidate
 from dl2d.learning.lesson import Lesson
 from dl2d.learning.search import Step
 from dl2d.learning.training import State, Trainer, TrainingSettings

@@ -1,3 +1,3 @@
-"""The daemon: the tick, its loop, reconciliation, the job API."""
+"""The daemon: its loop, HTTP API, models and health."""
 
 from __future__ import annotations

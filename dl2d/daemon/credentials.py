@@ -1,48 +1,15 @@
-"""Who may speak to the daemon and to a job: secrets derived from one key, so that none is kept in the database."""
+"""The key file of the daemon, from which every credential is derived."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 import secrets
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from dl2d.core.errors import ConfigError
-from dl2d.core.jobs import JobKey
+from dl2d.tick.task_specs import Credentials
 
 _KEY_BYTES = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """Derives every secret from the daemon's key with HMAC-SHA256; a restart derives the same ones again."""
-
-    key: bytes = field(repr=False)
-
-    def for_job(self, job: JobKey) -> str:
-        """Bearer credential with which a job's coordinator speaks to the job API."""
-        return self._derive("coordinator", job.slug)
-
-    def token(self, job: JobKey) -> str:
-        """Token that the members of a job show one another."""
-        return self._derive("members", job.slug)
-
-    def for_submission(self) -> str:
-        """Bearer credential with which the command line submits and cancels jobs."""
-        return self._derive("submission", "")
-
-    def is_job(self, job: JobKey, shown: str) -> bool:
-        """Whether ``shown`` is the job's credential, in constant time."""
-        return hmac.compare_digest(self.for_job(job).encode(), shown.encode())
-
-    def may_submit(self, shown: str) -> bool:
-        """Whether ``shown`` is the submission credential, in constant time."""
-        return hmac.compare_digest(self.for_submission().encode(), shown.encode())
-
-    def _derive(self, purpose: str, subject: str) -> str:
-        return hmac.new(self.key, f"dl2d/{purpose}/{subject}".encode(), hashlib.sha256).hexdigest()
 
 
 def load_credentials(path: Path, *, create: bool) -> Credentials:

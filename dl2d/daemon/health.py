@@ -9,7 +9,7 @@ from threading import Lock
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from dl2d.core.decision import Constraint
-from dl2d.daemon.tick import Report
+from dl2d.tick.tick import Report
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,21 +24,21 @@ from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError
 from dl2d.core.mode import STAGES, Mode
 from dl2d.core.registry import SiteStore
 from dl2d.core.resource_manager import ResourceManager
-from dl2d.daemon.admission import Admission
-from dl2d.daemon.api_server import ApiServer
+from dl2d.daemon.api.admission import Admission
+from dl2d.daemon.api.routes import Services, create_api
+from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.credentials import load_credentials
-from dl2d.daemon.deadline import Deadline
-from dl2d.daemon.decide import Deciders, SetAside
-from dl2d.daemon.guard import GuardRules
 from dl2d.daemon.health import Health
-from dl2d.daemon.incumbent import Incumbent
-from dl2d.daemon.job_api import Services, create_api
-from dl2d.daemon.launching import Launcher
-from dl2d.daemon.learner import Learner
-from dl2d.daemon.plugins import load_manager, load_placement, load_policy
-from dl2d.daemon.reconcile import Patience
+from dl2d.daemon.models.active_version import Incumbent
+from dl2d.daemon.models.learner_process import Learner
 from dl2d.daemon.service_manager import ServiceManager
-from dl2d.daemon.tick import Carry, Context, Report, tick
+from dl2d.plugins import load_manager, load_placement, load_policy
+from dl2d.tick.decide import Deciders, SetAside
+from dl2d.tick.guard import GuardRules
+from dl2d.tick.policy_call import Deadline
+from dl2d.tick.reconcile import Patience
+from dl2d.tick.task_specs import Launcher
+from dl2d.tick.tick import Carry, Context, Report, tick
 
 log = structlog.get_logger()
 

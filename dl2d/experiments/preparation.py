@@ -22,7 +22,6 @@ from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.validation import to_plain
 from dl2d.core.wording import printable
-from dl2d.daemon.plugins import Given, load_placement, load_policy
 from dl2d.experiments.definition import Case, with_content
 from dl2d.experiments.participants import (
     PLACEMENT,
@@ -41,6 +40,7 @@ from dl2d.experiments.participants import (
 from dl2d.learning.original.offline import analytical
 from dl2d.learning.original.settings import Settings
 from dl2d.learning.training import Trainer
+from dl2d.plugins import Given, load_placement, load_policy
 from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
 from dl2d.simulation.policy_lookup import LEARNED, TOLD, find_policy
 from dl2d.simulation.preset import Preset, PresetName, preset

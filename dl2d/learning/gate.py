@@ -16,13 +16,13 @@ from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence, Policy
 from dl2d.core.registry import TrialCase
-from dl2d.daemon.guard import GuardRules, Memory, check, check_scores, guard
-from dl2d.daemon.start_check import start_check
 from dl2d.learning.lesson import Case
 from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.speeds.realism import Realism
 from dl2d.simulation.statistics import estimate
 from dl2d.simulation.workload.format import to_request
+from dl2d.tick.guard import GuardRules, Memory, check, check_scores, guard
+from dl2d.tick.start_check import start_check
 
 #: Slots after which a replay is given up.
 _MOST_SLOTS: Final = 50_000

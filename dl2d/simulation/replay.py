@@ -20,12 +20,6 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobState, Launch, O
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.store import JobChange
-from dl2d.daemon.credentials import Credentials
-from dl2d.daemon.decide import Deciders
-from dl2d.daemon.guard import GuardRules
-from dl2d.daemon.launching import Launcher
-from dl2d.daemon.reconcile import Patience
-from dl2d.daemon.tick import Carry, Context, tick
 from dl2d.simulation.books import Books, SlotSeries
 from dl2d.simulation.course import Course
 from dl2d.simulation.draws import Draws
@@ -35,6 +29,11 @@ from dl2d.simulation.outages import NodeEvent, Outages
 from dl2d.simulation.speeds.effects import Effects, reported_epoch, resized
 from dl2d.simulation.speeds.realism import Realism
 from dl2d.simulation.workload.format import SimulatedJob, Workload, to_request
+from dl2d.tick.decide import Deciders
+from dl2d.tick.guard import GuardRules
+from dl2d.tick.reconcile import Patience
+from dl2d.tick.task_specs import Credentials, Launcher
+from dl2d.tick.tick import Carry, Context, tick
 
 _CLUSTER = "simulated"
 _OWNER = Owner("simulated", 0, 0)

@@ -12,7 +12,7 @@ from dl2d.core.jobs import Job, JobKey, JobState
 from dl2d.core.plan import Failure, Outcome, Plan
 from dl2d.core.resource_manager import ResourceManager
 from dl2d.core.store import JobChange, Store, TaskChange
-from dl2d.daemon.launching import JobLauncher, Launcher
+from dl2d.tick.task_specs import JobLauncher, Launcher
 
 log = structlog.get_logger()
 

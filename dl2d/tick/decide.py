@@ -16,9 +16,8 @@ from dl2d.core.errors import PolicyError
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence, Policy
-from dl2d.daemon import guard
-from dl2d.daemon.deadline import at_once
-from dl2d.daemon.gc_pause import gc_paused
+from dl2d.tick import guard
+from dl2d.tick.policy_call import at_once, gc_paused
 
 log = structlog.get_logger()
 

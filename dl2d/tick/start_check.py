@@ -20,9 +20,9 @@ from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import Store
-from dl2d.daemon.guard import check, check_scores
-from dl2d.daemon.idle import idle_jobs
-from dl2d.daemon.place import place
+from dl2d.tick.guard import check, check_scores
+from dl2d.tick.idle import idle_jobs
+from dl2d.tick.place.place import place
 
 #: Intervals that are played. A job may be left waiting in the first, for some policies draw what they do.
 _SLOTS: Final = 2

@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import posixpath
 from dataclasses import dataclass, field
 
 from dl2d.core.cluster import Task, task_tag
-from dl2d.core.jobs import Job, Launch, Role
+from dl2d.core.jobs import Job, JobKey, Launch, Role
 from dl2d.core.resource_manager import TaskSpec
 from dl2d.core.resources import NO_RESOURCES
-from dl2d.daemon.credentials import Credentials
-from dl2d.daemon.reconcile import ANCHOR
+from dl2d.tick.reconcile import ANCHOR
 
 RUNNER = "dl2-run"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Derives every secret from the daemon's key with HMAC-SHA256; a restart derives the same ones again."""
+
+    key: bytes = field(repr=False)
+
+    def for_job(self, job: JobKey) -> str:
+        """Bearer credential with which a job's coordinator speaks to the job API."""
+        return self._derive("coordinator", job.slug)
+
+    def token(self, job: JobKey) -> str:
+        """Token that the members of a job show one another."""
+        return self._derive("members", job.slug)
+
+    def for_submission(self) -> str:
+        """Bearer credential with which the command line submits and cancels jobs."""
+        return self._derive("submission", "")
+
+    def is_job(self, job: JobKey, shown: str) -> bool:
+        """Whether ``shown`` is the job's credential, in constant time."""
+        return hmac.compare_digest(self.for_job(job).encode(), shown.encode())
+
+    def may_submit(self, shown: str) -> bool:
+        """Whether ``shown`` is the submission credential, in constant time."""
+        return hmac.compare_digest(self.for_submission().encode(), shown.encode())
+
+    def _derive(self, purpose: str, subject: str) -> str:
+        return hmac.new(self.key, f"dl2d/{purpose}/{subject}".encode(), hashlib.sha256).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

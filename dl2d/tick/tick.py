@@ -20,16 +20,16 @@ from dl2d.core.plan import Outcome, Plan
 from dl2d.core.request import RequestRules
 from dl2d.core.resource_manager import ResourceManager, RmSnapshot
 from dl2d.core.store import Slot, Store, TaskChange
-from dl2d.daemon.apply import apply, start_anchor
-from dl2d.daemon.decide import Deciders, SetAside, decide, inputs_hash
-from dl2d.daemon.guard import GuardRules, Memory, guard
-from dl2d.daemon.idle import idle_jobs
-from dl2d.daemon.launching import Launcher
-from dl2d.daemon.observe import take_snapshot, with_evidence
-from dl2d.daemon.observed import Observer
-from dl2d.daemon.place import place
-from dl2d.daemon.reconcile import Patience, heard_since, reconcile
-from dl2d.daemon.watch import newcomers, watch
+from dl2d.tick.apply import apply, start_anchor
+from dl2d.tick.decide import Deciders, SetAside, decide, inputs_hash
+from dl2d.tick.guard import GuardRules, Memory, guard
+from dl2d.tick.idle import idle_jobs
+from dl2d.tick.observe import take_snapshot, with_evidence
+from dl2d.tick.observed_decision import Observer
+from dl2d.tick.place.place import place
+from dl2d.tick.reconcile import Patience, heard_since, reconcile
+from dl2d.tick.static_jobs import newcomers, watch
+from dl2d.tick.task_specs import Launcher
 
 log = structlog.get_logger()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from daemon.world import World
+from tick.world import World
 
 from dl2d.cli import main
 from dl2d.core.jobs import JobKey

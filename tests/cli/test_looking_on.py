@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from cli.conftest import Dl2d, write_config
-from daemon.world import World
 from observed_site import ForeignScheduler
+from tick.world import World
 
 from dl2d.core.jobs import JobKey
 from dl2d.core.mode import Mode

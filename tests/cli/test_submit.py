@@ -24,11 +24,11 @@ from dl2d.core.mode import Mode
 from dl2d.core.request import RequestRules
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, Store
-from dl2d.daemon.admission import Admission
-from dl2d.daemon.api_server import ApiServer
+from dl2d.daemon.api.admission import Admission
+from dl2d.daemon.api.routes import Services, create_api
+from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.credentials import load_credentials
 from dl2d.daemon.health import Health
-from dl2d.daemon.job_api import Services, create_api
 from dl2d.store import schema
 from dl2d.store.sql import SqlStore
 from dl2d.testing import ScriptedManager

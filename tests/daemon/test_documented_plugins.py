@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon.world import World, nodes
 from hypothesis import HealthCheck, given, settings
 from policies.snapshots import ask, snapshots
+from tick.world import World, nodes
 
 from dl2d.core.resources import Resources
-from dl2d.daemon.guard import check
-from dl2d.daemon.plugins import POLICIES, available, load_manager, load_placement, load_policy
+from dl2d.plugins import POLICIES, available, load_manager, load_placement, load_policy
+from dl2d.tick.guard import check
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "internals" / "plugins.md"
 

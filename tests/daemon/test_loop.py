@@ -17,10 +17,11 @@ from daemon_process import BIN
 from local_cluster import LocalCluster
 from structlog.testing import capture_logs
 
+from dl2d import plugins
 from dl2d.config.settings import Settings
 from dl2d.core.errors import AlreadyRunning, Dl2dError, PluginError, StoreUnavailable
 from dl2d.core.jobs import JobState
-from dl2d.daemon import loop, plugins
+from dl2d.daemon import loop
 from dl2d.daemon.loop import Daemon
 from dl2d.store.sql import SqlStore
 

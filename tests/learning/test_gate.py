@@ -19,7 +19,6 @@ from dl2d.core.jobs import Allocation
 from dl2d.core.packing import Packing
 from dl2d.core.registry import TrialCase
 from dl2d.core.resources import Resources
-from dl2d.daemon.guard import GuardRules
 from dl2d.learning.gate import Compared, Conduct, Watched, compare, judge
 from dl2d.learning.lesson import Case
 from dl2d.placement.load_balance import LoadBalance
@@ -27,6 +26,7 @@ from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.simulation.speeds.realism import Realism
 from dl2d.simulation.workload.sources import load_source
+from dl2d.tick.guard import GuardRules
 
 GOOD = Conduct(decisions=100, guarded=10, slowest=0.1, problem="")
 

@@ -17,7 +17,6 @@ from dl2d.core.errors import CheckpointError
 from dl2d.core.jobs import NOTHING, Allocation, Architecture, Consistency
 from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.resources import Resources
-from dl2d.daemon.guard import check
 from dl2d.policies.checkpoint import Checkpoint
 from dl2d.policies.dl2 import Dl2, as_arrays, from_arrays, shipped
 from dl2d.policies.jumps import FEATURES, Crowd, initial_weights, look, score, weight_count
@@ -25,6 +24,7 @@ from dl2d.policies.surfaces import Grid, Surfaces, surfaces
 from dl2d.throughput.level import levels
 from dl2d.throughput.news import merged
 from dl2d.throughput.observations import Table
+from dl2d.tick.guard import check
 
 KIND = TrainingKind("m", Architecture.PS, Consistency.SYNC)
 CPU = {"model": "m", "worker": Resources.of(cpu=2), "ps": Resources.of(cpu=1), "max_workers": 3, "max_ps": 3}

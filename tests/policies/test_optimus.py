@@ -19,11 +19,11 @@ from dl2d.core.jobs import NOTHING, Allocation, Architecture, Consistency, Job, 
 from dl2d.core.measured import LossPoint, MeasuredLoss, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.policy import Evidence
 from dl2d.core.resources import Resources
-from dl2d.daemon.guard import check
-from dl2d.daemon.plugins import load_policy
+from dl2d.plugins import load_policy
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.simulation.speeds.models import AllReduce, PsAsync, PsSync
+from dl2d.tick.guard import check
 
 CPU = {"worker": Resources.of(cpu=2), "ps": Resources.of(cpu=1), "max_workers": 2, "max_ps": 2}
 # One CPU of 10 is a share of 0.1. A has 100 samples left: 100 s at 1w+1ps, 50 at 2w+1ps, 80 at 1w+2ps, 40 at 2w+2ps.

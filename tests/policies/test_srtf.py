@@ -10,8 +10,8 @@ from dl2d.core.codec import encode
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import NOTHING, Allocation, Progress
 from dl2d.core.resources import Resources
-from dl2d.daemon.guard import check
 from dl2d.policies.srtf import Srtf
+from dl2d.tick.guard import check
 
 ONE = {"worker": Resources.of(cpu=1), **NO_PS}
 

@@ -18,7 +18,6 @@ from dl2d.core.decision import Constraint, Decision
 from dl2d.core.jobs import NOTHING, Allocation, JobKey, Progress, Role
 from dl2d.core.packing import Packing
 from dl2d.core.resources import Resources
-from dl2d.daemon.guard import check
 from dl2d.placement.best_fit import BestFit
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.placement.optimus import Optimus
@@ -27,6 +26,7 @@ from dl2d.simulation.policy_lookup import TrueSpeeds
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.workload.format import read_workload
+from dl2d.tick.guard import check
 
 W, P = Role.WORKER, Role.PS
 

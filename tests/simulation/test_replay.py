@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from daemon.world import GivesNothing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.reference import average_jct
+from tick.world import GivesNothing
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.codec import encode

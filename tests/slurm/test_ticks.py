@@ -12,16 +12,15 @@ from dl2d.core.jobs import Job, JobKey, JobRequest, JobState, Launch, Owner, Rol
 from dl2d.core.plan import Start
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange
-from dl2d.daemon.credentials import Credentials
-from dl2d.daemon.decide import Deciders
-from dl2d.daemon.guard import GuardRules
-from dl2d.daemon.launching import Launcher
-from dl2d.daemon.reconcile import Patience
-from dl2d.daemon.tick import Carry, Context, tick
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.store.sql import SqlStore
+from dl2d.tick.decide import Deciders
+from dl2d.tick.guard import GuardRules
+from dl2d.tick.reconcile import Patience
+from dl2d.tick.task_specs import Credentials, Launcher
+from dl2d.tick.tick import Carry, Context, tick
 
 #: Of the thousand jobs in Slurm, this many are anchors and this many tasks; the rest is none of our business.
 ANCHORS, TASKS, OTHERS = 200, 400, 400

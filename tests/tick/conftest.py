@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from daemon.world import World
+from tick.world import World
 
 
 @pytest.fixture

@@ -18,12 +18,12 @@ from dl2d.core.jobs import NOTHING, Allocation, Owner
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE
 from dl2d.core.resources import Resources
-from dl2d.daemon.deadline import Deadline
-from dl2d.daemon.decide import Deciders, decide
-from dl2d.daemon.guard import GuardRules, LastResize, Memory, check, guard
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
+from dl2d.tick.decide import Deciders, decide
+from dl2d.tick.guard import GuardRules, LastResize, Memory, check, guard
+from dl2d.tick.policy_call import Deadline
 
 WHY = Reason(Constraint.SATISFIED, "because")
 BIG = cluster(1, cpu=999, gpu=999)

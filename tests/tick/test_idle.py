@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from daemon.world import GivesNothing, World, nodes
+from tick.world import GivesNothing, World, nodes
 
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.core.resources import Resources
-from dl2d.daemon.guard import GuardRules
 from dl2d.daemon.health import Health
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
+from dl2d.tick.guard import GuardRules
 
 
 def ready(world: World, **changes: object):

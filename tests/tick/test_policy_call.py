@@ -8,11 +8,10 @@ import pytest
 from policies.snapshots import a_job, a_snapshot, cluster
 
 from dl2d.core.decision import Constraint
-from dl2d.daemon.deadline import Deadline
-from dl2d.daemon.decide import Deciders, decide
-from dl2d.daemon.gc_pause import gc_paused
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.fifo import Fifo
+from dl2d.tick.decide import Deciders, decide
+from dl2d.tick.policy_call import Deadline, gc_paused
 
 
 class Watching(Fifo):

@@ -5,16 +5,16 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from daemon.world import LAUNCH, OWNER, request
 from hypothesis import given
 from hypothesis import strategies as st
+from tick.world import LAUNCH, OWNER, request
 
 from dl2d.core.cluster import Task, TaskState, task_tag
 from dl2d.core.jobs import Job, JobKey, JobState, Progress, Role
 from dl2d.core.resource_manager import RmJob, RmJobState, RmSnapshot
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange
-from dl2d.daemon.reconcile import ANCHOR, Patience, Reconciliation, heard_since, reconcile
+from dl2d.tick.reconcile import ANCHOR, Patience, Reconciliation, heard_since, reconcile
 
 KEY = JobKey("here", "1", 1000)
 NOW = 10_000.0

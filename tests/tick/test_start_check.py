@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from daemon.world import GivesNothing
 from policies.snapshots import NO_PS, a_job, cluster
+from tick.world import GivesNothing
 
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.decision import Alternative
 from dl2d.core.jobs import Allocation
 from dl2d.core.resources import Resources
-from dl2d.daemon.plugins import load_policy
-from dl2d.daemon.start_check import start_check
 from dl2d.placement.best_fit import BestFit
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.placement.optimus import Optimus
+from dl2d.plugins import load_policy
 from dl2d.policies.drf import Drf
+from dl2d.tick.start_check import start_check
 
 BUILT_IN = ("dl2", "drf", "fifo", "lookahead", "optimus", "srtf", "tetris")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from daemon.world import World, nodes
+from tick.world import World, nodes
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.decision import Constraint

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from daemon.world import World, nodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from structlog.testing import capture_logs
+from tick.world import World, nodes
 
 from dl2d.core.cluster import NodeState, Snapshot, TaskState
 from dl2d.core.codec import encode
@@ -22,13 +22,13 @@ from dl2d.core.policy import NO_EVIDENCE
 from dl2d.core.resource_manager import RmJobState
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange
-from dl2d.daemon.decide import decide, inputs_hash
-from dl2d.daemon.guard import GuardRules
-from dl2d.daemon.reconcile import Patience
-from dl2d.daemon.tick import Carry
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.optimus import Optimus
+from dl2d.tick.decide import decide, inputs_hash
+from dl2d.tick.guard import GuardRules
+from dl2d.tick.reconcile import Patience
+from dl2d.tick.tick import Carry
 
 
 @pytest.fixture

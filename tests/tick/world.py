@@ -15,17 +15,16 @@ from dl2d.core.mode import Mode
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Policy
 from dl2d.core.resources import Resources
-from dl2d.daemon.credentials import Credentials
-from dl2d.daemon.decide import Deciders
-from dl2d.daemon.guard import GuardRules
-from dl2d.daemon.launching import Launcher
-from dl2d.daemon.reconcile import Patience
-from dl2d.daemon.tick import Carry, Context, Report, tick
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.store.sql import SqlStore
 from dl2d.testing import PromptCoordinator, ScriptedManager
+from dl2d.tick.decide import Deciders
+from dl2d.tick.guard import GuardRules
+from dl2d.tick.reconcile import Patience
+from dl2d.tick.task_specs import Credentials, Launcher
+from dl2d.tick.tick import Carry, Context, Report, tick
 
 OWNER = Owner("ann", 1000, 1000)
 LAUNCH = Launch(("python", "train.py"), "/home/ann", (("PATH", "/usr/bin"), ("DL2_ROLE", "stale")))

@@ -24,7 +24,7 @@ from dl2d.config.settings import Settings, load_settings
 from dl2d.core.errors import AlreadyRunning, Dl2dError
 from dl2d.core.jobs import Job, JobKey
 from dl2d.daemon.loop import manager_settings
-from dl2d.daemon.plugins import load_manager
+from dl2d.plugins import load_manager
 from dl2d.store.sql import SqlStore
 
 NODES = 4

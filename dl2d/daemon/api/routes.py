@@ -37,10 +37,10 @@ from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner
 from dl2d.core.mode import STAGES, Mode
 from dl2d.core.resource_manager import ResourceManager
 from dl2d.core.store import JobChange, Store, TaskChange
-from dl2d.daemon.admission import Admission
-from dl2d.daemon.credentials import Credentials
+from dl2d.daemon.api.admission import Admission
+from dl2d.daemon.api.heartbeat import Heartbeat, receive, targets
 from dl2d.daemon.health import Health
-from dl2d.daemon.heartbeat import Heartbeat, receive, targets
+from dl2d.tick.task_specs import Credentials
 
 log = structlog.get_logger()
 

@@ -12,9 +12,9 @@ from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError, ConfigError, Dl2dError
 from dl2d.core.policy import Policy
 from dl2d.core.registry import Registry, SiteStore, Version, VersionState
-from dl2d.daemon.plugins import Given, load_placement, load_policy, takes_checkpoint
-from dl2d.daemon.start_check import site_start_check
+from dl2d.plugins import Given, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.checkpoint import DIGITS, Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
+from dl2d.tick.start_check import site_start_check
 
 log = structlog.get_logger()
 
@@ -29,7 +29,7 @@ class Incumbent:
     Of a policy that learns it is the live version in the registry. Where none is live, it is the checkpoint of the
     configuration, or the one that comes with dl2d, and that is registered as the live version: what decides can always
     be found again. So is one that the configuration names and the registry does not know, if it starts jobs on an idle
-    cluster like the store's (``dl2d.daemon.start_check``).
+    cluster like the store's (``dl2d.tick.start_check``).
 
     Raises
     ------

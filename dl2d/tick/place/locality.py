@@ -10,7 +10,7 @@ from dl2d.core.decision import Constraint, Decision
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.resources import Resources
-from dl2d.daemon.room import Kind, first_to_leave, room_with_leavers
+from dl2d.tick.place.make_room import Kind, first_to_leave, room_with_leavers
 
 
 class Layout:

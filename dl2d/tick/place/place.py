@@ -13,8 +13,8 @@ from dl2d.core.packing import Blocked, Packing
 from dl2d.core.placement import Placement
 from dl2d.core.plan import Deferred, Move, Plan, Start, Stop
 from dl2d.core.resources import Resources
-from dl2d.daemon.layout import Layout
-from dl2d.daemon.room import Kind, Want, clear, first_to_leave
+from dl2d.tick.place.locality import Layout
+from dl2d.tick.place.make_room import Kind, Want, clear, first_to_leave
 
 _ROLES = (Role.WORKER, Role.PS)
 #: Tasks that a policy gave a job at once; workers and servers in turn.
@@ -25,14 +25,14 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
     """Plan the difference between what each job has and what was decided.
 
     Tasks that stay keep their node. Of those that leave, the ones go first whose room somebody waits for, then those
-    that have not begun, then the newest. A task may be moved to let a larger one in (``dl2d.daemon.room``). A job that
-    has nothing starts with its least size as a whole or not at all, so that jobs do not block one another with halves;
-    in which steps it was decided does not matter.
+    that have not begun, then the newest. A task may be moved to let a larger one in (see ``make_room``). A job
+    that has nothing starts with its least size as a whole or not at all, so that jobs do not block one another with
+    halves; in which steps it was decided does not matter.
     What has no room now is deferred; room that draining tasks still hold counts as taken. Nothing of a ``silent`` job
     is moved: its coordinator would not let the old task go.
 
     Where the decision names nodes, those tasks leave first that it would have elsewhere, and new ones go to its nodes
-    or wait for them; only what will have no room there is placed as everything else is (``dl2d.daemon.layout``).
+    or wait for them; only what will have no room there is placed as everything else is (``dl2d.tick.place.locality``).
     """
     allocations = decision.allocations()
     by_kind: dict[Kind, list[Task]] = defaultdict(list)

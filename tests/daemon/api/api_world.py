@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
-from daemon.world import OWNER, World
+from tick.world import OWNER, World
 
 from dl2d.core.jobs import JobKey
 from dl2d.core.request import RequestRules
 from dl2d.core.resource_manager import Anchor
-from dl2d.daemon.admission import Admission
-from dl2d.daemon.api_server import ApiServer
-from dl2d.daemon.credentials import Credentials
+from dl2d.daemon.api.admission import Admission
+from dl2d.daemon.api.routes import Services, create_api
+from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.health import Health
-from dl2d.daemon.job_api import Services, create_api
+from dl2d.tick.task_specs import Credentials
 
 RULES = RequestRules(frozenset({"resnet-50", "vgg-16"}), 16, 16)
 REQUEST = {"model": "resnet-50", "epochs": 3, "samples_per_epoch": 100, "worker": {"cpu": 2}}

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from daemon.api_world import COMMAND, REQUEST, SCRIPT, SECRET_OF_THE_USER, ApiWorld, error
-from daemon.world import OWNER, GivesNothing, nodes
+from daemon.api.api_world import COMMAND, REQUEST, SCRIPT, SECRET_OF_THE_USER, ApiWorld, error
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
+from tick.world import OWNER, GivesNothing, nodes
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.errors import StoreUnavailable, Unavailable
@@ -21,7 +21,7 @@ from dl2d.core.mode import Mode
 from dl2d.core.resource_manager import RmJobState, StaticJob
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange, TaskReport
-from dl2d.daemon import job_api
+from dl2d.daemon.api import routes as job_api
 
 
 @pytest.fixture

@@ -25,10 +25,10 @@ from structlog.testing import capture_logs
 
 from dl2d.config.settings import Settings
 from dl2d.core.registry import LearningRun, RunState, Trial, TrialCase, VersionState
-from dl2d.daemon.candidates import Candidate, write_candidate
-from dl2d.daemon.incumbent import keep_version, version_in
-from dl2d.daemon.learner import Learner
 from dl2d.daemon.loop import Daemon
+from dl2d.daemon.models.active_version import keep_version, version_in
+from dl2d.daemon.models.candidates import Candidate, write_candidate
+from dl2d.daemon.models.learner_process import Learner
 from dl2d.policies.checkpoint import Checkpoint
 from dl2d.policies.dl2 import shipped
 from dl2d.store import schema

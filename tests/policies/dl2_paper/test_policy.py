@@ -19,7 +19,6 @@ from dl2d.core.errors import CheckpointError, PolicyError
 from dl2d.core.jobs import NOTHING, Allocation, Progress
 from dl2d.core.packing import Packing
 from dl2d.core.resources import Resources
-from dl2d.daemon.guard import check
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
@@ -30,6 +29,7 @@ from dl2d.simulation.vectorized.clusters import Clusters
 from dl2d.simulation.vectorized.library import Library
 from dl2d.simulation.vectorized.windows import Windows
 from dl2d.simulation.workload.format import Workload
+from dl2d.tick.guard import check
 
 MODELS = ("holes", "m0", "m1", "m2", "ring")
 RESOURCES = ("cpu", "gpu", "memory")

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from daemon.world import World, nodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tick.world import World, nodes
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resources import Resources
-from dl2d.daemon.room import Clearing, Want, clear
+from dl2d.tick.place.make_room import Clearing, Want, clear
 
 A, B, C = (JobKey("test", name, 1) for name in "abc")
 

@@ -17,11 +17,11 @@ from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.plan import Plan
 from dl2d.core.resources import Resources
-from dl2d.daemon.place import place
 from dl2d.placement.best_fit import BestFit
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.placement.optimus import Optimus
+from dl2d.tick.place.place import place
 
 WHY = Reason(Constraint.SATISFIED, "because")
 W, P = Role.WORKER, Role.PS

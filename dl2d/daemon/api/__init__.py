@@ -1,0 +1,3 @@
+"""The HTTP API of the daemon, for coordinators and the command line."""
+
+from __future__ import annotations

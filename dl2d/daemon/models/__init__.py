@@ -1,0 +1,3 @@
+"""Versions of a learned policy: the active one, candidates, and the process that trains them."""
+
+from __future__ import annotations
