@@ -14,7 +14,7 @@ from typing import Self
 from pslite.net import authentication
 from pslite.net.authentication import Acceptor
 from pslite.net.framing import listen
-from pslite.net.handshake_listener import Doorway
+from pslite.net.handshake_listener import HandshakeListener
 from pslite.net.messages import Hello
 from pslite.net.tls import Encryption, contexts
 
@@ -32,7 +32,7 @@ class Door:
         self._selector = selectors.DefaultSelector()
         listener = listen("127.0.0.1")
         self.address = f"127.0.0.1:{listener.getsockname()[1]}"
-        self._doorway = Doorway(
+        self._doorway = HandshakeListener(
             self._selector, listener, welcome=self._let_in, say=self._say,
             acceptor=lambda: Acceptor(job="j", task="coordinator", incarnation="i", token=token, encrypt=encrypt),
         )  # fmt: skip

@@ -21,7 +21,7 @@ from pslite_jobs import LEASE, KillAt, command, static_digest
 
 from pslite.coordinator import Coordinator, Settings
 from pslite.job.status import Reply
-from pslite.launch.mxnet_launcher import OpenDirector
+from pslite.launch.mxnet_launcher import OpenMembership
 from pslite.net.authentication import Identity, connect
 from pslite.net.data_frames import INIT, PUSH, STATE, STATE_ACK, Header, region_header
 from pslite.testing import Resize, run_local
@@ -270,8 +270,8 @@ def open_sealed(size, seals=fcntl.F_SEAL_SHRINK):
 def test_members_end_when_the_coordinator_is_killed():
     environ = {k: v for k, v in os.environ.items() if not k.startswith("DL2_")}
     code = (
-        "import sys; from pslite.coordinator import Coordinator; from pslite.launch.local_tasks import LocalDirector\n"
-        "d = LocalDirector(sys.argv[1:], workers=2, servers=1)\n"
+        "import sys; from pslite.coordinator import Coordinator; from pslite.launch.local_tasks import LocalTasks\n"
+        "d = LocalTasks(sys.argv[1:], workers=2, servers=1)\n"
         "c = Coordinator(job='j', token=b'x' * 32, director=d, say=lambda t: print(t, flush=True), host='127.0.0.1')\n"
         "c.run()"
     )
@@ -324,7 +324,7 @@ class RunningJob:
         self.stop = False
         job = self
 
-        class Director(OpenDirector):
+        class Director(OpenMembership):
             def exchange(self, status, *, urgent):
                 job.version = status.version
                 return Reply(members=frozenset({"worker-0", "ps-0"}), stop=job.stop)

@@ -35,7 +35,7 @@ from pslite.job.spec import LAMB, SGD, Adam
 from pslite.net.data_frames import INIT, RESTORE, Link
 from pslite.net.framing import cut_off
 from pslite.net.messages import Abort, Commit, DigestRequest, Exit, Nack, PlanDone, Promote, TakeOver
-from pslite.net.server_connections import Dialer
+from pslite.net.server_connections import ServerConnections
 from pslite.numeric.optimizers import slots
 from pslite.replicas import Guards, Replicas
 from pslite.server import Server, _Stage
@@ -260,14 +260,14 @@ def test_newcomers_are_not_blamed_for_a_server_that_nobody_knows_to_be_dead(monk
     """It died with the coordinator, whose follower gives it its lease; somebody else has its port, and refuses them."""
     events = [Event(20, kill="coordinator"), Event(20, kill="ps"), Event(20, workers=3, delay=0.1)]
     rehearsal = Rehearsal(job(), workers=1, servers=1, events=events, settings=BRIEF)
-    reach = Dialer.reach
+    reach = ServerConnections.reach
 
     def refused(dialer, member, *rest):
         if member.task in rehearsal._killed:
             raise Unreachable(member.task, "wrong token")
         reach(dialer, member, *rest)
 
-    monkeypatch.setattr(Dialer, "reach", refused)
+    monkeypatch.setattr(ServerConnections, "reach", refused)
     outcome = rehearsal.run()
     assert "wrong token" in outcome.story
     outcome.check()
@@ -276,7 +276,7 @@ def test_newcomers_are_not_blamed_for_a_server_that_nobody_knows_to_be_dead(monk
 def test_who_wakes_late_knows_of_a_plan_before_its_frames(monkeypatch):
     pump = Worker._pump
 
-    class Slow(Dialer):
+    class Slow(ServerConnections):
         def reach(self, *whom):
             super().reach(*whom)
             time.sleep(0.05)  # the connection is there, the plan is not
@@ -293,7 +293,7 @@ def test_who_wakes_late_knows_of_a_plan_before_its_frames(monkeypatch):
         pump(worker, done)
         worker._selector.select = select
 
-    monkeypatch.setattr("pslite.worker.Dialer", Slow)
+    monkeypatch.setattr("pslite.worker.ServerConnections", Slow)
     monkeypatch.setattr(Worker, "_pump", late)
     outcome = Rehearsal(job(epochs=2), workers=3, servers=1).run()
     outcome.check()
@@ -535,13 +535,13 @@ def test_nobody_has_what_the_first_worker_has_not_sent(monkeypatch):
 
 def unreachable(monkeypatch, task):
     """Have no connection to a server be opened again."""
-    again = Dialer.again
+    again = ServerConnections.again
 
     def hardly(dialer, member, *rest):
         if member.task != task:
             again(dialer, member, *rest)
 
-    monkeypatch.setattr(Dialer, "again", hardly)
+    monkeypatch.setattr(ServerConnections, "again", hardly)
     monkeypatch.setattr("pslite.server._BROKEN_SECONDS", 0.1)
 
 
@@ -1042,7 +1042,7 @@ def test_connections_for_the_next_plan_outlast_the_end_of_the_one_before(monkeyp
     """Members hear at different times that a plan is done, and one is in the next already."""
     hear, read_control = Worker._hear, Server._read_control
 
-    class Slow(Dialer):
+    class Slow(ServerConnections):
         def reach(self, *whom):
             super().reach(*whom)
             time.sleep(0.15)
@@ -1057,7 +1057,7 @@ def test_connections_for_the_next_plan_outlast_the_end_of_the_one_before(monkeyp
         if server._identity.task != "ps-0" or time.monotonic() - server._looked > 0.1:
             read_control(server)
 
-    monkeypatch.setattr("pslite.worker.Dialer", Slow)
+    monkeypatch.setattr("pslite.worker.ServerConnections", Slow)
     monkeypatch.setattr(Worker, "_hear", late)
     monkeypatch.setattr(Server, "_read_control", seldom)
     events = [Event(0, workers=3, servers=2), Event(1, servers=3)]

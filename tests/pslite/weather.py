@@ -6,7 +6,7 @@ import random
 import socket
 from collections.abc import Sequence
 
-from pslite.net.coordinator_client import Lifeline
+from pslite.net.coordinator_client import CoordinatorClient
 from pslite.net.data_frames import PUSH, Link
 from pslite.net.framing import cut_off
 from pslite.net.messages import FromCoordinator
@@ -64,9 +64,9 @@ def rough_weather(monkeypatch, seed: int, *, twice: float = 0.1) -> None:
 def cut_lines(monkeypatch, seed: int, *, often: float) -> None:
     """Break control connections, as often as that of all times that a member looks at its own; members come back."""
     rng = random.Random(seed)
-    look = Lifeline.look
+    look = CoordinatorClient.look
 
-    def look_or_break(line: Lifeline) -> list[FromCoordinator]:
+    def look_or_break(line: CoordinatorClient) -> list[FromCoordinator]:
         heard = look(line)
         channel = line._line.channel
         # who has only just come has not been let in yet
@@ -74,7 +74,7 @@ def cut_lines(monkeypatch, seed: int, *, often: float) -> None:
             cut_off([channel.sock])
         return heard
 
-    monkeypatch.setattr(Lifeline, "look", look_or_break)
+    monkeypatch.setattr(CoordinatorClient, "look", look_or_break)
 
 
 def cut_data(monkeypatch, seed: int, *, often: float) -> list[Link]:

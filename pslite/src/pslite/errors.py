@@ -19,7 +19,7 @@ class AuthenticationError(PsliteError):
     """The peer refused us, or could not prove that it knows the job's token."""
 
 
-class Turned(AuthenticationError):
+class Rejected(AuthenticationError):
     """The peer refused us, with its reason: to try again is of no use."""
 
 

@@ -17,7 +17,7 @@ from pslite.errors import PeerLost, ProtocolError, PsliteError
 from pslite.job.plan import Member
 from pslite.net.authentication import Acceptor, Identity
 from pslite.net.data_frames import STATE, Header, Link
-from pslite.net.handshake_listener import Doorway
+from pslite.net.handshake_listener import HandshakeListener
 from pslite.net.messages import Hello
 from pslite.net.transport import machine, open_listeners, reach, tune
 from pslite.numeric.gradients import Array
@@ -131,7 +131,7 @@ class Taking:
         self.port: int = listeners[0].getsockname()[1]
         self.machine = machine()
         self._doorways = [
-            Doorway(self._selector, listener, acceptor=self._acceptor, welcome=self._welcome, say=say)
+            HandshakeListener(self._selector, listener, acceptor=self._acceptor, welcome=self._welcome, say=say)
             for listener in listeners
         ]
         self._links: set[Link] = set()

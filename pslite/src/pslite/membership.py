@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable
 
 from pslite.errors import JobFailed, PsliteError
-from pslite.job.measurements import MOST_STEPS, PaceMeter, StepTimes
+from pslite.job.measurements import MAX_STEPS, StepTimes, ThroughputMeter
 from pslite.job.spec import JobSpec
 from pslite.net.authentication import Identity
-from pslite.net.coordinator_client import Lifeline
+from pslite.net.coordinator_client import CoordinatorClient
 from pslite.net.messages import (
     Beat,
     Exit,
@@ -92,11 +92,11 @@ class Membership(ABC):
         self._loss_samples = 0
         self._said_progress = 0.0
         #: the work of the user's thread
-        self._meter = PaceMeter()
+        self._meter = ThroughputMeter()
         #: when the last step ended, and how long those took that no heartbeat has told of
         self._stepped = 0.0
-        self._step_seconds = deque[float](maxlen=MOST_STEPS)
-        self._line: Lifeline | None = None
+        self._step_seconds = deque[float](maxlen=MAX_STEPS)
+        self._line: CoordinatorClient | None = None
         self._thread: threading.Thread | None = None
 
     @abstractmethod
@@ -109,10 +109,10 @@ class Membership(ABC):
 
     # --- joining and leaving --------------------------------------------------------------------------------------
 
-    def _open(self) -> Lifeline:
+    def _open(self) -> CoordinatorClient:
         """Connect to the coordinator."""
         try:
-            self._line = Lifeline(self._identity, self._coordinator, timeout=self._join_timeout)
+            self._line = CoordinatorClient(self._identity, self._coordinator, timeout=self._join_timeout)
         except BaseException:
             self._close()
             raise

@@ -27,17 +27,17 @@ import numpy as np
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, Unreachable
 from pslite.holding import Array, Arrivals, BufferPool, Holding
 from pslite.job.blocks import Block, cut
-from pslite.job.measurements import PaceMeter
+from pslite.job.measurements import ThroughputMeter
 from pslite.job.plan import Plan, Reduction, holders_of, reduction
 from pslite.job.spec import LAMB, JobSpec, Sum
 from pslite.net.authentication import Acceptor, Identity
-from pslite.net.coordinator_client import Lifeline
+from pslite.net.coordinator_client import CoordinatorClient
 from pslite.net.data_frames import (
     AGAIN,
     FETCH,
     FIRST_STATE,
     INIT,
-    MOST_REGIONS,
+    MAX_REGIONS,
     PARAM,
     PARAM_ROWS,
     PUSH,
@@ -57,7 +57,7 @@ from pslite.net.data_frames import (
     region_header,
 )  # fmt: skip
 from pslite.net.framing import cut_off
-from pslite.net.handshake_listener import Doorway
+from pslite.net.handshake_listener import HandshakeListener
 from pslite.net.messages import (
     Abort,
     Beat,
@@ -94,8 +94,8 @@ from pslite.net.messages import (
     TakeOver,
     Trust,
 )
-from pslite.net.server_connections import Dialer
-from pslite.net.shared_memory import Arena, Layout, Mapped
+from pslite.net.server_connections import ServerConnections
+from pslite.net.shared_memory import Arena, Layout, MappedMemory
 from pslite.net.transport import machine, open_listeners, tune
 from pslite.numeric.gradient_encoding import Encoding, encoding_of, narrow, wire_bytes
 from pslite.numeric.norms import Squares, Tensors
@@ -172,7 +172,7 @@ class Server:
         self._identity = identity
         self._say = say
         self._selector = selectors.DefaultSelector()
-        self._control = Lifeline(identity, coordinator, timeout=join_timeout, resumed=self._tell_norms_again)
+        self._control = CoordinatorClient(identity, coordinator, timeout=join_timeout, resumed=self._tell_norms_again)
         self._job = self._control.job
         self._identity = self._control.identity
         # the interface that reaches the coordinator reaches the rest of the job, unless the user says otherwise
@@ -184,7 +184,7 @@ class Server:
         )
         self._beaten = self._looked = time.monotonic()
         self._doorways = [
-            Doorway(self._selector, listener, acceptor=self._acceptor, welcome=self._welcome, say=say)
+            HandshakeListener(self._selector, listener, acceptor=self._acceptor, welcome=self._welcome, say=say)
             for listener in listeners
         ]
         #: data connections that workers and servers opened to us
@@ -216,7 +216,7 @@ class Server:
         self._settled = 0
         self._version = 0
         self._updater = Updater()
-        self._meter = PaceMeter()
+        self._meter = ThroughputMeter()
         self._pool = BufferPool()
         self._scratch = bytearray()
         self._incoming: dict[Link, Array] = {}
@@ -226,7 +226,7 @@ class Server:
         self._asked: dict[tuple[Link, int, int], Header] = {}
         #: connections that we opened to other servers
         self._peers: dict[str, Link] = {}
-        self._dialer = Dialer(self._hand_in)
+        self._dialer = ServerConnections(self._hand_in)
         self._guards = Guards(self._peers, self._pool)
         self._replicas = Replicas(self._apply)
         #: block -> its owners before others died; what they sent until they heard of it comes late
@@ -577,9 +577,9 @@ class Server:
     def shared(self, link: Link, header: Header) -> None:
         """Take a gradient that lies in the worker's own memory, or that memory."""
         if header.kind == REGION:
-            if link.role != "worker" or header.place in link.regions or len(link.regions) >= MOST_REGIONS:
+            if link.role != "worker" or header.place in link.regions or len(link.regions) >= MAX_REGIONS:
                 raise ProtocolError(f"{link.task} may not hand over shared memory number {header.place}")
-            link.regions[header.place] = Mapped(link.descriptor())
+            link.regions[header.place] = MappedMemory(link.descriptor())
             return
         region = link.regions.get(header.place)
         if header.kind != PUSH or region is None or header.block >= len(self._blocks):
@@ -981,7 +981,7 @@ class Server:
     def _show(self, link: Link, arena: Arena) -> bool:
         """Have a worker know the memory that weights lie in; returns whether it can."""
         shown = self._shown.setdefault(link, set())
-        if not link.local or (arena.number not in shown and len(shown) >= MOST_REGIONS):
+        if not link.local or (arena.number not in shown and len(shown) >= MAX_REGIONS):
             return False
         if arena.number not in shown:
             shown.add(arena.number)

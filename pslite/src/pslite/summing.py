@@ -9,7 +9,7 @@ import numpy as np
 from pslite.group import Bytes, Group, Work
 from pslite.job.blocks import Block
 from pslite.job.spec import JobSpec
-from pslite.net.shared_memory import Region
+from pslite.net.shared_memory import SharedMemory
 from pslite.numeric.gradients import Bundle, Contribution
 from pslite.slices import Division, add_slices
 
@@ -83,7 +83,7 @@ def room(spec: JobSpec, how: Division, rank: int) -> list[Bytes]:
     if spec.mode == "fast" or len(how.nodes) == 1:
         return []
     sizes = [sum(how.received(index, rank)) for index in range(how.rounds)]
-    memory = [np.frombuffer(Region(size, shared=False).memory, dtype=np.uint8) for size in sizes]
+    memory = [np.frombuffer(SharedMemory(size, shared=False).memory, dtype=np.uint8) for size in sizes]
     for piece in memory:
         piece.fill(0)
     return memory

@@ -14,7 +14,7 @@ from typing import Any
 from pslite.coordinator import Coordinator, Settings
 from pslite.job.status import PlanReport, Reply, Status
 from pslite.launch.environment import job_encryption
-from pslite.launch.local_tasks import LocalDirector, Resize
+from pslite.launch.local_tasks import LocalTasks, Resize
 from pslite.net.authentication import TOKEN_BYTES
 
 __all__ = ["LocalResult", "Resize", "pace", "run_local"]
@@ -46,10 +46,10 @@ class LocalResult:
 
 
 #: what a test does to a job; True says that it has not done it yet
-Hook = Callable[[Status, LocalDirector], bool | None]
+Hook = Callable[[Status, LocalTasks], bool | None]
 
 
-class _Limited(LocalDirector):
+class _Limited(LocalTasks):
     """A local director that gives up after a time limit, and says when nothing more is going to be done to the job."""
 
     def __init__(self, *args: Any, deadline: float, gate: Path, hook: Hook | None, **options: Any) -> None:

@@ -31,7 +31,7 @@ from pslite.net.data_frames import (
     FETCH,
     FIRST_STATE,
     INIT,
-    MOST_REGIONS,
+    MAX_REGIONS,
     PARAM,
     PARAM_ROWS,
     PUSH,
@@ -75,8 +75,8 @@ from pslite.net.messages import (
 from pslite.net.messages import (
     Drained as DrainedMessage,
 )
-from pslite.net.server_connections import Dialer
-from pslite.net.shared_memory import Mapped
+from pslite.net.server_connections import ServerConnections
+from pslite.net.shared_memory import MappedMemory
 from pslite.net.transport import reach
 from pslite.numeric.gradient_encoding import Encoding, encoding_of, wire_bytes
 from pslite.numeric.gradients import Array, Bundle, Contribution, Supply
@@ -195,7 +195,7 @@ class Worker(Membership):
         # shared with the control thread
         self._staged: queue.SimpleQueue[_Stage | Link | _Told | int] = queue.SimpleQueue()
         self._closed = False
-        self._dialer = Dialer(self._hand_in)
+        self._dialer = ServerConnections(self._hand_in)
         self._resumed = 0
         self._done_plan = 0
         #: who writes files, once all have the last version
@@ -604,7 +604,7 @@ class Worker(Membership):
 
     def _place(self, bundle: Bundle) -> int:
         """Return the number of a bundle's shared memory, 0 if it has none."""
-        if not bundle.place and bundle.region.fd >= 0 and self._places < MOST_REGIONS:
+        if not bundle.place and bundle.region.fd >= 0 and self._places < MAX_REGIONS:
             self._places += 1
             bundle.place = self._places
         return bundle.place
@@ -1022,9 +1022,9 @@ class Worker(Membership):
     def shared(self, link: Link, header: Header) -> None:
         """Take weights that lie in the server's memory, or that memory."""
         if header.kind == REGION:
-            if link.role != "ps" or header.place in link.regions or len(link.regions) >= MOST_REGIONS:
+            if link.role != "ps" or header.place in link.regions or len(link.regions) >= MAX_REGIONS:
                 raise ProtocolError(f"{link.task} may not hand over shared memory number {header.place}")
-            link.regions[header.place] = Mapped(link.descriptor())
+            link.regions[header.place] = MappedMemory(link.descriptor())
             return
         region = link.regions.get(header.place)
         if header.kind != PARAM or region is None:

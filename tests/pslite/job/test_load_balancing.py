@@ -19,8 +19,8 @@ from rehearsal import QUICK, Event, Rehearsal, job, random_events, static_digest
 from pslite.errors import UsageError
 from pslite.job.assignment import assign, dealt
 from pslite.job.blocks import cut
-from pslite.job.load_balancing import Balance, Dealing, Rule, deal, loads, longest
-from pslite.job.measurements import Pace, PaceMeter, StepTimes
+from pslite.job.load_balancing import LoadBalancer, Rule, WorkDivision, deal, loads, longest
+from pslite.job.measurements import StepTimes, Throughput, ThroughputMeter
 from pslite.job.plan import Member, make_plan, reduction
 from pslite.job.reduction_tree import span
 from pslite.job.spec import SGD, Part, Segment, block_bytes_for
@@ -178,7 +178,7 @@ def member(task):
 
 def plan_of(workers=4, servers=2, dealing=None, previous=None):
     names = [f"worker-{i}" for i in range(workers)], [f"ps-{i}" for i in range(servers)]
-    dealing = dealing or Dealing()
+    dealing = dealing or WorkDivision()
     blocks = [type("B", (), {"nbytes": size, "number": i})() for i, size in enumerate(SIZES)]
     return make_plan(
         1, blocks, [member(t) for t in names[0]], [member(t) for t in names[1]], previous,
@@ -190,7 +190,7 @@ class Site:
     """A job whose members take given times, under a coordinator that follows every proposal."""
 
     def __init__(self, rule=RULE, by="speed", **plan):
-        self.balance = Balance(rule, by)
+        self.balance = LoadBalancer(rule, by)
         self.plan = plan_of(**plan)
         self.now = 0.0
         self.costs = dict.fromkeys([f"worker-{i}" for i in range(8)], 0.1) | {"ps-0": 1e-5, "ps-1": 1e-5}
@@ -213,7 +213,7 @@ class Site:
             step = self.step_seconds() if self.honest else 0.5
             for m in (*self.plan.workers, *self.plan.servers):
                 steps = StepTimes(steps=5, mean_ms=1e3 * step, p95_ms=1e3 * step) if m in self.plan.workers else None
-                self.balance.note(m.task, Pace(seconds=10 * self.costs[m.task], amount=10), steps)
+                self.balance.note(m.task, Throughput(seconds=10 * self.costs[m.task], amount=10), steps)
             proposal = self.balance.consider(self.now, self.plan, 16, SIZES, self.left)
             if proposal is not None:
                 self.proposals.append((self.now, proposal))
@@ -244,7 +244,7 @@ def test_a_slow_worker_gets_less_once_and_more_when_it_is_well_again():
     site.run(300)
     assert len(site.proposals) == 2
     assert site.plan.shares == ()
-    assert site.balance.dealing == Dealing()
+    assert site.balance.dealing == WorkDivision()
 
 
 def test_a_slow_server_gets_less_where_it_is_servers_that_steps_wait_for():
@@ -308,13 +308,13 @@ def test_a_member_that_changes_again_and_again_gets_few_plans():
 
 
 def test_plans_of_other_sizes_keep_to_what_was_measured():
-    dealing = Dealing(workers={"worker-0": 0.2, "worker-1": 0.1, "worker-2": 0.1})
+    dealing = WorkDivision(workers={"worker-0": 0.2, "worker-1": 0.1, "worker-2": 0.1})
     assert dealing.shares(16, ["worker-0", "worker-1"]) == (5, 11)
     # a new one counts as the median
     assert dealing.shares(16, ["worker-0", "worker-1", "worker-9"]) == deal(16, [0.2, 0.1, 0.15])
     assert dealing.shares(16, ["worker-7", "worker-8"]) == ()
     assert dealing.speeds(["ps-0"]) == ()
-    assert Dealing(servers={"ps-0": 0.5, "ps-1": 0.25}).speeds(["ps-1", "ps-0"]) == (4.0, 2.0)
+    assert WorkDivision(servers={"ps-0": 0.5, "ps-1": 0.25}).speeds(["ps-1", "ps-0"]) == (4.0, 2.0)
 
 
 # --- measuring ------------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def test_plans_of_other_sizes_keep_to_what_was_measured():
 
 def test_work_is_told_once():
     now = [0.0]
-    meter = PaceMeter(lambda: now[0])
+    meter = ThroughputMeter(lambda: now[0])
     assert meter.take() is None
     for until, amount in ((2.0, 3), (5.0, 1)):
         now[0] += 1.0
@@ -330,14 +330,14 @@ def test_work_is_told_once():
         now[0] = until
         meter.end()
         meter.add(amount)
-    assert meter.take() == Pace(seconds=3.0, amount=4)
+    assert meter.take() == Throughput(seconds=3.0, amount=4)
     assert meter.take() is None
     meter.begin()
     now[0] = 8.0
     meter.end()
     assert meter.take() is None  # busy, but nothing is done yet
     meter.add(1)
-    assert meter.take() == Pace(seconds=3.0, amount=1)
+    assert meter.take() == Throughput(seconds=3.0, amount=1)
 
 
 def test_the_users_word():

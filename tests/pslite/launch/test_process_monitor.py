@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pslite.job.measurements import StepTimes, Usage, in_words, size_in_words
 from pslite.launch.gpus import open_gpus
-from pslite.launch.process_monitor import SHARE, Watch, family
+from pslite.launch.process_monitor import SHARE, ProcessMonitor, family
 
 MIB = 1 << 20
 
@@ -73,7 +73,7 @@ def test_sizes_in_words():
 
 
 def test_a_process_and_its_child_are_one_task(parent):
-    watch = Watch(parent.pid, interval=0.01)
+    watch = ProcessMonitor(parent.pid, interval=0.01)
     assert parent.stdout.readline() == b"ready\n"
     usage = watch.look()
     assert usage.processes == 2
@@ -91,7 +91,7 @@ def test_a_process_and_its_child_are_one_task(parent):
 
 
 def test_a_process_that_has_ended_uses_nothing(parent):
-    watch = Watch(parent.pid, interval=1)
+    watch = ProcessMonitor(parent.pid, interval=1)
     parent.kill()
     os.waitid(os.P_PID, parent.pid, os.WEXITED | os.WNOWAIT)
     assert watch.look() is None  # dead, not waited for
@@ -102,7 +102,7 @@ def test_a_process_that_has_ended_uses_nothing(parent):
 
 def test_percent_is_of_the_time_since_the_look_before():
     now = [100.0]
-    watch = Watch(os.getpid(), interval=5, clock=lambda: now[0])
+    watch = ProcessMonitor(os.getpid(), interval=5, clock=lambda: now[0])
     now[0] = 101.0
     first = watch.look()
     assert first.seconds == 1.0
@@ -119,7 +119,7 @@ def test_percent_is_of_the_time_since_the_look_before():
 
 def test_looking_waits_for_as_long_as_its_share_of_a_core_needs():
     busy = iter([0.0, 0.002, 1.0, 1.02])
-    watch = Watch(os.getpid(), interval=5, busy=lambda: next(busy))
+    watch = ProcessMonitor(os.getpid(), interval=5, busy=lambda: next(busy))
     watch.look()
     assert watch.pause == 5
     watch.look()

@@ -23,7 +23,7 @@ from pslite.coordinator import Coordinator, Settings
 from pslite.job.measurements import Usage
 from pslite.job.status import Cause, Reply
 from pslite.launch.exit_status import OomKills
-from pslite.launch.task_agent import Agent
+from pslite.launch.task_agent import TaskAgent
 from pslite.net.authentication import Identity
 from pslite.net.framing import listen
 from pslite.testing import Resize, run_local
@@ -160,7 +160,7 @@ def test_a_signal_before_the_task_begins_is_passed_on_to_it():
 
     identity = Identity("worker", "worker-0", "i", b"t" * 32)
     command = ["sleep", "600"]
-    agent = Agent(identity, "127.0.0.1:1", command, os.environ, say=lambda _: None, count_kills=count_kills)
+    agent = TaskAgent(identity, "127.0.0.1:1", command, os.environ, say=lambda _: None, count_kills=count_kills)
     assert agent.run() == 128 + signal.SIGTERM
 
 
@@ -205,7 +205,7 @@ def reason_of(*task, **options):
     thread.start()
     director.started.wait(60)
     identity = Identity("worker", "worker-0", "i", token)
-    agent = Agent(identity, director.address, task, os.environ, say=said.append, **options)
+    agent = TaskAgent(identity, director.address, task, os.environ, say=said.append, **options)
     status = agent.run()
     thread.join(60)
     return director.status.reason, status, said
@@ -251,7 +251,7 @@ def test_a_coordinator_in_the_place_of_another_hears_it_too(tmp_path):
     address = "{}:{}".format(*listener.getsockname())
     script = f"open({str(gate)!r}).read(); raise SystemExit(3)"
     identity, said = Identity("worker", "worker-0", "i", token), []
-    agent = Agent(identity, address, [sys.executable, "-c", script], os.environ, say=said.append, watch_seconds=0.1)
+    agent = TaskAgent(identity, address, [sys.executable, "-c", script], os.environ, say=said.append, watch_seconds=0.1)
     first, second = Listening(), Listening()
     runs = []
     for director in (first, second):

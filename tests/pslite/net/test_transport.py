@@ -22,7 +22,7 @@ from pslite.job.plan import Member
 from pslite.job.spec import SGD, JobSpec, Part, Segment
 from pslite.net.authentication import Acceptor, Identity, connect
 from pslite.net.data_frames import PUSH, REGION, Header, Link, region_header
-from pslite.net.shared_memory import Arena, Mapped, Region
+from pslite.net.shared_memory import Arena, MappedMemory, SharedMemory
 from pslite.net.transport import machine, open_listeners, reach
 from pslite.numeric.gradients import GradientSums, Supply
 from pslite.testing import Resize, run_local
@@ -119,13 +119,13 @@ class Peer:
     def shared(self, link, header):
         self.seen.append(header)
         if header.kind == REGION:
-            link.regions[header.place] = Mapped(link.descriptor())
+            link.regions[header.place] = MappedMemory(link.descriptor())
 
 
 def test_a_block_is_seen_where_the_worker_has_it_and_cannot_be_written_to():
     a, b = socket.socketpair()
     here, there, peer = Link(a, "ps-0", "", "ps"), Link(b, "worker-0", "", "worker"), Peer()
-    region = Region(4096, {})
+    region = SharedMemory(4096, {})
     block = Block(0, 0, 16, 8, "float32", SGD(lr=0.1))
     here.send(Header(PUSH, 1, 0, 1, 8, 0, 0), memoryview(b"12345678"))
     here.hand(region_header(1), region.fd)
@@ -164,7 +164,7 @@ def test_the_state_of_a_block_goes_back_to_the_system_with_its_last_array():
     assert arena.places == {4: 0, 7: 6}
     first[:], second[:] = 1.0, 2.0
     weights = first[0]
-    there = Mapped(os.dup(arena.region.fd))
+    there = MappedMemory(os.dup(arena.region.fd))
     seen = [there.array(block, 4096 * arena.places[block.number]) for block in blocks]
     del first
     assert seen[0].tolist() == [1.0] * 3000
@@ -178,13 +178,13 @@ def test_the_state_of_a_block_goes_back_to_the_system_with_its_last_array():
 
 @pytest.mark.parametrize("transport", ["tcp", "unix"])
 def test_memory_is_plain_where_none_may_be_shared(transport):
-    region = Region(100, {"DL2_TRANSPORT": transport})
+    region = SharedMemory(100, {"DL2_TRANSPORT": transport})
     assert region.fd < 0
     assert len(region.memory) == 100
 
 
 def test_memory_of_a_worker_without_servers_is_its_own():
-    region = Region(5000, {}, shared=False)
+    region = SharedMemory(5000, {}, shared=False)
     assert region.fd < 0
     assert bytes(region.memory) == bytes(5000)
     np.frombuffer(region.memory, dtype=np.uint8)[:] = 7

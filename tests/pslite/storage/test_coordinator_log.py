@@ -16,10 +16,10 @@ from pslite.coordinator import Coordinator, Settings
 from pslite.coordinator.log_writer import LogWriter
 from pslite.coordinator.record import Record, Seated, decode, encode
 from pslite.errors import Fenced, ProtocolError, UsageError
-from pslite.launch.mxnet_launcher import OpenDirector
+from pslite.launch.mxnet_launcher import OpenMembership
 from pslite.net.framing import Channel, Inbox
 from pslite.net.messages import MAX_CONTROL_BYTES, Abort, Alive, Exit, FromCoordinator
-from pslite.net.reliable_channel import Line
+from pslite.net.reliable_channel import ReliableChannel
 from pslite.storage.coordinator_log import CoordinatorLog, read_state
 
 #: attributes of a coordinator and its parts, and why nobody has to know them who follows it: the rest is in its record
@@ -36,7 +36,7 @@ FORGOTTEN = {
 
 def test_every_attribute_of_a_coordinator_is_written_down_or_need_not_be():
     coordinator = Coordinator(
-        job="j", token=b"x" * 32, director=OpenDirector(0, 0), say=lambda _: None, host="127.0.0.1"
+        job="j", token=b"x" * 32, director=OpenMembership(0, 0), say=lambda _: None, host="127.0.0.1"
     )
     coordinator._close()
     ours, names = [coordinator], set()
@@ -176,7 +176,7 @@ def test_messages_to_several_stand_in_a_record_once():
     members = {
         task: Seated(
             task=task, role="worker", incarnation="i", host="h", pid=1, address="", local="", machine="",
-            channel=Line(3, 4, [abort, Exit(reason=task)]), lost=5.0,
+            channel=ReliableChannel(3, 4, [abort, Exit(reason=task)]), lost=5.0,
         )
         for task in ("a", "b", "c")
     }  # fmt: skip
@@ -207,7 +207,7 @@ class Ends:
     """Two lines, and connections between them that may be lost at any time."""
 
     def __init__(self):
-        self.lines = [Line(), Line()]
+        self.lines = [ReliableChannel(), ReliableChannel()]
         self.taken = [[], []]
         self.channels = []
         self.connect()
@@ -263,6 +263,6 @@ def test_each_counted_message_is_taken_once_in_order_whatever_becomes_of_connect
 
 @pytest.mark.parametrize("count", [-1, 1, 4])
 def test_what_was_not_sent_cannot_be_confirmed(count):
-    line = Line(confirmed=2, unconfirmed=[Exit(reason="x")])
+    line = ReliableChannel(confirmed=2, unconfirmed=[Exit(reason="x")])
     with pytest.raises(ProtocolError, match=f"{count} messages are said to be taken, of 2 confirmed and 3 sent"):
         line.confirm(count)

@@ -31,12 +31,12 @@ from pslite.coordinator.takeovers import Takeovers
 from pslite.coordinator.vacancies import Vacancies
 from pslite.coordinator.voice import Voice
 from pslite.errors import Cancelled, Fenced, ProtocolError
-from pslite.job.load_balancing import Balance
+from pslite.job.load_balancing import LoadBalancer
 from pslite.job.measurements import Usage
 from pslite.job.status import MembershipSource, Status
 from pslite.net.authentication import Acceptor
 from pslite.net.framing import Channel, Inbox, cut_off, listen
-from pslite.net.handshake_listener import Doorway
+from pslite.net.handshake_listener import HandshakeListener
 from pslite.net.messages import (
     MAX_CONTROL_BYTES,
     AgentExit,
@@ -72,7 +72,7 @@ from pslite.net.messages import (
     TakenOver,
     Welcome,
 )
-from pslite.net.reliable_channel import Line
+from pslite.net.reliable_channel import ReliableChannel
 from pslite.net.tls import Encryption, contexts
 from pslite.storage.coordinator_log import CoordinatorLog
 
@@ -157,7 +157,9 @@ class Coordinator:
         self._record.address = f"{address_host or host or socket.gethostname()}:{listener.getsockname()[1]}"
         self._voice = Voice(self._record, say)
         self._selector = selectors.DefaultSelector()
-        self._doorway = Doorway(self._selector, listener, acceptor=self._acceptor, welcome=self._welcome, say=say)
+        self._doorway = HandshakeListener(
+            self._selector, listener, acceptor=self._acceptor, welcome=self._welcome, say=say
+        )
         self._connections: set[_Connection] = set()
         self._agents: dict[str, _Connection] = {}
         #: what tasks used last
@@ -179,7 +181,7 @@ class Coordinator:
         self._admission = Admission(record, voice, settings, self._encrypt)
         self._snapshots = Snapshots(record, voice)
         self._scales = Scales(record, voice, self._log)
-        self._balance = Balance(settings.rule, settings.balance)
+        self._balance = LoadBalancer(settings.rule, settings.balance)
         self._progress = Progress(record, voice, self._balance)
         self._planner = Planner(record, voice, settings, self._balance)
         self._vacancies = Vacancies(record, voice, settings)
@@ -480,7 +482,7 @@ class Coordinator:
             channel.send(Refused(reason=reason))
             return
         now = time.monotonic()
-        line = Line(taken=1)
+        line = ReliableChannel(taken=1)
         line.attach(channel, 0)
         member = Seated(
             task=hello.task,

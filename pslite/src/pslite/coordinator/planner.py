@@ -8,7 +8,7 @@ import time
 from pslite.coordinator.record import Pending, Record, Seated
 from pslite.coordinator.settings import Settings
 from pslite.coordinator.voice import Voice
-from pslite.job.load_balancing import Balance
+from pslite.job.load_balancing import LoadBalancer
 from pslite.job.plan import Plan, make_plan, next_members
 from pslite.job.status import PlanReport, Suspension
 from pslite.net.messages import (
@@ -48,7 +48,7 @@ class Planner:
 
     """
 
-    def __init__(self, record: Record, voice: Voice, settings: Settings, balance: Balance) -> None:
+    def __init__(self, record: Record, voice: Voice, settings: Settings, balance: LoadBalancer) -> None:
         self._record = record
         self._voice = voice
         self._settings = settings

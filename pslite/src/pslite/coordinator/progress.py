@@ -6,7 +6,7 @@ import time
 
 from pslite.coordinator.record import Record, Seated
 from pslite.coordinator.voice import Voice
-from pslite.job.load_balancing import Balance
+from pslite.job.load_balancing import LoadBalancer
 from pslite.net.messages import Alive, Beat
 
 #: the window over which speed is measured
@@ -25,7 +25,7 @@ class Progress:
 
     """
 
-    def __init__(self, record: Record, voice: Voice, balance: Balance) -> None:
+    def __init__(self, record: Record, voice: Voice, balance: LoadBalancer) -> None:
         self._record = record
         self._voice = voice
         self._balance = balance

@@ -20,7 +20,7 @@ from pslite.job.plan import Member, Plan
 from pslite.job.spec import JobSpec
 from pslite.job.status import PlanReport, Reply, Result
 from pslite.net.messages import AgentExit, Exit, FromCoordinator, Message, Moved
-from pslite.net.reliable_channel import Line
+from pslite.net.reliable_channel import ReliableChannel
 from pslite.storage.checkpoints import SavedFile
 
 #: so many workers that die at one version are no accident: the job fails
@@ -41,7 +41,7 @@ class Seated:
     address: str
     local: str
     machine: str
-    channel: Line
+    channel: ReliableChannel
     state: Literal["joined", "active", "draining", "left"] = "joined"
     heard: float = 0.0
     joined: float = 0.0
@@ -410,9 +410,9 @@ def decode(data: bytes) -> Record:
     letters: list[Message] = [msgspec.json.decode(letter, type=FromCoordinator) for letter in envelope.letters]
 
     def line(kind: type, plain: Any) -> Any:
-        assert kind is Line
+        assert kind is ReliableChannel
         taken, confirmed, unconfirmed = msgspec.convert(plain, _Lines)
-        return Line(taken, confirmed, [letters[place] for place in unconfirmed])
+        return ReliableChannel(taken, confirmed, [letters[place] for place in unconfirmed])
 
     record = msgspec.json.decode(envelope.record, type=Record, dec_hook=line)
     record.move(time.monotonic() - record.clock)
@@ -427,5 +427,5 @@ def _unconfirmed(members: Iterable[Seated]) -> Iterable[Message]:
 
 
 def _plain(line: object, places: dict[int, int]) -> _Lines:
-    assert isinstance(line, Line)
+    assert isinstance(line, ReliableChannel)
     return line.taken, line.confirmed, [places[id(message)] for message in line.unconfirmed]

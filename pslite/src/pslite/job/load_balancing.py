@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from pslite.job.assignment import assign, ranges
-from pslite.job.measurements import Pace, StepTimes
+from pslite.job.measurements import StepTimes, Throughput
 from pslite.job.plan import Plan
 
 #: reports of a member that are looked at, newest last; one comes with a heartbeat that had a step
@@ -60,7 +60,7 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Dealing:
+class WorkDivision:
     """What each member is to have; empty where all are to have the same."""
 
     #: worker -> seconds for a shard
@@ -85,7 +85,7 @@ class Dealing:
 class Proposal:
     """Another dealing, and what it is good for."""
 
-    dealing: Dealing
+    dealing: WorkDivision
     #: by how much a step becomes shorter, as a share of what it takes now
     gain: float
     reason: str
@@ -137,7 +137,7 @@ class _Promise:
     gain: float
 
 
-class Balance:
+class LoadBalancer:
     """Measures the members of a job, and says when its work should be dealt anew.
 
     Parameters
@@ -153,9 +153,9 @@ class Balance:
         self._rule = rule
         self._by = by
         #: what plans are made by
-        self.dealing = Dealing()
+        self.dealing = WorkDivision()
         self.stragglers: tuple[Straggler, ...] = ()
-        self._paces: dict[str, deque[Pace]] = {}
+        self._paces: dict[str, deque[Throughput]] = {}
         self._steps: dict[str, deque[StepTimes]] = {}
         self._began = 0.0
         self._looked = 0.0
@@ -177,7 +177,7 @@ class Balance:
             self._members = members
             self._promise, self._pause = None, self._rule.pause
 
-    def note(self, task: str, pace: Pace | None, steps: StepTimes | None) -> None:
+    def note(self, task: str, pace: Throughput | None, steps: StepTimes | None) -> None:
         """Take what a member has said with a heartbeat."""
         if pace is not None and pace.amount > 0 and pace.seconds > 0:
             self._paces.setdefault(task, deque(maxlen=_MOST_REPORTS)).append(pace)
@@ -293,7 +293,7 @@ class Balance:
                 reasons.append(f"{moved / 1e6:.1f} MB move between servers")
         if not reasons:
             return None
-        return Proposal(Dealing(by_worker, by_server), gain, " and ".join(reasons))
+        return Proposal(WorkDivision(by_worker, by_server), gain, " and ".join(reasons))
 
 
 def longest(amounts: Sequence[float], costs: Sequence[float]) -> float:

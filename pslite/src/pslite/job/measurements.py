@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 #: so many steps are looked at in one report; a faster loop is judged by its last ones
-MOST_STEPS = 4096
+MAX_STEPS = 4096
 
 
 class GpuUsage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -59,14 +59,14 @@ class StepTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return cls(steps=len(ordered), mean_ms=1e3 * statistics.fmean(ordered), p95_ms=1e3 * p95)
 
 
-class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Throughput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Work done: by a worker, logical shards computed; by a server, bytes of weights updated."""
 
     seconds: float
     amount: int
 
 
-class PaceMeter:
+class ThroughputMeter:
     """Adds up work until somebody asks, perhaps another thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -92,12 +92,12 @@ class PaceMeter:
         with self._lock:
             self._amount += amount
 
-    def take(self) -> Pace | None:
+    def take(self) -> Throughput | None:
         """Return the work since the last time; None if nothing was done."""
         with self._lock:
             if not self._amount:
                 return None  # time spent on it is told with it
-            pace = Pace(seconds=self._seconds, amount=self._amount)
+            pace = Throughput(seconds=self._seconds, amount=self._amount)
             self._seconds, self._amount = 0.0, 0
         return pace
 

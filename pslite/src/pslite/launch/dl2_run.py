@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from pslite.errors import PsliteError, UsageError
 from pslite.launch.environment import encryption_of, role_of, task_environment, watch_seconds
 from pslite.launch.mxnet_launcher import is_launched, task_variables
-from pslite.launch.task_agent import Agent
+from pslite.launch.task_agent import TaskAgent
 from pslite.net.tls import VARIABLE, Encryption
 
 _EPILOG = """\
@@ -124,4 +124,4 @@ def _task(
 ) -> int:
     place = task_environment(environ, role)
     seconds = watch_seconds(environ)
-    return Agent(place.identity, place.coordinator, command, environ, say=say, watch_seconds=seconds).run()
+    return TaskAgent(place.identity, place.coordinator, command, environ, say=say, watch_seconds=seconds).run()

@@ -61,7 +61,7 @@ def _count(path: Path) -> int | None:
 
 
 @dataclass(frozen=True)
-class Ending:
+class ExitStatus:
     """How a process ended."""
 
     cause: Cause
@@ -69,7 +69,7 @@ class Ending:
     text: str = ""
 
 
-def judge(code: int, before: OomKills, after: Callable[[], OomKills]) -> Ending:
+def judge(code: int, before: OomKills, after: Callable[[], OomKills]) -> ExitStatus:
     """Say why a process ended.
 
     Parameters
@@ -83,14 +83,14 @@ def judge(code: int, before: OomKills, after: Callable[[], OomKills]) -> Ending:
 
     """
     if code == 0:
-        return Ending(Cause.DONE)
+        return ExitStatus(Cause.DONE)
     now = after()
     killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
     if before.cgroup is not None and now.cgroup is not None:
         if now.cgroup > before.cgroup and killed:
-            return Ending(Cause.OUT_OF_MEMORY, "out of memory in its control group")
+            return ExitStatus(Cause.OUT_OF_MEMORY, "out of memory in its control group")
         if now.cgroup > before.cgroup and code > 0:
-            return Ending(Cause.OUT_OF_MEMORY, "a process of its control group was killed for lack of memory")
+            return ExitStatus(Cause.OUT_OF_MEMORY, "a process of its control group was killed for lack of memory")
     elif killed and (now.machine or 0) > (before.machine or 0):
-        return Ending(Cause.OUT_OF_MEMORY, "out of memory, probably: the kernel killed a process of this machine")
-    return Ending(Cause.KILLED if code < 0 else Cause.FAILED)
+        return ExitStatus(Cause.OUT_OF_MEMORY, "out of memory, probably: the kernel killed a process of this machine")
+    return ExitStatus(Cause.KILLED if code < 0 else Cause.FAILED)

@@ -18,11 +18,11 @@ import msgspec
 from pslite.coordinator import Coordinator, Settings
 from pslite.errors import UsageError
 from pslite.launch.environment import balance_of, job_encryption, need
-from pslite.launch.local_tasks import LocalDirector
-from pslite.launch.membership_source import HttpDirector, Watched
-from pslite.launch.mxnet_launcher import OpenDirector, launched_listener
+from pslite.launch.local_tasks import LocalTasks
+from pslite.launch.membership_source import DaemonClient, ReportingSource
+from pslite.launch.mxnet_launcher import OpenMembership, launched_listener
 from pslite.launch.supervisor import Place, Supervisor, find_place
-from pslite.launch.supervisor_channel import Leash, Leashed
+from pslite.launch.supervisor_channel import SupervisedSource, SupervisorChannel
 from pslite.net.authentication import TOKEN_BYTES, parse_token
 from pslite.net.framing import listen
 from pslite.storage.coordinator_log import CoordinatorLog
@@ -44,9 +44,9 @@ class Tasks:
     #: what the user wants encrypted; "" for the default
     encrypt: str = ""
 
-    def here(self, environ: Mapping[str, str], present: Collection[str]) -> LocalDirector:
+    def here(self, environ: Mapping[str, str], present: Collection[str]) -> LocalTasks:
         """Return what starts them on this machine; some may be `present`."""
-        return LocalDirector(self.command, workers=self.workers, servers=self.servers, environ=environ, present=present)
+        return LocalTasks(self.command, workers=self.workers, servers=self.servers, environ=environ, present=present)
 
     def argv(self) -> list[str]:
         """Return the command as a scheduler has to start it; dl2-run need not be said where it is without options."""
@@ -65,11 +65,11 @@ def launched(environ: Mapping[str, str], say: Callable[[str], None]) -> int:
     """
     place = find_place(environ)
 
-    def make(leash: Leash, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
+    def make(leash: SupervisorChannel, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
         return Coordinator(
             job="dmlc",
             token=parse_token(need(environ, "DL2_TOKEN")),
-            director=Leashed(OpenDirector.of(environ), leash),
+            director=SupervisedSource(OpenMembership.of(environ), leash),
             say=say,
             settings=Settings(grace=_GRACE_SECONDS, balance=balance_of(environ)),
             address_host=need(environ, "DMLC_PS_ROOT_URI"),
@@ -96,7 +96,7 @@ def standalone(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
         raise UsageError(f"{place.folder} is the log of a job whose DL2_TOKEN must be given to go on with it")
     key = parse_token(token) if token else secrets.token_bytes(TOKEN_BYTES)
 
-    def make(leash: Leash, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
+    def make(leash: SupervisorChannel, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
         return Coordinator(
             job="standalone",
             token=key,
@@ -157,7 +157,7 @@ def coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
             raise UsageError(f"the job name {registration.job!r} is malformed")
         token = parse_token(registration.token)
         settings = Settings(heartbeat=registration.heartbeat_seconds, balance=balance_of(environ))
-        own: LocalDirector | None = None
+        own: LocalTasks | None = None
         if registration.static:
             say(
                 f"the scheduler only looks on: {tasks.workers} workers and {tasks.servers} servers on this node, "
@@ -166,12 +166,14 @@ def coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
             own = tasks.here(environ, place.wanted)
             settings = replace(settings, grace=_GRACE_SECONDS, start=_START_SECONDS)
 
-        def make(leash: Leash, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
-            heartbeats = HttpDirector(daemon, registration.job, registration.credential, say=say)
+        def make(leash: SupervisorChannel, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
+            heartbeats = DaemonClient(daemon, registration.job, registration.credential, say=say)
             return Coordinator(
                 job=registration.job,
                 token=token,
-                director=Watched(leash, heartbeats) if registration.static else Leashed(heartbeats, leash),
+                director=ReportingSource(leash, heartbeats)
+                if registration.static
+                else SupervisedSource(heartbeats, leash),
                 say=say,
                 settings=settings,
                 address_host=host,
@@ -210,7 +212,7 @@ def _register(
             "env": kept,
             "address": address,
         }
-        request = urllib.request.Request(  # noqa: S310  (http or https: HttpDirector checks the same URL)
+        request = urllib.request.Request(  # noqa: S310  (http or https: DaemonClient checks the same URL)
             f"{daemon.rstrip('/')}/v1/register",
             data=msgspec.json.encode(body),
             headers={"Content-Type": "application/json"},

@@ -33,7 +33,7 @@ class Resize:
     oldest: bool = False
 
 
-class LocalDirector:
+class LocalTasks:
     """Starts workers and servers of a job as processes of this machine.
 
     Parameters

@@ -18,7 +18,7 @@ STOP_LIMIT_SECONDS = 30.0
 _MAX_REPLY = 1 << 20
 
 
-class HttpDirector:
+class DaemonClient:
     """Exchanges heartbeats with the daemon's job API, in a thread of its own.
 
     A daemon that does not answer, or that answers 401, 403 or 404, changes nothing for the job: it goes on at its
@@ -138,7 +138,7 @@ class HttpDirector:
         return reply
 
 
-class Watched:
+class ReportingSource:
     """A director whose job also tells a daemon how it goes; what the daemon says to that changes nothing.
 
     Parameters
@@ -150,7 +150,7 @@ class Watched:
 
     """
 
-    def __init__(self, director: MembershipSource, daemon: HttpDirector) -> None:
+    def __init__(self, director: MembershipSource, daemon: DaemonClient) -> None:
         self._director = director
         self._daemon = daemon
 

@@ -20,7 +20,7 @@ from pslite.net.framing import listen
 _ROLES = {"scheduler": "coordinator", "server": "server", "worker": "worker"}
 
 
-class OpenDirector:
+class OpenMembership:
     """Waits for the launcher's number of workers and servers; whoever joins later is welcome."""
 
     def __init__(self, workers: int, servers: int) -> None:
@@ -28,7 +28,7 @@ class OpenDirector:
         self._complete = False
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> OpenDirector:
+    def of(cls, environ: Mapping[str, str]) -> OpenMembership:
         """Return one for as many as the launcher says."""
         return cls(_number(environ, "DMLC_NUM_WORKER", 4096), _number(environ, "DMLC_NUM_SERVER", 4096))
 

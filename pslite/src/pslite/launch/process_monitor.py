@@ -15,7 +15,7 @@ from pslite.launch.gpus import Gpus
 SHARE = 0.001
 
 
-class Watch:
+class ProcessMonitor:
     """One task.
 
     Parameters

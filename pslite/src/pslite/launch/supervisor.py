@@ -27,9 +27,9 @@ import msgspec
 from pslite.coordinator import Coordinator
 from pslite.coordinator.record import decode
 from pslite.errors import Cancelled, PsliteError, UsageError
-from pslite.launch.local_tasks import LocalDirector
+from pslite.launch.local_tasks import LocalTasks
 from pslite.launch.signals import ENDING, OWN, handled
-from pslite.launch.supervisor_channel import MAX_BYTES, End, Leash, Living, Started, Told, Wish
+from pslite.launch.supervisor_channel import MAX_BYTES, End, Living, Started, SupervisorChannel, Told, Wish
 from pslite.net.framing import Channel, Inbox
 from pslite.storage.coordinator_log import CoordinatorLog, read_state
 
@@ -106,12 +106,12 @@ class Supervisor:
 
     def __init__(
         self,
-        make: Callable[[Leash, socket.socket, CoordinatorLog | None], Coordinator],
+        make: Callable[[SupervisorChannel, socket.socket, CoordinatorLog | None], Coordinator],
         *,
         listener: socket.socket,
         place: Place,
         say: Callable[[str], None],
-        director: LocalDirector | None = None,
+        director: LocalTasks | None = None,
     ) -> None:
         self._make = make
         self._listener = listener
@@ -247,7 +247,7 @@ class Supervisor:
             for number in ENDING + OWN:
                 signal.signal(number, signal.SIG_IGN)
             folder = self._folder
-            leash = Leash(sock, followed=self._place.folder is not None)
+            leash = SupervisorChannel(sock, followed=self._place.folder is not None)
             coordinator = self._make(leash, self._listener, CoordinatorLog(folder) if folder is not None else None)
             code = _run(coordinator, leash)
         except UsageError as error:
@@ -264,7 +264,7 @@ class Supervisor:
             os._exit(code)
 
 
-def _run(coordinator: Coordinator, leash: Leash) -> int:
+def _run(coordinator: Coordinator, leash: SupervisorChannel) -> int:
     try:
         status = coordinator.run()
     except Cancelled:

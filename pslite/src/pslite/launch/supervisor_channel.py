@@ -53,7 +53,7 @@ class End(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
-class Leash:
+class SupervisorChannel:
     """The coordinator's end of it: a director that hands all on to the one in the other process.
 
     Parameters
@@ -127,7 +127,7 @@ class Leash:
         self._channel.send(Told(status, urgent=True, last=True))
 
 
-class Leashed:
+class SupervisedSource:
     """A director of our own, of a coordinator that heeds the other process besides.
 
     Parameters
@@ -139,7 +139,7 @@ class Leashed:
 
     """
 
-    def __init__(self, director: MembershipSource, leash: Leash) -> None:
+    def __init__(self, director: MembershipSource, leash: SupervisorChannel) -> None:
         self._director = director
         self._leash = leash
 

@@ -15,10 +15,10 @@ import psutil
 
 from pslite.job.measurements import Usage, in_words
 from pslite.job.status import Cause
-from pslite.launch.exit_status import Ending, OomKills, judge, oom_kills
+from pslite.launch.agent_connection import AgentConnection
+from pslite.launch.exit_status import ExitStatus, OomKills, judge, oom_kills
 from pslite.launch.gpus import open_gpus
-from pslite.launch.launcher_client import Informer
-from pslite.launch.process_monitor import Watch, family
+from pslite.launch.process_monitor import ProcessMonitor, family
 from pslite.launch.signals import ENDING, OWN, from_terminal, handled, wait_for
 from pslite.net.authentication import Identity
 from pslite.net.messages import AgentExit, AgentUsage
@@ -29,7 +29,7 @@ _REPORT_SECONDS, _QUICK_SECONDS = 2.0, 0.2
 _CONNECT_SECONDS, _AGAIN_SECONDS, _LOOK_SECONDS = 60.0, 5.0, 0.5
 
 
-class Agent:
+class TaskAgent:
     """Runs a command as the process of a task.
 
     Parameters
@@ -68,7 +68,7 @@ class Agent:
         self._say = say
         self._watch_seconds = watch_seconds
         self._count_kills = count_kills
-        self._line = Informer(identity, coordinator)
+        self._line = AgentConnection(identity, coordinator)
         self._process: subprocess.Popen[bytes] | None = None
         #: the process has begun, or will not
         self._began = threading.Event()
@@ -95,7 +95,7 @@ class Agent:
         except OSError as error:
             text = f"cannot start {self._command[0]!r}: {error.strerror}"
             self._say(text)
-            self._report(0, 127, Ending(Cause.NOT_STARTED, text))
+            self._report(0, 127, ExitStatus(Cause.NOT_STARTED, text))
             return 127
         self._began.set()
         for number in self._early:
@@ -141,7 +141,7 @@ class Agent:
         if process is None:
             return
         gpus = open_gpus(self._environ) if self._watch_seconds and self._identity.role == "worker" else None
-        watch = Watch(process.pid, interval=self._watch_seconds, gpus=gpus)
+        watch = ProcessMonitor(process.pid, interval=self._watch_seconds, gpus=gpus)
         due = time.monotonic() + watch.pause
         while not self._over.wait(min(_LOOK_SECONDS, watch.pause or _LOOK_SECONDS)):
             if not self._line.look() and not refused:
@@ -172,7 +172,7 @@ class Agent:
             processes=0,
         )
 
-    def _report(self, pid: int, code: int, ending: Ending, usage: Usage | None = None) -> None:
+    def _report(self, pid: int, code: int, ending: ExitStatus, usage: Usage | None = None) -> None:
         report = AgentExit(
             pid=pid,
             status=max(0, code),

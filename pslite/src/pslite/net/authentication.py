@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import msgspec
 
-from pslite.errors import AuthenticationError, ConnectError, PeerLost, ProtocolError, Turned
+from pslite.errors import AuthenticationError, ConnectError, PeerLost, ProtocolError, Rejected
 from pslite.net.framing import Inbox, frame, receive_one, split_address
 from pslite.net.messages import (
     MAX_HANDSHAKE_BYTES,
@@ -275,7 +275,7 @@ def _seal(sock: socket.socket, address: str, token: bytes, deadline: float) -> S
         sealed.close()
         if isinstance(error, ssl.SSLCertVerificationError):
             msg = f"{address} is not of this job: {why(error)}; is DL2_TOKEN the one of this job?"
-            raise Turned(msg) from error
+            raise Rejected(msg) from error
         msg = (
             f"{address} ended the connection: {why(error)}: is this the right address of a pslite process, "
             f"and {VARIABLE} the same in all tasks of the job?"
@@ -323,5 +323,5 @@ def _expect(message: Handshake, kind: type[M], address: str) -> M:
         return message
     if isinstance(message, Refused):
         hint = "; is DL2_TOKEN the one of this job?" if message.reason == "wrong token" else ""
-        raise Turned(f"refused by {address}: {message.reason}{hint}")
+        raise Rejected(f"refused by {address}: {message.reason}{hint}")
     raise AuthenticationError(f"{address} answered {type(message).__name__} in the handshake")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from pslite.errors import AuthenticationError, JobFailed, ProtocolError, PsliteError, Turned
+from pslite.errors import AuthenticationError, JobFailed, ProtocolError, PsliteError, Rejected
 from pslite.net.authentication import Identity, connect
 from pslite.net.framing import Channel, Inbox, cut_off, frame, receive_one
 from pslite.net.messages import (
@@ -33,7 +33,7 @@ from pslite.net.messages import (
     Taken,
     Welcome,
 )
-from pslite.net.reliable_channel import Line
+from pslite.net.reliable_channel import ReliableChannel
 
 #: pauses between two tries to reach a coordinator, the first and the longest
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
@@ -50,7 +50,7 @@ class _Found:
     reason: str = ""
 
 
-class Lifeline:
+class CoordinatorClient:
     """The connection; opened with the object.
 
     One thread calls `look` and `watch`; any thread may call the others.
@@ -82,7 +82,7 @@ class Lifeline:
         self.heartbeat = 1.0
         self.lease = 10.0
         self._lock = threading.RLock()
-        self._line = Line()
+        self._line = ReliableChannel()
         self._line.attach(_channel(sock), 0)
         self._selector: selectors.BaseSelector | None = None
         self._data: object = None
@@ -234,7 +234,7 @@ class Lifeline:
                 return
             try:
                 found = self._try(min(left, max(0.5, self.lease / 4)), taken, term)
-            except Turned as error:
+            except Rejected as error:
                 self._found.put(_Found(None, None, str(error)))
                 return
             except (PsliteError, OSError) as error:
@@ -256,7 +256,7 @@ class Lifeline:
             inbox: Inbox[FromCoordinator] = Inbox(FromCoordinator, MAX_CONTROL_BYTES)
             answer = receive_one(sock, inbox, deadline)
             if isinstance(answer, Refused):
-                raise Turned(f"the coordinator refused {self.identity.task}: {answer.reason}")
+                raise Rejected(f"the coordinator refused {self.identity.task}: {answer.reason}")
             if not isinstance(answer, Resumed):
                 raise ProtocolError(f"{type(answer).__name__} in answer to Rejoin")
             if answer.term < term:
@@ -316,7 +316,7 @@ def _reach(address: str, identity: Identity, timeout: float) -> tuple[socket.soc
     while True:
         try:
             return connect(address, identity, "control", timeout=timeout)
-        except Turned:
+        except Rejected:
             raise
         except AuthenticationError:
             if time.monotonic() > deadline:

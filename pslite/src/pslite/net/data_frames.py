@@ -18,7 +18,7 @@ from pslite.errors import PeerLost, ProtocolError
 from pslite.net.tls import Sealed
 
 if TYPE_CHECKING:
-    from pslite.net.shared_memory import Mapped
+    from pslite.net.shared_memory import MappedMemory
 
 #: worker -> server: gradient sum of one tree node for one block, of step `version`
 PUSH = 1
@@ -66,7 +66,7 @@ KINDS = frozenset(
 )  # fmt: skip
 
 #: regions of one peer, at most
-MOST_REGIONS = 256
+MAX_REGIONS = 256
 
 _MAGIC = 0x31534C50  # "PLS1"
 _HEADER = struct.Struct("<IHHIIIIIIqqq")
@@ -169,7 +169,7 @@ class Link:
         #: whether memory can be shared over it
         self.local = sock.family == socket.AF_UNIX
         #: the peer's shared memory, by number
-        self.regions: dict[int, Mapped] = {}
+        self.regions: dict[int, MappedMemory] = {}
         self._out: deque[memoryview] = deque()
         #: open files that go with queued headers, by the latter's identity, and what has come
         self._handing: dict[int, int] = {}

@@ -26,7 +26,7 @@ _MAX_STRANGERS = 64
 
 
 @dataclass(eq=False)
-class _Stranger:
+class _PendingConnection:
     """A connection that has not proved anything yet."""
 
     sock: socket.socket
@@ -40,7 +40,7 @@ class _Stranger:
     sealing: bool = False
 
 
-class Doorway:
+class HandshakeListener:
     """Strangers of one listening socket. Its sockets are registered with a callable, to be called when they are ready.
 
     Parameters
@@ -72,7 +72,7 @@ class Doorway:
         self._acceptor = acceptor
         self._welcome = welcome
         self._say = say
-        self._strangers: set[_Stranger] = set()
+        self._strangers: set[_PendingConnection] = set()
         selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def expire(self, now: float) -> None:
@@ -102,11 +102,11 @@ class Doorway:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         origin = "this machine" if local else f"{address[0]}:{address[1]}"
         # what does not leave the machine is not encrypted
-        stranger = _Stranger(sock, self._acceptor(), time.monotonic(), origin, silent=not local)
+        stranger = _PendingConnection(sock, self._acceptor(), time.monotonic(), origin, silent=not local)
         self._strangers.add(stranger)
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(stranger))
 
-    def _hear(self, stranger: _Stranger) -> None:
+    def _hear(self, stranger: _PendingConnection) -> None:
         try:
             if stranger.silent:
                 self._begin(stranger)
@@ -121,7 +121,7 @@ class Doorway:
             return
         self._greet(stranger)
 
-    def _begin(self, stranger: _Stranger) -> None:
+    def _begin(self, stranger: _PendingConnection) -> None:
         """Look at how it begins, without taking it.
 
         Raises
@@ -145,7 +145,7 @@ class Doorway:
         elif begins_tls(first):
             raise ProtocolError(f"it speaks TLS, which is not done here; {VARIABLE} must be the same in all tasks")
 
-    def _seal(self, stranger: _Stranger) -> None:
+    def _seal(self, stranger: _PendingConnection) -> None:
         """Go on with the TLS handshake; its answers are far smaller than a socket buffer, so it never waits to send.
 
         Raises
@@ -160,7 +160,7 @@ class Doorway:
         stranger.acceptor.bind(sock.binding())
         stranger.sealing = False
 
-    def _greet(self, stranger: _Stranger) -> None:
+    def _greet(self, stranger: _PendingConnection) -> None:
         acceptor, sock = stranger.acceptor, stranger.sock
         try:
             # a handshake message is far smaller than a socket buffer, so sendall cannot block
@@ -187,7 +187,7 @@ class Doorway:
         self._selector.unregister(sock)
         self._welcome(sock, hello)
 
-    def _drop(self, stranger: _Stranger) -> None:
+    def _drop(self, stranger: _PendingConnection) -> None:
         self._strangers.discard(stranger)
         with contextlib.suppress(KeyError):  # it may have ended while it changed to TLS
             self._selector.unregister(stranger.sock)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from pslite.job.measurements import Pace, StepTimes, Usage
+from pslite.job.measurements import StepTimes, Throughput, Usage
 from pslite.job.plan import Member, Plan
 from pslite.job.spec import JobSpec
 from pslite.job.status import Cause
@@ -115,7 +115,7 @@ class Beat(Message, frozen=True):
     #: of steps since the beat before that had any
     steps: StepTimes | None = None
     #: the work done since the beat before that had any
-    pace: Pace | None = None
+    pace: Throughput | None = None
 
 
 class Ready(Message, frozen=True):

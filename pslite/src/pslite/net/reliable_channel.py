@@ -20,7 +20,7 @@ def counts(message: Message) -> bool:
     return not isinstance(message, UNCOUNTED)
 
 
-class Line:
+class ReliableChannel:
     """One side of it.
 
     Parameters

@@ -20,7 +20,7 @@ from pslite.net.transport import reach
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 
 
-class Dialer:
+class ServerConnections:
     """Opens them, in any number of threads.
 
     Parameters

@@ -48,7 +48,7 @@ class Layout:
         self.blocks = [self.arrays[b.segment] + b.offset * ITEM_BYTES[b.dtype] for b in blocks]
 
 
-class Region:
+class SharedMemory:
     """Shared memory of this process' making, or a plain piece of its own memory where there is none to be had.
 
     Parameters
@@ -118,7 +118,7 @@ class Arena:
         for block, nbytes in sizes.items():
             self.places[block] = end
             end += -(-nbytes // mmap.PAGESIZE)
-        self.region = Region(end * mmap.PAGESIZE)
+        self.region = SharedMemory(end * mmap.PAGESIZE)
         self._sizes = sizes
         self._kept = False
 
@@ -145,7 +145,7 @@ class Arena:
                 memory.madvise(mmap.MADV_REMOVE, begin, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
 
 
-class Mapped:
+class MappedMemory:
     """A peer's region, seen from here; it cannot be written to.
 
     Parameters

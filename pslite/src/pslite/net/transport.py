@@ -1,7 +1,7 @@
 """How a data connection is made: over a Unix socket to a process of this machine, over TCP to any other.
 
-Both carry the same frames after the same handshake.  Over a Unix socket a worker also hands out its memory (`Region`),
-so that gradients and weights need not go through the socket: only their headers do.
+Both carry the same frames after the same handshake.  Over a Unix socket a worker also hands out its memory
+(`SharedMemory`), so that gradients and weights need not go through the socket: only their headers do.
 """
 
 from __future__ import annotations

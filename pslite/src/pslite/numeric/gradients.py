@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pslite.job.blocks import Block
 from pslite.job.reduction_tree import TreeSum, width
 from pslite.job.spec import JobSpec
-from pslite.net.shared_memory import Layout, Region
+from pslite.net.shared_memory import Layout, SharedMemory
 from pslite.numeric.gradient_encoding import Encoding, encoding_of, narrow
 from pslite.numeric.sparse_rows import Rows
 
@@ -28,7 +28,7 @@ class Bundle:
 
     def __init__(self, spec: JobSpec, blocks: Sequence[Block]) -> None:
         layout = Layout(spec, blocks)
-        self.region = Region(layout.nbytes, shared=spec.architecture != "allreduce")
+        self.region = SharedMemory(layout.nbytes, shared=spec.architecture != "allreduce")
         self.arrays: list[Array] = [
             np.frombuffer(self.region.memory, dtype=segment.dtype, count=segment.size, offset=offset)
             for segment, offset in zip(spec.segments, layout.arrays, strict=True)

@@ -13,7 +13,7 @@ from pslite.net.messages import MAX_CONTROL_BYTES, AgentExit, FromCoordinator, M
 _PAUSE_SECONDS = 0.01
 
 
-class Informer:
+class AgentConnection:
     """Tells the coordinator of one task; any thread may call it.
 
     Parameters
