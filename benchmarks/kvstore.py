@@ -108,15 +108,7 @@ def run(options: argparse.Namespace, way: str, tensors: str, workers: int, serve
     if way == "stock":
         text = stock(work_command, environ, workers, servers)
     else:
-        command = [
-            sys.executable,
-            "-m",
-            "pslite.run",
-            "--quiet",
-            f"--workers={workers}",
-            f"--servers={servers}",
-            "--",
-        ]
+        command = [sys.executable, "-m", "pslite.run", "--quiet", f"--workers={workers}", f"--servers={servers}", "--"]
         text = subprocess.run(
             [*command, *work_command], env=environ, stdout=subprocess.PIPE, check=True, timeout=600
         ).stdout.decode()

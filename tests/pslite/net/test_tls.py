@@ -44,18 +44,7 @@ def identity(encrypt="", token=TOKEN):
 
 
 def test_an_encrypted_job_of_processes_has_the_same_bits(tmp_path):
-    command_line = [
-        sys.executable,
-        "-m",
-        "pslite.run",
-        "--workers",
-        "2",
-        "--servers",
-        "2",
-        "--encrypt",
-        "all",
-        "--",
-    ]
+    command_line = [sys.executable, "-m", "pslite.run", "--workers", "2", "--servers", "2", "--encrypt", "all", "--"]
     environ = {**os.environ, "DL2_TRANSPORT": "tcp"}
     done = subprocess.run(
         [*command_line, *command()], env=environ, capture_output=True, text=True, timeout=200, check=False
