@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pslite.job.status import Cause, signal_in_words
-from pslite.launch.exit_status import OomKills, judge, oom_kills
+from pslite.launch.exit_status import OomKills, classify, oom_kills
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from pslite.launch.exit_status import OomKills, judge, oom_kills
     ],
 )  # fmt: skip
 def test_causes(code, before, after, cause, words):
-    ending = judge(code, OomKills(*before), lambda: OomKills(*after))
+    ending = classify(code, OomKills(*before), lambda: OomKills(*after))
     assert (ending.cause, ending.text) == (cause, words)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pslite.job.measurements import StepTimes, Usage, in_words, size_in_words
 from pslite.launch.gpus import open_gpus
-from pslite.launch.process_monitor import SHARE, ProcessMonitor, family
+from pslite.launch.process_monitor import MAX_SHARE, ProcessMonitor, family
 
 MIB = 1 << 20
 
@@ -75,14 +75,14 @@ def test_sizes_in_words():
 def test_a_process_and_its_child_are_one_task(parent):
     watch = ProcessMonitor(parent.pid, interval=0.01)
     assert parent.stdout.readline() == b"ready\n"
-    usage = watch.look()
+    usage = watch.sample()
     assert usage.processes == 2
     assert usage.cpu_seconds >= 0.3
     assert usage.memory_bytes >= 64 * MIB
     assert family(parent.pid)[0].pid == parent.pid
     parent.stdin.close()
     assert parent.stdout.readline() == b"childless\n"
-    after = watch.look()
+    after = watch.sample()
     assert after.processes == 1
     # the child's time is kept by its parent, its memory is gone but not forgotten
     assert after.cpu_seconds >= usage.cpu_seconds
@@ -94,9 +94,9 @@ def test_a_process_that_has_ended_uses_nothing(parent):
     watch = ProcessMonitor(parent.pid, interval=1)
     parent.kill()
     os.waitid(os.P_PID, parent.pid, os.WEXITED | os.WNOWAIT)
-    assert watch.look() is None  # dead, not waited for
+    assert watch.sample() is None  # dead, not waited for
     parent.wait()
-    assert watch.look() is None
+    assert watch.sample() is None
     assert family(parent.pid) == []
 
 
@@ -104,14 +104,14 @@ def test_percent_is_of_the_time_since_the_look_before():
     now = [100.0]
     watch = ProcessMonitor(os.getpid(), interval=5, clock=lambda: now[0])
     now[0] = 101.0
-    first = watch.look()
+    first = watch.sample()
     assert first.seconds == 1.0
     assert first.cpu_percent == pytest.approx(100 * first.cpu_seconds)
     began = time.process_time()
     while time.process_time() < began + 0.05:
         pass
     now[0] = 111.0
-    second = watch.look()
+    second = watch.sample()
     assert second.seconds == 10.0
     assert second.cpu_percent == pytest.approx(10 * (second.cpu_seconds - first.cpu_seconds))
     assert round(second.cpu_seconds - first.cpu_seconds, 2) >= 0.04  # the kernel counts in hundredths
@@ -120,10 +120,10 @@ def test_percent_is_of_the_time_since_the_look_before():
 def test_looking_waits_for_as_long_as_its_share_of_a_core_needs():
     busy = iter([0.0, 0.002, 1.0, 1.02])
     watch = ProcessMonitor(os.getpid(), interval=5, busy=lambda: next(busy))
-    watch.look()
+    watch.sample()
     assert watch.pause == 5
-    watch.look()
-    assert watch.pause == pytest.approx(0.02 / SHARE)
+    watch.sample()
+    assert watch.pause == pytest.approx(0.02 / MAX_SHARE)
 
 
 class Driver:
@@ -184,17 +184,17 @@ class Driver:
 def test_the_devices_of_a_task_are_those_that_it_may_see(environ, names):
     driver = Driver()
     gpus = open_gpus(environ, load=lambda name: driver)
-    assert (gpus and [gpu.name for gpu in gpus.look()]) == names
+    assert (gpus and [gpu.name for gpu in gpus.sample()]) == names
     if gpus is not None:
         gpus.close()
     assert driver.begun == 0
 
 
 def test_what_a_device_does():
-    (first, second) = open_gpus({}, load=lambda name: Driver()).look()
+    (first, second) = open_gpus({}, load=lambda name: Driver()).sample()
     assert (first.percent, first.memory_bytes, first.memory_total) == (40.0, 20 << 30, 80 << 30)
     assert second.percent == 90.0
-    assert [gpu.name for gpu in open_gpus({}, load=lambda name: Driver(dead={"GPU-0"})).look()] == ["NVIDIA GPU-1"]
+    assert [gpu.name for gpu in open_gpus({}, load=lambda name: Driver(dead={"GPU-0"})).sample()] == ["NVIDIA GPU-1"]
 
 
 def test_no_driver_or_no_nvidia_ml_py():
@@ -212,4 +212,4 @@ def test_the_real_nvidia_ml_py_has_what_is_used():
     assert all(hasattr(pynvml, name) for name in used)
     gpus = open_gpus({})
     if gpus is not None:  # there is a GPU
-        assert all(gpu.memory_total > 0 for gpu in gpus.look())
+        assert all(gpu.memory_total > 0 for gpu in gpus.sample())

@@ -1,4 +1,4 @@
-"""dl2-run's own connection to the coordinator, opened again when it ends: another coordinator may take over."""
+"""Connection of a task agent to the coordinator, reopened when it breaks, since another coordinator may take over."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PAUSE_SECONDS = 0.01
 
 
 class AgentConnection:
-    """Tells the coordinator of one task; any thread may call it.
+    """Reports about one task to the coordinator; may be used from any thread.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class AgentConnection:
         self._noted = False
 
     def open(self, seconds: float) -> str:
-        """Connect within so many seconds; return why that was not possible, "" if it was."""
+        """Connect within `seconds`; return the reason of a failure, "" for success."""
         try:
             sock, _ = connect(self._address, self._identity, "agent", timeout=seconds)
         except PsliteError as error:
@@ -42,11 +42,11 @@ class AgentConnection:
             if self._channel is None:
                 self._channel = Channel(sock, Inbox(FromCoordinator, MAX_CONTROL_BYTES))
             else:
-                sock.close()  # another thread was quicker
+                sock.close()  # another thread has connected first
         return ""
 
-    def look(self) -> bool:
-        """Take what has come; return whether there is a connection."""
+    def poll(self) -> bool:
+        """Receive messages; return whether the connection is open."""
         with self._lock:
             channel = self._channel
             if channel is None:
@@ -63,20 +63,20 @@ class AgentConnection:
                 channel.close()
             return still_open
 
-    def tell(self, message: Message) -> None:
-        """Send a message, unless earlier ones are still waiting: what nobody takes does not pile up."""
+    def send(self, message: Message) -> None:
+        """Send a message; drop it if an earlier one is still unsent, so that messages do not pile up."""
         with self._lock:
             if self._channel is not None and not self._channel.unsent:
                 self._channel.send(message)
 
     def report(self, message: AgentExit, seconds: float, reach: float) -> bool:
-        """Tell how the task ended; return whether the coordinator has taken it within so many seconds.
+        """Report how the task ended; return whether the coordinator acknowledged it within `seconds`.
 
-        Where there is no connection it has `reach` seconds to be there.
+        Without a connection, one must be established within `reach` seconds.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if not self.look():
+            if not self.poll():
                 if self._noted:
                     break
                 # a process that ends at once may be faster than our own connection
@@ -85,7 +85,7 @@ class AgentConnection:
             with self._lock:
                 if self._channel is not None:
                     self._channel.send(message)
-            while not self._noted and time.monotonic() < deadline and self.look():
+            while not self._noted and time.monotonic() < deadline and self.poll():
                 time.sleep(_PAUSE_SECONDS)
             if self._noted:
                 break

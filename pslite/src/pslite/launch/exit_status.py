@@ -1,4 +1,4 @@
-"""How the process of a task ended, and why: told apart as far as that can be seen from outside."""
+"""Exit status of a task's process, and its cause as far as it shows from outside: signal, lack of memory, error."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pslite.job.status import Cause
 
 @dataclass(frozen=True)
 class OomKills:
-    """So many processes the kernel has ended for lack of memory; None where that cannot be read."""
+    """Numbers of processes that the kernel has killed for lack of memory; None where that cannot be read."""
 
     cgroup: int | None
     machine: int | None
 
 
 def oom_kills(root: Path = Path("/")) -> OomKills:
-    """Count them in this process's control group, which its children share, and on the whole machine.
+    """Return the numbers for this process's control group, which its children share, and for the machine.
 
     Control groups: memory.events of version 2, memory.oom_control of version 1 (the kernel's
     Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).
@@ -69,17 +69,17 @@ class ExitStatus:
     text: str = ""
 
 
-def judge(code: int, before: OomKills, after: Callable[[], OomKills]) -> ExitStatus:
-    """Say why a process ended.
+def classify(code: int, before: OomKills, after: Callable[[], OomKills]) -> ExitStatus:
+    """Classify how a process ended.
 
     Parameters
     ----------
     code
         its exit status, -n for signal n.
     before
-        what was counted when it began.
+        the kills when it was started.
     after
-        counts again.
+        returns the kills now.
 
     """
     if code == 0:

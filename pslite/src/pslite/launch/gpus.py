@@ -1,4 +1,4 @@
-"""The GPUs of a task, as NVIDIA's driver sees them (nvidia-ml-py, which need not be there)."""
+"""Usage of a task's GPUs, from NVIDIA's driver (through nvidia-ml-py, if it is installed)."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 from pslite.job.measurements import GpuUsage
 
-#: what sets which devices a task has, the first that is there; Slurm and container runtimes set it
+#: variables that say which devices a task has; the first one that is set counts. Slurm and container runtimes set them
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _NONE = frozenset({"", "-1", "none", "void", "NoDevFiles"})
 
 
 class Gpus:
-    """Devices to be looked at.
+    """Samples how much GPUs are used.
 
     Parameters
     ----------
     driver
-        the module `pynvml`, begun.
+        the module `pynvml`, initialized.
     devices
-        its handles.
+        handles of the devices.
 
     """
 
@@ -29,8 +29,8 @@ class Gpus:
         self._driver = driver
         self._devices = list(devices)
 
-    def look(self) -> tuple[GpuUsage, ...]:
-        """Return how much each device is used; one that does not answer (any more) is left out."""
+    def sample(self) -> tuple[GpuUsage, ...]:
+        """Return how much each device is used; devices that do not answer are left out."""
         found = []
         for device in self._devices:
             try:
@@ -54,7 +54,7 @@ class Gpus:
             return 0.0  # a part of a device (MIG) has none
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Shut the driver interface down."""
         try:
             self._driver.nvmlShutdown()
         except self._driver.NVMLError:

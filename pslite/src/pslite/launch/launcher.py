@@ -21,7 +21,7 @@ from pslite.launch.environment import balance_of, job_encryption, need
 from pslite.launch.local_tasks import LocalTasks
 from pslite.launch.membership_source import DaemonClient, ReportingSource
 from pslite.launch.mxnet_launcher import OpenMembership, launched_listener
-from pslite.launch.supervisor import Place, Supervisor, find_place
+from pslite.launch.supervisor import LogLocation, Supervisor, locate_log
 from pslite.launch.supervisor_channel import SupervisedSource, SupervisorChannel
 from pslite.net.authentication import TOKEN_BYTES, parse_token
 from pslite.net.framing import listen
@@ -63,13 +63,13 @@ def launched(environ: Mapping[str, str], say: Callable[[str], None]) -> int:
         a variable is absent or malformed.
 
     """
-    place = find_place(environ)
+    location = locate_log(environ)
 
-    def make(leash: SupervisorChannel, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
+    def make(supervisor: SupervisorChannel, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
         return Coordinator(
             job="dmlc",
             token=parse_token(need(environ, "DL2_TOKEN")),
-            director=SupervisedSource(OpenMembership.of(environ), leash),
+            director=SupervisedSource(OpenMembership.of(environ), supervisor),
             say=say,
             settings=Settings(grace=_GRACE_SECONDS, balance=balance_of(environ)),
             address_host=need(environ, "DMLC_PS_ROOT_URI"),
@@ -78,7 +78,7 @@ def launched(environ: Mapping[str, str], say: Callable[[str], None]) -> int:
             log=log,
         )
 
-    return Supervisor(make, listener=launched_listener(environ), place=place, say=say).run()
+    return Supervisor(make, listener=launched_listener(environ), location=location, say=say).run()
 
 
 def standalone(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
@@ -90,17 +90,17 @@ def standalone(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
         a variable is malformed, or the log is of a job that cannot be gone on with.
 
     """
-    place = find_place(environ)
+    location = locate_log(environ)
     token = environ.get("DL2_TOKEN", "")
-    if place.port and not token:
-        raise UsageError(f"{place.folder} is the log of a job whose DL2_TOKEN must be given to go on with it")
+    if location.port and not token:
+        raise UsageError(f"{location.folder} is the log of a job whose DL2_TOKEN must be given to go on with it")
     key = parse_token(token) if token else secrets.token_bytes(TOKEN_BYTES)
 
-    def make(leash: SupervisorChannel, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
+    def make(supervisor: SupervisorChannel, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
         return Coordinator(
             job="standalone",
             token=key,
-            director=leash,
+            director=supervisor,
             say=say,
             settings=Settings(grace=_GRACE_SECONDS, start=_START_SECONDS, balance=balance_of(environ)),
             host="127.0.0.1",
@@ -109,17 +109,17 @@ def standalone(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
             log=log,
         )
 
-    director = tasks.here(environ, place.wanted)
-    return Supervisor(make, listener=_listen(place, "127.0.0.1"), place=place, say=say, director=director).run()
+    local = tasks.here(environ, location.wanted)
+    return Supervisor(make, listener=_listen(location, "127.0.0.1"), location=location, say=say, tasks=local).run()
 
 
-def _listen(place: Place, host: str = "") -> socket.socket:
+def _listen(location: LogLocation, host: str = "") -> socket.socket:
     """Listen where the members of a job that is gone on with look for their coordinator, otherwise anywhere."""
     try:
-        return listen(host, place.port)
+        return listen(host, location.port)
     except OSError as error:
         raise UsageError(
-            f"cannot listen on port {place.port}, at which the members of the job in {place.folder} look for their "
+            f"cannot listen on port {location.port}, at which the members of the job in {location.folder} look for their "
             f"coordinator: {error.strerror}"
         ) from error
 
@@ -144,8 +144,8 @@ def coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
     """
     daemon = need(environ, "DL2_DAEMON")
     host = environ.get("DL2_HOST") or _own_name()
-    place = find_place(environ)
-    with _listen(place) as listener:
+    location = locate_log(environ)
+    with _listen(location) as listener:
         address = f"{host}:{listener.getsockname()[1]}"
         if environ.get("DL2_CREDENTIAL"):
             registration = _Registration(
@@ -163,17 +163,17 @@ def coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
                 f"the scheduler only looks on: {tasks.workers} workers and {tasks.servers} servers on this node, "
                 "to the end"
             )
-            own = tasks.here(environ, place.wanted)
+            own = tasks.here(environ, location.wanted)
             settings = replace(settings, grace=_GRACE_SECONDS, start=_START_SECONDS)
 
-        def make(leash: SupervisorChannel, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
+        def make(supervisor: SupervisorChannel, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
             heartbeats = DaemonClient(daemon, registration.job, registration.credential, say=say)
             return Coordinator(
                 job=registration.job,
                 token=token,
-                director=ReportingSource(leash, heartbeats)
+                director=ReportingSource(supervisor, heartbeats)
                 if registration.static
-                else SupervisedSource(heartbeats, leash),
+                else SupervisedSource(heartbeats, supervisor),
                 say=say,
                 settings=settings,
                 address_host=host,
@@ -182,7 +182,7 @@ def coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
                 log=log,
             )
 
-        return Supervisor(make, listener=listener, place=place, say=say, director=own).run()
+        return Supervisor(make, listener=listener, location=location, say=say, tasks=own).run()
 
 
 def _own_name() -> str:

@@ -1,4 +1,4 @@
-"""A whole job on this machine: the director that starts tasks as processes, by a schedule of sizes if there is one."""
+"""Tasks of a job as processes of this machine: started, resized by a schedule, and ended."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Literal
 
 from pslite.job.status import Reply, Status
 
-#: For members to end by themselves when the job is over, and for who has not joined by then.
+#: how long members may take to end by themselves when the job is over, and tasks that have not joined by then
 _END_SECONDS = 15.0
-_STRANGERS_END_SECONDS = 2.0
+_NOT_JOINED_END_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Resize:
-    """From version `at_version` on the job should have so many workers and servers.
+    """A change of size, due at a version of the job.
 
-    With `wait` the change before must be complete first; without, it may come while that is still running.
+    With `wait` the previous change must be complete first; without, it may be requested while that is in progress.
     """
 
     at_version: int
@@ -34,7 +34,7 @@ class Resize:
 
 
 class LocalTasks:
-    """Starts workers and servers of a job as processes of this machine.
+    """Membership source that starts workers and servers as processes of this machine.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class LocalTasks:
     on_schedule_done
         called once when the last change is complete.
     present
-        tasks that another one has started before.
+        tasks that are running already.
 
     """
 
@@ -94,17 +94,17 @@ class LocalTasks:
 
     @property
     def targets(self) -> frozenset[str]:
-        """The tasks that should be members."""
+        """Tasks that should be members."""
         return frozenset(self._targets["worker"] + self._targets["ps"])
 
     def resize(self, change: Resize) -> None:
-        """Change the sizes at once, whatever the version is."""
+        """Change the sizes now, whatever the version is."""
         self._counts = {"worker": change.workers, "ps": change.servers}
         self._oldest = change.oldest
         self._fit()
 
     def replace(self, task: str) -> None:
-        """Start another task in the place of one that is gone, as a scheduler would."""
+        """Start a replacement of a task that has ended, as a scheduler would."""
         for role, have in self._targets.items():
             if task in have:
                 have.remove(task)
@@ -162,16 +162,16 @@ class LocalTasks:
         )
 
     def close(self, status: Status) -> None:
-        """Wait for the tasks to end, and end those that do not."""
-        # Members know of it; others would try to join for long, and nobody answers them any more.
+        """Wait for the tasks to end, and kill those that do not."""
+        # members know that the job is over; others would go on trying to join
         members = {member.task for member in status.members}
         began = time.monotonic()
         self._end(
-            {task: began + (_END_SECONDS if task in members else _STRANGERS_END_SECONDS) for task in self.processes}
+            {task: began + (_END_SECONDS if task in members else _NOT_JOINED_END_SECONDS) for task in self.processes}
         )
 
     def stop(self, seconds: float) -> None:
-        """Give the processes so long to end by themselves, then kill their groups."""
+        """Wait up to `seconds` for the processes to end, then kill their process groups."""
         self._end(dict.fromkeys(self.processes, time.monotonic() + seconds))
 
     def _end(self, deadlines: Mapping[str, float]) -> None:
@@ -182,7 +182,7 @@ class LocalTasks:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
-    def pass_on(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal to every task's dl2-run."""
         for process in self.processes.values():
             if process.poll() is None:

@@ -19,10 +19,9 @@ _MAX_REPLY = 1 << 20
 
 
 class DaemonClient:
-    """Exchanges heartbeats with the daemon's job API, in a thread of its own.
+    """Membership source that exchanges heartbeats with the daemon's job API, in a thread of its own.
 
-    A daemon that does not answer, or that answers 401, 403 or 404, changes nothing for the job: it goes on at its
-    present size.
+    If the daemon does not answer, or answers 401, 403 or 404, the job continues at its present size.
 
     Parameters
     ----------
@@ -63,7 +62,7 @@ class DaemonClient:
         self._thread.start()
 
     def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
-        """Leave the status for the next heartbeat; return the newest reply."""
+        """Store the status for the next heartbeat; return the newest reply."""
         with self._condition:
             self._status = status
             if urgent:
@@ -84,7 +83,7 @@ class DaemonClient:
         interval, pause = 1.0, 0.0
         while True:
             with self._condition:
-                # after a failure wait out the back-off even if there is news; otherwise news goes at once
+                # after a failure wait for the back-off to end even if the status is urgent
                 if pause:
                     self._condition.wait_for(lambda: self._closing, min(pause, 2.0 if self._closing else pause))
                 else:
@@ -139,34 +138,34 @@ class DaemonClient:
 
 
 class ReportingSource:
-    """A director whose job also tells a daemon how it goes; what the daemon says to that changes nothing.
+    """Membership source that also reports to the daemon, whose replies are ignored.
 
     Parameters
     ----------
-    director
-        whose wishes count.
+    source
+        decides who is a member.
     daemon
-        who is told.
+        receives the reports.
 
     """
 
-    def __init__(self, director: MembershipSource, daemon: DaemonClient) -> None:
-        self._director = director
+    def __init__(self, source: MembershipSource, daemon: DaemonClient) -> None:
+        self._source = source
         self._daemon = daemon
 
     def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:
         """Start both."""
         self._daemon.start(address, token, wake)
-        self._director.start(address, token, wake)
+        self._source.start(address, token, wake)
 
     def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
-        """Tell both; return the director's wishes."""
+        """Report to both; return the request of the source."""
         self._daemon.exchange(status, urgent=urgent)
-        return self._director.exchange(status, urgent=urgent)
+        return self._source.exchange(status, urgent=urgent)
 
     def close(self, status: Status) -> None:
-        """Tell both that the job is over."""
-        self._director.close(status)
+        """Report the end of the job to both."""
+        self._source.close(status)
         self._daemon.close(status)
 
 

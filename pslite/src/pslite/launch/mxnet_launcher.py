@@ -1,7 +1,7 @@
-"""The environment that MXNet's own launcher gives its processes (DMLC_*), taken as ours.
+"""Jobs started by MXNet's own launcher: its environment (DMLC_*) translated to that of dl2-run (DL2_*).
 
-Its scheduler becomes the coordinator, its servers ours, its workers ours.  It knows no secret: DL2_TOKEN must be in the
-environment of all of them beside it.
+The launcher's scheduler becomes the coordinator, its servers and workers become servers and workers.  It distributes no
+secret, so DL2_TOKEN must be set for all of its processes besides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROLES = {"scheduler": "coordinator", "server": "server", "worker": "worker"}
 
 
 class OpenMembership:
-    """Waits for the launcher's number of workers and servers; whoever joins later is welcome."""
+    """Membership source that waits for a number of workers and servers, then admits every task that joins."""
 
     def __init__(self, workers: int, servers: int) -> None:
         self._counts = {"worker": workers, "ps": servers}
@@ -29,14 +29,14 @@ class OpenMembership:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> OpenMembership:
-        """Return one for as many as the launcher says."""
+        """Return the source for the numbers that the launcher has set."""
         return cls(_number(environ, "DMLC_NUM_WORKER", 4096), _number(environ, "DMLC_NUM_SERVER", 4096))
 
     def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:
-        """Nothing is to be started: the launcher does."""
+        """Nothing to do: the launcher starts the tasks."""
 
     def exchange(self, status: Status, *, urgent: bool) -> Reply | None:  # noqa: ARG002
-        """Want everybody, once all are there."""
+        """Ask for every task that has joined, once there are enough."""
         if not self._complete:
             there = [m for m in status.members if m.state != "left"]
             if any(sum(m.role == role for m in there) < count for role, count in self._counts.items()):
@@ -48,16 +48,16 @@ class OpenMembership:
         return Reply(members=None if started else frozenset(m.task for m in there))
 
     def close(self, status: Status) -> None:
-        """Nobody is to be told."""
+        """Nothing to do."""
 
 
 def is_launched(environ: Mapping[str, str]) -> bool:
-    """Whether MXNet's launcher has started this process, and nobody else says what it is."""
+    """Whether MXNet's launcher has started this process, and DL2_ROLE does not override it."""
     return bool(environ.get("DMLC_ROLE")) and not environ.get("DL2_ROLE")
 
 
 def task_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the DL2_* variables that say the same as DMLC_*; none where that is not what we were started by.
+    """Return the DL2_* variables that correspond to DMLC_*; none if the launcher has not started this process.
 
     Raises
     ------
@@ -87,12 +87,12 @@ def task_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def launched_listener(environ: Mapping[str, str]) -> socket.socket:
-    """Listen where the launcher's processes look for its scheduler."""
+    """Listen at the address of the launcher's scheduler."""
     return listen(need(environ, "DMLC_PS_ROOT_URI"), _number(environ, "DMLC_PS_ROOT_PORT", 65535))
 
 
 def become_server(environ: Mapping[str, str]) -> None:
-    """Be the launcher's server or scheduler if that is what this process is; does not return then."""
+    """Run as server or coordinator, and exit, if the launcher has started this process as its server or scheduler."""
     if not is_launched(environ) or environ["DMLC_ROLE"] == "worker":
         return
     from pslite.launch import dl2_run  # noqa: PLC0415  (it imports this module)

@@ -1,4 +1,4 @@
-"""Looks at the processes of a task from outside: processor time, memory, GPUs."""
+"""Monitor of a task's processes: processor time, memory and GPUs, read from /proc and the GPU driver."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import psutil
 from pslite.job.measurements import Usage
 from pslite.launch.gpus import Gpus
 
-#: looking may take this share of a core: the next look is put off for as long as that needs
-SHARE = 0.001
+#: share of a core that sampling may take: the next sample is delayed accordingly
+MAX_SHARE = 0.001
 
 
 class ProcessMonitor:
-    """One task.
+    """Samples the resources that a process and its descendants use.
 
     Parameters
     ----------
     pid
-        its process.
+        the process.
     interval
-        the least time between two looks, in seconds.
+        the shortest time between two samples, in seconds.
     gpus
         its devices, if any.
     clock, busy
@@ -47,10 +47,10 @@ class ProcessMonitor:
         self._before = clock()
         self._cpu = 0.0
         self.peak = 0
-        #: seconds until the next look
+        #: seconds until the next sample
         self.pause = interval
 
-    def look(self) -> Usage | None:
+    def sample(self) -> Usage | None:
         """Return what the task uses now; None if its process has ended."""
         began, now = self._busy(), self._clock()
         cpu, private, shared, count = 0.0, 0, 0, 0
@@ -79,10 +79,10 @@ class ProcessMonitor:
             memory_bytes=memory_bytes,
             memory_peak=self.peak,
             processes=count,
-            gpus=self._gpus.look() if self._gpus is not None else (),
+            gpus=self._gpus.sample() if self._gpus is not None else (),
         )
         self._before, self._cpu = now, cpu
-        self.pause = max(self._interval, (self._busy() - began) / SHARE)
+        self.pause = max(self._interval, (self._busy() - began) / MAX_SHARE)
         return usage
 
 

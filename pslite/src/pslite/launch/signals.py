@@ -1,4 +1,4 @@
-"""Signals that a parent passes on to what it has started."""
+"""Signal handling of processes that forward signals to their children."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Keeps a job's coordinator alive: it runs in a process of its own, and when that dies, or hangs, another goes on from
-its log.
+"""Supervisor of a job's coordinator: runs it in a child process, and another one from its log when it dies or hangs.
 
-The process that does so does as little as can be: it holds the listening socket, so that members that come meanwhile
-wait in its queue, and the director that starts tasks here, so that they stay the processes of one parent.
+The supervisor itself does little: it holds the listening socket, so that members that connect in the meantime wait in
+its queue, and the tasks that it has started on this machine, so that they keep their parent process.
 """
 
 from __future__ import annotations
@@ -29,78 +28,86 @@ from pslite.coordinator.record import decode
 from pslite.errors import Cancelled, PsliteError, UsageError
 from pslite.launch.local_tasks import LocalTasks
 from pslite.launch.signals import ENDING, OWN, handled
-from pslite.launch.supervisor_channel import MAX_BYTES, End, Living, Started, SupervisorChannel, Told, Wish
+from pslite.launch.supervisor_channel import (
+    MAX_BYTES,
+    FromCoordinator,
+    Heartbeat,
+    Request,
+    Started,
+    SupervisorChannel,
+    Terminate,
+)
 from pslite.net.framing import Channel, Inbox
 from pslite.storage.coordinator_log import CoordinatorLog, read_state
 
-#: variable that names the folder of the log
-VARIABLE = "DL2_STATE"
-#: what it says where there is to be none
-_NONE = "none"
-#: a coordinator that has died so often is not started again
-_MOST_DEATHS = 10
-#: one that says nothing for so long hangs: half of the lease, after which its members look for another one
+#: environment variable with the folder of the log, and its value for no log
+STATE_VARIABLE = "DL2_STATE"
+_NO_LOG = "none"
+#: a coordinator that has died so many times is not started again
+_MAX_DEATHS = 10
+#: a coordinator without a heartbeat for so long hangs; half of the lease, after which members look for another one
 _HANG_SECONDS = 5.0
-#: the time between two looks at that
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a coordinator's log is."""
+class LogLocation:
+    """Where the coordinator log of a job is, and what it says if it continues one."""
 
-    #: what the user has named: somebody else, too, can start a coordinator on it
+    #: named by the user, so that another dl2-run can continue the job from it
     folder: Path | None = None
-    #: in a folder that is made for this job; without either there is no log, and the job ends with its coordinator
+    #: in a temporary folder of this job; with neither there is no log, and the job ends with its coordinator
     temporary: bool = False
-    #: of the coordinator whose job is gone on with: the port at which members look for it; 0: a job begins
+    #: of a job that is continued: the port at which its members look for the coordinator; 0 for a new job
     port: int = 0
-    #: the tasks that it wanted
+    #: of a job that is continued: the tasks that should be members
     wanted: frozenset[str] = frozenset()
 
 
-def find_place(environ: Mapping[str, str]) -> Place:
-    """Return where the log is: in the folder that DL2_STATE names, or in a temporary one, which is not made yet.
+def locate_log(environ: Mapping[str, str]) -> LogLocation:
+    """Return where the log is: in the folder DL2_STATE, or in a temporary one, which is not created yet.
 
     Raises
     ------
     UsageError
-        what is in the folder is no log of ours, or cannot be read.
+        the folder has a log that cannot be read, or that is of another version.
 
     """
-    named = environ.get(VARIABLE, "")
-    if named == _NONE:
-        return Place()
+    named = environ.get(STATE_VARIABLE, "")
+    if named == _NO_LOG:
+        return LogLocation()
     if not named:
-        return Place(temporary=True)
+        return LogLocation(temporary=True)
     folder = Path(named)
     state = read_state(folder)
     if state is None:
-        return Place(folder)
+        return LogLocation(folder)
     try:
         record = decode(state)
     except msgspec.MsgspecError as error:
-        raise UsageError(f"the coordinator's log in {folder} ({VARIABLE}) is of another version: {error}") from error
+        raise UsageError(
+            f"the coordinator's log in {folder} ({STATE_VARIABLE}) is of another version: {error}"
+        ) from error
     wanted = record.reply.members if record.reply is not None else None
     port = int(record.address.rpartition(":")[2])
-    return Place(folder, port=port, wanted=wanted or frozenset())
+    return LogLocation(folder, port=port, wanted=wanted or frozenset())
 
 
 class Supervisor:
-    """Runs coordinators, one after the other.
+    """Runs the coordinators of a job, one after the other.
 
     Parameters
     ----------
     make
-        makes one, in its own process: of what leads to this process, the socket to listen on, and its log.
+        creates a coordinator, in its own process, from the channel to this one, the listening socket and the log.
     listener
-        the socket; it stays open here until `run` returns.
-    place
+        the listening socket; open here until `run` returns.
+    location
         where the log is.
     say
         takes lines for the user.
-    director
-        what starts tasks here, for coordinators that use the leash as their director.
+    tasks
+        starts tasks on this machine, for coordinators whose membership source is the channel to this process.
 
     """
 
@@ -109,79 +116,80 @@ class Supervisor:
         make: Callable[[SupervisorChannel, socket.socket, CoordinatorLog | None], Coordinator],
         *,
         listener: socket.socket,
-        place: Place,
+        location: LogLocation,
         say: Callable[[str], None],
-        director: LocalTasks | None = None,
+        tasks: LocalTasks | None = None,
     ) -> None:
         self._make = make
         self._listener = listener
-        self._place = place
-        self._folder = place.folder
+        self._location = location
+        self._folder = location.folder
         self._say = say
-        self._director = director
+        self._tasks = tasks
+        self._tasks_started = False
+        #: process id of the coordinator, 0 without one
         self._child = 0
-        self._channel: Channel[Started | Living | Told] | None = None
-        #: signals that asked for the end of the job
-        self._asked: list[int] = []
-        #: whether the coordinator has been told of the first; whether nothing is being sent to it, so that it can be
-        self._told = False
+        self._channel: Channel[FromCoordinator] | None = None
+        #: signals received that end the job; whether the coordinator has been sent the first
+        self._signals: list[int] = []
+        self._terminate_sent = False
+        #: whether the signal handler may send: the main thread is not in the middle of a message
         self._idle = False
-        self._started = False
 
     def run(self) -> int:
         """Run the job to its end; return the exit status."""
         deaths = 0
         try:
-            with handled(self._handle):
-                if self._place.temporary:
+            with handled(self._on_signal):
+                if self._location.temporary:
                     self._folder = self._make_folder()
                 while True:
-                    code = os.waitstatus_to_exitcode(self._live())
+                    code = os.waitstatus_to_exitcode(self._run_coordinator())
                     if code >= 0:
                         return code
                     deaths += 1
                     name = signal.Signals(-code).name
-                    if self._asked or self._folder is None or deaths == _MOST_DEATHS:
+                    if self._signals or self._folder is None or deaths == _MAX_DEATHS:
                         self._say(f"the coordinator was killed by {name}")
-                        return 128 + (self._asked[0] if self._asked else -code)
+                        return 128 + (self._signals[0] if self._signals else -code)
                     self._say(f"the coordinator was killed by {name}; another one takes its place")
         finally:
             self._listener.close()
-            if self._director is not None:
-                self._director.stop(2.0)
-            if self._place.temporary and self._folder is not None:
+            if self._tasks is not None:
+                self._tasks.stop(2.0)
+            if self._location.temporary and self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def _make_folder(self) -> Path | None:
-        """Make the temporary one; whatever ends us from here on removes it."""
+        """Create the temporary folder; None if that is not possible."""
         try:
             return Path(tempfile.mkdtemp(prefix="pslite-"))
         except OSError as error:
             self._say(f"no place for the coordinator's log ({error.strerror}): the job ends if its coordinator dies")
             return None
 
-    def _handle(self, number: int) -> None:
-        """End the job; at once when asked for the second time."""
+    def _on_signal(self, number: int) -> None:
+        """Forward a signal to the tasks, or end the job: in good order, or at once with the second signal."""
         if number in OWN:
-            if self._director is not None:
-                self._director.pass_on(number)
+            if self._tasks is not None:
+                self._tasks.send_signal(number)
             return
-        self._asked.append(number)
-        if len(self._asked) > 1:
-            if self._director is not None:
-                self._director.stop(0.0)
+        self._signals.append(number)
+        if len(self._signals) > 1:
+            if self._tasks is not None:
+                self._tasks.stop(0.0)
             if self._child:
                 os.kill(self._child, signal.SIGKILL)
         elif self._idle:
-            self._tell_end()
+            self._send_terminate()
 
-    def _tell_end(self) -> None:
-        if self._asked and not self._told and self._channel is not None:
-            self._told = True
-            self._channel.send(End(self._asked[0]))
+    def _send_terminate(self) -> None:
+        if self._signals and not self._terminate_sent and self._channel is not None:
+            self._terminate_sent = True
+            self._channel.send(Terminate(self._signals[0]))
 
-    def _live(self) -> int:
-        """Run one coordinator; returns how its process ended, as waitpid(2) says it."""
+    def _run_coordinator(self) -> int:
+        """Run one coordinator; return how its process ended, as waitpid(2) does."""
         ours, theirs = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -192,64 +200,69 @@ class Supervisor:
         theirs.close()
         with ours:
             self._child = child
-            self._channel = Channel(ours, Inbox(Started | Living | Told, MAX_BYTES))
+            self._channel = Channel(ours, Inbox(FromCoordinator, MAX_BYTES))
             ours.setblocking(True)
-            self._told = False
-            self._direct(self._channel)
+            self._terminate_sent = False
+            self._serve(self._channel)
             self._channel = None
         _, status = os.waitpid(child, 0)
         self._child = 0
         return status
 
-    def _direct(self, channel: Channel[Started | Living | Told]) -> None:
-        """Have our director direct a coordinator until the process of that has ended."""
-        director = self._director
-        # nobody can follow one without a log, which may come to itself; so may one that waits for a director
-        silent, watched = 0.0, False
+    def _serve(self, channel: Channel[FromCoordinator]) -> None:
+        """Answer a coordinator until its process has ended; kill it if it hangs."""
+        # Without a log, or while it waits for the daemon to take the end of the job, it is not killed: no other one
+        # could take its place.
+        silent, monitored = 0.0, False
         while True:
             self._idle = True
-            self._tell_end()
-            looked = time.monotonic()
-            ready, _, _ = select.select([channel.sock], [], [], _LOOK_SECONDS if watched else None)
+            self._send_terminate()
+            began = time.monotonic()
+            ready, _, _ = select.select([channel.sock], [], [], _POLL_SECONDS if monitored else None)
             if not ready:
-                # a look that took much longer was at a time when this process stood still, too
-                took = time.monotonic() - looked
-                silent = silent + took if took < 2 * _LOOK_SECONDS else 0.0
+                # a wait that took much longer shows that this process was stopped, too
+                took = time.monotonic() - began
+                silent = silent + took if took < 2 * _POLL_SECONDS else 0.0
                 if silent >= _HANG_SECONDS:
                     self._say(f"the coordinator hangs: no word from it for {_HANG_SECONDS:g} s")
                     os.kill(self._child, signal.SIGKILL)
-                    watched = False
+                    monitored = False
                 continue
             messages, still_open = channel.wait()
             self._idle = False
             silent = 0.0
             for message in messages:
-                closing = message.closing if isinstance(message, Living) else getattr(message, "last", False)
-                watched = self._folder is not None and not closing
-                if director is None or isinstance(message, Living):
-                    continue
-                if isinstance(message, Started):
-                    if not self._started:
-                        self._started = True
-                        director.start(message.address, message.token, lambda: None)
-                elif message.last:
-                    director.close(message.status)
-                else:
-                    channel.send(Wish(director.exchange(message.status, urgent=message.urgent)))
+                closing = message.closing if isinstance(message, Heartbeat) else getattr(message, "last", False)
+                monitored = self._folder is not None and not closing
+                if self._tasks is not None:
+                    self._answer(self._tasks, channel, message)
             if not still_open:
                 return
 
+    def _answer(self, tasks: LocalTasks, channel: Channel[FromCoordinator], message: FromCoordinator) -> None:
+        """Pass a message of the coordinator to the tasks of this machine, and answer it."""
+        if isinstance(message, Heartbeat):
+            return
+        if isinstance(message, Started):
+            if not self._tasks_started:
+                self._tasks_started = True
+                tasks.start(message.address, message.token, lambda: None)
+        elif message.last:
+            tasks.close(message.status)
+        else:
+            channel.send(Request(tasks.exchange(message.status, urgent=message.urgent)))
+
     def _be_coordinator(self, sock: socket.socket) -> NoReturn:
-        """Be the coordinator, in a process that must not return to what the other one was doing."""
+        """Run the coordinator in the child process, and exit."""
         code = 1
         try:
-            # a terminal and a resource manager send signals to us too: it is the other process that heeds them
+            # terminals and resource managers signal this process, too; the supervisor handles the signals
             for number in ENDING + OWN:
                 signal.signal(number, signal.SIG_IGN)
             folder = self._folder
-            leash = SupervisorChannel(sock, followed=self._place.folder is not None)
-            coordinator = self._make(leash, self._listener, CoordinatorLog(folder) if folder is not None else None)
-            code = _run(coordinator, leash)
+            channel = SupervisorChannel(sock, followed=self._location.folder is not None)
+            coordinator = self._make(channel, self._listener, CoordinatorLog(folder) if folder is not None else None)
+            code = _run(coordinator, channel)
         except UsageError as error:
             sys.stderr.write(f"dl2-run: {error}\n")
             code = 2
@@ -264,11 +277,11 @@ class Supervisor:
             os._exit(code)
 
 
-def _run(coordinator: Coordinator, leash: SupervisorChannel) -> int:
+def _run(coordinator: Coordinator, channel: SupervisorChannel) -> int:
     try:
         status = coordinator.run()
     except Cancelled:
-        return 128 + leash.ending
+        return 128 + channel.ending
     if status.state != "finished":
         sys.stderr.write(f"dl2-run: job {status.state}: {status.reason}\n")
         return 1

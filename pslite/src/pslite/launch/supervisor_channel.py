@@ -1,4 +1,4 @@
-"""Between a coordinator and the process that has started it, which keeps the director and says when to end."""
+"""Channel between a coordinator and its supervisor, which has the membership source and forwards signals."""
 
 from __future__ import annotations
 
@@ -13,82 +13,86 @@ from pslite.errors import Cancelled, Fenced
 from pslite.job.status import MembershipSource, Reply, Status
 from pslite.net.framing import Channel, Inbox
 
-#: the least time between two statuses that tell no news, and between two signs of life, in seconds
+#: the shortest time between two statuses that are not urgent, and between two heartbeats, in seconds
 _STATUS_SECONDS = 0.1
-_LIVING_SECONDS = 0.5
+_HEARTBEAT_SECONDS = 0.5
 _CLOSE_SECONDS = 5.0
 MAX_BYTES = 64 << 20
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """Coordinator: I listen there, for members that know that token."""
+    """From the coordinator: the address and token at which members join."""
 
     address: str
     token: bytes
 
 
-class Told(msgspec.Struct, frozen=True, tag=True):
-    """Coordinator: how the job is; `last` where it is over."""
+class StatusMessage(msgspec.Struct, frozen=True, tag=True):
+    """From the coordinator: the status of the job; `last` when the job is over."""
 
     status: Status
     urgent: bool
     last: bool = False
 
 
-class Living(msgspec.Struct, frozen=True, tag=True):
-    """Coordinator: I am at work; `closing` where a director takes its time with the end of the job."""
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """From the coordinator: it is alive; `closing` while the daemon has not yet taken the end of the job."""
 
     closing: bool = False
 
 
-class Wish(msgspec.Struct, frozen=True, tag=True):
-    """Director: what it wants."""
+class Request(msgspec.Struct, frozen=True, tag=True):
+    """From the supervisor: what the membership source asks for."""
 
     reply: Reply
 
 
-class End(msgspec.Struct, frozen=True, tag=True):
-    """The other process was sent that signal: the job is to end."""
+class Terminate(msgspec.Struct, frozen=True, tag=True):
+    """From the supervisor: it has received that signal, so the job is to end."""
 
     number: int
 
 
+#: what a coordinator sends
+FromCoordinator = Started | StatusMessage | Heartbeat
+
+
 class SupervisorChannel:
-    """The coordinator's end of it: a director that hands all on to the one in the other process.
+    """The coordinator's end: a membership source that forwards to the one of the supervisor.
 
     Parameters
     ----------
     sock
-        connected to the other process.
+        connected to the supervisor.
     followed
-        whether somebody else may start a coordinator on our log if the other process dies: then we end without a word.
+        whether a new supervisor may continue the job from the log; then the coordinator ends silently if this one dies.
 
     """
 
     def __init__(self, sock: socket.socket, *, followed: bool) -> None:
-        self._channel: Channel[Wish | End] = Channel(sock, Inbox(Wish | End, MAX_BYTES))
+        self._channel: Channel[Request | Terminate] = Channel(sock, Inbox(Request | Terminate, MAX_BYTES))
         self._followed = followed
         self._reply: Reply | None = None
-        self._told = 0.0
+        self._sent_at = 0.0
         #: the signal that ends the job
         self.ending = 0
-        #: whether the other process has died
+        #: whether the supervisor has died
         self.orphaned = False
 
-    def heed(self) -> None:
-        """See what the other process says.
+    def receive(self) -> None:
+        """Receive messages of the supervisor.
 
         Raises
         ------
         Cancelled
             the job is to end.
         Fenced
-            another coordinator is to go on with it.
+            the supervisor has died, and another coordinator may continue the job.
 
         """
         messages, still_open = self._channel.receive()
         for message in messages:
-            if isinstance(message, Wish):
+            if isinstance(message, Request):
                 self._reply = message.reply
             elif not self.ending:
                 self.ending = message.number
@@ -99,62 +103,62 @@ class SupervisorChannel:
             self.ending, self.orphaned = signal.SIGKILL, True
             raise Cancelled("no word from dl2-run, which has died")
 
-    def live(self, *, closing: bool = False) -> None:
-        """Show the other process, now and then, that we are at work."""
+    def send_heartbeat(self, *, closing: bool = False) -> None:
+        """Send a heartbeat if one is due."""
         now = time.monotonic()
-        if closing or (not self._channel.unsent and now - self._told >= _LIVING_SECONDS):
-            self._told = now
-            self._channel.send(Living(closing))
+        if closing or (not self._channel.unsent and now - self._sent_at >= _HEARTBEAT_SECONDS):
+            self._sent_at = now
+            self._channel.send(Heartbeat(closing))
         self._channel.flush()
 
     def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:  # noqa: ARG002
-        """Have the real one start."""
+        """Have the source of the supervisor start."""
         self._channel.send(Started(address, token))
 
     def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
-        """Hand the status on; return the newest wishes."""
-        self.heed()
+        """Forward the status; return the newest request."""
+        self.receive()
         now = time.monotonic()
-        if not self._channel.unsent and (urgent or now - self._told >= _STATUS_SECONDS):
-            self._told = now
-            self._channel.send(Told(status, urgent))
+        if not self._channel.unsent and (urgent or now - self._sent_at >= _STATUS_SECONDS):
+            self._sent_at = now
+            self._channel.send(StatusMessage(status, urgent))
         self._channel.flush()
         return self._reply
 
     def close(self, status: Status) -> None:
-        """Hand on how the job has ended; the real one waits for its tasks after us."""
+        """Forward how the job has ended."""
         self._channel.sock.settimeout(_CLOSE_SECONDS)
-        self._channel.send(Told(status, urgent=True, last=True))
+        self._channel.send(StatusMessage(status, urgent=True, last=True))
 
 
 class SupervisedSource:
-    """A director of our own, of a coordinator that heeds the other process besides.
+    """Membership source in the coordinator's own process, besides which it listens to the supervisor.
 
     Parameters
     ----------
-    director
-        the director.
-    leash
-        the way to the other process.
+    source
+        decides who is a member.
+    supervisor
+        the channel to the supervisor.
 
     """
 
-    def __init__(self, director: MembershipSource, leash: SupervisorChannel) -> None:
-        self._director = director
-        self._leash = leash
+    def __init__(self, source: MembershipSource, supervisor: SupervisorChannel) -> None:
+        self._source = source
+        self._supervisor = supervisor
 
     def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:
-        """Start it."""
-        self._director.start(address, token, wake)
+        """Start the source."""
+        self._source.start(address, token, wake)
 
     def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
-        """Tell it; return its wishes."""
-        self._leash.heed()
-        self._leash.live()
-        return self._director.exchange(status, urgent=urgent)
+        """Report to the source; return its request."""
+        self._supervisor.receive()
+        self._supervisor.send_heartbeat()
+        return self._source.exchange(status, urgent=urgent)
 
     def close(self, status: Status) -> None:
-        """Tell it that the job is over; how dl2-run has died the scheduler knows best."""
-        if not self._leash.orphaned:
-            self._leash.live(closing=True)
-            self._director.close(status)
+        """Report the end of the job, unless the supervisor has died, which the scheduler sees by itself."""
+        if not self._supervisor.orphaned:
+            self._supervisor.send_heartbeat(closing=True)
+            self._source.close(status)

@@ -1,4 +1,4 @@
-"""dl2-run around one task: the parent of its process, which watches it and reports to the coordinator how it ended."""
+"""Task agent: starts the process of one task, monitors it, forwards signals, and reports its end to the coordinator."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ import psutil
 from pslite.job.measurements import Usage, in_words
 from pslite.job.status import Cause
 from pslite.launch.agent_connection import AgentConnection
-from pslite.launch.exit_status import ExitStatus, OomKills, judge, oom_kills
+from pslite.launch.exit_status import ExitStatus, OomKills, classify, oom_kills
 from pslite.launch.gpus import open_gpus
 from pslite.launch.process_monitor import ProcessMonitor, family
 from pslite.launch.signals import ENDING, OWN, from_terminal, handled, wait_for
 from pslite.net.authentication import Identity
 from pslite.net.messages import AgentExit, AgentUsage
 
-#: how long the coordinator may take to take the report of how a task ended, and to be there if it ended well
+#: time limits for the coordinator to acknowledge the report of a failure, and to be reached after a success
 _REPORT_SECONDS, _QUICK_SECONDS = 2.0, 0.2
-#: how long it may take to be there, at first and when it is gone, and between two looks at whether it is
+#: time limits for the first connection and for later ones, and the time between two polls
 _CONNECT_SECONDS, _AGAIN_SECONDS, _LOOK_SECONDS = 60.0, 5.0, 0.5
 
 
 class TaskAgent:
-    """Runs a command as the process of a task.
+    """Runs the command of a task.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class TaskAgent:
     say
         takes lines for the user.
     watch_seconds
-        the least time between two looks at what the task uses; 0 for none.
+        the shortest time between two samples of what the task uses; 0 for none.
     count_kills
         counts processes that were killed for lack of memory.
 
@@ -68,9 +68,9 @@ class TaskAgent:
         self._say = say
         self._watch_seconds = watch_seconds
         self._count_kills = count_kills
-        self._line = AgentConnection(identity, coordinator)
+        self._connection = AgentConnection(identity, coordinator)
         self._process: subprocess.Popen[bytes] | None = None
-        #: the process has begun, or will not
+        #: set when the process has been started, or never will be
         self._began = threading.Event()
         self._over = threading.Event()
         self._peak = 0
@@ -81,7 +81,7 @@ class TaskAgent:
     def run(self) -> int:
         """Run the command to its end; return the exit status for dl2-run (128 + n for a signal n)."""
         with handled(self._forward):
-            threading.Thread(target=self._attend, name="pslite-agent", daemon=True).start()
+            threading.Thread(target=self._monitor, name="pslite-agent", daemon=True).start()
             try:
                 return self._run()
             finally:
@@ -102,22 +102,22 @@ class TaskAgent:
             process.send_signal(number)  # came before the process was there
         code = wait_for(process)
         self._over.set()
-        usage = self._whole_life(before, time.monotonic() - since)
+        usage = self._total_usage(before, time.monotonic() - since)
         self._say(f"{self._identity.task} has used {in_words(usage)}")
-        self._report(process.pid, code, judge(code, kills, self._count_kills), usage)
+        self._report(process.pid, code, classify(code, kills, self._count_kills), usage)
         return code if code >= 0 else 128 - code
 
     # --- signals --------------------------------------------------------------------------------------------------
 
     def _forward(self, number: int) -> None:
-        """Pass a signal on; the second interrupt is the end of a task that does not heed the first."""
+        """Forward a signal to the task; a second interrupt kills the task with its descendants."""
         process = self._process
         if process is None:
             if number in ENDING:
                 self._early.append(number)
             return
         if process.returncode is not None or (number in OWN and self._identity.role == "ps"):
-            return  # servers have no use for signals that mean something to scripts
+            return  # scripts alone give these signals a meaning
         if number == signal.SIGINT:
             self._interrupts += 1
             if self._interrupts > 1:
@@ -126,14 +126,14 @@ class TaskAgent:
                         member.kill()
                 return
             if from_terminal():
-                return  # the task has it already
+                return  # the terminal has sent it to the task, too
         os.kill(process.pid, number)
 
-    # --- watching -------------------------------------------------------------------------------------------------
+    # --- monitoring -------------------------------------------------------------------------------------------------
 
-    def _attend(self) -> None:
-        """Keep the connection to the coordinator, and look at the task from time to time."""
-        refused = self._line.open(_CONNECT_SECONDS)
+    def _monitor(self) -> None:
+        """Thread: keep the connection to the coordinator open, and report what the task uses."""
+        refused = self._connection.open(_CONNECT_SECONDS)
         if refused:
             self._say(f"cannot report to the coordinator: {refused}")
         self._began.wait()
@@ -141,23 +141,23 @@ class TaskAgent:
         if process is None:
             return
         gpus = open_gpus(self._environ) if self._watch_seconds and self._identity.role == "worker" else None
-        watch = ProcessMonitor(process.pid, interval=self._watch_seconds, gpus=gpus)
-        due = time.monotonic() + watch.pause
-        while not self._over.wait(min(_LOOK_SECONDS, watch.pause or _LOOK_SECONDS)):
-            if not self._line.look() and not refused:
-                self._line.open(_AGAIN_SECONDS)
+        monitor = ProcessMonitor(process.pid, interval=self._watch_seconds, gpus=gpus)
+        due = time.monotonic() + monitor.pause
+        while not self._over.wait(min(_LOOK_SECONDS, monitor.pause or _LOOK_SECONDS)):
+            if not self._connection.poll() and not refused:
+                self._connection.open(_AGAIN_SECONDS)
             if not self._watch_seconds or time.monotonic() < due:
                 continue
-            usage = watch.look()
-            due = time.monotonic() + watch.pause
-            self._peak = watch.peak
+            usage = monitor.sample()
+            due = time.monotonic() + monitor.pause
+            self._peak = monitor.peak
             if usage is not None:
-                self._line.tell(AgentUsage(usage=usage))
+                self._connection.send(AgentUsage(usage=usage))
         if gpus is not None:
             gpus.close()
 
-    def _whole_life(self, before: resource.struct_rusage, seconds: float) -> Usage:
-        """Return what the task has used, by the kernel's account of processes that were waited for."""
+    def _total_usage(self, before: resource.struct_rusage, seconds: float) -> Usage:
+        """Return what the task has used in all, from the kernel's accounting of waited-for children."""
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         # the largest of all processes that we ever had: the task's if it is larger than those before it. A process
@@ -182,6 +182,6 @@ class TaskAgent:
             usage=usage,
         )
         reach = _REPORT_SECONDS if code else _QUICK_SECONDS
-        if not self._line.report(report, _REPORT_SECONDS, reach) and code:
+        if not self._connection.report(report, _REPORT_SECONDS, reach) and code:
             self._say("the coordinator did not take the report of how the task ended")
-        self._line.close()
+        self._connection.close()
