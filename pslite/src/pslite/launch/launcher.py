@@ -119,8 +119,8 @@ def _listen(location: LogLocation, host: str = "") -> socket.socket:
         return listen(host, location.port)
     except OSError as error:
         raise UsageError(
-            f"cannot listen on port {location.port}, at which the members of the job in {location.folder} look for their "
-            f"coordinator: {error.strerror}"
+            f"cannot listen on port {location.port}, at which the members of the job in {location.folder} look for "
+            f"their coordinator: {error.strerror}"
         ) from error
 
 
