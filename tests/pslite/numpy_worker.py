@@ -15,10 +15,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from regression import Lookup, Regression, segments, table_segments
 
 from pslite.connect import session_for
-from pslite.job.schedules import Cosine
-from pslite.job.spec import LAMB, SGD, Adam, JobSpec
-from pslite.launch.environment import architecture_of
+from pslite.environment import architecture_of
+from pslite.schedules import Cosine
 from pslite.session import SingleSession
+from pslite.spec import LAMB, SGD, Adam, JobSpec
 from pslite.testing import pace
 
 
