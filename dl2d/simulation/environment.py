@@ -16,9 +16,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import ArrayLike, NDArray
 
+from dl2d.policies.dl2_paper.observation import Observations
 from dl2d.simulation.vectorized.clusters import Bools, Clusters, SlotReport
 from dl2d.simulation.vectorized.library import Floats, Ints, Library
-from dl2d.simulation.vectorized.windows import Observations, Windows
+from dl2d.simulation.vectorized.windows import Windows
 from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.generators import generate
 
@@ -53,7 +54,7 @@ class _Core:
         self._all = np.arange(count)
         self._max_slots = max_slots
         self._begun = False
-        low, high = self.windows.bounds()
+        low, high = self.windows.layout.bounds()
         self.observation_space = Box(low, high, dtype=np.float32)
         self.action_space = Discrete(3 * window + 1)
 

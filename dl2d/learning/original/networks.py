@@ -16,8 +16,7 @@ from dl2d.core.errors import CheckpointError
 from dl2d.learning.original.errors import Diverged
 from dl2d.learning.original.settings import NetworkKind
 from dl2d.policies.checkpoint import Checkpoint
-from dl2d.policies.dl2_paper.sizing import Sight
-from dl2d.simulation.vectorized.windows import EXTRAS
+from dl2d.policies.dl2_paper.observation import EXTRAS, Sight
 
 #: Standard deviation of weights of a fresh output layer: all actions are about equally likely.
 _OUTPUT_DEVIATION: Final = 0.01

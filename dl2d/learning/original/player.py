@@ -12,10 +12,11 @@ from dl2d.learning.original.errors import TooFewSamples
 from dl2d.learning.original.exploration import explored, mending
 from dl2d.learning.original.replay_buffer import Samples
 from dl2d.learning.original.settings import Credit, Reward, Settings
+from dl2d.policies.dl2_paper.observation import dominant_share
 from dl2d.policies.dl2_paper.policy import Network
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.library import Floats, Ints, Library
-from dl2d.simulation.vectorized.windows import EXTRAS, SCALARS, TASKS_SCALE, Windows
+from dl2d.simulation.vectorized.windows import Windows
 
 #: Added to a rate before its logarithm is taken: what a job without tasks brings.
 _LEAST_RATE: Final = 1e-3
@@ -48,7 +49,6 @@ class Player:
         self._play_ahead()
         self.windows.begin(everywhere)
         self.windows.refresh()
-        self._types = len(library.models)
         self._by_job = settings.credit is not Credit.SLOT
         self._values = jobs if self._by_job else 1
         #: Open samples, by place: those of a slot that goes on (stage 0), or wait for what the next slot is worth (1).
@@ -56,7 +56,7 @@ class Player:
         self._stage: Ints = np.zeros(0, dtype=np.int64)
         self._window: Ints = np.zeros((0, jobs), dtype=np.int64)
         self._pool = Samples(
-            observations=np.zeros((0, self.windows.width), dtype=np.float32),
+            observations=np.zeros((0, self.windows.layout.length), dtype=np.float32),
             masks=np.zeros((0, 3 * jobs + 1), dtype=np.bool_),
             actions=np.zeros(0, dtype=np.int64),
             log_chances=np.zeros(0, dtype=np.float32),
@@ -110,8 +110,8 @@ class Player:
         actions: Ints = (running > (draws[0] * running[:, -1])[:, None]).argmax(axis=1)
         taken, probability = actions, chances[np.arange(len(actions)), actions].astype(np.float64)
         if settings.epsilon:
-            workers, ps = self._sizes(observations)
-            mends = mending(workers, ps, masks, settings.ratio)
+            sizes = windows.layout.sizes_in(observations)
+            mends = mending(sizes[:, :, 0], sizes[:, :, 1], masks, settings.ratio)
             taken, probability = explored(actions, chances, mends, settings.epsilon, draws[1])
         void = 3 * settings.window
         # Where void is all that can be done there is nothing to learn.
@@ -124,13 +124,6 @@ class Player:
         ready = None if report is None else self._end_slots(report)
         windows.refresh()
         return ready
-
-    def _sizes(self, observations: NDArray[np.float32]) -> tuple[Ints, Ints]:
-        jobs, types = self._settings.window, self._types
-        width = types + SCALARS + EXTRAS * self._settings.extras
-        columns = observations[:, : jobs * width].reshape(-1, jobs, width)
-        sizes = np.rint(columns[:, :, types + 3 : types + SCALARS] * TASKS_SCALE).astype(np.int64)
-        return sizes[:, :, 0], sizes[:, :, 1]
 
     def _keep(
         self, rows: Ints, observations: NDArray[np.float32], masks: NDArray[np.int8], actions: Ints, logs: Floats
@@ -253,8 +246,7 @@ def rewards_of(report: SlotReport, clusters: Clusters, settings: Settings) -> Fl
         which = report.which
         whole = np.maximum(clusters.capacity[which], 1)[:, None, :]
         demand = clusters.demand[which]
-        held = report.workers[:, :, None] * demand[:, :, 0] + report.ps[:, :, None] * demand[:, :, 1]
-        share = (held / whole).max(axis=2)
+        share = dominant_share(np.stack((report.workers, report.ps), axis=2), demand, whole)
         least = np.where(report.present, share, np.inf).min(axis=1)
         numbers = report.present.sum(axis=1)
         even = np.where(numbers > 0, np.minimum(least, 1.0) * numbers, 0.0)

@@ -21,7 +21,8 @@ from dl2d.core.policy import Evidence, Policy
 from dl2d.learning.original.errors import TooFewSamples
 from dl2d.learning.original.imitation import Lessons
 from dl2d.learning.original.settings import Labels
-from dl2d.policies.dl2_paper.sizing import Sight, Sizing
+from dl2d.policies.dl2_paper.observation import Sight
+from dl2d.policies.dl2_paper.sizing import Sizing
 from dl2d.simulation.policy_lookup import find_policy
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay

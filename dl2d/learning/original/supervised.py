@@ -21,8 +21,8 @@ from dl2d.learning.original.settings import NetworkKind, Settings
 from dl2d.learning.original.teachers import SERVE_WHOLE
 from dl2d.learning.original.validation import Score, score
 from dl2d.policies.checkpoint import Checkpoint
+from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original, network_of
-from dl2d.policies.dl2_paper.sizing import Sight
 from dl2d.simulation.policy_lookup import find_policy
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay

@@ -39,8 +39,8 @@ from dl2d.learning.original.teachers import SERVE_WHOLE
 from dl2d.learning.original.validation import Score, score
 from dl2d.learning.state_file import State, load_state, save_state
 from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
+from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dense, Network, SharedJobs, network_of
-from dl2d.policies.dl2_paper.sizing import Sight
 from dl2d.simulation.vectorized.library import Library
 from dl2d.simulation.workload.format import Workload
 

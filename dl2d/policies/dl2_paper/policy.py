@@ -23,7 +23,8 @@ from dl2d.core.jobs import Allocation, JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
-from dl2d.policies.dl2_paper.sizing import STEPS, Batch, Sight, Sizing, grows, usable
+from dl2d.policies.dl2_paper.observation import Sight
+from dl2d.policies.dl2_paper.sizing import STEPS, Batch, Sizing, grows, usable
 
 Matrix = NDArray[np.float32]
 

@@ -13,21 +13,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dl2d.policies.dl2_paper.observation import Layout, Observations, dominant_share, job_features, size_features
 from dl2d.simulation.vectorized.clusters import Bools, Clusters, SlotReport
-from dl2d.simulation.vectorized.library import Floats, Ints
+from dl2d.simulation.vectorized.library import Ints
 
-Observations = NDArray[np.float32]
 Masks = NDArray[np.int8]
 
-#: Features of a job behind its one-hot type: age, remaining, dominant share, workers, PSs.
-SCALARS: Final = 5
-#: More of them where they are asked for: place in the batch, remaining fraction of the epochs, logarithms of tasks.
-EXTRAS: Final = 4
-#: What they are divided by.
-AGE_SCALE: Final = 3.0
-REMAINING_SCALE: Final = 8.0
-TASKS_SCALE: Final = 16.0
-PLACE_SCALE: Final = 4.0
 _IMPOSSIBLE: Final = 2**62
 
 
@@ -56,11 +47,10 @@ class Windows:
         self.clusters = clusters
         self.jobs = jobs
         self._first_bundles = first_bundles
-        self._extras = extras
         count = clusters.count
-        self._types = len(clusters.library.models)
-        self._width = self._types + SCALARS + EXTRAS * extras
         self._resources = len(clusters.library.resources)
+        #: Shape of the observations.
+        self.layout = Layout(window=jobs, types=len(clusters.library.models), resources=self._resources, extras=extras)
         self._all = np.arange(count)
         #: Jobs in the window, shape (N, J); -1 where there is none. And the number of the batch, from 0.
         self.window: Ints = np.full((count, jobs), -1, dtype=np.int64)
@@ -78,28 +68,16 @@ class Windows:
         self._lacks: Ints = np.zeros((count, jobs, 2), dtype=np.int64)
         self._below: Bools = np.zeros((count, jobs), dtype=np.bool_)
         self._refused: Bools = np.zeros((count, jobs), dtype=np.bool_)
-        self._observation: Observations = np.zeros((count, jobs * self._width + self._resources), dtype=np.float32)
-        self._columns = self._observation[:, : jobs * self._width].reshape(count, jobs, self._width)
+        self._observation: Observations = np.zeros((count, self.layout.length), dtype=np.float32)
+        self._features = self.layout.jobs_of(self._observation)
+        self._free = self.layout.free_of(self._observation)
         self._mask: Masks = np.zeros((count, 3 * jobs + 1), dtype=np.int8)
         self._mask[:, -1] = 1
         self._choices = self._mask[:, :-1].reshape(count, jobs, 3)
-        #: Capacities of whole clusters, shape (R, N).
-        self._whole: Ints = np.ones((self._resources, count), dtype=np.int64)
+        #: Capacities of whole clusters, shape (N, R); what a cluster has nothing of counts 1.
+        self._capacity: Ints = np.ones((count, self._resources), dtype=np.int64)
         #: The least used node of each, as cluster x M + node.
         self._heads: Ints = np.zeros(count, dtype=np.int64)
-
-    @property
-    def width(self) -> int:
-        """Length of an observation."""
-        return int(self._observation.shape[1])
-
-    def bounds(self) -> tuple[Observations, Observations]:
-        """Least and largest values of one observation, shape (width,) each."""
-        column = (
-            [1.0] * self._types + [8.0, 8.0, 1.0, 64.0, 64.0] + [self.jobs / PLACE_SCALE, 1.0, 8.0, 8.0] * self._extras
-        )
-        high = np.array(column * self.jobs + [1.0] * self._resources, dtype=np.float32)
-        return np.zeros_like(high), high
 
     def observation(self) -> Observations:
         """What a policy sees, shape (N, width): a copy."""
@@ -111,8 +89,7 @@ class Windows:
 
     def begin(self, which: Ints) -> None:
         """Look at clusters that were reset; then ``refresh``."""
-        # What a cluster has nothing of takes no share.
-        self._whole[:, which] = np.maximum(self.clusters.capacity[which], 1).T
+        self._capacity[which] = np.maximum(self.clusters.capacity[which], 1)
         self._begin_slot(which)
         self._show_sizes(*self._look(which))
 
@@ -169,7 +146,7 @@ class Windows:
         self._choices[:, :, 0] = worker & self._grows[0]
         self._choices[:, :, 1] = ps & self._grows[1]
         self._choices[:, :, 2] = both & self._grows[0] & self._grows[1]
-        self._observation[:, self.jobs * self._width :] = (1.0 - clusters.used / self._whole).T
+        self._free[:] = 1.0 - clusters.used.T / self._capacity
 
     def _act(self, rows: Ints, actions: Ints) -> tuple[Ints, Ints, Ints]:
         """Returns windows, columns and jobs whose sizes are to be shown."""
@@ -204,23 +181,22 @@ class Windows:
         self._asks[:, which] = _IMPOSSIBLE
         self._grows[:, which] = False
         self._below[which] = self._refused[which] = False
-        self._columns[which] = 0.0
+        self._features[which] = 0.0
         rows = which[rows]
         self.window[rows, columns] = jobs
         at = rows * present.shape[1] + jobs
         flat = rows * self.jobs + columns
         demand = clusters.asks.reshape(-1, 3 * self._resources).take(at, axis=0).T
         self._asks.reshape(len(demand), -1)[:, flat] = demand
-        age = clusters.slot[rows] - clusters.submit.take(at)
-        remaining = np.maximum(clusters.declared.take(at) - clusters.done.take(at), 0.0)
-        features = self._columns[rows, columns]
-        features[np.arange(len(rows)), clusters.model.take(at)] = 1.0
-        features[:, self._types] = np.log1p(age) / AGE_SCALE
-        features[:, self._types + 1] = np.log1p(remaining) / REMAINING_SCALE
-        if self._extras:
-            features[:, self._types + SCALARS] = columns / PLACE_SCALE
-            features[:, self._types + SCALARS + 1] = remaining / clusters.declared.take(at)
-        self._columns[rows, columns] = features
+        declared = clusters.declared.take(at)
+        self._features[rows, columns] = job_features(
+            self.layout,
+            types=clusters.model.take(at),
+            ages=clusters.slot[rows] - clusters.submit.take(at),
+            remaining=np.maximum(declared - clusters.done.take(at), 0.0),
+            declared=declared,
+            places=columns,
+        )
         return rows, columns, jobs
 
     def _show_sizes(self, rows: Ints, columns: Ints, jobs: Ints) -> None:
@@ -228,7 +204,6 @@ class Windows:
         clusters = self.clusters
         at = rows * clusters.present.shape[1] + jobs
         sizes = clusters.sizes.reshape(-1, 2).take(at, axis=0)
-        workers, ps = sizes[:, 0], sizes[:, 1]
         most = clusters.most.reshape(-1, 2).take(at, axis=0)
         flat = rows * self.jobs + columns
         for role in (0, 1):
@@ -236,15 +211,7 @@ class Windows:
         lacks = np.maximum(clusters.least.reshape(-1, 2).take(at, axis=0) - sizes, 0)
         self._lacks.reshape(-1, 2)[flat] = lacks
         self._below.reshape(-1)[flat] = lacks.any(axis=1)
-        demand = clusters.asks.reshape(-1, 3 * self._resources).take(at, axis=0)
-        share: Floats = np.zeros(len(rows))
-        for number in range(self._resources):
-            held = workers * demand[:, number] + ps * demand[:, self._resources + number]
-            np.maximum(share, held / self._whole[number][rows], out=share)
-        if self._extras:
-            self._columns[rows, columns, -2:] = np.log1p(sizes)
-        features = np.empty((len(rows), 3), dtype=np.float32)
-        features[:, 0] = share
-        features[:, 1] = workers / TASKS_SCALE
-        features[:, 2] = ps / TASKS_SCALE
-        self._columns[rows, columns, self._types + 2 : self._types + SCALARS] = features
+        demand = clusters.asks.reshape(-1, 3, self._resources).take(at, axis=0)
+        shares = dominant_share(sizes, demand, self._capacity[rows])
+        places = rows[:, None], columns[:, None], self.layout.size_features
+        self._features[places] = size_features(self.layout, sizes, shares)

@@ -14,8 +14,8 @@ from dl2d.learning.original.networks import begin, described, policy_network, we
 from dl2d.learning.original.recordings import taught
 from dl2d.learning.original.settings import NetworkKind, Settings, SupervisedLoss
 from dl2d.learning.original.validation import score
+from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import network_of
-from dl2d.policies.dl2_paper.sizing import Sight
 from dl2d.simulation.vectorized.library import Library
 
 

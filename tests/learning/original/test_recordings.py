@@ -12,7 +12,7 @@ from dl2d.learning.original.errors import TooFewSamples
 from dl2d.learning.original.recordings import Recording, lessons_of, played
 from dl2d.learning.original.settings import Labels
 from dl2d.placement.load_balance import LoadBalance
-from dl2d.policies.dl2_paper.sizing import Sight
+from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.drf import Drf
 from dl2d.simulation.vectorized.clusters import Clusters
 from dl2d.simulation.vectorized.library import Library

@@ -19,8 +19,8 @@ from dl2d.learning.original.settings import NetworkKind, Settings, SupervisedLos
 from dl2d.learning.original.supervised import school_by_recordings, school_by_teacher, serves_whole
 from dl2d.learning.original.trainer import train
 from dl2d.placement.load_balance import LoadBalance
+from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
-from dl2d.policies.dl2_paper.sizing import Sight
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.sources import load_source
 

@@ -16,8 +16,8 @@ from dl2d.learning.original.replay_buffer import ReplayBuffer
 from dl2d.learning.original.settings import PAPER, Credit, NetworkKind, Reward, Settings, Surrogate
 from dl2d.learning.original.trainer import Report, improve, train
 from dl2d.policies.checkpoint import read_checkpoint
+from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dense, Dl2Original, network_of
-from dl2d.policies.dl2_paper.sizing import Sight
 from dl2d.simulation.vectorized.library import Library
 
 

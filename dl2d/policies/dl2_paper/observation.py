@@ -1,0 +1,196 @@
+"""Observations of the paper's policy network (Peng et al., arXiv 1909.06040, section 4.1): which number stands where.
+
+An observation shows a batch of up to J jobs, in submit order, on a cluster with R resources. It is a vector of
+J x F + R numbers (float32): F features of each job, all 0 where there is no job, then the free share of each resource.
+The policy writes observations of one snapshot, the array simulator those of N clusters; both use the functions below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Observations = NDArray[np.float32]
+
+#: Features of a job behind its one-hot type: age, remaining epochs, dominant share, workers, PSs.
+SCALARS: Final = 5
+#: Features that not every network has: place in the batch, remaining share of the epochs, logarithms of workers, PSs.
+EXTRAS: Final = 4
+#: What features are divided by, so that usual values are near 1.
+_AGE_SCALE: Final = 3.0
+_REMAINING_SCALE: Final = 8.0
+_TASKS_SCALE: Final = 16.0
+_PLACE_SCALE: Final = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Shape of an observation."""
+
+    #: J, the number of model types, and R.
+    window: int
+    types: int
+    resources: int
+    #: Whether jobs have the features that not every network has.
+    extras: bool
+
+    @property
+    def features(self) -> int:
+        """F."""
+        return self.types + SCALARS + EXTRAS * self.extras
+
+    @property
+    def length(self) -> int:
+        """Length of an observation: J x F + R."""
+        return self.window * self.features + self.resources
+
+    @property
+    def size_features(self) -> list[int]:
+        """Features of a job that change with its size, in the order of ``size_features``."""
+        places = [self.types + 2, self.types + 3, self.types + 4]
+        return [*places, self.features - 2, self.features - 1] if self.extras else places
+
+    def jobs_of(self, observations: Observations) -> Observations:
+        """Features of the jobs, shape (N, J, F); a view of observations, shape (N, length)."""
+        split = self.window * self.features
+        return observations[:, :split].reshape(len(observations), self.window, self.features)
+
+    def free_of(self, observations: Observations) -> Observations:
+        """Free shares, shape (N, R); a view of observations, shape (N, length)."""
+        return observations[:, self.window * self.features :]
+
+    def sizes_in(self, observations: Observations) -> Ints:
+        """Workers and PSs of each job, shape (N, J, 2)."""
+        scaled = self.jobs_of(observations)[:, :, self.types + 3 : self.types + 5]
+        sizes: Ints = np.rint(scaled * _TASKS_SCALE).astype(np.int64)
+        return sizes
+
+    def bounds(self) -> tuple[Observations, Observations]:
+        """Least and largest values of one observation, shape (length,) each."""
+        job = (
+            [1.0] * self.types + [8.0, 8.0, 1.0, 64.0, 64.0] + [self.window / _PLACE_SCALE, 1.0, 8.0, 8.0] * self.extras
+        )
+        high = np.array(job * self.window + [1.0] * self.resources, dtype=np.float32)
+        return np.zeros_like(high), high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """How a snapshot is shown to a network, as its checkpoint's settings say."""
+
+    #: J.
+    window: int
+    #: Model types and resources in the order of the inputs.
+    models: tuple[str, ...]
+    resources: tuple[str, ...]
+    #: Each job has its least size before the first step.
+    first_bundles: bool
+    slot_seconds: float
+    #: Jobs have the features that not every network has.
+    extras: bool = False
+
+    @property
+    def layout(self) -> Layout:
+        """Shape of its observations."""
+        return Layout(window=self.window, types=len(self.models), resources=len(self.resources), extras=self.extras)
+
+    @property
+    def width(self) -> int:
+        """Features of a job."""
+        return self.layout.features
+
+    @property
+    def inputs(self) -> int:
+        """Length of an observation."""
+        return self.layout.length
+
+    @property
+    def void(self) -> int:
+        """The action that ends a batch: 3J."""
+        return 3 * self.window
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """From a checkpoint's settings.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            One is missing or is no such thing.
+        """
+        return cls(
+            window=int(settings["window"]),
+            models=tuple(settings["models"]),
+            resources=tuple(settings["resources"]),
+            first_bundles=bool(settings["first_bundles"]),
+            slot_seconds=float(settings["slot_seconds"]),
+            extras=bool(settings.get("extras", False)),
+        )
+
+
+def job_features(
+    layout: Layout, *, types: Ints, ages: Ints, remaining: Floats, declared: Floats, places: Ints
+) -> Observations:
+    """Features of M jobs that stay as they are while sizes are chosen, shape (M, F); those of sizes are 0.
+
+    Parameters
+    ----------
+    types
+        Model type, 0 to types - 1, or -1 for one that the network does not know.
+    ages
+        Slots since the job was submitted.
+    remaining, declared
+        Epochs.
+    places
+        Place in the batch, from 0.
+    """
+    features = np.zeros((len(types), layout.features), dtype=np.float32)
+    known = np.flatnonzero(types >= 0)
+    features[known, types[known]] = 1.0
+    features[:, layout.types] = np.log1p(ages) / _AGE_SCALE
+    features[:, layout.types + 1] = np.log1p(remaining) / _REMAINING_SCALE
+    if layout.extras:
+        features[:, layout.types + SCALARS] = places / _PLACE_SCALE
+        features[:, layout.types + SCALARS + 1] = remaining / declared
+    return features
+
+
+def size_features(layout: Layout, sizes: Ints, shares: Floats) -> Observations:
+    """Features of M jobs that follow from their sizes, in the order of ``Layout.size_features``.
+
+    Parameters
+    ----------
+    sizes
+        Workers and PSs, shape (M, 2).
+    shares
+        Dominant shares, shape (M,).
+    """
+    features = np.empty((len(sizes), 5 if layout.extras else 3), dtype=np.float32)
+    features[:, 0] = shares
+    features[:, 1:3] = sizes / _TASKS_SCALE
+    if layout.extras:
+        features[:, 3:] = np.log1p(sizes)
+    return features
+
+
+def dominant_share(sizes: Ints, demand: Ints, capacity: Ints) -> Floats:
+    """Largest share of any resource that a job holds (Ghodsi et al., NSDI 2011), shape (...).
+
+    Parameters
+    ----------
+    sizes
+        Workers and PSs, shape (..., 2).
+    demand
+        What one worker and one PS ask for, shape (..., 2, R).
+    capacity
+        Of the whole cluster, 1 or more, shape (..., R).
+    """
+    held = sizes[..., 0, None] * demand[..., 0, :] + sizes[..., 1, None] * demand[..., 1, :]
+    share: Floats = (held / capacity).max(axis=-1, initial=0.0)
+    return share
