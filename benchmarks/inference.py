@@ -133,8 +133,8 @@ class Timed:
 
 def a_checkpoint(jobs: int) -> Checkpoint:
     """Of a network that sizes as Optimus does."""
-    from dl2d.learning.original.settings import Settings  # noqa: PLC0415 - torch takes seconds
-    from dl2d.learning.original.supervised import school_by_teacher  # noqa: PLC0415
+    from dl2d.learning.dl2_paper.settings import Settings  # noqa: PLC0415 - torch takes seconds
+    from dl2d.learning.dl2_paper.supervised import school_by_teacher  # noqa: PLC0415
     from dl2d.simulation.workload.sources import load_source  # noqa: PLC0415
 
     source = "generator:dl2?nodes=96&jobs=30&models=" + ",".join(MODELS)

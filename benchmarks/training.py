@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from dl2d.learning.original.settings import NetworkKind, Settings
-from dl2d.learning.original.trainer import Report
-from dl2d.learning.original.trainer import train as learn
+from dl2d.learning.dl2_paper.settings import NetworkKind, Settings
+from dl2d.learning.dl2_paper.trainer import Report
+from dl2d.learning.dl2_paper.trainer import train as learn
 from dl2d.learning.rollout import Ground, play
 from dl2d.learning.training import Trainer, TrainingSettings
 from dl2d.simulation.workload.format import Workload

@@ -25,12 +25,12 @@ from dl2d.simulation.workload.sources import source_forms
 from dl2d.tick.start_check import start_check
 
 if TYPE_CHECKING:
-    from dl2d.learning.original.recordings import Recording
-    from dl2d.learning.original.supervised import Schooled
+    from dl2d.learning.dl2_paper.demonstrations import Recording
+    from dl2d.learning.dl2_paper.supervised import Schooled
 
 
 class Teacher(enum.StrEnum):
-    """Policies that can be imitated; ``dl2d.learning.original.teachers`` has the same."""
+    """Policies that can be imitated; ``dl2d.learning.dl2_paper.teachers`` has the same."""
 
     DRF = "drf"
     FIFO = "fifo"
@@ -90,8 +90,8 @@ def supervised(
         raise typer.BadParameter("give one of --from-store and --teacher")
     if teacher is not None and not workload:
         raise typer.BadParameter("a teacher needs workloads", param_hint="--workload")
-    from dl2d.learning.original import supervised as school  # noqa: PLC0415 - torch takes seconds
-    from dl2d.learning.original.settings import NetworkKind, Settings, SupervisedLoss  # noqa: PLC0415
+    from dl2d.learning.dl2_paper import supervised as school  # noqa: PLC0415 - torch takes seconds
+    from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss  # noqa: PLC0415
 
     began = time.monotonic()
     settings = replace(
@@ -144,7 +144,7 @@ def _refuse_if_jobs_wait(found: Schooled, recordings: Sequence[Recording]) -> No
 
 def _recorded(config: Path | None, url: str | None, most: int, policy: str | None) -> tuple[list[Recording], float]:
     """Slots of the store, oldest first, and their usual distance in seconds."""
-    from dl2d.learning.original.recordings import Recording  # noqa: PLC0415 - torch takes seconds
+    from dl2d.learning.dl2_paper.demonstrations import Recording  # noqa: PLC0415 - torch takes seconds
     from dl2d.store.sql import SqlStore  # noqa: PLC0415 - half a second that no other way waits for
 
     settings = load_settings(config or DEFAULT_PATH) if config is not None or url is None else None

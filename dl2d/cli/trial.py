@@ -15,7 +15,7 @@ from dl2d.core.registry import Registry, Trial, TrialCase, Version
 from dl2d.daemon.loop import guard_rules
 from dl2d.daemon.models.active_version import configured_checkpoint, given, read_version
 from dl2d.learning.gate import Verdict, compare
-from dl2d.learning.lesson import Lesson, lesson_of
+from dl2d.learning.training_set import Lesson, lesson_of
 from dl2d.learning.twin import DAY_SECONDS
 from dl2d.plugins import Given, load_placement, load_policy
 from dl2d.policies.checkpoint import Checkpoint

@@ -20,9 +20,9 @@ from dl2d.core.measured import MeasuredSpeeds
 from dl2d.core.registry import Registry
 from dl2d.daemon.models.active_version import version_in
 from dl2d.daemon.models.candidates import Candidate
-from dl2d.learning.lesson import Lesson
-from dl2d.learning.search import Step
+from dl2d.learning.evolution_strategy import Step
 from dl2d.learning.training import State, Trainer, TrainingSettings
+from dl2d.learning.training_set import Lesson
 from dl2d.learning.twin import DAY_SECONDS
 from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2 import from_arrays

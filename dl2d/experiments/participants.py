@@ -12,7 +12,7 @@ from pydantic import AfterValidator, model_validator
 from dl2d.core.errors import Dl2dError, WorkloadError
 from dl2d.core.validation import Flag, Items, Kinds, Record, Text, Whole, bad, to_plain
 from dl2d.core.wording import did_you_mean, shown
-from dl2d.learning.original.settings import PAPER, Settings
+from dl2d.learning.dl2_paper.settings import PAPER, Settings
 from dl2d.learning.training import TrainingSettings
 from dl2d.simulation.workload.sources import is_drawn
 
@@ -77,7 +77,7 @@ class Training(Record):
     draws: Draws = 32
     #: Learn from jobs of so many types alone, the first by name; 0: of all.
     types: Annotated[int, Whole(0, 1000)] = 0
-    #: Learn, and choose checkpoints, on an analytical model of speeds (``dl2d.learning.original.offline``).
+    #: Learn, and choose checkpoints, on an analytical model of speeds (``dl2d.learning.dl2_paper.analytical_model``).
     offline: Flag = False
     #: What differs from the design's own settings.
     settings: Mapping[str, PlainValue] = field(default_factory=dict)

@@ -37,8 +37,8 @@ from dl2d.experiments.participants import (
     jumps_settings,
     original_settings,
 )
-from dl2d.learning.original.offline import analytical
-from dl2d.learning.original.settings import Settings
+from dl2d.learning.dl2_paper.analytical_model import analytical
+from dl2d.learning.dl2_paper.settings import Settings
 from dl2d.learning.training import Trainer
 from dl2d.plugins import Given, load_placement, load_policy
 from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
@@ -316,7 +316,7 @@ def _original(
     training: Training, learned: Sequence[Workload], validation: Sequence[Workload], seed: int, named: Sequence[str]
 ) -> tuple[Checkpoint, tuple[Look, ...], str]:
     """One training after another, where there is one before; steps are gradient steps of all of them."""
-    from dl2d.learning.original.trainer import Report, train  # noqa: PLC0415 - torch takes seconds, and is for this alone
+    from dl2d.learning.dl2_paper.trainer import Report, train  # noqa: PLC0415 - torch takes seconds, and is for this alone
 
     looks: dict[int, float] = {}
 

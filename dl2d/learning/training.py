@@ -16,8 +16,8 @@ import numpy as np
 from dl2d.core.errors import CheckpointError
 from dl2d.core.measured import MeasuredSpeeds
 from dl2d.learning import state_file
+from dl2d.learning.evolution_strategy import Search, Step, advance
 from dl2d.learning.rollout import Ground, Measurements, measuring, play
-from dl2d.learning.search import Search, Step, advance
 from dl2d.policies.checkpoint import Checkpoint
 from dl2d.policies.dl2 import as_arrays, from_arrays
 from dl2d.policies.jumps import FEATURES, Floats, Ints, initial_weights

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dl2d.cli import train_original
-from dl2d.learning.original.player import Player
-from dl2d.learning.original.replay_buffer import Samples
-from dl2d.learning.original.settings import Settings
+from dl2d.learning.dl2_paper.replay_buffer import Samples
+from dl2d.learning.dl2_paper.rollout import Player
+from dl2d.learning.dl2_paper.settings import Settings
 
 MODELS = {"workers": [[10.0 * w / p for w in range(1, 5)] for p in range(1, 5)]}
 

@@ -15,7 +15,7 @@ from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobState
 from dl2d.core.plan import Outcome, Plan
 from dl2d.core.store import Slot
-from dl2d.learning.original.recordings import played
+from dl2d.learning.dl2_paper.demonstrations import played
 from dl2d.simulation.workload.format import read_workload
 from dl2d.store import schema
 from dl2d.store.sql import SqlStore

@@ -13,8 +13,8 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.errors import CheckpointError
 from dl2d.core.packing import Packing
+from dl2d.learning.evolution_strategy import Search, Step, advance
 from dl2d.learning.rollout import Ground, Measurements, measuring, play
-from dl2d.learning.search import Search, Step, advance
 from dl2d.learning.training import State, Trainer, TrainingSettings, load_state, save_state, shrunk
 from dl2d.policies.dl2 import Dl2
 from dl2d.policies.jumps import initial_weights

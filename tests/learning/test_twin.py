@@ -32,7 +32,7 @@ from dl2d.core.jobs import (
 from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.core.store import RuntimePlan
-from dl2d.learning.lesson import lesson_of
+from dl2d.learning.training_set import lesson_of
 from dl2d.learning.twin import DAY_SECONDS, Speeds, costs_of, days_of, resampled, thinned, workload_of
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.format import describe_workload, read_workload, to_request

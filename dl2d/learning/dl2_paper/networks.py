@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dl2d.core.errors import CheckpointError
-from dl2d.learning.original.errors import Diverged
-from dl2d.learning.original.settings import NetworkKind
+from dl2d.learning.dl2_paper.errors import Diverged
+from dl2d.learning.dl2_paper.settings import NetworkKind
 from dl2d.policies.checkpoint import Checkpoint
 from dl2d.policies.dl2_paper.observation import EXTRAS, Sight
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.learning.original.errors import TooFewSamples
+from dl2d.learning.dl2_paper.errors import TooFewSamples
 from dl2d.simulation.vectorized.library import Ints
 
 

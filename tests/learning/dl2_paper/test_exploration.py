@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dl2d.learning.original.exploration import explored, mending
+from dl2d.learning.dl2_paper.exploration import explored, mending
 
 
 def mends(*jobs: tuple[int, int], forbidden: tuple[int, ...] = ()) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dl2d.learning.original.settings import Settings
+from dl2d.learning.dl2_paper.settings import Settings
 from dl2d.policies.dl2_paper.policy import Network, chosen
 from dl2d.simulation.vectorized.clusters import Clusters
 from dl2d.simulation.vectorized.library import Floats, Ints, Library

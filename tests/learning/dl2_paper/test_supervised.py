@@ -5,19 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from learning.original.made_workloads import SMALL, TRAINING, VALIDATION, a_workload
+from learning.dl2_paper.made_workloads import SMALL, TRAINING, VALIDATION, a_workload
 from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import CheckpointError, WorkloadError
 from dl2d.core.jobs import NOTHING, Allocation
-from dl2d.learning.original.errors import TooFewSamples
-from dl2d.learning.original.networks import adopt, begin, policy_network
-from dl2d.learning.original.recordings import Recording
-from dl2d.learning.original.settings import NetworkKind, Settings, SupervisedLoss
-from dl2d.learning.original.supervised import school_by_recordings, school_by_teacher, serves_whole
-from dl2d.learning.original.trainer import train
+from dl2d.learning.dl2_paper.demonstrations import Recording
+from dl2d.learning.dl2_paper.errors import TooFewSamples
+from dl2d.learning.dl2_paper.networks import adopt, begin, policy_network
+from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss
+from dl2d.learning.dl2_paper.supervised import school_by_recordings, school_by_teacher, serves_whole
+from dl2d.learning.dl2_paper.trainer import train
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from simulation.drawn import drawn
 
-from dl2d.learning.original.errors import TooFewSamples
-from dl2d.learning.original.player import Player, rewards_of
-from dl2d.learning.original.settings import Credit, Reward, Settings
+from dl2d.learning.dl2_paper.errors import TooFewSamples
+from dl2d.learning.dl2_paper.rollout import Player, rewards_of
+from dl2d.learning.dl2_paper.settings import Credit, Reward, Settings
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.library import Library
 from dl2d.simulation.workload.format import Workload, read_workload

@@ -8,9 +8,9 @@ from simulation.drawn import drawn
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import Allocation
-from dl2d.learning.original.errors import TooFewSamples
-from dl2d.learning.original.recordings import Recording, lessons_of, played
-from dl2d.learning.original.settings import Labels
+from dl2d.learning.dl2_paper.demonstrations import Recording, lessons_of, played
+from dl2d.learning.dl2_paper.errors import TooFewSamples
+from dl2d.learning.dl2_paper.settings import Labels
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.drf import Drf

@@ -18,9 +18,9 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence, Policy
-from dl2d.learning.original.errors import TooFewSamples
-from dl2d.learning.original.imitation import Lessons
-from dl2d.learning.original.settings import Labels
+from dl2d.learning.dl2_paper.errors import TooFewSamples
+from dl2d.learning.dl2_paper.imitation import Lessons
+from dl2d.learning.dl2_paper.settings import Labels
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.sizing import Sizing
 from dl2d.simulation.policy_lookup import find_policy

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.learning.original.errors import TooFewSamples
-from dl2d.learning.original.exploration import explored, mending
-from dl2d.learning.original.replay_buffer import Samples
-from dl2d.learning.original.settings import Credit, Reward, Settings
+from dl2d.learning.dl2_paper.errors import TooFewSamples
+from dl2d.learning.dl2_paper.exploration import explored, mending
+from dl2d.learning.dl2_paper.replay_buffer import Samples
+from dl2d.learning.dl2_paper.settings import Credit, Reward, Settings
 from dl2d.policies.dl2_paper.observation import dominant_share
 from dl2d.policies.dl2_paper.policy import Network
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport

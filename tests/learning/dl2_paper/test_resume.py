@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from learning.original.made_workloads import SMALL, TRAINING, VALIDATION
+from learning.dl2_paper.made_workloads import SMALL, TRAINING, VALIDATION
 
 from dl2d.core.errors import CheckpointError
-from dl2d.learning.original.settings import Settings
-from dl2d.learning.original.trainer import train
+from dl2d.learning.dl2_paper.settings import Settings
+from dl2d.learning.dl2_paper.trainer import train
 from dl2d.learning.state_file import State, load_state, save_state
 from dl2d.policies.checkpoint import Checkpoint, read_checkpoint
 
@@ -24,8 +24,8 @@ from dl2d.policies.checkpoint import Checkpoint, read_checkpoint
 _CHILD = """
 import sys
 from pathlib import Path
-from learning.original.made_workloads import SMALL, TRAINING, VALIDATION
-from dl2d.learning.original.trainer import train
+from learning.dl2_paper.made_workloads import SMALL, TRAINING, VALIDATION
+from dl2d.learning.dl2_paper.trainer import train
 
 folder = Path(sys.argv[1])
 train(

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learning.original.made_samples import made_samples
+from learning.dl2_paper.made_samples import made_samples
 
-from dl2d.learning.original.actor_critic import ActorCritic, credited
-from dl2d.learning.original.errors import Diverged, TooFewSamples, TrainingError
-from dl2d.learning.original.networks import DenseNetwork, begin, weights_of
-from dl2d.learning.original.settings import Credit, Settings, Surrogate
+from dl2d.learning.dl2_paper.actor_critic import ActorCritic, credited
+from dl2d.learning.dl2_paper.errors import Diverged, TooFewSamples, TrainingError
+from dl2d.learning.dl2_paper.networks import DenseNetwork, begin, weights_of
+from dl2d.learning.dl2_paper.settings import Credit, Settings, Surrogate
 
 NUMBERS = torch.tensor([2, 2, 2, 1])
 ERRORS = torch.tensor([[1.0, -3.0], [1.0, -3.0], [1.0, -3.0], [5.0, 0.0]])

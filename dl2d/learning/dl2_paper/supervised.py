@@ -13,13 +13,13 @@ import torch
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import NOTHING
 from dl2d.core.packing import Packing
-from dl2d.learning.original.errors import TooFewSamples
-from dl2d.learning.original.imitation import Lessons, imitate
-from dl2d.learning.original.networks import Net, begin, described, deterministic, policy_network, weights_of
-from dl2d.learning.original.recordings import Recording, lessons_of, taught
-from dl2d.learning.original.settings import NetworkKind, Settings
-from dl2d.learning.original.teachers import SERVE_WHOLE
-from dl2d.learning.original.validation import Score, score
+from dl2d.learning.dl2_paper.demonstrations import Recording, lessons_of, taught
+from dl2d.learning.dl2_paper.errors import TooFewSamples
+from dl2d.learning.dl2_paper.imitation import Lessons, imitate
+from dl2d.learning.dl2_paper.networks import Net, begin, described, deterministic, policy_network, weights_of
+from dl2d.learning.dl2_paper.settings import NetworkKind, Settings
+from dl2d.learning.dl2_paper.teachers import SERVE_WHOLE
+from dl2d.learning.dl2_paper.validation import Score, score
 from dl2d.policies.checkpoint import Checkpoint
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original, network_of

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dl2d.learning.original.errors import TooFewSamples
-from dl2d.learning.original.networks import Net, see_that_finite
-from dl2d.learning.original.settings import SupervisedLoss
+from dl2d.learning.dl2_paper.errors import TooFewSamples
+from dl2d.learning.dl2_paper.networks import Net, see_that_finite
+from dl2d.learning.dl2_paper.settings import SupervisedLoss
 from dl2d.simulation.vectorized.library import Ints
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from dl2d.learning.original.errors import Diverged
-from dl2d.learning.original.networks import (
+from dl2d.learning.dl2_paper.errors import Diverged
+from dl2d.learning.dl2_paper.networks import (
     Net,
     begin,
     draw_outputs,
@@ -16,7 +16,7 @@ from dl2d.learning.original.networks import (
     value_network,
     weights_of,
 )
-from dl2d.learning.original.settings import NetworkKind
+from dl2d.learning.dl2_paper.settings import NetworkKind
 from dl2d.policies.dl2_paper.policy import network_of
 
 SETTINGS = {

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from learning.original.made_workloads import SMALL, TRAINING, VALIDATION
+from learning.dl2_paper.made_workloads import SMALL, TRAINING, VALIDATION
 
 from dl2d.core.errors import WorkloadError
-from dl2d.learning.original.actor_critic import ActorCritic
-from dl2d.learning.original.networks import begin, described, policy_network, value_network, weights_of
-from dl2d.learning.original.player import Player
-from dl2d.learning.original.replay_buffer import ReplayBuffer
-from dl2d.learning.original.settings import PAPER, Credit, NetworkKind, Reward, Settings, Surrogate
-from dl2d.learning.original.trainer import Report, improve, train
+from dl2d.learning.dl2_paper.actor_critic import ActorCritic
+from dl2d.learning.dl2_paper.networks import begin, described, policy_network, value_network, weights_of
+from dl2d.learning.dl2_paper.replay_buffer import ReplayBuffer
+from dl2d.learning.dl2_paper.rollout import Player
+from dl2d.learning.dl2_paper.settings import PAPER, Credit, NetworkKind, Reward, Settings, Surrogate
+from dl2d.learning.dl2_paper.trainer import Report, improve, train
 from dl2d.policies.checkpoint import read_checkpoint
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dense, Dl2Original, network_of

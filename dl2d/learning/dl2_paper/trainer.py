@@ -16,9 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from dl2d.core.errors import CheckpointError, WorkloadError
-from dl2d.learning.original.actor_critic import ActorCritic
-from dl2d.learning.original.imitation import imitate
-from dl2d.learning.original.networks import (
+from dl2d.learning.dl2_paper.actor_critic import ActorCritic
+from dl2d.learning.dl2_paper.demonstrations import taught
+from dl2d.learning.dl2_paper.imitation import imitate
+from dl2d.learning.dl2_paper.networks import (
     Net,
     adopt,
     begin,
@@ -31,12 +32,11 @@ from dl2d.learning.original.networks import (
     value_network,
     weights_of,
 )
-from dl2d.learning.original.player import Player
-from dl2d.learning.original.recordings import taught
-from dl2d.learning.original.replay_buffer import ReplayBuffer, Samples
-from dl2d.learning.original.settings import Credit, Settings
-from dl2d.learning.original.teachers import SERVE_WHOLE
-from dl2d.learning.original.validation import Score, score
+from dl2d.learning.dl2_paper.replay_buffer import ReplayBuffer, Samples
+from dl2d.learning.dl2_paper.rollout import Player
+from dl2d.learning.dl2_paper.settings import Credit, Settings
+from dl2d.learning.dl2_paper.teachers import SERVE_WHOLE
+from dl2d.learning.dl2_paper.validation import Score, score
 from dl2d.learning.state_file import State, load_state, save_state
 from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2_paper.observation import Sight

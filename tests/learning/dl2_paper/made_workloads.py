@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dl2d.learning.original.settings import Settings
+from dl2d.learning.dl2_paper.settings import Settings
 from dl2d.simulation.workload.format import Workload, read_workload
 
 

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, fields
 from typing import Final
 
-from dl2d.learning.original.errors import TrainingError
+from dl2d.learning.dl2_paper.errors import TrainingError
 
 _BOUNDS: Final = {
     "window": (1, 1000), "hidden": (1, 4096), "clusters": (1, 4096),

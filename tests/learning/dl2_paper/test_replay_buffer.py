@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from learning.original.made_samples import made_samples
+from learning.dl2_paper.made_samples import made_samples
 
-from dl2d.learning.original.errors import TooFewSamples
-from dl2d.learning.original.replay_buffer import ReplayBuffer
+from dl2d.learning.dl2_paper.errors import TooFewSamples
+from dl2d.learning.dl2_paper.replay_buffer import ReplayBuffer
 
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=12), most=st.integers(1, 20))

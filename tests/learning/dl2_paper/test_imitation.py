@@ -8,12 +8,12 @@ import torch
 from simulation.drawn import drawn
 
 from dl2d.learning.baselines import baselines
-from dl2d.learning.original.errors import TooFewSamples
-from dl2d.learning.original.imitation import Lessons, distance, imitate
-from dl2d.learning.original.networks import begin, described, policy_network, weights_of
-from dl2d.learning.original.recordings import taught
-from dl2d.learning.original.settings import NetworkKind, Settings, SupervisedLoss
-from dl2d.learning.original.validation import score
+from dl2d.learning.dl2_paper.demonstrations import taught
+from dl2d.learning.dl2_paper.errors import TooFewSamples
+from dl2d.learning.dl2_paper.imitation import Lessons, distance, imitate
+from dl2d.learning.dl2_paper.networks import begin, described, policy_network, weights_of
+from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss
+from dl2d.learning.dl2_paper.validation import score
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import network_of
 from dl2d.simulation.vectorized.library import Library

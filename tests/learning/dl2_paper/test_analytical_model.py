@@ -4,7 +4,7 @@ import pytest
 from simulation.drawn import drawn
 
 from dl2d.core.jobs import Architecture
-from dl2d.learning.original.offline import analytical, formula_of
+from dl2d.learning.dl2_paper.analytical_model import analytical, formula_of
 from dl2d.simulation.speeds.models import AllReduce, Physical, Table
 
 TRIED = (1, 2, 4, 8, 16)

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dl2d.learning.original.errors import TooFewSamples
-from dl2d.learning.original.networks import Net, see_that_finite
-from dl2d.learning.original.replay_buffer import Samples
-from dl2d.learning.original.settings import Credit, Settings, Surrogate
+from dl2d.learning.dl2_paper.errors import TooFewSamples
+from dl2d.learning.dl2_paper.networks import Net, see_that_finite
+from dl2d.learning.dl2_paper.replay_buffer import Samples
+from dl2d.learning.dl2_paper.settings import Credit, Settings, Surrogate
 
 #: Largest norms of the gradients.
 _POLICY_NORM = 0.5
