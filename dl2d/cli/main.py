@@ -32,7 +32,7 @@ COMMANDS: Final = MappingProxyType(
         "simulate": ("simulate", "simulate", _RESEARCH, "Replay a workload under several policies and compare them."),
         "train": ("train", "app", _RESEARCH, "Train a learned policy and write a checkpoint."),
         "experiment": ("experiment", "app", _RESEARCH, "Compare policies over workloads and seeds in a report."),
-        "demo": ("demo.command", "demo", _ADMIN, "Train three real jobs on this machine and resize them meanwhile."),
+        "demo": ("demo", "demo", _ADMIN, "Train three real jobs on this machine and resize them meanwhile."),
         "run": ("serve", "run", _ADMIN, "Run the daemon until SIGTERM; SIGHUP reads the configuration again."),
         "check": ("check", "check", _ADMIN, "Check the configuration, what it names, and job files."),
         "config": ("configuration", "config", _ADMIN, "Print the sample configuration with every key explained."),

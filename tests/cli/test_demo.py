@@ -16,17 +16,17 @@ from typing import Any
 import psutil
 import pytest
 
-from dl2d.cli.demo.script import FAST, FULL
+from dl2d.cli.demo import FAST, FULL
 from dl2d.core.request import RequestRules, parse_request
 
 PNG = b"\x89PNG\r\n\x1a\n"
 _MARK = "DEMO_TEST_MARK"
 
 
-def test_the_acts_are_requests_that_the_daemon_takes():
-    for act in (*FULL.acts, *FAST.acts):
-        request = parse_request(act.request(), rules=RequestRules(frozenset({act.model_type})))
-        assert request.epochs == act.epochs
+def test_the_jobs_are_requests_that_the_daemon_takes():
+    for job in (*FULL.jobs, *FAST.jobs):
+        request = parse_request(job.request(), rules=RequestRules(frozenset({f"digits-{job.model}"})))
+        assert request.epochs == job.epochs
 
 
 class Demo:
@@ -82,24 +82,19 @@ def test_jobs_are_resized_and_their_weights_are_those_of_static_runs(demos: list
     out, err = demo.process.communicate(timeout=500)
     assert demo.process.returncode == 0, err
     facts: dict[str, Any] = json.loads(out)
-    assert facts["good"]
+    assert facts["policy"] == "dl2"
     assert facts["left_running"] == 0
     assert [job["state"] for job in facts["jobs"]] == ["finished"] * 3
-    for job in facts["jobs"]:
+    for job, played in zip(facts["jobs"], FAST.jobs, strict=True):
         assert job["weights_equal_static_run"]
         assert re.fullmatch(r"[0-9a-f]{64}", job["digest"])
         assert job["digest"] == job["static_digest"]
-        assert job["updates"] == 24 * next(act.epochs for act in FAST.acts if act.name == job["name"])
+        assert job["updates"] == 24 * played.epochs
     assert len({job["digest"] for job in facts["jobs"]}) == 3
-    assert facts["resizes"] == sum(len(job["plans"]) - 1 for job in facts["jobs"]) > 0
+    assert any(len(job["plans"]) > 1 for job in facts["jobs"])
     assert demo.running() == []
     assert list(demo.temporary.iterdir()) == []
     assert (demo.out / "timeline.png").read_bytes().startswith(PNG)
-    page = (demo.out / "timeline.html").read_text()
-    assert "<svg" in page
-    assert not re.search(r"""(src|href)=|url\(|@import""", page)
-    kept = json.loads((demo.out / "timeline.json").read_text())
-    assert kept == {key: value for key, value in facts.items() if key not in ("left_running", "files")}
 
 
 @pytest.mark.slow
