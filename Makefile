@@ -1,7 +1,9 @@
-# make run    the demo: three real training jobs, resized while they train, on this machine
-# make test   what proves the product, in at most fifteen minutes
-# make lint   style, types, import rules
-# Each sets up its own virtual environment in .venv first.
+# make run         the demo: three real training jobs, resized while they train, on this machine
+# make test        what proves the product, in at most fifteen minutes; it ends with what was skipped
+# make test-deps   installs the Debian packages without which tests of Slurm, PostgreSQL and systemd are skipped (as root)
+# make lint        style, types, import rules
+# make references  the references of configuration and commands under docs/, from the code and etc/dl2d.yaml
+# All but test-deps set up their own virtual environment in .venv first.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,8 +12,9 @@ BIN := $(VENV)/bin
 # deaths may fail). One that has nothing left to do takes tests from another one.
 SPREAD ?= --numprocesses $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )) --dist worksteal
 STAMP := $(VENV)/.installed
+DEBIAN_PACKAGES := python3-venv munge slurmctld slurmd slurm-client postgresql systemd
 
-.PHONY: run test test-all lint format references clean
+.PHONY: run test test-all test-deps lint format references clean
 
 $(STAMP): pyproject.toml pslite/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -28,13 +31,16 @@ test: $(STAMP)
 test-all: $(STAMP)
 	$(BIN)/python -m pytest $(SPREAD)
 
+test-deps:
+	dpkg -s $(DEBIAN_PACKAGES) 2>&1 | grep -q "not installed" || exit 0; apt-get update -qq; \
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(DEBIAN_PACKAGES)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The configuration and command references under docs/, from the code and etc/dl2d.yaml.
 references: $(STAMP)
 	$(BIN)/python docs/references.py
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,20 @@ from hypothesis import HealthCheck, settings
 # The machine may be busy: how long an example takes, or its making, says nothing.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say in the last lines which tests were skipped and what installs what they lack."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(config, "workerinput"):
+        return
+    reasons = Counter(
+        each.longrepr[2] for each in reporter.stats.get("skipped", ()) if isinstance(each.longrepr, tuple)
+    )
+    for reason, count in sorted(reasons.items()):
+        reporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
+    if any("not installed" in reason for reason in reasons):
+        reporter.write_line("Debian's packages for these tests: sudo make test-deps")
 
 
 @pytest.fixture(autouse=True)

@@ -125,8 +125,8 @@ class PostgresServer:
 
 def _programs() -> Path:
     found = sorted(_BINARIES.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
-    if not found:
-        raise PostgresMissing(f"no PostgreSQL server in {_BINARIES} (apt-get install postgresql)")
+    if not found or shutil.which("pg_lsclusters") is None:
+        raise PostgresMissing("PostgreSQL's server is not installed")
     return found[-1].parent
 
 

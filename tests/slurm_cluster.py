@@ -50,7 +50,7 @@ _FREEZER = Path("/sys/fs/cgroup/freezer")
 
 def why_not() -> str:
     """Reason for which no private Slurm can run here, or "" if one can."""
-    missing = [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
         return f"not installed: {', '.join(missing)}"
     if os.geteuid() != 0:

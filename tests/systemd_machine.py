@@ -51,7 +51,7 @@ def why_not() -> str:
     """Why it cannot be started here, or ""."""
     if os.geteuid() != 0:
         return "only root can boot a systemd of its own"
-    if not _SYSTEMD.exists():
+    if not _SYSTEMD.exists() or shutil.which("systemctl") is None:
         return "systemd is not installed"
     if not _CGROUPS.is_dir() and not Path("/sys/fs/cgroup/cgroup.procs").exists():
         return "there is no cgroup v2 hierarchy"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from slurm_cluster import PATH, SlurmCluster, User
+from slurm_cluster import PATH, SlurmCluster, User, why_not
 from slurm_fakes import Real
 
 from dl2d.core.cluster import NodeState, task_tag
@@ -367,6 +367,7 @@ def test_a_controller_that_is_down_is_unavailable_and_comes_back(real: Real, man
     impatient.close()
 
 
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "Slurm is there")
 def test_nothing_of_a_cluster_is_left_when_its_test_is_killed(tmp_path: Path) -> None:
     """The keeper outlives the test that made the cluster, and cleans up behind it."""
     program = (
