@@ -20,7 +20,6 @@ from dl2d.cli.status import MODE_WORDS
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Node
 from dl2d.core.errors import Dl2dError
-from dl2d.core.mode import STAGES
 from dl2d.core.policy import Policy
 from dl2d.core.registry import Version
 from dl2d.core.request import RequestRules
@@ -213,7 +212,7 @@ def _watched(settings: Settings, parsed: SlurmSettings) -> Iterator[Finding]:
     unknown = sorted({rule.model for rule in parsed.watch} - set(models)) if models else []
     if unknown:
         yield Finding(item, False, f"jobs.models does not have {', '.join(unknown)}")
-    elif STAGES[settings.mode].watch:
+    elif not settings.mode.acts:
         text = f"rules: {len(parsed.watch)}" if parsed.watch else "no rules: only jobs that register are recorded"
         yield Finding(item, True, text)
 

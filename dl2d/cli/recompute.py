@@ -27,8 +27,10 @@ from dl2d.plugins import (
     takes_checkpoint,
 )
 from dl2d.policies.checkpoint import DIGITS, Checkpoint, checkpoint_in, read_checkpoint, settings_in
-from dl2d.tick.decide import Deciders, decide, inputs_hash
+from dl2d.tick.context import Deciders
+from dl2d.tick.decide import decide
 from dl2d.tick.observed_decision import OBSERVED
+from dl2d.tick.record import inputs_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def recompute(slot: Slot, settings: Settings, registry: Registry) -> Recomputed:
     if asked is None:
         made = f"{slot.proposed.policy} version {slot.proposed.policy_version}"
         return Recomputed(False, f"not possible: there is no {made}, the fallback that decided")
-    again = decide(slot.snapshot, Deciders(asked, asked, placement, patience=float("inf")), slot.seed, time.monotonic)
+    again = decide(slot.snapshot, Deciders(asked, asked, placement, timeout=float("inf")), slot.seed, time.monotonic)
     recorded = _without_fallback(slot.proposed) if fell_back else slot.proposed
     by = f"with {again.policy} version {again.policy_version}, placement {placement.name} and seed {slot.seed}"
     if fell_back:
@@ -79,7 +81,7 @@ def _deciders(slot: Slot, settings: Settings, registry: Registry) -> tuple[Polic
     placements = [load_placement(name) for name in available(PLACEMENTS)]
     for policy in _policies(slot, settings, registry):
         for placement in placements:
-            if inputs_hash(slot.snapshot, policy, placement, slot.seed) == slot.inputs_hash:
+            if inputs_hash(slot.snapshot, policy.name, policy.version, placement.name, slot.seed) == slot.inputs_hash:
                 return policy, placement
     return None
 

@@ -1,11 +1,9 @@
-"""How far dl2d is in charge of a cluster, and which stages a tick has for that."""
+"""Modes of the daemon: how far dl2d is in charge of a cluster."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 
 class Mode(enum.StrEnum):
@@ -15,26 +13,10 @@ class Mode(enum.StrEnum):
     SHADOW = "shadow"
     LIVE = "live"
 
-
-@dataclass(frozen=True, slots=True)
-class Stages:
-    """What a tick does beyond looking and recording."""
-
-    #: Jobs that the scheduler in charge runs at fixed sizes are followed from their first day on, and recorded.
-    watch: bool
-    #: The policy is asked.
-    decide: bool
-    #: What was decided is carried out, and what reconciliation finds wrong in the resource manager is mended.
-    act: bool
-
-
-STAGES: Mapping[Mode, Stages] = MappingProxyType(
-    {
-        Mode.OBSERVE: Stages(watch=True, decide=False, act=False),
-        Mode.SHADOW: Stages(watch=True, decide=True, act=False),
-        Mode.LIVE: Stages(watch=False, decide=True, act=True),
-    }
-)
+    @property
+    def acts(self) -> bool:
+        """Whether decisions are carried out; otherwise another scheduler is in charge and dl2d records what it does."""
+        return self is Mode.LIVE
 
 
 @dataclass(frozen=True, slots=True)

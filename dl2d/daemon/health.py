@@ -9,7 +9,7 @@ from threading import Lock
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from dl2d.core.decision import Constraint
-from dl2d.tick.tick import Report
+from dl2d.tick.record import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Health:
 
     def completed(self, report: Report) -> None:
         """A tick was completed."""
-        waiting, seconds = len(report.idle), report.idle_seconds
+        waiting, seconds = len(report.idle.jobs), report.idle.seconds
         problems = []
         if report.set_aside is not None:
             problems.append(

@@ -21,7 +21,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from dl2d.config.settings import Settings
 from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError
-from dl2d.core.mode import STAGES, Mode
+from dl2d.core.mode import Mode
 from dl2d.core.registry import SiteStore
 from dl2d.core.resource_manager import ResourceManager
 from dl2d.daemon.api.admission import Admission
@@ -33,12 +33,12 @@ from dl2d.daemon.models.active_version import Incumbent
 from dl2d.daemon.models.learner_process import Learner
 from dl2d.daemon.service_manager import ServiceManager
 from dl2d.plugins import load_manager, load_placement, load_policy
-from dl2d.tick.decide import Deciders, SetAside
-from dl2d.tick.guard import GuardRules
+from dl2d.tick.context import Context, Deciders, GuardRules, Timeouts
 from dl2d.tick.policy_call import Deadline
-from dl2d.tick.reconcile import Patience
+from dl2d.tick.record import Report
+from dl2d.tick.state import SetAside, TickState
 from dl2d.tick.task_specs import Launcher
-from dl2d.tick.tick import Carry, Context, Report, tick
+from dl2d.tick.tick import tick
 
 log = structlog.get_logger()
 
@@ -88,7 +88,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         #: A tick was asked for and has not begun; a tick is under way.
         self._again, self._ticking = threading.Event(), threading.Event()
         self._service = ServiceManager()
-        self._carry = Carry()
+        self._state = TickState()
         self._health = Health(timer)
         self._last_done = timer()
         self._told_set_aside: SetAside | None = None
@@ -133,7 +133,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 health=self._health,
                 wake=self.wake,
             )
-            self._carry = Carry(slot=store.last_slot_number())
+            self._state = TickState(slot=store.last_slot_number())
             self._learner = Learner(store.registry, learner, clock=clock)
             stack.callback(self._learner.close)
             self._opened = stack.pop_all()
@@ -250,7 +250,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         try:
             self._look_who_decides()
             with self._manager_lock:
-                self._carry, report = tick(self._context, self._carry)
+                self._state, report = tick(self._context, self._state)
         except AlreadyRunning as error:
             # The lease on the store was lost to another daemon: two must never act on one cluster.
             self._fatal = error
@@ -275,7 +275,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         self._tell_of_idle(report)
         snapshot = report.snapshot
         status = f"slot {snapshot.slot}: {len(snapshot.jobs)} jobs, {len(snapshot.tasks)} tasks"
-        self._status = status if STAGES[report.mode].act else f"{report.mode}, {status}"
+        self._status = status if report.mode.acts else f"{report.mode}, {status}"
         if report.plan.starts or report.plan.stops or report.decided:
             log.info(
                 "tick",
@@ -291,11 +291,11 @@ class Daemon(AbstractContextManager["Daemon"]):
 
     def _tell_of_idle(self, report: Report) -> None:
         """Log that jobs wait beside room for them: when it begins, and when the fallback takes over for it."""
-        if report.idle and not report.idle_seconds:
+        if report.idle.jobs and not report.idle.seconds:
             log.warning(
                 "jobs wait although there is room for every one of them",
-                jobs=[key.id for key in report.idle[:_MOST_NAMED]],
-                count=len(report.idle),
+                jobs=[key.id for key in report.idle.jobs[:_MOST_NAMED]],
+                count=len(report.idle.jobs),
                 policy=report.decision.policy,
                 fallback_after_seconds=self._context.idle_seconds,
             )
@@ -391,12 +391,12 @@ class Daemon(AbstractContextManager["Daemon"]):
                 policy=incumbent.policy,
                 fallback=load_policy(settings.policy.fallback, "policy.fallback"),
                 placement=load_placement(settings.placement),
-                patience=settings.policy.timeout_seconds,
+                timeout=settings.policy.timeout_seconds,
                 call=Deadline(settings.policy.timeout_seconds),
             ),
             launcher=self._launcher,
             rules=guard_rules(settings),
-            patience=Patience(
+            timeouts=Timeouts(
                 unseen=jobs.unseen_seconds,
                 silent=jobs.silent_seconds,
                 start=jobs.start_seconds,

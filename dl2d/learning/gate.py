@@ -21,7 +21,8 @@ from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.speeds.realism import Realism
 from dl2d.simulation.statistics import estimate
 from dl2d.simulation.workload.format import to_request
-from dl2d.tick.guard import GuardRules, Memory, check, check_scores, guard
+from dl2d.tick.context import GuardRules
+from dl2d.tick.guard import ResizeHistory, check, check_scores, guard
 from dl2d.tick.start_check import start_check
 
 #: Slots after which a replay is given up.
@@ -112,7 +113,7 @@ class Watched:
     guarded: int = 0
     slowest: float = 0.0
     problem: str = ""
-    _memory: Memory = field(default_factory=Memory)
+    _memory: ResizeHistory = field(default_factory=ResizeHistory)
 
     @property
     def name(self) -> str:

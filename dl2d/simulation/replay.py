@@ -29,11 +29,10 @@ from dl2d.simulation.speeds.effects import Effects, reported_epoch, resized
 from dl2d.simulation.speeds.realism import Realism
 from dl2d.simulation.usage import Books, SlotSeries
 from dl2d.simulation.workload.format import SimulatedJob, Workload, to_request
-from dl2d.tick.decide import Deciders
-from dl2d.tick.guard import GuardRules
-from dl2d.tick.reconcile import Patience
+from dl2d.tick.context import Context, Deciders, GuardRules, Timeouts
+from dl2d.tick.state import TickState
 from dl2d.tick.task_specs import Credentials, Launcher
-from dl2d.tick.tick import Carry, Context, tick
+from dl2d.tick.tick import tick
 
 _CLUSTER = "simulated"
 _OWNER = Owner("simulated", 0, 0)
@@ -198,12 +197,12 @@ class _Run:
         self._resizes_cost = any(
             (realism.start_seconds, realism.join_seconds, realism.move_seconds_per_mb, realism.restart_seconds)
         )
-        self._carry = Carry()
+        self._state = TickState()
         #: Jobs that wait beside room for them after the last tick; slots in a row in which nobody trains beside them.
         self._idle: tuple[JobKey, ...] = ()
         self._idle_slots = 0
         # A failure of the policy is a result here, not something to be papered over.
-        deciders = Deciders(policy, policy, placement, patience=float("inf"))
+        deciders = Deciders(policy, policy, placement, timeout=float("inf"))
         self._context = Context(
             cluster=_CLUSTER,
             manager=self._manager,
@@ -212,7 +211,7 @@ class _Run:
             launcher=Launcher("http://simulated", Credentials(b"\0" * 32)),
             rules=GuardRules(),
             # Simulated coordinators neither call nor fall silent, and nothing is lost on the way.
-            patience=Patience(
+            timeouts=Timeouts(
                 unseen=float("inf"), start=float("inf"), drain=float("inf"), end=float("inf"), silent=float("inf")
             ),
             slot_seconds=workload.slot_seconds,
@@ -274,11 +273,11 @@ class _Run:
         """Tick until what was decided is what runs: in a slot of minutes, seconds of starting do not count."""
         for _ in range(_MOST_TICKS):
             begin = self._timer()
-            self._carry, report = tick(self._context, self._carry)
+            self._state, report = tick(self._context, self._state)
             if report.decided:
                 self.decision_ms.append((self._timer() - begin) * 1e3)
             self._settle()
-            self._idle = report.idle
+            self._idle = report.idle.jobs
             plan = report.plan
             if not plan.starts and not plan.stops:
                 return

@@ -1,4 +1,4 @@
-"""Carry out a plan. Everything is persisted before it is sent, so that a crash at any point can be mended."""
+"""Apply: carries out a plan. Everything is persisted before it is sent, so that the next tick can complete it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from dl2d.core.cluster import TaskState
 from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.jobs import Job, JobKey, JobState
 from dl2d.core.plan import Failure, Outcome, Plan
-from dl2d.core.resource_manager import ResourceManager
-from dl2d.core.store import JobChange, Store, TaskChange
-from dl2d.tick.task_specs import JobLauncher, Launcher
+from dl2d.core.store import JobChange, TaskChange
+from dl2d.tick.context import Context
+from dl2d.tick.task_specs import JobLauncher
 
 log = structlog.get_logger()
 
 
-def apply(
-    plan: Plan, jobs: Mapping[JobKey, Job], store: Store, manager: ResourceManager, launcher: Launcher, at: float
-) -> Outcome:
-    """Drain what leaves, start what comes.
+def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -> Outcome:
+    """Drain the tasks that leave and start the new ones.
 
-    A task is drained by being left out of the target that its coordinator is told at its next call. A start whose
-    fate is unknown (the manager did not answer) stays asked for; the next ticks find it by its mark, or give it up.
+    A task is drained by being left out of the members that its coordinator is told at its next heartbeat. A start of
+    which it is not known whether it was done (the manager did not answer) stays asked for; the next ticks find it by
+    its tag, or give it up.
     """
+    store = context.store
     drained = store.change_tasks(
         [TaskChange(stop.job, stop.task, TaskState.DRAINING, note="decided") for stop in plan.stops], at
     )
@@ -38,10 +38,10 @@ def apply(
             answers.append(TaskChange(task.job, task.id, TaskState.FAILED, note="the resource manager does not answer"))
             continue
         if task.job not in launchers:
-            launchers[task.job] = launcher.of(jobs[task.job])
+            launchers[task.job] = context.launcher.of(jobs[task.job])
         spec = launchers[task.job].task(task)
         try:
-            handle = manager.submit(spec)
+            handle = context.manager.submit(spec)
         except Unavailable as error:
             manager_answers = False
             failures.append(Failure(task.job, f"start {task.id} on {task.node}", str(error)))
@@ -57,14 +57,14 @@ def apply(
     return Outcome(tuple(started), tuple(task.tag for task in drained), tuple(failures))
 
 
-def start_anchor(job: Job, store: Store, manager: ResourceManager, launcher: Launcher, at: float) -> None:
+def start_anchor(context: Context, job: Job, at: float) -> None:
     """Start the coordinator of a job that was submitted to the daemon; a refusal ends the job."""
     try:
-        handle = manager.submit(launcher.anchor(job))
+        handle = context.manager.submit(context.launcher.anchor(job))
     except Unavailable as error:
         log.warning("anchor not started, will be tried again", job=job.key.id, error=str(error))
     except ResourceManagerError as error:
         log.error("anchor refused", job=job.key.id, error=str(error))
-        store.change_job(job.key, JobChange(state=JobState.FAILED, end_reason=str(error)), at)
+        context.store.change_job(job.key, JobChange(state=JobState.FAILED, end_reason=str(error)), at)
     else:
-        store.change_job(job.key, JobChange(anchor=handle), at)
+        context.store.change_job(job.key, JobChange(anchor=handle), at)

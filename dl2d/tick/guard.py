@@ -11,53 +11,41 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import PolicyError
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
-from dl2d.core.resources import NO_RESOURCES, Resources
-
-
-@dataclass(frozen=True, slots=True)
-class GuardRules:
-    """Limits of the site; the defaults limit nothing."""
-
-    #: Most that the jobs of one user may hold together; a resource not named is not limited.
-    per_user: Resources = NO_RESOURCES
-    #: Seconds after a job's last resize before it may grow or shrink again.
-    cooldown_up: float = 0.0
-    cooldown_down: float = 0.0
-    #: Most tasks that one interval may add to the cluster; 0 for no limit.
-    churn: int = 0
+from dl2d.core.resources import Resources
+from dl2d.tick.context import GuardRules
 
 
 @dataclass(frozen=True, slots=True)
 class LastResize:
-    """When a job was last given and last asked to give up tasks; seconds since 1970."""
+    """When a job was last decided to grow and to shrink; seconds since 1970."""
 
     up: float = float("-inf")
     down: float = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """What the guard has to remember from tick to tick."""
+class ResizeHistory:
+    """When each job was last resized, which the guard needs for its cool-downs."""
 
     resized: Mapping[JobKey, LastResize] = field(default_factory=dict)
 
-    def after(self, decision: Decision, at: float) -> Memory:
-        """Memory after a decision was carried out; jobs that are gone are forgotten."""
+    def after(self, decision: Decision, at: float) -> ResizeHistory:
+        """The history after a decision was carried out, without jobs that are gone."""
         resized = {}
         for decided in decision.jobs:
             last = self.resized.get(decided.job, LastResize())
             grows, shrinks = _direction(decided.previous, decided.allocation)
             resized[decided.job] = LastResize(at if grows else last.up, at if shrinks else last.down)
-        return Memory(resized)
+        return ResizeHistory(resized)
 
 
 def check(decision: Decision, snapshot: Snapshot) -> None:
-    """See that a decision is one: an allocation within bounds for every job of the snapshot, once.
+    """Check that a decision has one allocation within bounds for every job of the snapshot.
 
     Raises
     ------
     PolicyError
-        It is not; says for which job and why.
+        It has not; names the job and the bounds.
     """
     decided = {entry.job: entry.allocation for entry in decision.jobs}
     if len(decided) != len(decision.jobs) or decided.keys() != {job.key for job in snapshot.jobs}:
@@ -76,12 +64,12 @@ def check(decision: Decision, snapshot: Snapshot) -> None:
 
 
 def check_scores(decision: Decision) -> None:
-    """See that the scores of alternatives are numbers: where they are not, a network has overflowed.
+    """Check that the scores of alternatives are finite: where they are not, a network has overflowed.
 
     Raises
     ------
     PolicyError
-        Says for which job they are not.
+        One is not; names the job.
     """
     for entry in decision.jobs:
         if not all(math.isfinite(option.score) for option in entry.alternatives):
@@ -89,18 +77,23 @@ def check_scores(decision: Decision) -> None:
 
 
 def guard(
-    decision: Decision, snapshot: Snapshot, rules: GuardRules, memory: Memory, *, silent: Collection[JobKey] = ()
+    decision: Decision,
+    snapshot: Snapshot,
+    rules: GuardRules,
+    history: ResizeHistory,
+    *,
+    silent: Collection[JobKey] = (),
 ) -> Decision:
-    """Hold a decision to what can be done and to the site's rules.
+    """The decision after the site's rules were applied, each change with its reason.
 
-    In this order: jobs whose coordinator does not call stay as they are, limits per user, cool-downs, churn.
+    In this order: jobs whose coordinator is silent stay as they are, limits per user, cool-downs, churn.
     """
     jobs = {job.key: job for job in snapshot.jobs}
     entries = [
         _keep_silent(entry, jobs[entry.job], snapshot.at) if entry.job in silent else entry for entry in decision.jobs
     ]
     entries = _limit_users(entries, jobs, snapshot, rules)
-    entries = [_cool_down(entry, memory.resized.get(entry.job), snapshot.at, rules) for entry in entries]
+    entries = [_cool_down(entry, history.resized.get(entry.job), snapshot.at, rules) for entry in entries]
     entries = _limit_churn(entries, rules)
     return replace(decision, jobs=tuple(entries))
 
@@ -108,7 +101,7 @@ def guard(
 def _keep_silent(entry: JobDecision, job: Job, at: float) -> JobDecision:
     if entry.allocation == entry.previous:
         return entry
-    text = f"its coordinator has not called for {at - job.progress.at:.0f} s; until it does, it keeps what it has"
+    text = f"coordinator silent for {at - job.progress.at:.0f} s: allocation unchanged until it reports again"
     return entry.changed_by(entry.previous, Reason(Constraint.SILENT, text))
 
 

@@ -1,11 +1,12 @@
-"""Idle cluster: jobs that wait although each of them could start in the room that is free. Pure.
+"""Idle cluster: detects jobs that wait although each of them would fit into free resources. Pure.
 
-No sound policy leaves that for long, so a tick warns of it, and after a while has the fallback decide.
+No sound policy leaves them waiting for long: a tick reports it, and after a while has the fallback decide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from dl2d.core.cluster import Node, Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision
@@ -15,8 +16,29 @@ from dl2d.core.placement import Placement
 from dl2d.core.plan import Plan
 from dl2d.core.resources import NO_RESOURCES, Resources
 
-#: What the guard holds a job back for: then it is not the policy that leaves it waiting.
-_HELD_BACK = frozenset({Constraint.LIMIT, Constraint.COOLDOWN, Constraint.CHURN, Constraint.SILENT})
+#: Rules of the guard that hold a job back: it is not the policy that leaves it waiting.
+_GUARD_CONSTRAINTS = frozenset({Constraint.LIMIT, Constraint.COOLDOWN, Constraint.CHURN, Constraint.SILENT})
+
+
+@dataclass(frozen=True, slots=True)
+class IdleWaiting:
+    """Jobs that wait although they fit into free resources, and since when some do."""
+
+    jobs: tuple[JobKey, ...] = ()
+    #: When some began to wait, and when that was last seen; seconds since 1970.
+    since: float = 0.0
+    at: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long some have waited."""
+        return self.at - self.since
+
+    def after(self, jobs: tuple[JobKey, ...], at: float) -> IdleWaiting:
+        """The next observation. A clock that was set back starts the count anew."""
+        if not jobs:
+            return IdleWaiting()
+        return IdleWaiting(jobs, self.since if self.jobs and self.since <= at else at, at)
 
 
 def idle_jobs(
@@ -27,16 +49,10 @@ def idle_jobs(
     *,
     silent: Collection[JobKey] = (),
 ) -> tuple[JobKey, ...]:
-    """Elastic jobs that have nothing and are given nothing, where every one of them could start in the free room.
+    """Elastic jobs that have nothing and are given nothing, where every one of them would fit beside the plan's starts.
 
-    Empty where one of them waits for room: behind it others may wait in turn, as FIFO has it. Jobs that are larger than
-    the empty cluster, that the guard holds back or whose coordinator is silent do not count. Costs O(jobs) where none
-    is given nothing, else O(tasks + nodes + starts) and a search for each distinct demand.
-
-    Parameters
-    ----------
-    plan
-        What is about to be started takes room, too.
+    Empty where one of them waits for resources: others may wait behind it in turn, as FIFO has it. Jobs that are larger
+    than the empty cluster, that the guard holds back or whose coordinator is silent do not count.
     """
     given_nothing = {entry.job for entry in decision.jobs if entry.allocation == NOTHING and not _is_held_back(entry)}
     if not given_nothing:
@@ -73,7 +89,7 @@ def idle_jobs(
 
 
 def _is_held_back(entry: JobDecision) -> bool:
-    return any(reason.constraint in _HELD_BACK for reason in entry.guarded)
+    return any(reason.constraint in _GUARD_CONSTRAINTS for reason in entry.guarded)
 
 
 def _emptied(node: Node) -> Node:

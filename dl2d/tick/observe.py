@@ -1,10 +1,10 @@
-"""The first stage of the tick: from what the resource manager has and the store knows to a snapshot."""
+"""Observe: reads the resource manager's listing and the store's live jobs, and joins them into a snapshot."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
@@ -12,22 +12,66 @@ from dl2d.core.cluster import Snapshot, Task, in_submit_order
 from dl2d.core.jobs import Allocation, Job, JobKey, JobState, Launch, Progress
 from dl2d.core.measured import TrainingKind
 from dl2d.core.policy import Evidence
-from dl2d.core.resource_manager import RmJobState, RmSnapshot
+from dl2d.core.resource_manager import ResourceManager, RmJobState, RmSnapshot
 from dl2d.core.resources import Resources
 from dl2d.core.store import Store
 
-#: Kinds of which no job is there that are looked up beside those of the jobs that are.
+#: Kinds of jobs without a live job whose speeds are read as well, for policies that judge jobs one by one.
 _OTHER_KINDS = 8
 _NO_LAUNCH = Launch((), "")
 
 
-def take_snapshot(jobs: Iterable[Job], tasks: Iterable[Task], seen: RmSnapshot, slot: int) -> Snapshot:
-    """Join the manager's answer with the store's jobs and tasks, after they were reconciled.
+@dataclass(frozen=True, slots=True)
+class LiveJobs:
+    """Jobs and tasks of the store that have not ended. A task's job may have ended before it."""
 
-    Tasks that were asked for but do not hold their room yet are counted as used, so that no room is given twice.
+    jobs: tuple[Job, ...] = ()
+    tasks: tuple[Task, ...] = ()
+
+    def __add__(self, other: LiveJobs) -> LiveJobs:
+        return LiveJobs((*self.jobs, *other.jobs), (*self.tasks, *other.tasks))
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The manager's listing, and what the store has of elastic jobs and of those that run at fixed sizes."""
+
+    listing: RmSnapshot
+    elastic: LiveJobs
+    static: LiveJobs
+
+
+def observe(store: Store, manager: ResourceManager) -> Observed:
+    """Ask the resource manager once, then read the store.
+
+    Raises
+    ------
+    ResourceManagerError, StoreError
+        One of them does not answer.
+    """
+    listing = manager.snapshot()
+    return Observed(listing, *live_jobs(store))
+
+
+def live_jobs(store: Store) -> tuple[LiveJobs, LiveJobs]:
+    """Elastic jobs, and jobs that run at fixed sizes."""
+    jobs, tasks = store.jobs(live=True), store.tasks(live=True)
+    static = {job.key for job in jobs if job.static}
+    if not static:
+        return LiveJobs(jobs, tasks), LiveJobs()
+    return (
+        LiveJobs(tuple(job for job in jobs if not job.static), tuple(task for task in tasks if task.job not in static)),
+        LiveJobs(tuple(job for job in jobs if job.static), tuple(task for task in tasks if task.job in static)),
+    )
+
+
+def take_snapshot(live: LiveJobs, seen: RmSnapshot, slot: int) -> Snapshot:
+    """Join the manager's listing with the store's jobs and tasks, after they were reconciled.
+
+    Tasks that were asked for but do not run yet count as used, so that no resources are given twice.
     Commands and environments are left out: no policy may look at them and they do not belong into recorded slots.
     """
-    tasks = tuple(tasks)
+    jobs, tasks = live.jobs, live.tasks
     holding = {job.handle for job in seen.jobs if job.state in (RmJobState.RUNNING, RmJobState.ENDING)}
     promised: dict[str, list[Resources]] = defaultdict(list)
     for task in tasks:
@@ -47,10 +91,7 @@ def take_snapshot(jobs: Iterable[Job], tasks: Iterable[Task], seen: RmSnapshot, 
 
 
 def _fresh(jobs: Iterable[Job], tasks: Iterable[Task], at: float) -> frozenset[JobKey]:
-    """Static jobs that the scheduler in charge has started just now.
-
-    When that was decided they had nothing yet, and whoever learns from it has to see them so.
-    """
+    """Static jobs that the scheduler in charge has just started: when it decided so, they had nothing yet."""
     static = frozenset(job.key for job in jobs if job.static)
     return static - {task.job for task in tasks if task.asked_at < at} if static else static
 
@@ -62,10 +103,9 @@ def _shown(job: Job, at: float, *, fresh: bool) -> Job:
 
 
 def with_evidence(snapshot: Snapshot, needs: Collection[Evidence], store: Store) -> Snapshot:
-    """The snapshot with what a policy needs to know of the past."""
+    """The snapshot with the measurements that a policy needs."""
     if Evidence.SPEEDS in needs:
         kinds = {TrainingKind.of(job.request) for job in snapshot.jobs}
-        # Where jobs are judged one by one, some may be of kinds that none says it is.
         others = _OTHER_KINDS if Evidence.JOB_SPEEDS in needs else 0
         snapshot = replace(snapshot, speeds=store.speeds(kinds, others=others))
     if Evidence.JOB_SPEEDS in needs:
@@ -76,7 +116,7 @@ def with_evidence(snapshot: Snapshot, needs: Collection[Evidence], store: Store)
 
 
 def _floors(jobs: Iterable[Job]) -> Iterable[tuple[JobKey, Allocation]]:
-    """A running job keeps its minimum: its state lives in its servers, so it is never shrunk to nothing."""
+    """A running job keeps its least size: its state lives in its servers, so it is never shrunk to nothing."""
     for job in jobs:
         if job.state is JobState.RUNNING:
             yield job.key, job.request.least

@@ -1,15 +1,17 @@
-"""Jobs that the scheduler in charge runs at fixed sizes: who they are, what they have, how they end. Pure.
+"""Static jobs, which the scheduler in charge runs at fixed sizes: finds new ones and follows what becomes of them.
 
 Some are of users who know nothing of dl2d: the resource manager says what it can of them (``StaticJob``). Others were
-registered by their coordinators while dl2d was not in charge. Both have rows like any job; nothing is asked of either.
+registered by their coordinators while dl2d was not in charge. Both have rows like any job; neither is ever changed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
+
+import structlog
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import HOUR_SECONDS, Allocation, Architecture, Job, JobKey, JobRequest, JobState, Launch, Role
@@ -18,6 +20,10 @@ from dl2d.core.request import RequestRules
 from dl2d.core.resource_manager import RmJob, RmJobState, RmSnapshot, StaticJob
 from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, TaskChange
+from dl2d.tick.context import Context
+from dl2d.tick.observe import LiveJobs, Observed, live_jobs
+
+log = structlog.get_logger()
 
 _ENDS: Final = {
     RmJobState.DONE: JobState.FINISHED,
@@ -29,9 +35,49 @@ _HOLDS: Final = frozenset({RmJobState.RUNNING, RmJobState.ENDING})
 _NO_LAUNCH: Final = Launch((), "")
 
 
+def follow_static_jobs(context: Context, observed: Observed) -> LiveJobs:
+    """Write to the store what became of static jobs, and new ones where dl2d does not act; returns the live ones.
+
+    Raises
+    ------
+    StoreError
+        They cannot be written.
+    """
+    store, listing, jobs = context.store, observed.listing, observed.static.jobs
+    if not context.mode.acts:
+        known = (*jobs, *observed.elastic.jobs)
+        found = new_static_jobs(listing, known, cluster=context.cluster, rules=context.limits)
+        new = tuple(job for job in found if store.job(job.key) is None)
+        for job in new:
+            store.add_job(job)
+            log.info("job watched", job=job.key.id, user=job.owner.user, name=job.request.name, model=job.request.model)
+        jobs = (*jobs, *new)
+    changes = compare_static(jobs, observed.static.tasks, listing, unseen=context.timeouts.unseen)
+    if not changes:
+        return LiveJobs(jobs, observed.static.tasks)
+    # Tasks first: those of a job that has ended belong to nobody.
+    store.change_tasks([gone for each in changes for gone in each.gone], listing.at)
+    store.ask_tasks([start for each in changes for start in each.came], listing.at)
+    for each in changes:
+        if each.change is not None:
+            job = store.change_job(each.job, each.change, each.at)
+            log.info("job", job=each.job.id, state=str(job.state), reason=job.end_reason)
+        if each.size is not None and (kept := store.job(each.job)) is not None:
+            workers, ps = each.size
+            store.report_progress(each.job, replace(kept.progress, at=listing.at, workers=workers, ps=ps))
+    _, live = live_jobs(store)
+    handles = {job.key: job.anchor for job in live.jobs}
+    came = [
+        TaskChange(task.job, task.id, TaskState.CONFIRMED, handle=handles[task.job])
+        for task in live.tasks
+        if task.state is TaskState.ASKED
+    ]
+    return live if not came or not store.change_tasks(came, listing.at) else live_jobs(store)[1]
+
+
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """What has changed with a job that is watched."""
+class StaticChange:
+    """What has changed with a static job."""
 
     job: JobKey
     #: Tasks that it has now and did not have; those of ``gone`` it has no more.
@@ -44,8 +90,8 @@ class Sighting:
     size: Allocation | None = None
 
 
-def newcomers(seen: RmSnapshot, known: Iterable[Job], *, cluster: str, rules: RequestRules) -> tuple[Job, ...]:
-    """Jobs that the manager shows and that are not among those known, which are all that have not ended."""
+def new_static_jobs(seen: RmSnapshot, known: Iterable[Job], *, cluster: str, rules: RequestRules) -> tuple[Job, ...]:
+    """Jobs that the manager lists and that are not among those known."""
     keys = {job.key for job in known}
     found = []
     for listed in seen.jobs:
@@ -54,18 +100,17 @@ def newcomers(seen: RmSnapshot, known: Iterable[Job], *, cluster: str, rules: Re
         key = JobKey(cluster, listed.handle, listed.submitted)
         if key not in keys:
             owner = listed.static.owner
-            request = stand_in(listed.static, rules)
+            request = request_of(listed.static, rules)
             found.append(
                 Job(key=key, request=request, owner=owner, launch=_NO_LAUNCH, anchor=listed.handle, static=True)
             )
     return tuple(found)
 
 
-def stand_in(static: StaticJob, rules: RequestRules) -> JobRequest:
-    """What a job that declares nothing to dl2d would have asked for.
+def request_of(static: StaticJob, rules: RequestRules) -> JobRequest:
+    """The request of a job that declares nothing to dl2d.
 
-    Its length is the time that it may run, an epoch an hour, a step a second; its bounds are the site's: what it was
-    given is one of the sizes that it might have had.
+    Its length is its time limit, with epochs of an hour and steps of a second; its bounds are the site's.
     """
     has_ps = static.ps > 0
     return JobRequest(
@@ -84,22 +129,26 @@ def stand_in(static: StaticJob, rules: RequestRules) -> JobRequest:
     )
 
 
-def watch(jobs: Sequence[Job], tasks: Iterable[Task], seen: RmSnapshot, *, patience: float) -> tuple[Sighting, ...]:
-    """Compare what the store has of static jobs that have not ended with what the manager shows.
+def compare_static(
+    jobs: Sequence[Job], tasks: Iterable[Task], seen: RmSnapshot, *, unseen: float
+) -> tuple[StaticChange, ...]:
+    """Compare what the store has of live static jobs with the manager's listing.
 
-    ``patience``: a job that is not listed for so many seconds after it came has ended without a word.
+    A job that is not listed for ``unseen`` seconds after it came has ended.
     """
     by_handle = {listed.handle: listed for listed in seen.jobs} if jobs else {}
     of_job: dict[JobKey, list[Task]] = {job.key: [] for job in jobs}
     for task in tasks:
         if task.job in of_job:
             of_job[task.job].append(task)
-    found = (_sighting(job, of_job[job.key], by_handle.get(job.anchor), seen.at, patience) for job in jobs)
-    return tuple(sighting for sighting in found if sighting is not None)
+    found = (_static_change(job, of_job[job.key], by_handle.get(job.anchor), seen.at, unseen) for job in jobs)
+    return tuple(change for change in found if change is not None)
 
 
-def _sighting(job: Job, tasks: Sequence[Task], listed: RmJob | None, at: float, patience: float) -> Sighting | None:
-    change = _change(job, listed, at, patience)
+def _static_change(
+    job: Job, tasks: Sequence[Task], listed: RmJob | None, at: float, unseen: float
+) -> StaticChange | None:
+    change = _change(job, listed, at, unseen)
     ended = change is not None and change.state is not None and change.state.ended
     places = () if listed is None or listed.state not in _HOLDS or ended else _places(job, listed, tasks)
     have = Counter((task.role, task.node) for task in tasks)
@@ -119,7 +168,7 @@ def _sighting(job: Job, tasks: Sequence[Task], listed: RmJob | None, at: float, 
     when = at
     if change is not None and change.state is JobState.RUNNING and listed is not None and listed.static is not None:
         when = min(listed.static.started, at) or at
-    return Sighting(job.key, came, tuple(gone), change, when, told)
+    return StaticChange(job.key, came, tuple(gone), change, when, told)
 
 
 def _places(job: Job, listed: RmJob, tasks: Sequence[Task]) -> tuple[tuple[Role, str], ...]:
@@ -135,10 +184,10 @@ def _places(job: Job, listed: RmJob, tasks: Sequence[Task]) -> tuple[tuple[Role,
     return tuple((role, listed.node) for role in roles)
 
 
-def _change(job: Job, listed: RmJob | None, at: float, patience: float) -> JobChange | None:
+def _change(job: Job, listed: RmJob | None, at: float, unseen: float) -> JobChange | None:
     if listed is None:
         heard = max(job.progress.at, float(job.key.submitted))
-        if at - heard <= patience:
+        if at - heard <= unseen:
             return None
         return JobChange(state=JobState.LOST, end_reason="the resource manager does not list it any more")
     if listed.submitted and listed.submitted != job.key.submitted:

@@ -11,9 +11,10 @@ from dl2d.core.cluster import Task, task_tag
 from dl2d.core.jobs import Job, JobKey, Launch, Role
 from dl2d.core.resource_manager import TaskSpec
 from dl2d.core.resources import NO_RESOURCES
-from dl2d.tick.reconcile import ANCHOR
 
 RUNNER = "dl2-run"
+#: Name of a job's anchor among its tasks.
+ANCHOR = "anchor"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,10 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.store.sql import SqlStore
-from dl2d.tick.decide import Deciders
-from dl2d.tick.guard import GuardRules
-from dl2d.tick.reconcile import Patience
+from dl2d.tick.context import Context, Deciders, GuardRules, Timeouts
+from dl2d.tick.state import TickState
 from dl2d.tick.task_specs import Credentials, Launcher
-from dl2d.tick.tick import Carry, Context, tick
+from dl2d.tick.tick import tick
 
 #: Of the thousand jobs in Slurm, this many are anchors and this many tasks; the rest is none of our business.
 ANCHORS, TASKS, OTHERS = 200, 400, 400
@@ -74,21 +73,21 @@ def test_a_tick_with_a_thousand_jobs_asks_slurm_once_for_jobs_and_once_for_nodes
         cluster="fake",
         manager=manager_on(),
         store=store,
-        deciders=Deciders(Drf(), Fifo(), LoadBalance(), patience=60),
+        deciders=Deciders(Drf(), Fifo(), LoadBalance(), timeout=60),
         launcher=Launcher("http://127.0.0.1:1", Credentials(b"k" * 32)),
         rules=GuardRules(),
-        patience=Patience(),
+        timeouts=Timeouts(),
         slot_seconds=300,
         seed=0,
         starts_anchors=False,
         grace=1.0,
         timer=lambda: 0.0,
     )
-    carry = Carry()
+    state = TickState()
     for _ in range(3):
         clock.now += 15
         slurm.forget()
-        carry, report = tick(context, carry)
+        state, report = tick(context, state)
         assert len(report.snapshot.jobs) == ANCHORS
         assert report.plan.starts == report.plan.stops == ()
         assert Counter(call.name for call in slurm.calls()) == {"squeue": 1, "sinfo": 1}

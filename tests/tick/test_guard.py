@@ -21,8 +21,9 @@ from dl2d.core.resources import Resources
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
-from dl2d.tick.decide import Deciders, decide
-from dl2d.tick.guard import GuardRules, LastResize, Memory, check, guard
+from dl2d.tick.context import Deciders, GuardRules
+from dl2d.tick.decide import decide
+from dl2d.tick.guard import LastResize, ResizeHistory, check, guard
 from dl2d.tick.policy_call import Deadline
 
 WHY = Reason(Constraint.SATISFIED, "because")
@@ -77,7 +78,7 @@ def test_a_limit_counts_all_jobs_of_a_user_and_nobody_elses() -> None:
     jobs = [a_job(1), a_job(2), replace(a_job(3), owner=Owner("bob", 2, 2))]
     snapshot = a_snapshot(jobs, BIG)
     rules = GuardRules(per_user=Resources.of(gpu=5))
-    decision = guard(a_decision(snapshot, (4, 4), (4, 4), (4, 4)), snapshot, rules, Memory())
+    decision = guard(a_decision(snapshot, (4, 4), (4, 4), (4, 4)), snapshot, rules, ResizeHistory())
     assert outcome(decision) == [((4, 4), []), ((1, 1), [Constraint.LIMIT]), ((4, 4), [])]
     assert decision.jobs[1].guarded[0].text == "jobs of ann may hold gpu=5 together"
 
@@ -85,7 +86,9 @@ def test_a_limit_counts_all_jobs_of_a_user_and_nobody_elses() -> None:
 def test_a_limit_never_breaks_a_floor() -> None:
     snapshot = a_snapshot([a_job(1, min_workers=2)], BIG, held={0: Allocation(4, 2)})
     rules = GuardRules(per_user=Resources.of(gpu=1))
-    assert outcome(guard(a_decision(snapshot, (4, 2)), snapshot, rules, Memory())) == [((2, 2), [Constraint.LIMIT])]
+    assert outcome(guard(a_decision(snapshot, (4, 2)), snapshot, rules, ResizeHistory())) == [
+        ((2, 2), [Constraint.LIMIT])
+    ]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,7 @@ def test_a_limit_never_breaks_a_floor() -> None:
 )
 def test_cool_downs(wanted, up, down, expected) -> None:
     snapshot = a_snapshot([a_job(1)], BIG, held={0: Allocation(2, 2)})
-    memory = Memory({snapshot.jobs[0].key: LastResize(up=snapshot.at - 50)})
+    memory = ResizeHistory({snapshot.jobs[0].key: LastResize(up=snapshot.at - 50)})
     rules = GuardRules(cooldown_up=up, cooldown_down=down)
     assert outcome(guard(a_decision(snapshot, wanted), snapshot, rules, memory)) == expected
 
@@ -110,31 +113,33 @@ def test_cool_downs(wanted, up, down, expected) -> None:
 def test_churn_is_used_up_in_submit_order() -> None:
     snapshot = a_snapshot([a_job(1), a_job(2), a_job(3)], BIG, held={1: Allocation(1, 1)})
     rules = GuardRules(churn=5)
-    decision = guard(a_decision(snapshot, (2, 2), (3, 1), (1, 1)), snapshot, rules, Memory())
+    decision = guard(a_decision(snapshot, (2, 2), (3, 1), (1, 1)), snapshot, rules, ResizeHistory())
     # The first takes 4 of 5 starts; the second wants 2 and keeps what it has; the third has nothing and waits.
     assert outcome(decision) == [((2, 2), []), ((1, 1), [Constraint.CHURN]), (NOTHING, [Constraint.CHURN])]
 
 
 def test_a_first_bundle_larger_than_the_whole_budget_is_not_kept_out_for_ever() -> None:
     snapshot = a_snapshot([a_job(1, min_workers=4)], BIG)
-    assert outcome(guard(a_decision(snapshot, (4, 1)), snapshot, GuardRules(churn=2), Memory())) == [((4, 1), [])]
+    assert outcome(guard(a_decision(snapshot, (4, 1)), snapshot, GuardRules(churn=2), ResizeHistory())) == [
+        ((4, 1), [])
+    ]
 
 
 def test_a_job_whose_coordinator_is_silent_stays_as_it_is() -> None:
     jobs = [a_job(1), a_job(2)]
     snapshot = a_snapshot(jobs, BIG, held={0: Allocation(3, 2), 1: Allocation(1, 1)})
     decision = guard(
-        a_decision(snapshot, (1, 1), (4, 4)), snapshot, GuardRules(), Memory(), silent={job.key for job in jobs}
+        a_decision(snapshot, (1, 1), (4, 4)), snapshot, GuardRules(), ResizeHistory(), silent={job.key for job in jobs}
     )
     assert outcome(decision) == [((3, 2), [Constraint.SILENT]), ((1, 1), [Constraint.SILENT])]
     assert decision.jobs[0].guarded[0].text == (
-        "its coordinator has not called for 1000 s; until it does, it keeps what it has"
+        "coordinator silent for 1000 s: allocation unchanged until it reports again"
     )
 
 
 def test_what_is_gone_is_forgotten() -> None:
     snapshot = a_snapshot([a_job(1), a_job(2)], BIG)
-    memory = Memory().after(a_decision(snapshot, (1, 1), (1, 1)), 5.0)
+    memory = ResizeHistory().after(a_decision(snapshot, (1, 1), (1, 1)), 5.0)
     assert set(memory.resized) == {job.key for job in snapshot.jobs}
     left = replace(snapshot, jobs=snapshot.jobs[:1])
     assert set(memory.after(a_decision(left, (1, 1)), 6.0).resized) == {snapshot.jobs[0].key}
@@ -152,7 +157,7 @@ _rules = st.builds(
 @given(snapshots, _rules, st.floats(0, 200), st.booleans())
 def test_what_the_guard_lets_through_is_still_a_decision(snapshot, rules, ago, silent) -> None:
     """And it never adds to what the policy gave a job that can be reached, nor takes below the floor."""
-    memory = Memory({job.key: LastResize(up=snapshot.at - ago) for job in snapshot.jobs})
+    memory = ResizeHistory({job.key: LastResize(up=snapshot.at - ago) for job in snapshot.jobs})
     proposed = ask(Drf(), snapshot)
     keys = {job.key for job in snapshot.jobs} if silent else set()
     decision = guard(proposed, snapshot, rules, memory, silent=keys)
@@ -179,8 +184,8 @@ class Scripted:
         return self._action(snapshot, packing, rng)
 
 
-def choose(snapshot: Snapshot, action: Any, *, timer: Any = time.monotonic, patience: float = 5.0) -> Decision:
-    return decide(snapshot, Deciders(Scripted(action), Fifo(), LoadBalance(), patience), 7, timer)
+def choose(snapshot: Snapshot, action: Any, *, timer: Any = time.monotonic, timeout: float = 5.0) -> Decision:
+    return decide(snapshot, Deciders(Scripted(action), Fifo(), LoadBalance(), timeout), 7, timer)
 
 
 def test_what_a_job_has_is_not_the_policys_to_say() -> None:

@@ -11,7 +11,7 @@ from dl2d.core.resources import Resources
 from dl2d.daemon.health import Health
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
-from dl2d.tick.guard import GuardRules
+from dl2d.tick.context import GuardRules
 
 
 def ready(world: World, **changes: object):
@@ -25,17 +25,17 @@ def test_jobs_that_wait_beside_room_are_seen_and_after_a_while_the_fallback_star
     world = build(policy=GivesNothing(), idle_seconds=50.0)
     keys = [ready(world), ready(world)]
     report = world.tick(1.0)
-    assert (set(report.idle), report.idle_seconds) == (set(keys), 1.0)  # the first since the tick before
+    assert (set(report.idle.jobs), report.idle.seconds) == (set(keys), 1.0)  # the first since the tick before
     world.beat()
     report = world.tick(48.0)
-    assert (report.idle_seconds, report.set_aside, report.decision.policy) == (49.0, None, "nothing")
+    assert (report.idle.seconds, report.set_aside, report.decision.policy) == (49.0, None, "nothing")
     world.beat()
     report = world.tick(1.0)
     assert report.set_aside is not None
     assert report.set_aside.reason == "left 2 jobs waiting for 50 s beside room for them"
     world.beat()
     report = world.tick(1.0)  # at once, though the standing decision would stand for minutes
-    assert (report.decided, report.decision.policy, report.idle) == (True, "fifo", ())
+    assert (report.decided, report.decision.policy, report.idle.jobs) == (True, "fifo", ())
     entry = next(entry for entry in report.decision.jobs if entry.job == keys[0])
     assert entry.guarded[0].constraint is Constraint.FALLBACK
     assert entry.guarded[0].text.startswith("policy nothing is set aside: it left 2 jobs waiting for 50 s")
@@ -78,7 +78,7 @@ def test_jobs_that_wait_for_a_reason_are_not_idle(build, options, jobs) -> None:
     for _ in range(30):
         world.beat()
         report = world.tick(1.0)
-        assert report.idle == ()
+        assert report.idle.jobs == ()
         assert report.set_aside is None
 
 
@@ -88,14 +88,14 @@ def test_a_clock_that_is_set_back_does_not_count_as_waiting(build) -> None:
     world.tick(1.0)
     world.beat()
     report = world.tick(-500.0)
-    assert (len(report.idle), report.idle_seconds, report.set_aside) == (1, 0.0, None)
+    assert (len(report.idle.jobs), report.idle.seconds, report.set_aside) == (1, 0.0, None)
 
 
 def test_a_silent_job_is_not_the_policys_fault(build) -> None:
     world = build(policy=GivesNothing(), idle_seconds=10.0)
     ready(world)
     report = world.tick(1000.0)  # its coordinator has not called since
-    assert (report.idle, report.set_aside) == ((), None)
+    assert (report.idle.jobs, report.set_aside) == ((), None)
 
 
 def test_metrics_say_that_the_policy_is_set_aside(build) -> None:

@@ -10,7 +10,8 @@ from policies.snapshots import a_job, a_snapshot, cluster
 from dl2d.core.decision import Constraint
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.fifo import Fifo
-from dl2d.tick.decide import Deciders, decide
+from dl2d.tick.context import Deciders
+from dl2d.tick.decide import decide
 from dl2d.tick.policy_call import Deadline, gc_paused
 
 
@@ -33,7 +34,7 @@ class Watching(Fifo):
 def test_no_policy_is_held_up_by_the_collector_and_it_goes_on_after_it(error) -> None:
     policy = Watching(error)
     snapshot = a_snapshot([a_job(1)], cluster(1))
-    decision = decide(snapshot, Deciders(policy, Fifo(), LoadBalance(), patience=float("inf")), 0, time.monotonic)
+    decision = decide(snapshot, Deciders(policy, Fifo(), LoadBalance(), timeout=float("inf")), 0, time.monotonic)
     assert policy.seen == [False]
     assert gc.isenabled()
     said = [reason.constraint for reason in decision.jobs[0].guarded]

@@ -14,11 +14,15 @@ from dl2d.core.jobs import Job, JobKey, JobState, Progress, Role
 from dl2d.core.resource_manager import RmJob, RmJobState, RmSnapshot
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange
-from dl2d.tick.reconcile import ANCHOR, Patience, Reconciliation, heard_since, reconcile
+from dl2d.tick.context import Timeouts
+from dl2d.tick.observe import LiveJobs
+from dl2d.tick.reconcile import Changes, compare, heard_since
+from dl2d.tick.state import StartFailures
+from dl2d.tick.task_specs import ANCHOR
 
 KEY = JobKey("here", "1", 1000)
 NOW = 10_000.0
-PATIENCE = Patience(unseen=15, start=600, drain=60, end=10, silent=60, start_failures=3)
+TIMEOUTS = Timeouts(unseen=15, start=600, drain=60, end=10, silent=60, start_failures=3)
 T, R, J = TaskState, RmJobState, JobState
 
 
@@ -45,12 +49,13 @@ ANCHOR_RUNS = RmJob(handle="a", state=R.RUNNING, tag=task_tag(KEY, ANCHOR))
 
 def see(
     job: Job | None, tasks: list[Task], rm_jobs: list[RmJob], *, told: float | None = 0.0, failures: int = 0
-) -> Reconciliation:
+) -> Changes:
     live = [job] if job is not None and not job.state.ended else []
     ended = [job] if job is not None and job.state.ended else []
-    return reconcile(
-        live, tasks, ended, RmSnapshot(NOW, (), tuple(rm_jobs)), cluster="here", patience=PATIENCE,
-        failures={KEY: (failures, "exit status 1")}, heard={} if told is None else {KEY: told},
+    return compare(
+        LiveJobs(tuple(live), tuple(tasks)), ended, RmSnapshot(NOW, (), tuple(rm_jobs)), cluster="here",
+        timeouts=TIMEOUTS, failures={KEY: StartFailures(failures, "exit status 1")},
+        heard={} if told is None else {KEY: told},
     )  # fmt: skip
 
 
@@ -145,7 +150,7 @@ def test_tasks_that_never_join_end_their_job_in_the_end() -> None:
     ((_, change),) = see(a_job(), [], [ANCHOR_RUNS], failures=3).jobs
     assert (change.state, change.end_reason) == (
         J.FAILED,
-        "3 tries in a row to start its tasks failed; the last: exit status 1",
+        "3 attempts in a row to start its tasks failed; the last: exit status 1",
     )
 
 

@@ -161,7 +161,7 @@ def _ticked(world: World, key: JobKey) -> JobKey:
 def test_a_daemon_that_starts_again_goes_on(world: World) -> None:
     key = seen(world, "7", R.RUNNING, a_static("n1", "n1", "n2"))
     world.tick()
-    world.carry = replace(type(world.carry)(), slot=world.store.last_slot_number())
+    world.state = replace(type(world.state)(), slot=world.store.last_slot_number())
     report = world.tick()
     assert [(entry.job, entry.allocation, entry.previous) for entry in report.decision.jobs] == [
         (key, Allocation(3, 0), Allocation(3, 0))

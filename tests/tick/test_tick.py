@@ -25,10 +25,10 @@ from dl2d.core.store import JobChange
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.optimus import Optimus
-from dl2d.tick.decide import decide, inputs_hash
-from dl2d.tick.guard import GuardRules
-from dl2d.tick.reconcile import Patience
-from dl2d.tick.tick import Carry
+from dl2d.tick.context import GuardRules, Timeouts
+from dl2d.tick.decide import decide
+from dl2d.tick.record import inputs_hash
+from dl2d.tick.state import TickState
 
 
 @pytest.fixture
@@ -134,7 +134,9 @@ def test_a_recorded_slot_is_recomputed_bit_for_bit(world: World) -> None:
         assert slot is not None
         deciders = world.context().deciders
         assert decide(slot.snapshot, deciders, slot.seed, lambda: 0.0) == slot.proposed
-        assert inputs_hash(slot.snapshot, deciders.policy, deciders.placement, slot.seed) == slot.inputs_hash
+        policy, placement = deciders.policy, deciders.placement
+        hashed = inputs_hash(slot.snapshot, policy.name, policy.version, placement.name, slot.seed)
+        assert hashed == slot.inputs_hash
         assert b"train.py" not in repr(slot).encode()  # commands and environments are not recorded
 
 
@@ -176,7 +178,7 @@ def test_a_task_that_dies_is_recorded_and_asks_for_a_new_decision(world: World) 
 
 
 def test_tasks_that_keep_dying_before_they_join_end_the_job(build) -> None:
-    world = build(patience=Patience(start_failures=3))
+    world = build(timeouts=Timeouts(start_failures=3))
     job = world.submit(max_workers=1, max_ps=1)
     world.tick()
     world.beat()
@@ -415,10 +417,10 @@ def test_a_daemon_that_was_away_gives_coordinators_the_time_to_drain_anew(world:
     world.tick(1.0)
     draining = {task.handle for task in world.store.tasks(live=True, job=first) if task.state is TaskState.DRAINING}
     assert draining
-    world.carry = Carry(slot=world.carry.slot)  # a new daemon
+    world.state = TickState(slot=world.state.slot)  # a new daemon
     world.tick(3600.0)
     assert not draining & set(world.manager.stopped)
-    world.tick(world.patience.drain + 1)  # still nobody told it
+    world.tick(world.timeouts.drain + 1)  # still nobody told it
     assert not draining & set(world.manager.stopped)
     world.beat()
     assert world.has(first, state=TaskState.CONFIRMED) == (4, 4)
@@ -489,8 +491,8 @@ def test_nothing_is_carried_on_of_jobs_that_are_gone(world: World) -> None:
         world.beat(key, state="finished")
         world.settle(15)
     world.tick(400.0)
-    carry = world.carry
-    assert (carry.failures, carry.stopping, carry.heard, dict(carry.memory.resized)) == ((), (), (), {})
+    state = world.state
+    assert (state.failures, state.stopping, state.heard, state.resizes.resized) == ({}, {}, {}, {})
 
 
 def test_equal_worlds_have_equal_histories() -> None:

@@ -20,11 +20,11 @@ from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.store.sql import SqlStore
 from dl2d.testing import PromptCoordinator, ScriptedManager
-from dl2d.tick.decide import Deciders
-from dl2d.tick.guard import GuardRules
-from dl2d.tick.reconcile import Patience
+from dl2d.tick.context import Context, Deciders, GuardRules, Timeouts
+from dl2d.tick.record import Report
+from dl2d.tick.state import TickState
 from dl2d.tick.task_specs import Credentials, Launcher
-from dl2d.tick.tick import Carry, Context, Report, tick
+from dl2d.tick.tick import tick
 
 OWNER = Owner("ann", 1000, 1000)
 LAUNCH = Launch(("python", "train.py"), "/home/ann", (("PATH", "/usr/bin"), ("DL2_ROLE", "stale")))
@@ -74,7 +74,7 @@ class World:
     cluster_nodes: list[Node] = field(default_factory=nodes)
     policy: Policy = field(default_factory=Drf)
     rules: GuardRules = field(default_factory=GuardRules)
-    patience: Patience = field(default_factory=Patience)
+    timeouts: Timeouts = field(default_factory=Timeouts)
     slot_seconds: float = 300.0
     url: str = "sqlite://"
     mode: Mode = Mode.LIVE
@@ -88,7 +88,7 @@ class World:
             sqlite_store(file)
         self.store = SqlStore(self.url, progress_seconds=0)
         self.coordinator = PromptCoordinator(self.store, self.manager)
-        self.carry = Carry()
+        self.state = TickState()
         self.number = 0
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class World:
 
     def tick(self, seconds: float = 10.0) -> Report:
         self.now += seconds
-        self.carry, report = tick(self.context(), self.carry)
+        self.state, report = tick(self.context(), self.state)
         return report
 
     def context(self) -> Context:
@@ -113,7 +113,7 @@ class World:
             deciders=Deciders(self.policy, Fifo(), LoadBalance()),
             launcher=Launcher("http://127.0.0.1:1", Credentials(b"k" * 32)),
             rules=self.rules,
-            patience=self.patience,
+            timeouts=self.timeouts,
             slot_seconds=self.slot_seconds,
             seed=7,
             starts_anchors=True,

@@ -34,7 +34,7 @@ from dl2d.core.errors import (
     Unavailable,
 )
 from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner
-from dl2d.core.mode import STAGES, Mode
+from dl2d.core.mode import Mode
 from dl2d.core.resource_manager import ResourceManager
 from dl2d.core.store import JobChange, Store, TaskChange
 from dl2d.daemon.api.admission import Admission
@@ -201,7 +201,7 @@ def create_api(services: Services) -> FastAPI:
             anchor = asked.vouch(body.rm_id, body.proof)
             # Looked up and added under the same lock: an anchor that calls twice at once is one job.
             known = services.store.job(anchor.key)
-            static = not STAGES[services.mode()].act if known is None else known.static
+            static = not services.mode().acts if known is None else known.static
             if known is None or (known.unreported and not known.state.ended):
                 seen, admission = asked.snapshot(), services.admission()
                 job = (
@@ -260,7 +260,7 @@ def create_api(services: Services) -> FastAPI:
     @api.post("/v1/jobs", dependencies=[Depends(may_submit)])
     def submit(body: Submission) -> dict[str, object]:
         mode = services.mode()
-        if not STAGES[mode].act:
+        if not mode.acts:
             raise HTTPException(409, f"the daemon is in mode {mode}: it starts nothing")
         if not services.starts_anchors:
             raise HTTPException(409, "this cluster's jobs are submitted with its own tools (sbatch), not to the daemon")
