@@ -153,7 +153,7 @@ def _count_failures(
         if change.state is TaskState.FAILED and task.state.rank < TaskState.JOINED.rank and task.handle:
             failed[change.job] = f"{change.task}: {change.note or 'no reason given'}"
     for key, last in failed.items():
-        counted[key] = StartFailures(counted.get(key, _NO_FAILURES).count + 1, last)
+        counted[key] = StartFailures(counted.get(key, _NO_FAILURES).attempts + 1, last)
     return counted
 
 
@@ -306,8 +306,8 @@ def _job_change(
         if anchor.state is RmJobState.DONE and job.state is JobState.SUBMITTED:
             return JobChange(state=JobState.FAILED, end_reason=f"its coordinator ended before it called: {how}")
         return JobChange(state=_JOB_ENDS[anchor.state], end_reason=f"its coordinator ended: {how}")
-    if failures.count >= timeouts.start_failures:
-        reason = f"{failures.count} attempts in a row to start its tasks failed; the last: {failures.last}"
+    if failures.attempts >= timeouts.start_failures:
+        reason = f"{failures.attempts} attempts in a row to start its tasks failed; the last: {failures.last}"
         return JobChange(state=JobState.FAILED, end_reason=reason)
     return JobChange(anchor=anchor.handle) if not job.anchor else None
 

@@ -16,7 +16,7 @@ from dl2d.tick.idle import IdleWaiting
 class StartFailures(NamedTuple):
     """Attempts in a row in which tasks of a job ended before they joined, and how the last one ended."""
 
-    count: int = 0
+    attempts: int = 0
     last: str = ""
 
 
