@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2, help="the best of so many")
     parser.add_argument("--mode", default="fast", choices=["fast", "exact"])
     parser.add_argument("--wire", default="float32", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--durability", default="none", choices=["none", "relaxed", "durable"])
+    parser.add_argument("--durability", default="none", choices=["none", "durable"])
     parser.add_argument("--compute", type=float, default=0.0, help="seconds that workers rest between two exchanges")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)

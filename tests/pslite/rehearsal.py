@@ -6,6 +6,7 @@ gone through. A death is the end of all of a member's connections at once.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import secrets
@@ -24,7 +25,7 @@ from regression import Regression, segments
 
 from pslite.allreduce import AllReduceWorker
 from pslite.coordinator import Coordinator, Settings
-from pslite.errors import Fenced, PsliteError
+from pslite.errors import Fenced, PsliteError, RolledBack
 from pslite.holding import Holding
 from pslite.job.spec import SGD, JobSpec
 from pslite.job.status import Reply, Status
@@ -121,6 +122,9 @@ class _Thread:
 
     def enter(self, leave: Callable[[], None], raised: Callable[[BaseException], None]) -> None:
         self.leave, self.raised = leave, raised
+
+    def begin_again(self, reason: str) -> None:
+        raise RolledBack(reason)
 
     def abandon(self, reason: str) -> None:
         """Threads cannot be ended; the script notices at its next exchange."""
@@ -280,35 +284,50 @@ class Rehearsal:
 
     def _serve(self, task: str) -> None:
         try:
-            # who comes when the job is over tries for less than our patience
-            server = Server(
-                self._identity("ps", task), self._address, host="127.0.0.1", say=self._log.append,
-                join_timeout=_PATIENCE / 3,
-            )  # fmt: skip
-            with self._lock:
-                self._members[task] = server
-            if task in self._slow:
-                self._slow_down(server, self._slow[task])
-            server.run()
+            while task not in self._killed:
+                # who comes when the job is over tries for less than our patience
+                server = Server(
+                    self._identity("ps", task), self._address, host="127.0.0.1", say=self._log.append,
+                    join_timeout=_PATIENCE / 3,
+                )  # fmt: skip
+                with self._lock:
+                    self._members[task] = server
+                    if task in self._killed:
+                        server.sever()
+                if task in self._slow:
+                    self._slow_down(server, self._slow[task])
+                with contextlib.suppress(RolledBack):
+                    server.run()
+                    return
         except PsliteError as error:
             self._ended(task, error)
         except BaseException as error:  # noqa: BLE001  (a thread's end must not go unseen)
             self._surprises.append(f"{task}: {''.join(traceback.format_exception(error))}")
 
     def _work(self, task: str) -> None:
+        while task not in self._killed and self._work_once(task):
+            pass
+
+    def _work_once(self, task: str) -> bool:
+        """Be that worker; returns whether it begins again."""
         process = _Thread()
         kind = AllReduceWorker if self._all_reduce else Worker
         worker = kind(
             self._identity("worker", task), self._address, self._spec, say=self._log.append, process=process,
             join_timeout=_PATIENCE / 3,
         )  # fmt: skip
+        again = False
         with self._lock:
             self._members[task] = worker
+            if task in self._killed:
+                return False
         try:
             how: dict[str, Callable[..., None]] = {}
             if task in self._slow:
                 how["computed"] = lambda epoch, samples: time.sleep(self._slow[task])
             self._regression.train(worker, before_step=lambda version: self._begin_step(task, version), **how)
+        except RolledBack:
+            again = True
         except PsliteError as error:
             self._ended(task, error)
         except SystemExit:
@@ -317,6 +336,7 @@ class Rehearsal:
             self._surprises.append(f"{task}: {''.join(traceback.format_exception(error))}")
             process.raised(error)
         process.leave()
+        return again
 
     @staticmethod
     def _slow_down(server: Server, seconds: float) -> None:
@@ -392,14 +412,10 @@ class Rehearsal:
     def _staying(self, status: Status, role: str) -> set[str]:
         """Members that go on if another dies now: workers with weights, servers whose blocks have replicas."""
         active = {m.task for m in status.members if m.role == role and m.state == "active"}
-        if role == "worker" and self._any_worker:
-            begun = any(line.startswith("plan 1 done") for line in self._log)
-            return {"newcomers", "later ones"} if begun else set()
+        if (role == "worker" and self._any_worker) or (role == "ps" and self._spec.durability == "none"):
+            return {"newcomers", "later ones"}  # the job goes back, and another one comes
         if role == "worker":
             active &= self._stepping
-        elif self._spec.durability == "none" or (self._spec.durability == "relaxed" and not self._any_worker):
-            # workers have what is lost; another server comes in the place of the last one
-            return {"workers", "newcomers"}
         elif not self._protected():
             return set()
         return active & set(self._targets[role]) - set(self._killed)

@@ -61,7 +61,7 @@ def early(seed: int) -> None:
     kind = tests.kind_of(seed)
     kills = ["ps"] * rng.randint(1, 2) + ["worker"] * rng.randint(0, 1) + ["coordinator"] * rng.choice((0, 0, 1))
     settings = tests.BRIEF
-    tests.says_so(kind, *tests.rehearse(seed, kind, kills, last=1, settings=settings, **rng.choice(tests.WAYS)))
+    tests.go_through(seed, kind, kills, last=1, settings=settings, **rng.choice(tests.WAYS))
 
 
 def broken(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,13 +70,13 @@ def broken(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         rough_weather(monkeypatch, seed)
     cut_data(monkeypatch, seed, often=0.01)
     kind, way = tests.kind_of(seed), random.Random(seed).choice(tests.WAYS)
-    tests.says_so(kind, *tests.rehearse(seed, kind, tests.some_deaths(seed), settings=tests.PATIENT, **way))
+    tests.go_through(seed, kind, tests.some_deaths(seed), settings=tests.PATIENT, **way)
 
 
 def broken_async(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same in async jobs; where bytes come one by one servers read often."""
     cut_data(monkeypatch, seed, often=0.001 if seed % 5 == 4 else 0.01)
-    test_async.test_a_dead_servers_blocks_go_on_from_workers_weights_and_others_lose_nothing(seed, monkeypatch)
+    test_async.test_a_job_goes_back_when_a_server_dies(seed, monkeypatch)
 
 
 def broken_last(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,11 +84,8 @@ def broken_last(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     cut_data(monkeypatch, seed, often=0.01)
     kind, durability = tests.kind_of(seed), ("none", "durable")[seed % 2]
     kills = ["worker"] * random.Random(seed).randint(1, 2)
-    tests.says_so(
-        kind,
-        *tests.rehearse(
-            seed, kind, kills, workers=2, any_worker=True, durability=durability, settings=tests.PATIENT
-        ),
+    tests.go_through(
+        seed, kind, kills, workers=2, any_worker=True, durability=durability, settings=tests.PATIENT
     )  # fmt: skip
 
 
@@ -96,7 +93,7 @@ def rough(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames in pieces, late and twice, beside deaths of servers in each way of keeping state."""
     rough_weather(monkeypatch, seed)
     kind, way = tests.kind_of(seed), random.Random(seed).choice(tests.WAYS)
-    tests.says_so(kind, *tests.rehearse(seed, kind, tests.some_deaths(seed), **way))
+    tests.go_through(seed, kind, tests.some_deaths(seed), **way)
 
 
 def _async(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -120,12 +117,10 @@ KINDS: dict[str, Callable[..., None]] = {
     "replicas": tests.test_deaths_of_servers_that_have_replicas,
     "weather": tests.test_frames_in_pieces_late_and_twice,
     "adding": tests.test_deaths_of_servers_that_only_add_up,
-    "lost": partial(tests.test_deaths_of_servers_whose_state_is_lost, durability="none"),
-    "relaxed": partial(tests.test_deaths_of_servers_whose_state_is_lost, durability="relaxed"),
+    "lost": partial(tests.test_deaths_of_servers_without_replicas, checkpoints=True),
     "last": partial(tests.test_deaths_of_the_last_worker, durability="none"),
     "last-durable": partial(tests.test_deaths_of_the_last_worker, durability="durable"),
-    "last-servers": partial(tests.test_deaths_of_the_last_worker_and_of_a_server, durability="durable"),
-    "last-relaxed": partial(tests.test_deaths_of_the_last_worker_and_of_a_server, durability="relaxed"),
+    "last-servers": tests.test_deaths_of_the_last_worker_and_of_a_server,
     "coordinator": tests.test_deaths_of_the_coordinator,
     "bad-network": tests.test_deaths_of_coordinators_and_servers_on_a_bad_network,
     "breaks": tests.test_data_connections_that_break_are_opened_again,
@@ -138,7 +133,7 @@ KINDS: dict[str, Callable[..., None]] = {
     "async": _async,
     "async-breaks": test_async.test_every_contribution_is_applied_once_although_connections_break,
     "async-deaths": _async_deaths,
-    "async-servers": test_async.test_a_dead_servers_blocks_go_on_from_workers_weights_and_others_lose_nothing,
+    "async-servers": test_async.test_a_job_goes_back_when_a_server_dies,
     "all-reduce": _all_reduce,
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pslite_jobs import PATIENT, KillAt
+from pslite_jobs import PATIENT, KillAt, Replace
 
 from pslite.errors import SpecError
 from pslite.job.spec import SGD, JobSpec, Part, Segment
@@ -87,6 +87,18 @@ def test_a_worker_dies_and_anothers_gradient_counts_for_its_own(tmp_path):
     assert any("nothing is lost" in line for line in result.log)
     found = [read(out, task) for task in ("worker-0", "worker-1")]
     assert all(one["weight"] == pytest.approx(expected(40)[0], rel=1e-3, abs=1e-6) for one in found)
+
+
+def test_scripts_begin_again_when_a_server_dies(tmp_path):
+    out = tmp_path / "out"
+    result = run(out, "--steps=40", "--sleep=0.02", servers=1, on_status=Replace("ps-0", 10))
+    assert any("the job goes back to its beginning" in line for line in result.log)
+    assert result.versions == 40
+    assert set(result.exit_codes.values()) == {0, 128 + 9}
+    weight, momentum = expected(40)
+    for task in ("worker-0", "worker-1"):
+        found = read(out, task)
+        assert (found["weight"], found["momentum"]) == pytest.approx((weight, momentum), rel=1e-3, abs=1e-6)
 
 
 def test_a_worker_whose_loop_ends_early_leaves_and_the_first_ones_end_ends_the_job(tmp_path):

@@ -17,8 +17,7 @@ from pslite_jobs import LEASE, KillAt, Replace, command, schedules, static_diges
 from rehearsal import job
 
 from pslite.errors import SpecError
-from pslite.replicas import LAG
-from pslite.storage.checkpoints import Checkpoint, latest
+from pslite.storage.checkpoints import latest
 from pslite.testing import Resize, run_local
 
 SLOW = ("--step-seconds", "0.02", "--epochs", "20")
@@ -79,62 +78,45 @@ def test_the_death_of_the_only_server_fails_the_job_by_name():
     )
 
 
-@pytest.mark.parametrize("durability", ["relaxed", "durable"])
-def test_servers_without_a_state_have_nothing_to_replicate(durability):
+def test_servers_without_a_state_have_nothing_to_replicate():
     with pytest.raises(SpecError, match="durability"):
-        job(durability=durability, update="worker")
+        job(durability="durable", update="worker")
+
+
+def test_another_durability_is_refused():
+    with pytest.raises(SpecError, match="durability is 'relaxed': it must be 'none' or 'durable'"):
+        job(durability="relaxed")
 
 
 # --- no replicas --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "plain"])
-def test_weights_are_had_from_workers(optimizer):
-    options = (*SLOW, "--optimizer", optimizer)
-    result = run_local(command(*options), workers=2, servers=3, on_status=KillAt("ps-1", 20))
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--optimizer", "momentum"),
+        ("--optimizer", "adam", "--update", "worker"),
+        pytest.param(("--optimizer", "plain"), marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("how", [KillAt, Replace])
+def test_without_replicas_the_job_begins_again(options, how):
+    options, kill = (*SLOW, *options), how("ps-1", 20)
+    result = run_local(command(*options), workers=2, servers=2, on_status=kill)
     assert result.state == "finished", result.log
-    assert (result.digest, result.inexact_from) == (static_digest(*options), None)
-    assert any("blocks go on from what workers have of them, nothing is lost" in line for line in result.log)
-
-
-@pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("transport", ["", pytest.param("tcp", marks=pytest.mark.slow)])
-def test_servers_that_only_add_up_lose_nothing(servers, transport):
-    options = (*SLOW, "--optimizer", "adam", "--update", "worker")
-    environ = {**os.environ, "DL2_TRANSPORT": transport}
-    kill = Replace("ps-0", 20)
-    result = run_local(command(*options), workers=2, servers=servers, on_status=kill, environ=environ)
-    assert result.state == "finished", result.log
-    assert (result.digest, result.inexact_from) == (static_digest(*options), None)
-    assert set(result.exit_codes.values()) == {0, 128 + 9}
-
-
-@pytest.mark.parametrize("optimizer", ["momentum", pytest.param("adam", marks=pytest.mark.slow)])
-def test_a_result_whose_optimizer_state_is_lost_says_so(optimizer):
-    options = (*SLOW, "--optimizer", optimizer)
-    seen, kill = [], KillAt("ps-1", 20)
-
-    def watch(status, director):
-        seen.append(status)
-        return kill(status, director)
-
-    result = run_local(command(*options), workers=2, servers=2, on_status=watch)
-    assert result.state == "finished", result.log
-    assert result.versions == 220
-    since = result.inexact_from
-    assert 20 <= since < 220
-    assert result.digest != static_digest(*options)
-    assert any(f"INEXACT from version {since} on: " in line and "begins anew" in line for line in result.log)
-    assert result.log[-1].endswith(f"INEXACT from version {since} on")
-    assert seen[-1].result.inexact_from == seen[-1].inexact_from == since
+    died = f"ps-1 on {socket.gethostname()} (pid {kill.pid}) died: killed by signal 9 (SIGKILL)"
+    assert f"{died}; the job goes back to its beginning" in result.log
+    assert (result.digest, result.versions) == (static_digest(*options), 220)
+    assert result.exit_codes.pop("ps-1") == 128 + 9
+    assert set(result.exit_codes.values()) == {0}
 
 
 def test_another_server_takes_the_place_of_the_only_one():
     options = (*SLOW, "--optimizer", "momentum")
     result = run_local(command(*options), workers=2, servers=1, on_status=Replace("ps-0", 20))
     assert result.state == "finished", result.log
-    assert result.inexact_from is not None
-    assert any("the job waits for another server" in line for line in result.log)
+    assert result.digest == static_digest(*options)
 
 
 def test_who_prefers_it_has_the_job_end():
@@ -143,39 +125,24 @@ def test_who_prefers_it_has_the_job_end():
     result = run_local(command(*options), workers=2, servers=2, on_status=kill)
     assert result.state == "failed"
     assert f"ps-1 on {socket.gethostname()} (pid {kill.pid}) died" in result.reason
-    assert "blocks is lost, and on_loss is 'fail'" in result.reason
+    assert "on_loss is 'fail'" in result.reason
 
 
-def test_optimizer_state_is_had_from_the_last_checkpoint_which_says_so_too(tmp_path):
-    options = (*SLOW, "--optimizer", "momentum", "--checkpoint", str(tmp_path), "--every", "10")
+@pytest.mark.parametrize("resume", [(), ("--begin-anew",)], ids=["", "anew"])
+def test_the_job_goes_back_to_its_newest_checkpoint(tmp_path, resume):
+    options = (*SLOW, "--optimizer", "momentum", "--checkpoint", str(tmp_path), "--every", "10", *resume)
     kill = KillAt("ps-1", 55)
 
     def when_there_is_one(status, director):
-        place = latest(tmp_path)
-        return place is None or kill(status, director) or Checkpoint(place).record.inexact_from is None
+        return latest(tmp_path) is None or kill(status, director)
 
     result = run_local(command(*options), workers=2, servers=2, on_status=when_there_is_one)
     assert result.state == "finished", result.log
-    (story,) = [line for line in result.log if line.startswith("INEXACT")]
-    pattern = r"weights of version (\d+), with the optimizer's state of version (\d+0)$"
-    weights, state = (int(n) for n in re.search(pattern, story).groups())
-    assert 10 <= state <= weights
-    assert Checkpoint(latest(tmp_path)).record.inexact_from == result.inexact_from
-    # more epochs: what goes on from it is not exact either
-    again = run_local(command(*options, "--epochs", "21"), workers=1, servers=1)
-    assert (again.state, again.inexact_from) == ("finished", result.inexact_from), again.log
-
-
-def test_relaxed_replicas_lose_little():
-    options = (*SLOW, "--optimizer", "momentum")
-    result = run_local(command(*options, "--durability", "relaxed"), workers=2, servers=3, on_status=KillAt("ps-1", 20))
-    assert result.state == "finished", result.log
-    if result.inexact_from is None:
-        assert result.digest == static_digest(*options)
-    else:
-        (story,) = [line for line in result.log if line.startswith("INEXACT")]
-        weights, state = (int(n) for n in re.search(r"of version (\d+), with .* version (\d+)$", story).groups())
-        assert 0 < weights - state <= LAG
+    (back,) = [line for line in result.log if "the job goes back to its checkpoint of version" in line]
+    version = int(re.search(r"(\d+)$", back).group(1))
+    assert version >= 10
+    assert any(line.endswith(f"goes on from its checkpoint of version {version}") for line in result.log)
+    assert result.digest == static_digest(*SLOW, "--optimizer", "momentum")
 
 
 class Kills:

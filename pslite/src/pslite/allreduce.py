@@ -434,7 +434,7 @@ class AllReduceWorker(Membership):
             self._replica.begin()
         else:
             self._say(f"the job goes on from version {found.version}: {found.place}")
-            self._send(Restored(version=found.version, inexact_from=found.inexact_from))
+            self._send(Restored(version=found.version))
             self._replica.restore(found)
             self.version = found.version
         self._entered = True

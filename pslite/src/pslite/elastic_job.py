@@ -75,7 +75,7 @@ class LoopJob(ABC):
         clip_value: float,
         wire: Literal["float32", "bfloat16", "float16"],
         update: Literal["server", "worker"],
-        durability: Literal["none", "relaxed", "durable"],
+        durability: Literal["none", "durable"],
         on_loss: Literal["restore", "fail"],
         checkpoint: str | os.PathLike[str] | None,
         checkpoint_every: int,

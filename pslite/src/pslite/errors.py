@@ -61,3 +61,7 @@ class CheckpointError(PsliteError):
 
 class JobFailed(PsliteError):
     """The job failed; the text names the task that caused it and how."""
+
+
+class RolledBack(PsliteError):
+    """The job goes back to its newest checkpoint: this member ends, and joins again as a new one."""

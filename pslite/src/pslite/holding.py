@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pslite.job.blocks import Block
 from pslite.job.reduction_tree import ROOT, TreeSum
-from pslite.numeric.optimizers import settled, slots
+from pslite.numeric.optimizers import slots
 from pslite.numeric.sparse_rows import Numbers, Rows
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class BufferPool:
 class Arrivals:
     """What a block of an async job knows of its workers."""
 
-    __slots__ = ("anew", "highest", "received", "staged", "waiting")
+    __slots__ = ("highest", "received", "staged", "waiting")
 
     def __init__(self) -> None:
         #: by version, the nodes whose contributions are applied; of versions that are not complete
@@ -76,8 +76,6 @@ class Arrivals:
         self.waiting: list[tuple[str, int]] = []
         #: the highest version that a worker has been sent
         self.highest = 0
-        #: whether the block was made anew, so that it may be a version behind what its workers were told
-        self.anew = False
 
 
 class Holding:
@@ -88,8 +86,8 @@ class Holding:
     """
 
     __slots__ = (
-        "arena", "arrivals", "block", "coming", "first", "guard", "here", "plan", "received", "rows", "since", "stamp",
-        "state", "sums", "total", "version", "waits",
+        "arena", "arrivals", "block", "coming", "first", "guard", "here", "plan", "received", "rows", "stamp", "state",
+        "sums", "total", "version", "waits",
     )  # fmt: skip
 
     def __init__(self, block: Block, plan: int, leaves: int, arena: Arena | None = None) -> None:
@@ -118,8 +116,6 @@ class Holding:
         self.coming = ""
         #: whether workers wait for an answer until a replica has the step
         self.waits = False
-        #: the version from which on the optimizer's state counts: 0, or where it was lost and began anew
-        self.since = 0
         #: of a replica: the stamp that its owner knew
         self.stamp = 0, 0
 
@@ -133,12 +129,6 @@ class Holding:
     def whole(self) -> memoryview:
         """Weights and slots, as bytes."""
         return self.state.reshape(-1).data.cast("B")
-
-    def settled(self) -> Array:
-        """Return the state for who does not know since when it counts."""
-        if not self.since:
-            return self.state
-        return settled(self.block.optimizer, self.state, self.version, self.since)
 
     def note(self, total: Rows) -> None:
         """Note which rows a step changes."""

@@ -24,6 +24,7 @@ from pslite.net.messages import (
     Leave,
     Message,
     Refused,
+    RollBack,
 )
 from pslite.process import Host, ScriptProcess
 from pslite.session import Drained
@@ -81,6 +82,8 @@ class Membership(ABC):
         self._lock = threading.Lock()
         #: set by the control thread: why the job has failed, and whether we are to leave
         self._failure = ""
+        #: set by the control thread: why the job goes back to a checkpoint
+        self._rolled_back = ""
         self._exit = False
         #: the version after which we are to leave; -1: any
         self._last = -1
@@ -172,6 +175,9 @@ class Membership(ABC):
         if self._failure:
             self._over = True
             raise JobFailed(self._failure)
+        if self._rolled_back:
+            self._over = True
+            self._process.begin_again(self._rolled_back)
         if self._exit and self._may_leave():
             self._send(Leave())
             self._over = True
@@ -239,6 +245,10 @@ class Membership(ABC):
                 self._say(message.reason)
             self._last = message.version
             self._exit = True
+        elif isinstance(message, RollBack):
+            self._rolled_back = message.reason
+            if self._outlasts_the_script():
+                self._process.begin_again(message.reason)
         elif isinstance(message, JobEnded):
             self._job_failed(message.reason)
         elif isinstance(message, Refused):
@@ -249,10 +259,13 @@ class Membership(ABC):
 
     def _job_failed(self, reason: str) -> None:
         self._failure = reason
+        if self._outlasts_the_script():
+            self._process.abandon(reason)
+
+    def _outlasts_the_script(self) -> bool:
+        """Wait for the user's thread to notice what has happened; returns whether it does not."""
         self._wake()
         deadline = time.monotonic() + _FAIL_GRACE_SECONDS
-        while time.monotonic() < deadline:
-            if self._over:
-                return
+        while not self._over and time.monotonic() < deadline:
             time.sleep(0.05)
-        self._process.abandon(reason)
+        return not self._over

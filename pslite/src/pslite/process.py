@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
+
+#: where the script was started: relative names on its command line are valid there
+_FOLDER = os.readlink("/proc/self/cwd")  # noqa: PTH115  (it may be gone)
 
 
 class Host(Protocol):
@@ -15,6 +20,9 @@ class Host(Protocol):
 
     def enter(self, leave: Callable[[], None], raised: Callable[[BaseException], None]) -> None:
         """The worker joins: from now on call `leave` when the script ends, and before that `raised` if by an error."""
+
+    def begin_again(self, reason: str) -> None:
+        """The job goes back to a checkpoint: run the script once more from its beginning; does not return."""
 
     def abandon(self, reason: str) -> None:
         """The job has failed and the script does not notice: end it."""
@@ -33,6 +41,17 @@ class ScriptProcess:
             before(kind, error, trace)
 
         sys.excepthook = hook
+
+    def begin_again(self, reason: str) -> None:
+        """Replace the program by a fresh one of the same command line; dl2-run goes on watching the same process."""
+        sys.stderr.write(f"pslite: {reason}; the script begins again\n")
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for child in multiprocessing.active_children():
+            child.kill()  # workers of a data loader: nobody would end them
+        with contextlib.suppress(OSError):
+            os.chdir(_FOLDER)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 
     def abandon(self, reason: str) -> None:
         """End the process: the script is busy in a long step or in code of its own, and nothing it does matters."""

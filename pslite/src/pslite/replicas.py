@@ -1,9 +1,8 @@
 """Replicas of blocks: what a server does so that another one can go on in its place, and what it keeps for others.
 
 The owner of a block sends its backup the gradient sum of each step; both apply it, so that they have the same bits, the
-optimizer's state included.  In durable jobs workers are answered when the sum has come there: a replica is never behind
-what a worker has been told, and no step is lost with the owner.  In relaxed ones they are answered at once, as long as
-no more than `LAG` sums are on their way.  A new backup is first sent the whole state, once.
+optimizer's state included.  Workers are answered when the sum has come there: a replica is never behind
+what a worker has been told, and no step is lost with the owner.  A new backup is first sent the whole state, once.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,8 +20,6 @@ from pslite.job.blocks import Block
 from pslite.net.data_frames import REPLICATE, REPLICATED, SEED, SEEDED, Header, Link
 from pslite.numeric.sparse_rows import Rows, checked_length, parse
 
-#: versions by which a replica of a relaxed job may be behind what a worker has been told
-LAG = 2
 #: seeds on their way at a time: they give way to answering workers
 _SEEDS = 2
 
@@ -56,9 +53,10 @@ class Step:
 
 @dataclass
 class _Sent:
-    """A sum on its way to replicas."""
+    """The sum of a block's last step, on its way to replicas."""
 
     holding: Holding
+    version: int
     total: Array | Rows
     waits_for: set[str]
 
@@ -78,12 +76,8 @@ class Guards:
     def __init__(self, links: Mapping[str, Link], pool: BufferPool) -> None:
         self._links = links
         self._pool = pool
-        self._sent: dict[tuple[int, int], _Sent] = {}
-        #: block -> sums on their way, and how many of a block may be without that workers wait
-        self._owed: dict[int, int] = {}
-        self.lag = 0
-        #: sums that give way to answering workers
-        self._late: deque[tuple[str, Header, tuple[memoryview, ...]]] = deque()
+        #: by block; workers wait for an answer until it has arrived
+        self._sent: dict[int, _Sent] = {}
         #: blocks that want another backup, with its task
         self._due: deque[tuple[Holding, str]] = deque()
         #: seeds that are not acknowledged: block -> task
@@ -102,39 +96,20 @@ class Guards:
     def tell(self, holding: Holding, step: Step, stamp: tuple[int, int]) -> None:
         """Send a step just applied to the replicas, which sets `waits`; its sum is given back when they have it."""
         block, tasks = holding.block, set(holding.guards)
+        holding.waits = bool(tasks)
         if not tasks:
-            holding.waits = False
             self._give(step.total)
             return
-        if self.lag and not isinstance(step.total, Rows) and not step.total.flags.writeable:
-            # it lies in the memory of a worker, which will not wait until it is sent
-            copy = self._pool.take_like(step.total)
-            np.copyto(copy, step.total)
-            step = replace(step, total=copy)
-        self._owed[block.number] = self._owed.get(block.number, 0) + 1
-        holding.waits = self._owed[block.number] > self.lag
         views = step.views()
         header = Header(
             REPLICATE, holding.plan, block.number, 2 + len(step.factors), sum(view.nbytes for view in views),
             holding.version, holding.first, *stamp,
         )  # fmt: skip
-        self._late.extend((task, header, views) for task in tasks)
-        if not self.lag or holding.waits:
-            self.send_late()
-        self._sent[block.number, holding.version] = _Sent(holding, step.total, tasks)
-
-    @property
-    def late(self) -> bool:
-        """Whether there are sums to be sent."""
-        return bool(self._late)
-
-    def send_late(self) -> None:
-        """Send the sums that have given way so far."""
-        while self._late:
-            task, header, views = self._late.popleft()
+        for task in tasks:
             link = self._links.get(task)
             if link is not None and link.open:
                 link.send(header, *views)
+        self._sent[block.number] = _Sent(holding, holding.version, step.total, tasks)
 
     def _give(self, total: Array | Rows) -> None:
         if not isinstance(total, Rows):
@@ -142,23 +117,19 @@ class Guards:
 
     def told(self, link: Link, header: Header) -> Holding | None:
         """Take the acknowledgement of a sum; returns the block whose workers can be answered now."""
-        sent = self._sent.get((header.block, header.version))
-        if sent is None:
+        sent = self._sent.get(header.block)
+        if sent is None or sent.version != header.version:
             return None  # of a block that has another owner since
         sent.waits_for.discard(link.task)
-        return self._finished(sent, header.version)
+        return self._finished(sent)
 
-    def _finished(self, sent: _Sent, version: int) -> Holding | None:
+    def _finished(self, sent: _Sent) -> Holding | None:
         if sent.waits_for:
             return None
-        number = sent.holding.block.number
-        del self._sent[number, version]
-        self._owed[number] -= 1
+        del self._sent[sent.holding.block.number]
         self._give(sent.total)
-        if sent.holding.waits and self._owed[number] <= self.lag:
-            sent.holding.waits = False
-            return sent.holding
-        return None
+        sent.holding.waits = False
+        return sent.holding
 
     def settle(self) -> list[Holding]:
         """A plan is in force everywhere: who is no backup any more may have gone before it could acknowledge a sum.
@@ -166,10 +137,6 @@ class Guards:
         Those that came in its place have all that it was sent. Returns the blocks whose workers can be answered now.
         """
         return self._wait_for(lambda sent: sent.waits_for & set(sent.holding.guards))
-
-    def owes(self, holding: Holding) -> bool:
-        """Whether sums of a block are on their way."""
-        return self._owed.get(holding.block.number, 0) > 0
 
     def want(self, holding: Holding, task: str) -> None:
         """Have a server become the backup of a block, when there is time."""
@@ -189,8 +156,7 @@ class Guards:
         block = holding.block.number
         link.send(
             Header(
-                SEED, holding.plan, block, 0, state.nbytes, holding.version, holding.first, next_first=holding.since,
-                crc=zlib.crc32(state),
+                SEED, holding.plan, block, 0, state.nbytes, holding.version, holding.first, crc=zlib.crc32(state)
             ),
             state,
         )  # fmt: skip
@@ -219,11 +185,9 @@ class Guards:
         holding.waits = False
         self._seeds.pop(holding.block.number, None)
         self._due = deque((other, task) for other, task in self._due if other is not holding)
-        self._late = deque(late for late in self._late if late[1].block != holding.block.number)
-        for key, sent in list(self._sent.items()):
-            if sent.holding is holding:
-                del self._sent[key]
-                self._owed[key[0]] -= 1
+        sent = self._sent.get(holding.block.number)
+        if sent is not None and sent.holding is holding:
+            del self._sent[holding.block.number]
 
     def without(self, gone: Collection[str], holdings: Collection[Holding]) -> list[Holding]:
         """Wait no more for servers that are gone; returns the blocks whose workers can be answered now."""
@@ -239,9 +203,9 @@ class Guards:
     def _wait_for(self, still: Callable[[_Sent], set[str]]) -> list[Holding]:
         """Have each sum wait for those that `still` names; returns the blocks whose workers can be answered now."""
         free = []
-        for (_, version), sent in list(self._sent.items()):
+        for sent in list(self._sent.values()):
             sent.waits_for = still(sent)
-            free.append(self._finished(sent, version))
+            free.append(self._finished(sent))
         return [holding for holding in free if holding is not None]
 
 
@@ -293,11 +257,7 @@ class Replicas:
             self._enter(holding)
 
     def _enter(self, holding: Holding) -> None:
-        """Have the plan that everybody has moved to rule a replica that has none of its steps yet.
-
-        Plans before are forgotten. In relaxed jobs their last steps may still be on their way: with the very last one
-        the replica is where that plan began, and one that is taken before goes on under it from where it is.
-        """
+        """Have the plan that everybody has moved to rule a replica that has none of its steps yet."""
         if holding.plan < self._settled:
             holding.plan, holding.first = self._settled, holding.version
 
@@ -326,7 +286,6 @@ class Replicas:
         if crc != header.crc:
             raise ProtocolError(f"the replica of block {header.block} came damaged: checksum {crc:08x}")
         holding.plan, holding.version, holding.first, holding.here = header.plan, header.version, header.first, True
-        holding.since = header.next_first
         self._kept[header.block] = holding
         link.send(Header(SEEDED, header.plan, header.block, 0, 0, header.version, header.first))
 

@@ -16,16 +16,14 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
-import msgspec
 import numpy as np
 
-from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, Unreachable
-from pslite.holding import Array, Arrivals, BufferPool, Holding
+from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, RolledBack, Unreachable
+from pslite.holding import Array, BufferPool, Holding
 from pslite.job.blocks import Block, cut
 from pslite.job.measurements import ThroughputMeter
 from pslite.job.plan import Plan, Reduction, holders_of, reduction
@@ -41,7 +39,6 @@ from pslite.net.data_frames import (
     PARAM,
     PARAM_ROWS,
     PUSH,
-    REBUILD,
     REGION,
     REPLICATE,
     REPLICATED,
@@ -63,7 +60,6 @@ from pslite.net.messages import (
     Beat,
     Census,
     Clip,
-    Clocks,
     Commit,
     Copies,
     DigestRequest,
@@ -84,9 +80,8 @@ from pslite.net.messages import (
     Promote,
     Promoted,
     Ready,
-    Rebuilt,
     Refused,
-    Resumption,
+    RollBack,
     Saved,
     Severed,
     Stamped,
@@ -101,8 +96,7 @@ from pslite.numeric.gradient_encoding import Encoding, encoding_of, narrow, wire
 from pslite.numeric.norms import Squares, Tensors
 from pslite.numeric.optimizers import Updater, slots, square_norm
 from pslite.numeric.sparse_rows import Rows, checked_length, parse
-from pslite.rebuilding import Rebuilding, Slots, reads_checkpoint
-from pslite.replicas import LAG, Guards, Replicas, Step
+from pslite.replicas import Guards, Replicas, Step
 from pslite.storage.checkpoints import Saver
 
 #: seconds after which the coordinator is told of a broken data connection to a member that it has not given up
@@ -235,24 +229,13 @@ class Server:
         self._unacknowledged: dict[int, Holding] = {}
         #: whose last sums workers may lack as long as not all have moved to the plan that made them others'
         self._parted: dict[int, Holding] = {}
-        #: whether blocks are kept until it is said who owns them, and which of these have arrived elsewhere
-        self._keeps = False
-        self._acknowledged: set[int] = set()
         #: blocks of which we have said what we have: that stays so until it is said who owns them
         self._counted: set[int] = set()
         self._refused = 0
         #: what other threads have done
-        self._done: queue.SimpleQueue[_Stage | Link | Nack | Saved | NotSaved | Slots] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[_Stage | Link | Nack | Saved | NotSaved] = queue.SimpleQueue()
         #: plans that were given up, perhaps while they were made ready
         self._given_up: set[int] = set()
-        #: blocks that a worker, who goes on where all others are gone, has as a version before theirs
-        self._ahead: dict[int, str] = {}
-        #: how it does, last
-        self._resumption: Resumption | None = None
-        #: blocks that we make anew for others that are gone
-        self._rebuilding = Rebuilding(self._hand_in)
-        #: async mode: how far the workers of these are
-        self._clocks = Clocks({}, (0, 0), -1)
         self._saver: Saver | None = None
         #: of blocks whose sums are whole, not told yet, by what they are of
         self._squares: dict[Literal["gradient", "update"], dict[int, Squares]] = {"gradient": {}, "update": {}}
@@ -274,6 +257,8 @@ class Server:
         ------
         JobFailed
             the job failed or the coordinator is gone.
+        RolledBack
+            the job goes back to its newest checkpoint: another server takes the place of this one.
 
         """
         register = self._selector.register
@@ -283,7 +268,7 @@ class Server:
         try:
             # until the coordinator, or the one that takes its place, knows all that we have said
             while self._status is None or not self._control.settled:
-                busy = self._may_tell() or self._may_plant() or self._can_move()
+                busy = self._may_plant() or self._can_move()
                 self._meter.end()
                 ready = self._selector.select(0 if busy else min(0.2, self._control.heartbeat))
                 self._meter.begin()
@@ -482,13 +467,6 @@ class Server:
             if holding is None:
                 return memoryview(bytearray(block.nbytes * (1 + slots(block.optimizer))))
             return holding.whole
-        if header.kind == REBUILD:
-            if link.role != "worker" or header.length != block.nbytes:
-                raise ProtocolError(f"{link.task} sent {header.length} bytes as block {header.block}")
-            if not self._rebuilding.awaits(header):
-                return memoryview(self._scratch)[: block.nbytes]
-            self._incoming[link] = np.empty(block.nbytes, dtype=np.uint8)
-            return self._incoming[link].data
         if header.kind in (INIT, RESTORE) and header.block in self._holdings and self._is_first(link, header):
             # sent again, for the connection broke when it had come
             rows = 1 if header.kind == INIT else 1 + slots(block.optimizer)
@@ -533,18 +511,11 @@ class Server:
             else:
                 self._complete(holding)
             self._report_moved()
-        elif header.kind == REBUILD:
-            weights = self._incoming.pop(link, None)
-            if weights is not None:
-                self._rebuilding.weights(header, weights)
-                self._take_rebuilt()
         elif header.kind in (FETCH, AGAIN) and self._spec is not None:
             self._asked[link, header.kind, header.block] = header
             self._answer_fetches()
         elif header.kind == STATE_ACK:
-            if header.block in self._unacknowledged and self._keeps:
-                self._acknowledged.add(header.block)
-            elif header.block in self._unacknowledged:
+            if header.block in self._unacknowledged:
                 self._handed_over(header.block)
             elif not self._replicated:
                 raise ProtocolError(f"an acknowledgement of block {header.block}, which was not sent")
@@ -572,7 +543,7 @@ class Server:
 
     @property
     def _replicated(self) -> bool:
-        return self._spec is not None and self._spec.durability != "none"
+        return self._spec is not None and self._spec.durability == "durable"
 
     def shared(self, link: Link, header: Header) -> None:
         """Take a gradient that lies in the worker's own memory, or that memory."""
@@ -660,8 +631,6 @@ class Server:
                     self._answer_waiting(holding)
                 return
             late = holding is not None and header.version < holding.version
-            if holding is not None and late and self._is_ahead_of(link, holding):
-                self._bridge(link, holding, header.version + 1)
             handed_over = holding is None and self._had(header)
             if not handed_over and (holding is None or not (late or header.node in holding.received)):
                 self._say(f"refused a push of {link.task}: block {header.block}, step {header.version}")
@@ -674,7 +643,7 @@ class Server:
             self._stamp = (header.next_plan, header.next_first)
         holding = self._find(header)
         if holding is None or (not self._async and self._judge(link, header) is None):
-            # a server has died while it came, and the block is made anew, or is at another version: it is pushed again
+            # a server has died while it came, and the block is at another version: it is pushed again
             self._pool.give(buffer)
             return
         gradient: Array | Rows = buffer
@@ -689,8 +658,6 @@ class Server:
             self._pool.give(buffer)
         if self._async:
             assert not isinstance(gradient, Rows)
-            if holding.arrivals.anew:
-                self._catch_up(holding, link.task, header.version)
             holding.arrivals.received.setdefault(header.version, set()).add(header.node)
             holding.arrivals.staged.append((link.task, header.version, gradient))
             self._apply_staged(holding)
@@ -712,7 +679,7 @@ class Server:
             return None
         if self._stages[plan].expected.get(header.node) != link.task:
             raise ProtocolError(f"tree node {header.node} is not {link.task}'s to push under plan {plan}")
-        if header.version - holding.version > self._spec.staleness + holding.arrivals.anew:
+        if header.version - holding.version > self._spec.staleness:
             raise ProtocolError(f"{link.task} is at version {header.version}, {holding.version} is not complete")
         return holding
 
@@ -741,7 +708,7 @@ class Server:
         for task, version, gradient in arrivals.staged:
             leaves = self._stages[holding.plan].reduction.leaves
             samples = self._spec.divisor(holding.block.optimizer, version, leaves)
-            self._updater.apply(holding.block.optimizer, holding.state, gradient, samples, version, since=holding.since)
+            self._updater.apply(holding.block.optimizer, holding.state, gradient, samples, version)
             self._meter.add(holding.block.nbytes)
             self._pool.give(gradient)
             arrivals.waiting.append((task, version + 1))
@@ -760,7 +727,7 @@ class Server:
             holding.version += 1
             self._version = max(self._version, holding.version)
             if self._saver is not None:
-                self._saver.take(holding.block.number, holding.version, holding.settled())
+                self._saver.take(holding.block.number, holding.version, holding.state)
             if self._stamp is not None and holding.version == self._stamp[1]:
                 self._cross(holding, *self._stamp)
                 arrivals.waiting += [(task, holding.version) for task in self._stages[holding.plan].newcomers]
@@ -843,7 +810,7 @@ class Server:
         holding.version += 1
         self._version = max(self._version, holding.version)
         if self._saver is not None:
-            self._saver.take(block.number, holding.version, holding.settled())
+            self._saver.take(block.number, holding.version, holding.state)
         if self._stamp is not None and holding.version == self._stamp[1]:
             self._cross(holding, *self._stamp)
         if not holding.waits:
@@ -855,28 +822,25 @@ class Server:
         rule, version, total = holding.block.optimizer, holding.version, step.total
         self._meter.add(holding.block.nbytes)
         if isinstance(total, Rows):
-            self._updater.apply_rows(rule, holding.state, total, step.divisor, version, step.clip, holding.since)
+            self._updater.apply_rows(rule, holding.state, total, step.divisor, version, step.clip)
             holding.note(total)
         else:
             pieces = self._tensors.pieces[holding.block.number] if step.factors else ()
             factors = tuple((piece.size, factor) for piece, factor in zip(pieces, step.factors, strict=True))
-            self._updater.apply(rule, holding.state, total, step.divisor, version, step.clip, factors, holding.since)
+            self._updater.apply(rule, holding.state, total, step.divisor, version, step.clip, factors)
 
     def _make_stamp(self, holding: Holding) -> None:
         """Announce a plan that waits for it with the version that block 0 is about to reach: it rules from the next on.
 
         Replicas hear of it before any worker does.
         """
-        resume, first = self._resumption, holding.version + 2
-        if resume is not None and first <= resume.furthest:
-            return  # blocks that are further could not cross
         if self._commit and holding.plan < self._commit:
             if self._stamp is not None and self._stamp[0] == self._commit:
                 # heard of since: workers have been told, by an owner of the block that is gone
                 self._commit = 0
                 self._control.send(Stamped(plan=self._stamp[0], first=self._stamp[1]))
             else:
-                self._stamp_from(first)
+                self._stamp_from(holding.version + 2)
 
     def _stamp_from(self, first: int) -> None:
         """Have the plan that waits for it rule from a version on, or tell that the job ends before."""
@@ -914,7 +878,7 @@ class Server:
         if asks and self._trust[0] == version:
             return clip, self._tensors.factors(block.number, self._trust[1])
         sizes = [piece.size for piece in self._tensors.pieces[block.number]]
-        lengths = self._updater.lengths(rule, holding.state, total, samples, version, clip, sizes, holding.since)
+        lengths = self._updater.lengths(rule, holding.state, total, samples, version, clip, sizes)
         squares = {block.number: lengths}
         if asks:
             self._squares["update"].update(squares)
@@ -929,32 +893,7 @@ class Server:
             PARAM, holding.plan, block.number, 0, block.nbytes, holding.version, holding.first, next_plan, next_first
         )  # fmt: skip
 
-    def _greet(self, holding: Holding, resume: Resumption) -> None:
-        """Send the weights to a worker that goes on where all others are gone: as those of its version, whatever."""
-        link = self._links.get(resume.worker)
-        if link is None:
-            return
-        at, stamp = resume.version, (0, 0)
-        if holding.plan != resume.plan:
-            stamp = holding.plan, holding.first
-        elif self._stamp is not None and self._stamp[1] == at + 1:
-            stamp = self._stamp
-        if holding.version > at:
-            self._ahead[holding.block.number] = resume.worker
-        header = Header(PARAM, resume.plan, holding.block.number, 0, holding.block.nbytes, at, at, *stamp)
-        self._send_weights(link, header, holding, None)
-
-    def _is_ahead_of(self, link: Link, holding: Holding) -> bool:
-        """Whether a worker, who goes on where all others are gone, has not come as far as a block."""
-        return self._ahead.get(holding.block.number) == link.task
-
-    def _bridge(self, link: Link, holding: Holding, version: int) -> None:
-        """Send the weights as those of a version that the block has left behind, or as the one that it is at."""
-        if version == holding.version:
-            del self._ahead[holding.block.number]
-        self._send_weights(link, replace(self._answer_header(holding), version=version), holding, None)
-
-    def _answer(self, holding: Holding, but: str = "") -> None:
+    def _answer(self, holding: Holding) -> None:
         """Send the weights to every worker of the plan now in force for the block, old owner or not."""
         header = self._answer_header(holding)
         rows = holding.recent()
@@ -963,7 +902,7 @@ class Server:
             if self._sums_only and holding.version == holding.first and worker.task in stage.newcomers:
                 continue  # it has no weights yet that the sum could change
             link = self._links.get(worker.task)
-            if link is None or link.incarnation != worker.incarnation or worker.task == but:
+            if link is None or link.incarnation != worker.incarnation:
                 continue
             self._send_weights(link, header, holding, rows)
 
@@ -1004,7 +943,7 @@ class Server:
         # in async mode it is as it is
         if not self._async and holding.version != header.version:
             return False
-        whole = holding.settled().reshape(-1).data.cast("B")
+        whole = holding.state.reshape(-1).data.cast("B")
         link.send(Header(WHOLE, header.plan, header.block, 0, whole.nbytes, header.version, holding.first), whole)
         return True
 
@@ -1017,13 +956,8 @@ class Server:
                 if other.role == "worker" and other.task not in stage.newcomers:
                     other.send(Header(AGAIN, holding.plan, header.block, 0, 0, -1, 0))
             return
-        version, resume = holding.first if comes else header.version, self._resumption
-        if resume is not None and header.version < 0 and link.task == resume.worker:
-            if holding.version == resume.version or self._is_ahead_of(link, holding):
-                self._greet(holding, resume)
-        elif self._is_ahead_of(link, holding) and version <= holding.version:
-            self._bridge(link, holding, version)
-        elif self._async:
+        version = holding.first if comes else header.version
+        if self._async:
             # the answer to a push that is not applied yet, or not here, is still to come
             if version >= 0 and (comes or self._has_pushed(holding, link.task, version - 1)):
                 holding.arrivals.waiting.append((link.task, version))
@@ -1072,9 +1006,6 @@ class Server:
             del self._holdings[holding.block.number]
             if self._sums_only:
                 self._parted[holding.block.number] = holding
-                if owner in self._gone:
-                    # it was counted as ours, and what will be said of it may be that it stays so
-                    self._unacknowledged[holding.block.number] = holding
                 self._report_moved()
                 return
             self._outgoing.append(holding)
@@ -1118,18 +1049,12 @@ class Server:
         assert self._stamp is not None
         holding = self._outgoing[0]
         link = self._peers.get(self._stages[self._stamp[0]].plan.owner(holding.block.number).task)
-        waits = holding.waits or self._guards.owes(holding)
-        return not waits and link is not None and link.open and not link.unsent
+        return not holding.waits and link is not None and link.open and not link.unsent
 
     def _may_plant(self) -> bool:
         return self._guards.may_plant and not any(link.unsent for link in self._links.values())
 
-    def _may_tell(self) -> bool:
-        return self._guards.late and not any(link.unsent for link in self._links.values())
-
     def _move(self) -> None:
-        if self._may_tell():
-            self._guards.send_late()
         while self._may_plant():
             self._guards.plant_next()
             self._report_moved()  # whom it was for may be gone, and then nothing is to be awaited
@@ -1142,7 +1067,7 @@ class Server:
                 return
             holding = self._outgoing[0]
             owner = stage.plan.owner(holding.block.number).task
-            if holding.waits or self._guards.owes(holding):
+            if holding.waits:
                 return  # who keeps its replica may be that of the new owner too
             link = self._peers.get(owner)
             if link is None or not link.open:
@@ -1162,7 +1087,6 @@ class Server:
                 whole.nbytes,
                 holding.version,
                 holding.first,
-                next_first=holding.since,
                 crc=zlib.crc32(whole),
             )
             link.send(header, whole)
@@ -1175,7 +1099,6 @@ class Server:
             )
         holding.version = header.version
         holding.first = header.first
-        holding.since = header.next_first
         holding.here = True
         holding.arrivals.highest = header.version
         self._version = max(self._version, holding.version)
@@ -1196,8 +1119,6 @@ class Server:
             return
         stage = self._stages[number]
         if stage.reported or stage.gained or self._unacknowledged or not self._guards.settled:
-            return
-        if self._rebuilding.busy:
             return
         if any(holding.plan != number for holding in self._holdings.values()):
             return
@@ -1249,6 +1170,8 @@ class Server:
                 self._saver = None
             self._control.send(Leave())
             self._status = 0
+        elif isinstance(message, RollBack):
+            raise RolledBack(message.reason)
         elif isinstance(message, JobEnded):
             raise JobFailed(message.reason)
         elif isinstance(message, Refused):
@@ -1270,7 +1193,6 @@ class Server:
             self._lengths = [wire_bytes(message.spec, block) for block in self._blocks]
             self._scratch = bytearray(max(block.nbytes for block in self._blocks))
             self._sums_only = message.spec.update == "worker"
-            self._guards.lag = LAG if message.spec.durability == "relaxed" else 0
             if message.spec.checkpoint and not self._sums_only:
                 name = f"{self._identity.task}-{self._identity.incarnation[:8]}"
                 self._saver = Saver(message.spec, name, self._hand_in)
@@ -1326,7 +1248,7 @@ class Server:
             result = Nack(plan=plan.number, reason=str(error) or type(error).__name__, about=about)
         self._hand_in(result)
 
-    def _hand_in(self, result: _Stage | Link | Nack | Saved | NotSaved | Slots) -> None:
+    def _hand_in(self, result: _Stage | Link | Nack | Saved | NotSaved) -> None:
         """Another thread: have the loop take what was made ready, opened, written or read."""
         self._done.put(result)
         with contextlib.suppress(OSError):
@@ -1355,11 +1277,6 @@ class Server:
                     self._drop(old)
                 self._peers[result.task] = result
                 self._adopt(result, incoming=False)
-            elif isinstance(result, Slots):
-                if result.reason:
-                    self._say(f"no optimizer state from a checkpoint: {result.reason}")
-                self._rebuilding.slots(result)
-                self._take_rebuilt()
             elif result.plan.number not in self._given_up:
                 number = result.plan.number
                 self._stages[number] = result
@@ -1389,8 +1306,6 @@ class Server:
         for task in message.gone:
             self._lost.pop(task, None)
             if task in self._links:
-                if not self._settled:
-                    self._hear_out(self._links[task])  # nobody else may have its first weights
                 self._drop(self._links[task])
         self._gone.update(message.gone)
         if self._async:
@@ -1404,24 +1319,17 @@ class Server:
         """Servers are gone: nothing that they have sent counts from now on, and nobody waits for them."""
         for task in message.gone:
             for link in [links[task] for links in (self._links, self._peers) if task in links]:
-                if self._replicated:
-                    self._hear_out(link)
+                self._hear_out(link)
                 self._drop(link)
             self._lost.pop(task, None)
         self._gone.update(message.gone)
         ours = [*self._holdings.values(), *self._unacknowledged.values()]
         for holding in self._guards.without(message.gone, ours):
             self._answer(holding)
-        self._keeps = message.keep
-        # In async mode a worker that pushes a version is known to have had it, whatever was said.
-        if not self._async:
-            self._counted.update(message.blocks)
+        self._counted.update(message.blocks)
         found = {block: self._newest(block) for block in message.blocks}
         versions = {block: holding.version for block, holding in found.items() if holding is not None}
-        if self._async:
-            versions |= self._told(found)
-        reached, stamp = self._reached() if self._async else -1, self._stamp or (0, 0)
-        self._control.send(Copies(number=message.number, versions=versions, stamp=stamp, reached=reached))
+        self._control.send(Copies(number=message.number, versions=versions))
         self._report_moved()
 
     def _hear_out(self, link: Link) -> None:
@@ -1431,13 +1339,9 @@ class Server:
                 pass
 
     def _newest(self, block: int) -> Holding | None:
-        """What we have of a block, as its owner, on its way to another one, as a replica, or as its last sum."""
-        places = (self._holdings, self._unacknowledged, self._replicas.kept, self._parted)
-        found = [place[block] for place in places if block in place]
-        older = self._rebuilding.lagging(block)
-        if older is not None:
-            found.append(older)
-        return max(found, key=lambda holding: holding.version, default=None)
+        """What we have of a block: as its owner, on its way to another one, or as a replica."""
+        places = (self._holdings, self._unacknowledged, self._replicas.kept)
+        return max((place[block] for place in places if block in place), key=lambda h: h.version, default=None)
 
     def _promote(self, message: Promote) -> None:
         """Blocks have another owner under every plan in force: us, or one that has a newer copy."""
@@ -1448,157 +1352,47 @@ class Server:
             stage.previous = stage.previous and stage.previous.without(message.gone, message.owners)
             # the plan in force is done with; one that takes its place may have to move something else
             stage.reported = stage.plan.number <= self._settled
-        self._ahead.clear()
-        if message.resume is not None:
-            self._resumption = message.resume
-            self._know(message.resume.stamp)
-            for number, workers in message.resume.workers.items():
-                if number in self._stages:
-                    stage = self._stages[number]
-                    stage.plan = msgspec.structs.replace(stage.plan, workers=workers)
         # what is reported as moved from here on takes account of it
         self._control.send(Promoted(number=message.number))
         ours = []
-        found = {block: self._newest(block) for block in message.owners}
-        self._rebuilding.begin(message.number)
-        if message.clocks is not None:
-            self._clocks = message.clocks
-            self._know(self._clocks.stamp)
         for block, owner in message.owners.items():
-            newest = found[block]
-            self._parted.pop(block, None)
+            newest = self._newest(block)
             for holding in (self._holdings.pop(block, None), self._unacknowledged.pop(block, None)):
                 if holding is not None:
                     self._guards.release(holding)
             self._replicas.take(block)
             self._outgoing = deque(holding for holding in self._outgoing if holding.block.number != block)
-            spare = [holding for stage in self._stages.values() if (holding := stage.gained.pop(block, None))]
-            if owner.task != self._identity.task:
-                continue
-            if block in message.rebuilt:
-                made = newest or (spare[0] if spare else Holding(self._kept(block), 0, 1))
-                made.version = newest.version if newest is not None else -1
-                reads = reads_checkpoint(made.block, newest, message.snapshot)
-                self._rebuilding.expect(made, message.rebuilt[block], reads=reads)
-            else:
+            for stage in self._stages.values():
+                stage.gained.pop(block, None)
+            if owner.task == self._identity.task:
                 assert newest is not None
-                newest.here = True  # the weights that it awaited may be gone with the worker that had them
                 ours.append(newest)
-        self._keeps = False
-        for block in self._acknowledged & self._unacknowledged.keys():
-            self._handed_over(block)
-        self._acknowledged.clear()
-        if self._spec is not None and message.snapshot >= 0:
-            self._rebuilding.read(Path(self._spec.checkpoint), message.snapshot)
         # all of them first: nothing is reported as moved as long as one is not
         self._holdings.update({holding.block.number: holding for holding in ours})
         for holding in ours:
-            self._take_on(holding, message.resume)
+            self._take_on(holding)
         # with a plan that is given up, blocks of a `Census` before may go back to an owner that has always been there
         held, self._counted = self._counted - message.owners.keys(), set()
-        for holding in [*self._holdings.values(), *self._coming()]:
+        coming = [holding for stage in self._stages.values() for holding in stage.gained.values()]
+        for holding in [*self._holdings.values(), *coming]:
             if holding.block.number in held:
                 self._complete(holding)
         self._answer_fetches()
         self._report_moved()
 
-    def _take_rebuilt(self) -> None:
-        """Own the blocks that are whole again."""
-        made = self._rebuilding.whole()
-        if not made:
-            return
-        self._holdings.update({holding.block.number: holding for holding in made})
-        for holding in made:
-            if self._async:
-                self._set_clock(holding)
-            self._take_on(holding)
-        if not self._rebuilding.busy:
-            self._control.send(Rebuilt(number=self._rebuilding.number, states=self._rebuilding.report()))
-            self._answer_fetches()
-            self._report_moved()
-
-    def _know(self, stamp: tuple[int, int]) -> None:
-        """Have the plan of a stamp rule from its first version on, unless a stamp is known or that is over."""
-        if self._stamp is None and stamp[0] > self._settled and stamp[0] in self._stages:
-            self._stamp = stamp
-
-    def _take_on(self, holding: Holding, resume: Resumption | None = None) -> None:
+    def _take_on(self, holding: Holding) -> None:
         """Own a block, from the version on at which we have it; workers push the step again that was under way."""
-        self._know(holding.stamp)
+        plan, first = holding.stamp
+        if self._stamp is None and plan > self._settled and plan in self._stages:
+            self._stamp = plan, first
         holding.rows = None  # workers have to be sent everything
         stage = self._stages[holding.plan]
         if holding.plan > self._settled and not stage.began:
             stage.began = time.monotonic()
-        if self._async:
-            self._advance(holding)  # workers are answered when they push
-            return
         holding.begin(stage.reduction.leaves)
         if self._stamp is not None and holding.version == self._stamp[1] and holding.plan != self._stamp[0]:
             self._cross(holding, *self._stamp)
-        if resume is None:
-            self._answer(holding)
-        else:
-            self._answer(holding, but=resume.worker)
-            self._greet(holding, resume)
-
-    # --- servers that are gone, in async mode -----------------------------------------------------------------------
-
-    @staticmethod
-    def _told(found: Mapping[int, Holding | None]) -> dict[int, int]:
-        """The highest versions that workers have of blocks: what we have of one is as new as that."""
-        return {block: max(h.version, h.arrivals.highest) for block, h in found.items() if h is not None}
-
-    def _coming(self) -> list[Holding]:
-        """The blocks that are on their way to us."""
-        return [holding for stage in self._stages.values() for holding in stage.gained.values()]
-
-    def _reached(self) -> int:
-        """The highest version that somebody may have pushed to us."""
-        holdings = [*self._holdings.values(), *self._coming()]
-        return max((max((holding.version, *holding.arrivals.received)) for holding in holdings), default=-1)
-
-    def _set_clock(self, holding: Holding) -> None:
-        """Have a block that was made anew go on from what its workers have: who has a version has pushed all before."""
-        known = self._clocks.workers.get(holding.block.number, {})
-        newest = max(known.values(), default=holding.version)
-        stage = self._stages[min(self._stages)]
-        # who is in the plan in force and neither there any more nor dead has finished, when others had their last step
-        done = newest + 1
-        coming, first = self._stamp or (0, 0)
-        # who is about to come with the first plan has had nothing yet
-        began = dict.fromkeys(stage.newcomers if coming == stage.plan.number else (), first)
-        there = {n: task for n, task in stage.expected.items() if n not in stage.left_out}
-        nodes = later = {node: known.get(task, began.get(task, done)) for node, task in there.items()}
-        version = min((newest, *nodes.values()))
-        if coming > stage.plan.number:
-            following = self._stages[coming]
-            began = dict.fromkeys(following.newcomers, first)
-            there = {n: task for n, task in following.expected.items() if n not in following.left_out}
-            later = {node: known.get(task, began.get(task, done)) for node, task in there.items()}
-            if version >= first:
-                stage = following
-                version = min((newest, *later.values()))
-        arrivals = holding.arrivals = Arrivals()
-        arrivals.anew = True
-        arrivals.highest = newest
-        if holding.block.number == 0:
-            arrivals.highest = max(arrivals.highest, self._clocks.reached)
-        for pushed in range(version, max((*nodes.values(), *later.values()), default=version)):
-            which = later if coming and pushed >= first else nodes
-            arrivals.received[pushed] = {node for node, has in which.items() if has > pushed}
-        holding.plan, holding.version = stage.plan.number, version
-        holding.first = first if coming == holding.plan else min(holding.first, version)
-        holding.since = min(holding.since, version)
-        if coming == holding.plan:
-            arrivals.waiting = [(task, first) for task in stage.newcomers - known.keys()]
-
-    def _catch_up(self, holding: Holding, task: str, version: int) -> None:
-        """A worker that pushes a version has pushed all before, though its answer may have come after it was asked."""
-        for before in range(holding.version, version):
-            coming, first = self._stamp or (0, 0)
-            number = coming if coming and before >= first else holding.plan
-            nodes = {node for node, other in self._stages[number].expected.items() if other == task}
-            holding.arrivals.received.setdefault(before, set()).update(nodes)
+        self._answer(holding)
 
     def _plan_done(self, number: int) -> None:
         before = {task for plan in self._plans() for task in plan.tasks()}

@@ -137,7 +137,6 @@ class Given:
     #: of each block, shape (1 + slots, size)
     arrays: tuple[Array, ...]
     blocks: tuple[Block, ...]
-    inexact_from: int | None = None
 
     def states(self) -> Iterator[tuple[Block, Array]]:
         """Give each block with its weights and optimizer state."""

@@ -33,8 +33,6 @@ class LocalResult:
     state: str
     reason: str | None
     digest: str | None
-    #: from which version on it is not exact, because state was lost with a server
-    inexact_from: int | None
     versions: int
     plans: tuple[PlanReport, ...]
     #: one value for each worker and each plan it went through
@@ -149,7 +147,6 @@ def run_local(
         state=status.state,
         reason=status.reason,
         digest=status.result.digest if status.result else None,
-        inexact_from=status.inexact_from,
         versions=status.version,
         plans=tuple(status.plans),
         suspensions_ms=tuple(coordinator.suspensions_ms),

@@ -99,11 +99,10 @@ class ElasticJob(LoopJob):
         "worker": every worker runs the optimizer; servers only add up gradients, and have nothing that would move.
     durability
         "durable": every server's part is kept by another one too, so that the job survives the death of one server,
-        and loses nothing. Two servers at least; they answer when both have a step. "relaxed": they answer before, and
-        a death may cost the last steps of the optimizer's state. "none": it costs that state.
+        and loses nothing. Two servers at least; they answer when both have a step. "none": the job goes back to its
+        newest checkpoint, or to its beginning, when a server dies.
     on_loss
-        if optimizer state is lost with a server (in async mode: if one dies): "restore": the job goes on with the
-        weights that workers have, and says that its result is not exact; "fail": it ends.
+        if state is lost with a server, or with the last worker: "restore": the job goes back; "fail": it ends.
     checkpoint
         folder in which the servers keep the last two checkpoints, weights and optimizer state; all tasks must be able
         to reach it.
@@ -141,7 +140,7 @@ class ElasticJob(LoopJob):
         clip_value: float = 0.0,
         wire: Literal["float32", "bfloat16", "float16"] = "float32",
         update: Literal["server", "worker"] = "server",
-        durability: Literal["none", "relaxed", "durable"] = "none",
+        durability: Literal["none", "durable"] = "none",
         on_loss: Literal["restore", "fail"] = "restore",
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 0,

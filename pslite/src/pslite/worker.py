@@ -35,7 +35,6 @@ from pslite.net.data_frames import (
     PARAM,
     PARAM_ROWS,
     PUSH,
-    REBUILD,
     REGION,
     RESTORE,
     WHOLE,
@@ -50,9 +49,7 @@ from pslite.net.messages import (
     AtBarrier,
     BarrierOpen,
     Begin,
-    Census,
     Complete,
-    Copies,
     Describe,
     Digests,
     Finished,
@@ -62,10 +59,8 @@ from pslite.net.messages import (
     PlanDone,
     Prepare,
     Promote,
-    Provide,
     Pushed,
     Ready,
-    Restart,
     Restored,
     Resume,
     Seat,
@@ -77,7 +72,6 @@ from pslite.net.messages import (
 )
 from pslite.net.server_connections import ServerConnections
 from pslite.net.shared_memory import MappedMemory
-from pslite.net.transport import reach
 from pslite.numeric.gradient_encoding import Encoding, encoding_of, wire_bytes
 from pslite.numeric.gradients import Array, Bundle, Contribution, Supply
 from pslite.numeric.optimizers import slots
@@ -89,9 +83,8 @@ from pslite.storage.checkpoints import Checkpoint, Saver, to_resume
 
 #: how long a broken data connection may take to be there again, or the coordinator to say why it will not
 _VERDICT_SECONDS = 10.0
-_POLL_SECONDS = 0.2
 #: what the user's thread has to hear when others are gone
-_Told = TakeOver | Promote | Census | Provide | Restart | Begin
+_Told = TakeOver | Promote | Begin
 
 
 @dataclass(frozen=True)
@@ -150,7 +143,6 @@ class Worker(Membership):
             self.describe(spec)
         # the user's thread
         self._links: dict[str, Link] = {}
-        self._late_links: list[Link] = []
         self._selector = selectors.DefaultSelector()
         self._writing: set[Link] = set()
         self._plan: Plan | None = None
@@ -178,10 +170,6 @@ class Worker(Membership):
         self._unheard: dict[str, tuple[float, str]] = {}
         #: those whose connections have ended, and are opened again
         self._severed: set[str] = set()
-        #: to which servers we have sent blocks that they make anew, last
-        self._provided: dict[int, Member] = {}
-        #: blocks of which we have said what we have: nothing more is taken until it is said who owns them
-        self._counted: set[int] = set()
         self._spare = bytearray()
         #: over which there comes a frame that is for nothing
         self._passed_over: set[Link] = set()
@@ -204,13 +192,10 @@ class Worker(Membership):
         self._barriers_open = 0
         self._barriers = 0
         self._given: Given | Checkpoint | None = None
-        #: the last plan that everybody has moved to, and the version with which we came
+        #: the last plan that everybody has moved to
         self._settled = 0
-        self._came = 0
         #: the job has begun with weights of ours
         self._began = False
-        #: the only plan whose weights we begin with, if that is certain
-        self._only = 0
         #: blocks whose optimizer state is on its way to us
         self._fetching: dict[int, Array] = {}
         #: whether the user's thread does something that can be done when the last version is there
@@ -301,13 +286,12 @@ class Worker(Membership):
         else:
             self._replica.show()
         self.late = stage.previous is not None
-        self._came = self._awaited
         self._enter(stage, self._awaited)
         self._meter.begin()
 
-    def _send_first_weights(self, plan: Plan) -> None:
+    def _send_first_weights(self, plan: Plan, checkpoint: int) -> None:
         """We are the chief: the job begins with our weights, or goes on from a checkpoint."""
-        self._given = found = self._given or to_resume(self.spec)
+        self._given = found = self._given or to_resume(self.spec, checkpoint)
         if self._replica is not None:
             self._begin_alone(plan, found)
             return
@@ -316,7 +300,7 @@ class Worker(Membership):
         if found is not None:
             self._awaited = found.version
             self._say(f"the job goes on from version {found.version}: {found.place}")
-            self._send(Restored(version=found.version, inexact_from=found.inexact_from))
+            self._send(Restored(version=found.version))
         self._send_first_blocks(plan, self._missing)
 
     def _send_first_blocks(self, plan: Plan, numbers: Collection[int]) -> None:
@@ -346,7 +330,7 @@ class Worker(Membership):
         else:
             self._awaited = found.version
             self._say(f"the job goes on from version {found.version}: {found.place}")
-            self._send(Restored(version=found.version, inexact_from=found.inexact_from))
+            self._send(Restored(version=found.version))
             self._replica.restore(found)
         self._missing.clear()
 
@@ -382,7 +366,7 @@ class Worker(Membership):
         self._closed = True
         self._dialer.close()
         self._close_staged()
-        for link in [*self._links.values(), *self._late_links]:
+        for link in list(self._links.values()):
             link.close()
         for closable in (self._selector, self._wake_in, self._wake_out):
             closable.close()
@@ -420,9 +404,7 @@ class Worker(Membership):
         self._severed.clear()
         while not self._staged.empty():
             item = self._staged.get()
-            if isinstance(item, Census | Provide):
-                self._help(item)
-            elif isinstance(item, Link):
+            if isinstance(item, Link):
                 item.close()
         if self._saver is not None:
             self._saver.close()
@@ -715,10 +697,6 @@ class Worker(Membership):
             self._send_first_state(numbers)
             self._push(plan, self._sent, [self.blocks[number] for number in self._unanswered(numbers)])
             self._ask_for(plan, self._fetching.keys() & set(numbers))
-            for number in [number for number, owner in self._provided.items() if owner.task == server]:
-                link = self._links[server]
-                header, view = self._rebuild(number)
-                link.send(header, view)
         self._ask_again(self._missing)
 
     def _ask_again(self, numbers: Iterable[int]) -> None:
@@ -764,27 +742,16 @@ class Worker(Membership):
             if isinstance(item, Promote):
                 self._follow(item)
                 continue
-            if isinstance(item, Census):
-                self._say_what_is_here(item)
-                continue
-            if isinstance(item, Provide):
-                self._provide(item)
-                continue
-            if isinstance(item, Restart):
-                self._restart(item)
-                continue
             if isinstance(item, Begin):
-                self._send_first_weights(self._stages[item.plan].plan)
+                self._send_first_weights(self._stages[item.plan].plan, item.checkpoint)
                 continue
             if isinstance(item, int):
                 # its connections stay: the plan that is tried next probably needs them
                 self._stages.pop(item, None)
                 self._given_up.add(item)
-                if not self._stages:
-                    self._counted.clear()  # we are in no plan: it is said to others who owns them
                 continue
             if isinstance(item, Link) and item.task in self._gone:
-                # we have said what we have of its blocks: nothing more may come from it, should it live
+                # others own its blocks: nothing more may come from it, should it live
                 self._dialer.lost(item)
                 item.close()
                 continue
@@ -821,19 +788,15 @@ class Worker(Membership):
                 previous=stage.previous and stage.previous.without(gone, owners),
             )
         self._forget(gone)
-        self._provided = {}
         self._unheard.clear()
-        counted, self._counted = self._counted, set()
         plan, source = self._plan, self._source
         if plan is not None and source is not None:
             stage = self._stages[plan.number]
             self._plan = stage.plan
             self._source = stage.plan if source.number == plan.number else stage.previous
-            again = owners if not self.spec.asynchronous or self._leaving else self._unanswered(owners)
-            self._push(self._plan, self._sent, [self.blocks[number] for number in again])
-            # who is behind has been sent them, but perhaps when we took nothing, or over a connection that broke
-            self._ask_again((owners.keys() | counted) & self._missing)
-            self._send_first_state(owners)
+            self._push(self._plan, self._sent, [self.blocks[number] for number in owners])
+            # who is behind has been sent them, but perhaps over a connection that broke
+            self._ask_again(owners.keys() & self._missing)
             self._ask_for(self._plan, owners.keys() & self._fetching.keys())
 
     def _unanswered(self, blocks: Iterable[int]) -> list[int]:
@@ -857,86 +820,6 @@ class Worker(Membership):
             return self._awaited - 1
         return self._awaited if self._began else -1
 
-    def _say_what_is_here(self, message: Census) -> None:
-        """Servers are gone: what has come of these blocks stays, and nothing more is taken of them.
-
-        An answer may be on its way from one that has given its block to another since; who went on with it would push
-        a step that the block, made anew, has not got to.  In async mode that is no matter.
-        """
-        self._forget(message.gone)
-        if not self.spec.asynchronous:
-            self._counted.update(message.blocks)
-        versions = {block: version for block in message.blocks if (version := self._newest(block)) >= 0}
-        came = -1
-        if self._replica is not None and (self.late or not self._entered):
-            came = self._came if self._entered else self._awaited
-        self._send(Copies(number=message.number, versions=versions, came=came, stamp=self._next_stamp()))
-
-    def _next_stamp(self) -> tuple[int, int]:
-        """The plan that comes next, or that not everybody has moved to yet, and its first version; (0, 0) if none."""
-        plan = self._plan
-        coming = (plan.number, self._first) if plan is not None and plan.number > self._settled else (0, 0)
-        return self._stamp or (coming if self._entered else (0, 0))
-
-    def _provide(self, message: Provide) -> None:
-        """Send weights to servers that take the place of others."""
-        self._provided = dict(message.owners)
-        for number, owner in message.owners.items():
-            link = self._links.get(owner.task)
-            if link is not None:
-                header, view = self._rebuild(number)
-                link.send(header, view)
-                if number in self._missing and header.version == self._awaited:
-                    self._have(number)  # they are our own, with which the job begins
-
-    def _rebuild(self, number: int) -> tuple[Header, memoryview]:
-        """Return what a server needs that is to own a block: nobody changes it as long as nobody owns it."""
-        plan, version = self._plan, self._newest(number)
-        assert plan is not None
-        # who joins has got them as its plan's first version
-        first = self._first if self._entered else self._awaited
-        stamp = self._stamp or ((plan.number, first) if plan.number > self._settled else (0, 0))
-        view = self._bundles[version % 2].views[number]
-        return Header(REBUILD, plan.number, number, 0, view.nbytes, version, first, *stamp), view
-
-    def _restart(self, message: Restart) -> None:
-        """All other workers are gone: what has come for a plan that would have followed theirs is not for us."""
-        if not self._entered:
-            self._only = message.plan
-            self._plan = self._source = None
-            self._counted.clear()
-            self._missing, self._awaited = set(range(len(self.blocks))), -1
-            self._send(Copies(number=message.number, versions={}))
-
-    def _help(self, message: _Told) -> None:
-        """The loop is over, and its thread does something else: do for others what must be done."""
-        if isinstance(message, Census):
-            versions = dict.fromkeys(message.blocks, self.version)
-            self._send(Copies(number=message.number, versions=versions, stamp=self._next_stamp()))
-        elif isinstance(message, Provide):
-            threading.Thread(target=self._provide_late, args=(message,), name="pslite-provide", daemon=True).start()
-
-    def _provide_late(self, message: Provide) -> None:
-        """Send weights over connections made for it."""
-        for owner in {owner.task: owner for owner in message.owners.values()}.values():
-            try:
-                link = Link(reach(owner, self._identity), owner.task, owner.incarnation, "ps")
-                try:
-                    for number, other in message.owners.items():
-                        if other.task == owner.task:
-                            header, view = self._rebuild(number)
-                            link.send(header, view)
-                    with selectors.DefaultSelector() as selector:
-                        selector.register(link.sock, selectors.EVENT_WRITE)
-                        while not link.flush():
-                            selector.select(_POLL_SECONDS)
-                    # who closes first ends the other's turn: the server does, with the job
-                    self._late_links.append(link)
-                except PeerLost:
-                    link.close()
-            except PsliteError as error:
-                self._say(f"cannot send weights to {owner.task}: {error}")
-
     def _close_unused(self, before: set[str]) -> None:
         """Close connections to servers of plans before that are in no plan any more; others may be in one to come."""
         wanted = {member.task for stage in self._stages.values() for member in stage.plan.servers}
@@ -953,8 +836,6 @@ class Worker(Membership):
             return self._first_state_of(link, header)
         if header.kind not in (PARAM, PARAM_ROWS) or header.block >= len(self.blocks):
             raise ProtocolError(f"{link.task} sent a frame that does not belong here")
-        if self._only and not self._entered and header.plan != self._only:
-            return self._nowhere(link, header)
         if self._plan is None:
             stage = self._stages.get(header.plan)
             if stage is None:
@@ -1016,8 +897,7 @@ class Worker(Membership):
             take(self.blocks[block])
 
     def _wants(self, header: Header) -> bool:
-        awaited = header.version == self._awaited and header.block in self._missing
-        return awaited and header.block not in self._counted
+        return header.version == self._awaited and header.block in self._missing
 
     def shared(self, link: Link, header: Header) -> None:
         """Take weights that lie in the server's memory, or that memory."""
@@ -1100,12 +980,8 @@ class Worker(Membership):
         elif isinstance(message, Abort):
             self._staged.put(message.plan)
         elif isinstance(message, _Told):
-            with self._lock:
-                late = self._finished is not None
-                if not late:
-                    self._staged.put(message)
-            if late:
-                self._help(message)
+            if self._finished is None:
+                self._staged.put(message)
         elif isinstance(message, Seat):
             self._seat = message.rank, message.workers
         elif isinstance(message, BarrierOpen):

@@ -185,8 +185,8 @@ def test_messages_to_several_stand_in_a_record_once():
         pending=None, plan_number=0, reports=[], state="running", reason=None, result=None, digests={3: b"\xff"},
         digest_asked=False, version=0, began=0.0, said_waiting=0.0, suspensions=[], given_up=0, retry_at=0.0,
         target_changed=0.0, once_wanted=frozenset(), held_back=set(), doubted=set(), dead={}, substitutes={1: {2: "a"}},
-        taking_over=None, take_overs=0, succession=None, successions=0, lost_servers={}, heirs={}, orphans=set(),
-        vacancy=None, inexact_from=None, snapshot=-1, began_with_state=False, saves={}, broken=None, breaks=[],
+        taking_over=None, take_overs=0, succession=None, successions=0, lost_servers={}, heirs={},
+        rollbacks=[7], lost_with="", returning={"b": "ps"}, snapshot=-1, saves={}, broken=None, breaks=[],
         complete=False, final=False,
     )  # fmt: skip
     data = encode(record)

@@ -14,21 +14,19 @@ from typing import Final
 
 from pslite.coordinator.admission import Admission
 from pslite.coordinator.finish import Finish
-from pslite.coordinator.heirs import Heirs
 from pslite.coordinator.log_writer import LogWriter
 from pslite.coordinator.losses import Losses
 from pslite.coordinator.planner import Planner
 from pslite.coordinator.progress import Progress
-from pslite.coordinator.record import Record, Seated, Vacancy
+from pslite.coordinator.record import Record, Seated
 from pslite.coordinator.regrouping import Regrouping
 from pslite.coordinator.report import report
-from pslite.coordinator.restarts import Restarts
+from pslite.coordinator.rollback import Rollback
 from pslite.coordinator.scales import Scales
+from pslite.coordinator.server_failover import ServerFailover
 from pslite.coordinator.settings import Settings
 from pslite.coordinator.snapshots import Snapshots
-from pslite.coordinator.substitutes import news_for_servers
 from pslite.coordinator.takeovers import Takeovers
-from pslite.coordinator.vacancies import Vacancies
 from pslite.coordinator.voice import Voice
 from pslite.errors import Cancelled, Fenced, ProtocolError
 from pslite.job.load_balancing import LoadBalancer
@@ -54,18 +52,15 @@ from pslite.net.messages import (
     JobEnded,
     Join,
     Leave,
-    Message,
-    Nack,
     Norm,
     Noted,
     NotSaved,
     Promoted,
-    Ready,
-    Rebuilt,
     Refused,
     Rejoin,
     Restored,
     Resumed,
+    RollBack,
     Saved,
     Severed,
     Taken,
@@ -184,14 +179,13 @@ class Coordinator:
         self._balance = LoadBalancer(settings.rule, settings.balance)
         self._progress = Progress(record, voice, self._balance)
         self._planner = Planner(record, voice, settings, self._balance)
-        self._vacancies = Vacancies(record, voice, settings)
-        self._restarts = Restarts(record, voice, self._scales)
-        self._heirs = Heirs(record, voice, self._vacancies, self._restarts)
-        self._takeovers = Takeovers(record, voice, self._planner, self._heirs, self._vacancies)
+        self._rollback = Rollback(record, voice, settings, scales=self._scales, progress=self._progress)
+        self._failover = ServerFailover(record, voice, self._rollback)
+        self._takeovers = Takeovers(record, voice, self._planner, self._rollback)
         self._regrouping = Regrouping(record, voice, settings, self._planner)
         self._losses = Losses(
             record, voice, settings, planner=self._planner, regrouping=self._regrouping, takeovers=self._takeovers,
-            heirs=self._heirs,
+            failover=self._failover,
         )  # fmt: skip
         self._finish = Finish(record, voice, self._planner, self._takeovers)
 
@@ -318,6 +312,8 @@ class Coordinator:
         if not record.over:
             self._losses.judge(now, self._agents)
         if not record.over:
+            self._rollback.check(now)
+        if not record.over:
             self._admission.check_start(now)
         if not record.over:
             self._check_prepared(now)
@@ -431,6 +427,8 @@ class Coordinator:
             member.channel.send(Taken(count=member.channel.taken))
         if isinstance(message, Taken):
             member.channel.confirm(message.count)
+        elif record.members.get(hello.task) is not member:
+            return  # it is told to begin again
         elif not isinstance(message, _FROM_ANYBODY) and not record.takes_part(member):
             return
         elif isinstance(message, Beat):
@@ -442,12 +440,10 @@ class Coordinator:
         elif isinstance(message, TakenOver):
             self._takeovers.taken_over(member.task, message.number)
         elif isinstance(message, Copies):
-            self._heirs.take_copies(member, message)
+            self._failover.take_copies(member, message)
         elif isinstance(message, Promoted):
-            self._promoted(member, message)
-        elif isinstance(message, Rebuilt):
-            if self._heirs.rebuilt(member, message):
-                self._workers_go_on()
+            if self._failover.promoted(member, message) and record.digest_asked:
+                self._finish.ask_for_digests()
         elif isinstance(message, Leave):
             self._losses.left(member)
         elif isinstance(message, Finished):
@@ -470,7 +466,7 @@ class Coordinator:
             member.at_barrier = True
         elif isinstance(message, NotSaved):
             self._voice.say(f"no checkpoint of version {message.version}: {member.task}: {message.reason}")
-        elif not self._take_of_newcomer(member, message):
+        else:
             self._planner.take(member, message)
 
     def _join(self, connection: _Connection, hello: Hello, message: Join) -> None:
@@ -499,6 +495,7 @@ class Coordinator:
             described=hello.role == "ps" or message.spec is not None,
         )
         record.members[hello.task] = connection.member = member
+        record.returning.pop(hello.task, None)
         if message.spec is not None:
             self._admission.adopt(message.spec)
         line.send(
@@ -528,7 +525,9 @@ class Coordinator:
             )
         if member is None:
             if message.taken:
-                raise ProtocolError("it was a member, of which nothing is known here")
+                # the job has gone back to a checkpoint since
+                connection.channel.send(RollBack(reason="the job has gone back to its newest checkpoint"))
+                return
             connection.channel.send(Resumed(taken=0, term=self._log.term))
             return
         for other in [other for other in self._connections if other.member is member]:
@@ -558,14 +557,12 @@ class Coordinator:
             self._losses.lose(record.members[task], how)
 
     def _advance(self, now: float) -> None:
-        """See what is under way through: a succession before a vacancy, that before a plan."""
+        """See what is under way through: a succession before a plan."""
         record = self._record
         pending = record.pending
         if record.succession is not None:
             return
-        if record.vacancy is not None:
-            self._fill(record.vacancy, now)
-        elif pending is None:
+        if pending is None:
             self._planner.consider(now)
         elif pending.phase == "preparing":
             if pending.ready >= pending.members() - record.dead.keys():
@@ -575,45 +572,6 @@ class Coordinator:
             if gone is not None:
                 self._progress.resized()
                 self._takeovers.stop_waiting_for(gone)  # nobody pushes to them any more, and they may be dead
-
-    def _fill(self, vacancy: Vacancy, now: float) -> None:
-        """Have somebody come in the place of those that are gone, and go on once all are ready for that."""
-        record = self._record
-        there = record.there()
-        if not vacancy.task:
-            self._vacancies.seat(vacancy, now)
-        elif any(task in there for task, _ in vacancy.waits_for):
-            if now - vacancy.began > self._settings.prepare:
-                self._losses.lose_newcomer(f"not ready within {self._settings.prepare:g} s")
-        elif vacancy.role == "worker":
-            self._restarts.begin(vacancy.task)
-        else:
-            self._voice.tell({vacancy.task}, news_for_servers(record))
-            self._heirs.succeed()
-
-    def _take_of_newcomer(self, member: Seated, message: Message) -> bool:
-        """Take what a member says of one that comes in the place of others; returns whether it is about that."""
-        vacancy = self._record.vacancy
-        if vacancy is None or not isinstance(message, Ready | Nack):
-            return False
-        if (member.task, message.plan) not in vacancy.waits_for:
-            return False
-        if isinstance(message, Nack) and message.about not in ("", vacancy.task):
-            return True  # about one that was to come in this one's place; it has been asked again
-        if isinstance(message, Nack):
-            self._losses.lose_newcomer(f"{member.title} cannot reach it: {message.reason}")
-        vacancy.waits_for.discard((member.task, message.plan))
-        return True
-
-    def _promoted(self, member: Seated, message: Promoted) -> None:
-        if self._heirs.promoted(member, message):
-            self._workers_go_on()
-
-    def _workers_go_on(self) -> None:
-        """A succession is over: servers may apply steps, and say what the job ends with."""
-        self._scales.look_again()
-        if self._record.digest_asked:
-            self._finish.ask_for_digests()
 
     def _report(self) -> Status:
         return report(self._record, self._progress, self._usage, self._balance.stragglers)

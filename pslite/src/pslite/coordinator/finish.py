@@ -40,7 +40,7 @@ class Finish:
         """Do what is next for the job to end, if it has come so far."""
         record = self._record
         assert record.plan is not None
-        if record.succession is not None or record.vacancy is not None:
+        if record.succession is not None:
             return
         workers = [record.members[m.task] for m in record.plan.workers if m.task not in record.dead]
         assert record.spec is not None
@@ -67,11 +67,7 @@ class Finish:
         if len(record.digests) < len(record.blocks):
             return  # who has the weights may still die: nobody may go yet
         if record.result is None:
-            record.result = Result(
-                digest=digest_of(record.digests),
-                versions=record.version,
-                inexact_from=record.inexact_from,
-            )
+            record.result = Result(digest=digest_of(record.digests), versions=record.version)
             if not record.spec.open:
                 record.complete = workers[0].chief = True
                 self._voice.tell({w.task for w in workers}, Complete(chief=workers[0].task))
@@ -81,8 +77,7 @@ class Finish:
                     member.dismiss("the job is finished")
         # the chief may still be writing its files: the job ends when its workers' processes have
         if all(w.state == "left" for w in workers):
-            since = "" if record.inexact_from is None else f", INEXACT from version {record.inexact_from} on"
-            self._voice.say(f"finished: {record.result.versions} versions, digest {record.result.digest}{since}")
+            self._voice.say(f"finished: {record.result.versions} versions, digest {record.result.digest}")
             record.state = "finished"
             record.final = True
 

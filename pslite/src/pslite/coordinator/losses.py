@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Container
 
-from pslite.coordinator.heirs import Heirs
 from pslite.coordinator.planner import Planner
 from pslite.coordinator.record import Record, Seated
 from pslite.coordinator.regrouping import Regrouping
 from pslite.coordinator.report import how_it_ended
+from pslite.coordinator.server_failover import ServerFailover
 from pslite.coordinator.settings import Settings
 from pslite.coordinator.takeovers import Takeovers
 from pslite.coordinator.voice import Voice
@@ -27,7 +27,7 @@ class Losses:
         times.
     planner
         has the plan that is on its way.
-    regrouping, takeovers, heirs
+    regrouping, takeovers, failover
         go on without a worker of an all-reduce job, another worker, a server.
 
     """
@@ -41,7 +41,7 @@ class Losses:
         planner: Planner,
         regrouping: Regrouping,
         takeovers: Takeovers,
-        heirs: Heirs,
+        failover: ServerFailover,
     ) -> None:
         self._record = record
         self._voice = voice
@@ -49,7 +49,7 @@ class Losses:
         self._planner = planner
         self._regrouping = regrouping
         self._takeovers = takeovers
-        self._heirs = heirs
+        self._failover = failover
         #: until when which members may come back, and which have asked for it
         self._lenient_until, self._lenient = 0.0, frozenset[str]()
         self._back: set[str] = set()
@@ -77,8 +77,8 @@ class Losses:
         """Go on without those that are lost; of tasks with `agents` it will be said how they ended."""
         record = self._record
         for member in list(record.members.values()):
-            if member.state == "left":
-                continue
+            if member.state == "left" or record.members.get(member.task) is not member:
+                continue  # or it is told to come again
             silent = not member.lost and now - member.heard > self._settings.lease
             if silent:
                 member.lost = now - self._settings.verdict
@@ -145,13 +145,6 @@ class Losses:
         stays = other if away is member else member
         self.lose(away, f"cannot reach {stays.title}, although both live: {message.reason}")
 
-    def lose_newcomer(self, reason: str) -> None:
-        """Go on without the one that was to come in the place of others."""
-        record = self._record
-        vacancy = record.vacancy
-        if vacancy is not None and vacancy.task:
-            self.lose(record.members[vacancy.task], reason)
-
     def _go_on_without_server(self, member: Seated, text: str) -> bool:
         """Have others own the blocks of a server that died; returns whether that is possible."""
         record = self._record
@@ -161,18 +154,15 @@ class Losses:
             member.state = "left"
             self._voice.say(f"{text}; it was needed no more")
             return True
-        if record.spec.asynchronous and record.spec.on_loss == "fail":
-            self._voice.fail(f"{text}; without a common step something is lost with it, and on_loss is 'fail'")
-            return True
         if pending is not None and pending.phase == "preparing":
             self._planner.abort(pending, text)
         member.state = "left"
         record.lost_servers[member.task] = text
         member.channel.send(JobEnded(reason=f"{member.task} was given up: {text}"))
-        if record.able_servers():
-            self._voice.say(f"{text}; others take its place")
         self._takeovers.stop_waiting_for({member.task})
-        self._heirs.succeed()
+        self._failover.begin()
+        if record.succession is not None:
+            self._voice.say(f"{text}; others take its place")
         return True
 
     def left(self, member: Seated) -> None:
@@ -183,7 +173,6 @@ class Losses:
             return
         member.state = "left"
         self._voice.hurry()
-        self._heirs.recount()
         alone = record.state == "waiting" and record.plan is None and not record.waiting("worker")
         if alone and member.role == "worker" and not member.described and self._settings.start is not None:
             self._voice.fail(f"{member.title}: its script ended without training anything")

@@ -121,6 +121,8 @@ class Planner:
         )
         record.pending = Pending(plan, present, now)
         self._voice.say(f"plan {plan.number}: {len(workers)} workers, {len(servers)} servers")
+        for task in record.pending.members():
+            record.members[task].prepared = True
         self._voice.tell(record.pending.members(), self.prepare(record.pending))
 
     def _deal_anew(self, now: float) -> bool:
@@ -162,7 +164,8 @@ class Planner:
         if target is None:
             missing = not before
         else:
-            missing = bool(target - joined - before - {t for t, m in record.members.items() if m.state == "left"})
+            gone = {t for t, m in record.members.items() if m.state == "left"} | record.exits.keys()
+            missing = bool(target - joined - before - gone)
         if not missing:
             return False
         newest = max((record.members[t].joined for t in joined), default=0.0)
@@ -229,7 +232,10 @@ class Planner:
         if previous is None:
             pending.first = max(0, pending.first)
             if plan.servers:
-                self._voice.tell({plan.workers[0].task}, Begin(plan=plan.number))
+                self._voice.tell(
+                    {plan.workers[0].task},
+                    Begin(plan=plan.number, checkpoint=record.snapshot if record.rollbacks else -1),
+                )
             self._activate(plan)
             record.plan = plan
             self._balance.begin(time.monotonic(), plan)

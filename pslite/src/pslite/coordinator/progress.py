@@ -45,6 +45,13 @@ class Progress:
         """What was measured so far belongs to another size."""
         del self._speed[:-1]
 
+    def begin_again(self) -> None:
+        """The job goes back to an earlier version."""
+        self._speed.clear()
+        record = self._record
+        if record.spec is not None and not record.spec.open:
+            self._said_epoch = record.version // record.spec.steps_per_epoch
+
     def beat(self, member: Seated, message: Beat) -> None:
         """Answer a heartbeat, and take what it says."""
         record = self._record

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from pslite.coordinator.succession import Succession
 from pslite.job.blocks import Block, cut
 from pslite.job.measurements import StepTimes
 from pslite.job.plan import Member, Plan
@@ -52,6 +51,8 @@ class Seated:
     described: bool = True
     #: what it trains, if it has said so after it had joined
     spec: JobSpec | None = None
+    #: it has been told of a plan, and may have opened connections for it
+    prepared: bool = False
     #: it has been told its place
     seated: bool = False
     at_barrier: bool = False
@@ -132,28 +133,25 @@ class Pending:
 
 
 @dataclass(eq=False)
-class Vacancy:
-    """A role that has nobody left in the middle of the job: a newcomer takes its place."""
-
-    role: Literal["worker", "ps"]
-    since: float
-    #: how it came to that
-    reason: str
-    #: the newcomer, whether it was a member of the coming plan, and since when members make ready for it
-    task: str = ""
-    member: bool = False
-    began: float = 0.0
-    #: members that have not made ready yet, each with the number of a plan
-    waits_for: set[tuple[str, int]] = field(default_factory=set)
-
-
-@dataclass(eq=False)
 class TakingOver:
     """Nodes of workers that are gone, on their way to others: servers have to know before workers do."""
 
     number: int
     #: servers that have not said yet that they take the nodes from others
     waits_for: set[str]
+
+
+@dataclass(eq=False)
+class Succession:
+    """Other servers are to own blocks of those that are gone."""
+
+    number: int
+    blocks: tuple[int, ...]
+    #: who has not answered yet
+    waits_for: set[str]
+    #: by block, the versions that servers have
+    copies: dict[int, dict[str, int]] = field(default_factory=dict)
+    phase: Literal["counting", "promoting"] = "counting"
 
 
 class Record(msgspec.Struct, kw_only=True, dict=True):
@@ -203,15 +201,12 @@ class Record(msgspec.Struct, kw_only=True, dict=True):
     #: servers that are gone, and how; the owners of their blocks that workers have not been told of yet
     lost_servers: dict[str, str] = {}
     heirs: dict[int, Member] = {}
-    #: blocks that have an owner, but no state yet
-    orphans: set[int] = set()
-    vacancy: Vacancy | None = None
-    #: from which version on the result is not what it should be, because state was lost
-    inexact_from: int | None = None
+    #: the checkpoints to which the job has gone back, in order; the last time why, and who has yet to come again
+    rollbacks: list[int] = []
+    lost_with: str = ""
+    returning: dict[str, Literal["worker", "ps"]] = {}
     #: the newest checkpoint of this job that is whole; -1 if there is none
     snapshot: int = -1
-    #: the job began with what a checkpoint, or its script, had of an optimizer's state
-    began_with_state: bool = False
     #: by version, the files of a checkpoint that is being written
     saves: dict[int, dict[str, SavedFile]] = {}
     #: all-reduce: since when the group of which plan is broken although nobody is known to be dead, and why; at
@@ -260,10 +255,6 @@ class Record(msgspec.Struct, kw_only=True, dict=True):
         """Whether so many workers died at the present version that it is no accident."""
         return sum(version == self.version for version in self.dead.values()) >= MOST_DEATHS
 
-    def mark_inexact(self, version: int) -> None:
-        """State was lost: from this version on, if not from an earlier one, the result is not what it should be."""
-        self.inexact_from = version if self.inexact_from is None else min(version, self.inexact_from)
-
     # --- who is there ---------------------------------------------------------------------------------------------
 
     def there(self) -> set[str]:
@@ -290,12 +281,11 @@ class Record(msgspec.Struct, kw_only=True, dict=True):
 
     def takes_part(self, member: Seated) -> bool:
         """Whether a member is or has been in a plan, or is about to be: what others say of one does not count."""
-        pending, vacancy = self.pending, self.vacancy
+        pending = self.pending
         return (
             member.state != "joined"
             or (self.plan is not None and member.task in self.plan.tasks())
             or (pending is not None and member.task in pending.members())
-            or (vacancy is not None and member.task == vacancy.task)
         )
 
     # --- plans ----------------------------------------------------------------------------------------------------
@@ -337,13 +327,6 @@ class Record(msgspec.Struct, kw_only=True, dict=True):
             return True  # who has pushed has had all of them
         return pending.moved.keys() >= pending.movers()
 
-    def stamp(self, succession: Succession) -> tuple[int, int]:
-        """The plan that members know to come, or only we, and its first version; (0, 0) if nobody does."""
-        pending = self.pending
-        if pending is not None and not succession.stamp[0] and pending.first >= 0:
-            return pending.plan.number, pending.first
-        return succession.stamp
-
     def go_to(self, gone: tuple[str, ...], owners: dict[int, Member]) -> None:
         """Have the plans in force go on with other owners."""
         pending = self.pending
@@ -352,6 +335,17 @@ class Record(msgspec.Struct, kw_only=True, dict=True):
             # the first plan takes nobody's place
             pending.previous = pending.previous and self.plan
             pending.plan = pending.plan.without(gone, owners)
+
+    def begin_again(self, now: float, version: int, returning: dict[str, Literal["worker", "ps"]], why: str) -> None:
+        """Be as a job that begins with a checkpoint of that version, once those members have come again."""
+        fresh = Record(incarnation=self.incarnation, began=now, said_waiting=now)
+        kept = {
+            "clock", "incarnation", "address", "members", "exits", "reply", "spec", "plan_number", "reports",
+            "suspensions", "target_changed", "once_wanted", "take_overs", "successions", "rollbacks", "snapshot",
+        }  # fmt: skip
+        for name in set(self.__struct_fields__) - kept:
+            setattr(self, name, getattr(fresh, name))
+        self.version, self.returning, self.lost_with = version, returning, why
 
     # --- time -----------------------------------------------------------------------------------------------------
 
@@ -363,9 +357,6 @@ class Record(msgspec.Struct, kw_only=True, dict=True):
         if self.pending is not None:
             self.pending.began += seconds
             self.pending.refused += seconds if self.pending.refused else 0.0
-        if self.vacancy is not None:
-            self.vacancy.since += seconds
-            self.vacancy.began += seconds if self.vacancy.began else 0.0
         if self.broken is not None:
             self.broken = (self.broken[0] + seconds, *self.broken[1:])
         self.began += seconds

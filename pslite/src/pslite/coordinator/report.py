@@ -33,7 +33,6 @@ def report(record: Record, progress: Progress, usage: Mapping[str, Usage], strag
         plan=record.plan.number if record.plan else 0,
         plans=list(record.reports),
         result=record.result if record.state == "finished" else None,
-        inexact_from=record.inexact_from,
         stragglers=list(stragglers),
     )
 

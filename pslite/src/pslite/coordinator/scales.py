@@ -45,13 +45,10 @@ class Scales:
         return self._told.values()
 
     def forget(self) -> None:
-        """Servers say all of it again."""
+        """The job goes back: versions that servers were told of are done again."""
         self._squares.clear()
-
-    def look_again(self) -> None:
-        """Workers go on: some norms may have been whole before the last server said that it goes on."""
-        for version, of in list(self._squares):
-            self._scale(version, of)
+        self._told.clear()
+        self._log.write_scales(msgspec.msgpack.encode(self._told))
 
     def add(self, message: Norm) -> None:
         """With the last block's the norm over the whole model is known, and servers may apply the step."""
@@ -70,8 +67,6 @@ class Scales:
             known = None
         if known is None and len(squares) < (len(record.blocks) if tensors is None else len(tensors.asking)):
             return
-        if record.succession is not None and record.succession.newcomer:
-            return  # servers have said how far they are, and must not go on
         del self._squares[version, of]
         servers = {m.task for plan in record.plans_in_force() for m in plan.servers}
         if known is not None:

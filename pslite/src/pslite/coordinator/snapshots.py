@@ -31,8 +31,6 @@ class Snapshots:
         pending, version = record.pending, message.version
         if pending is not None and pending.previous is None and pending.plan.workers[0].task == member.task:
             pending.first = record.version = version
-            record.began_with_state = True
-            record.inexact_from = message.inexact_from
             if record.spec is not None and record.spec.checkpoint:
                 record.snapshot = version
             self._voice.say(f"the job goes on from its checkpoint of version {version}")
@@ -48,13 +46,7 @@ class Snapshots:
         for version in [version for version in record.saves if version <= message.version]:
             del record.saves[version]
         try:
-            place = complete(
-                Path(record.spec.checkpoint),
-                message.version,
-                record.spec,
-                files,
-                inexact_from=record.inexact_from,
-            )
+            place = complete(Path(record.spec.checkpoint), message.version, record.spec, files)
         except CheckpointError as error:
             self._voice.say(str(error))
         else:

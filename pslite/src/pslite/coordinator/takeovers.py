@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pslite.coordinator.heirs import Heirs
 from pslite.coordinator.planner import Planner
 from pslite.coordinator.record import MOST_DEATHS, Record, Seated, TakingOver
+from pslite.coordinator.rollback import Rollback
 from pslite.coordinator.substitutes import news_for_servers, news_for_worker, share_out
-from pslite.coordinator.vacancies import Vacancies
 from pslite.coordinator.voice import Voice
 from pslite.net.messages import JobEnded
 
@@ -20,19 +19,16 @@ class Takeovers:
         the job's.
     planner
         has the plan that is on its way.
-    heirs
-        are asked anew where a worker is gone that had weights to give.
-    vacancies
-        where no worker is left.
+    rollback
+        goes back where no worker is left, or nobody has the first weights.
 
     """
 
-    def __init__(self, record: Record, voice: Voice, planner: Planner, heirs: Heirs, vacancies: Vacancies) -> None:
+    def __init__(self, record: Record, voice: Voice, planner: Planner, rollback: Rollback) -> None:
         self._record = record
         self._voice = voice
         self._planner = planner
-        self._heirs = heirs
-        self._vacancies = vacancies
+        self._rollback = rollback
 
     def go_on_without(self, member: Seated, text: str) -> bool:
         """Have others do the part of a worker that died; returns whether that is possible.
@@ -44,9 +40,6 @@ class Takeovers:
         pending = record.pending
         early = bool(member.finished_at) and not member.finished
         record.dead[member.task] = -1 if early else record.version
-        first = self._is_before_first_weights(member)
-        if (first and record.spec is not None and record.spec.update == "worker") or not self._somebody_has_the_state():
-            return False
         if record.too_many_deaths:
             self._voice.say(f"{MOST_DEATHS} workers died at version {record.version}")
             return False
@@ -61,12 +54,14 @@ class Takeovers:
         if pending is not None and pending.phase == "preparing":
             self._planner.abort(pending, text)
             pending = None
+        if self._is_before_first_weights(member) or not self._somebody_has_the_state():
+            return self._go_back(member, text)
         before = record.substitutes
         record.substitutes = {}
         for plan in [plan for plan in (record.plan, pending.plan if pending else None) if plan is not None]:
             given = share_out(record, plan, before.get(plan.number, {}))
             if given is None:
-                return self._lose_last_worker(member, text)
+                return self._go_back(member, f"{text}; it was the last worker")
             record.substitutes[plan.number] = given
         member.state = "left"
         others = sorted({task for given in record.substitutes.values() for task in given.values()})
@@ -84,12 +79,13 @@ class Takeovers:
         self._voice.tell(servers, news_for_servers(record))
         self._tell_workers()
         self._voice.hurry()
-        if first:
-            # what it had sent of them may be everything
-            record.orphans.update(block.number for block in record.blocks)
-            self._heirs.succeed(text)
-        else:
-            self._heirs.recount()
+        return True
+
+    def _go_back(self, member: Seated, text: str) -> bool:
+        """Nobody who is left has what this worker had."""
+        member.state = "left"
+        member.channel.send(JobEnded(reason=f"{member.task} was given up: {text}"))
+        self._rollback.go_back(text)
         return True
 
     def _is_before_first_weights(self, member: Seated) -> bool:
@@ -107,34 +103,6 @@ class Takeovers:
         old = {m.task for m in pending.previous.workers} if pending.previous is not None else set()
         having = {m.task for m in pending.plan.workers} & (old | pending.pushed.keys())
         return pending.previous is None or bool(having - record.dead.keys())
-
-    def _lose_last_worker(self, member: Seated, text: str) -> bool:
-        """Wait for another worker, where servers have all that it needs; returns whether they have."""
-        record = self._record
-        assert record.spec is not None
-        spec, succession = record.spec, record.succession
-        if spec.update == "worker" or spec.open or spec.asynchronous or record.all_reduce:
-            return False
-        if not record.servers_have_begun():
-            return False
-        counts_on_workers = bool(record.orphans) or (succession is not None and succession.workers)
-        if counts_on_workers and spec.durability == "none":
-            return False  # weights that only workers had
-        if record.vacancy is not None and record.vacancy.role == "ps":
-            return False
-        if succession is not None and succession.newcomer:
-            record.succession = None
-        member.state = "left"
-        member.channel.send(JobEnded(reason=f"{member.task} was given up: {text}"))
-        record.substitutes, record.taking_over = {}, None
-        self._vacancies.open("worker", text)
-        # nobody waits for its death to be judged
-        record.take_overs += 1
-        self._voice.tell(set(record.servers_there()), news_for_servers(record))
-        if counts_on_workers:
-            self._heirs.succeed()  # there may be replicas, although they are behind
-        self._voice.hurry()
-        return True
 
     def taken_over(self, task: str, number: int) -> None:
         """A server knows of taking over `number`."""

@@ -79,11 +79,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             backups=tuple(-1 if m is None else place.get(m.task, -1) for m in kept) if self.backups else (),
         )
 
-    def instead(self, gone: str, worker: Member) -> Plan:
-        """Return the plan with another worker in the place of one that is gone."""
-        workers = tuple(worker if member.task == gone else member for member in self.workers)
-        return msgspec.structs.replace(self, workers=workers)
-
     def worker_index(self, task: str) -> int:
         """Return the place of a worker in the plan, or -1."""
         return next((i for i, member in enumerate(self.workers) if member.task == task), -1)

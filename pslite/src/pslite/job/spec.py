@@ -39,6 +39,10 @@ def _number(name: str, value: float, low: float, high: float, *, open_high: bool
     _check(inside, f"{name} is {value!r}: it must be a number from {low:g} to {'below ' if open_high else ''}{high:g}")
 
 
+def _one_of(name: str, value: str, accepted: tuple[str, ...]) -> None:
+    _check(value in accepted, f"{name} is {value!r}: it must be {' or '.join(map(repr, accepted))}")
+
+
 class SGD(msgspec.Struct, frozen=True, tag="sgd", forbid_unknown_fields=True, kw_only=True):
     """Stochastic gradient descent with momentum and weight decay, as torch.optim.SGD computes it (no dampening)."""
 
@@ -198,10 +202,9 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     wire: Literal["float32", "bfloat16", "float16"] = "float32"
     #: who has the optimizer: servers, or every worker for itself, and servers only add up gradients
     update: Literal["server", "worker"] = "server"
-    #: "durable": every block has a replica on another server, which is never behind what a worker has been told;
-    #: "relaxed": one that may be some versions behind
-    durability: Literal["none", "relaxed", "durable"] = "none"
-    #: what happens if optimizer state is lost with a server: the job goes on without it, and says so, or fails
+    #: "durable": every block has a replica on another server, which is never behind what a worker has been told
+    durability: Literal["none", "durable"] = "none"
+    #: what happens if state is lost with a member: the job goes back to its newest checkpoint, or fails
     on_loss: Literal["restore", "fail"] = "restore"
     #: folder of checkpoints, which every server, the first worker and the coordinator can reach; "" for none
     checkpoint: str = ""
@@ -239,6 +242,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         )
         _number("staleness", self.staleness, 0, MAX_STALENESS)
         _check(not self.staleness or self.asynchronous, 'staleness is for mode="async"')
+        _one_of("durability", self.durability, ("none", "durable"))
+        _one_of("on_loss", self.on_loss, ("restore", "fail"))
         if self.asynchronous:
             refused = "in async mode there is no common step, so it cannot be had"
             _check(not self.clip_norm, f"clip_norm is {self.clip_norm}: {refused}")

@@ -83,8 +83,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     #: SHA-256 over the SHA-256 of every block's final weights
     digest: str
     versions: int
-    #: optimizer state was lost with a server: from this version on the weights are not those of an undisturbed run
-    inexact_from: int | None = None
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,8 +103,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     plan: int
     plans: list[PlanReport]
     result: Result | None
-    #: as in the result
-    inexact_from: int | None = None
     #: members that are slower than the others
     stragglers: list[Straggler] = []
 

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from pslite.errors import PsliteError
+from pslite.errors import PsliteError, RolledBack
 from pslite.launch.environment import task_environment
 from pslite.launch.signals import OWN
 from pslite.server import Server
@@ -19,13 +19,17 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     quiet = os.environ.get("DL2_QUIET") == "1"
     try:
-        place = task_environment(os.environ, "ps")
+        while True:
+            place = task_environment(os.environ, "ps")
 
-        def say(text: str) -> None:
-            if not quiet:
-                sys.stderr.write(f"{place.identity.task}: {text}\n")
+            def say(text: str, task: str = place.identity.task) -> None:
+                if not quiet:
+                    sys.stderr.write(f"{task}: {text}\n")
 
-        return Server(place.identity, place.coordinator, host=os.environ.get("DL2_HOST", ""), say=say).run()
+            try:
+                return Server(place.identity, place.coordinator, host=os.environ.get("DL2_HOST", ""), say=say).run()
+            except RolledBack as error:
+                say(f"{error}; it begins again")
     except PsliteError as error:
         sys.stderr.write(f"pslite: {error}\n")
         return 1

@@ -30,6 +30,7 @@ from pslite.net.messages import (
     Refused,
     Rejoin,
     Resumed,
+    RollBack,
     Taken,
     Welcome,
 )
@@ -48,6 +49,8 @@ class _Found:
     sock: socket.socket | None
     resumed: Resumed | None
     reason: str = ""
+    #: the job has gone back to a checkpoint meanwhile
+    rolled_back: RollBack | None = None
 
 
 class CoordinatorClient:
@@ -156,8 +159,7 @@ class CoordinatorClient:
                 return []
             if self._closed.is_set() and not self.connected:
                 self._end(f"the coordinator at {self._address} is gone")
-            self._take_found()
-            messages = self._receive()
+            messages = [*self._take_found(), *self._receive()]
             self._watch_time()
             self.flush()
             return messages
@@ -178,7 +180,7 @@ class CoordinatorClient:
             elif isinstance(message, Taken):
                 self._line.confirm(message.count)
             elif not isinstance(message, Alive | Resumed):
-                self._told |= isinstance(message, Exit | JobEnded | Refused)
+                self._told |= isinstance(message, Exit | RollBack | JobEnded | Refused)
                 found.append(message)
         if counted:
             self._line.send(Taken(count=self._line.taken))
@@ -255,6 +257,9 @@ class CoordinatorClient:
             sock.sendall(frame(Rejoin(taken=taken, term=term)))
             inbox: Inbox[FromCoordinator] = Inbox(FromCoordinator, MAX_CONTROL_BYTES)
             answer = receive_one(sock, inbox, deadline)
+            if isinstance(answer, RollBack):
+                sock.close()
+                return _Found(None, None, rolled_back=answer)
             if isinstance(answer, Refused):
                 raise Rejected(f"the coordinator refused {self.identity.task}: {answer.reason}")
             if not isinstance(answer, Resumed):
@@ -266,19 +271,23 @@ class CoordinatorClient:
             raise
         return _Found(sock, answer)
 
-    def _take_found(self) -> None:
+    def _take_found(self) -> list[FromCoordinator]:
         if self.connected or self._over or self._found.empty():
-            return
+            return []
         found = self._found.get()
+        if found.rolled_back is not None:
+            self._told = self._over = True
+            return [found.rolled_back]
         if found.sock is None or found.resumed is None:
             self._end(found.reason)
-            return
+            return []
         self._term = found.resumed.term
         self._heard = self._resumed_at = time.monotonic()
         self._line.attach(_channel(found.sock), found.resumed.taken)
         self._line.release()
         self._register()
         self._resumed()
+        return []
 
     def sever(self) -> None:
         """Cut the connection and do not come back, as the death of this process would (for tests)."""

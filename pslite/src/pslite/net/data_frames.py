@@ -53,15 +53,13 @@ SEEDED = 13
 
 #: worker -> server -> workers that have just come: weights and optimizer slots of one block, with a checksum
 FIRST_STATE = 22
-#: worker -> server that takes the place of another one: weights of one block at `version`
-REBUILD = 23
 #: worker -> server, over a connection that takes the place of a broken one: I lack that block at `version`; -1: the
 #: first that is for me.  Server -> workers: one that has just come lacks its first state
 AGAIN = 24
 KINDS = frozenset(
     (
         PUSH, PARAM, STATE, STATE_ACK, INIT, WRONG_OWNER, RESTORE, REGION, PARAM_ROWS, FETCH, WHOLE, REPLICATE,
-        REPLICATED, SEED, SEEDED, FIRST_STATE, REBUILD, AGAIN,
+        REPLICATED, SEED, SEEDED, FIRST_STATE, AGAIN,
     )
 )  # fmt: skip
 
@@ -81,8 +79,7 @@ _BUDGET = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a frame is. `plan` took effect at version `first`; `next_*` is the stamp of the coming plan, or 0. With a
-    whole state `next_first` is the version from which on the optimizer's part counts.
+    """What a frame is. `plan` took effect at version `first`; `next_*` is the stamp of the coming plan, or 0.
 
     With a `place` the payload does not follow: it lies in the sender's shared memory of that number; for PARAM, `node`
     pages from its beginning.

@@ -167,18 +167,10 @@ class TakenOver(Message, frozen=True):
 
 
 class Copies(Message, frozen=True):
-    """Which versions I have of the blocks of that `Census`: a server of their state, as their owner or not, a worker of
-    their weights.
-    """
+    """Server: which versions of the state I have of the blocks of that `Census`, as their owner or not."""
 
     number: int
     versions: dict[int, int]
-    #: of a worker that updates for itself: the version that it got from another one, so that it has no sums of it
-    came: int = -1
-    #: the plan that has been said to come next, and the version from which on it rules
-    stamp: tuple[int, int] = (0, 0)
-    #: async mode, of a server: the highest version that a worker has pushed to it
-    reached: int = -1
 
 
 class Promoted(Message, frozen=True):
@@ -187,20 +179,10 @@ class Promoted(Message, frozen=True):
     number: int
 
 
-class Rebuilt(Message, frozen=True):
-    """Server: the blocks of that `Promote` that had to be made anew are there; by block, of which version the
-    optimizer's state is, -1 where it begins anew.
-    """
-
-    number: int
-    states: dict[int, int]
-
-
 class Restored(Message, frozen=True):
-    """Chief: the job goes on from a checkpoint of that version; `inexact_from` as in the director's `Result`."""
+    """Chief: the job goes on from a checkpoint of that version."""
 
     version: int
-    inexact_from: int | None = None
 
 
 class Saved(Message, frozen=True):
@@ -352,9 +334,13 @@ class Abort(Message, frozen=True):
 
 
 class Begin(Message, frozen=True):
-    """Chief: send the initial weights to the owners under that (first) plan."""
+    """Chief: send the initial weights to the owners under that (first) plan.
+
+    They are those of the checkpoint of that version, if the job goes back to one; -1: of whatever the job begins with.
+    """
 
     plan: int
+    checkpoint: int = -1
 
 
 class Commit(Message, frozen=True):
@@ -386,42 +372,14 @@ class TakeOver(Message, frozen=True):
 
 
 class Census(Message, frozen=True):
-    """Those servers are gone; take nothing more from them, and say what you have of those blocks.
+    """Server: those servers are gone; take nothing more from them, and say what you have of those blocks.
 
-    Unless the job is async, what is said stays so until a `Promote` comes: servers apply no step to these blocks, and
-    workers take no weights of them.  Where a block is made anew, who had got further meanwhile could not go on.
+    What is said stays so until a `Promote` comes: no step is applied to these blocks.
     """
 
     number: int
     gone: tuple[str, ...]
     blocks: tuple[int, ...]
-    #: keep what you say that you have until a `Promote` comes
-    keep: bool = False
-
-
-class Resumption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a worker goes on where all others are gone: it is sent all weights as those of one version of one plan."""
-
-    worker: str
-    plan: int
-    version: int
-    #: that of the block that is farthest: no plan that is not said to come yet may rule from it on, or from before
-    furthest: int
-    #: by plan, its workers
-    workers: dict[int, tuple[Member, ...]]
-    #: the plan that has been said to come next, and the version from which on it rules
-    stamp: tuple[int, int] = (0, 0)
-
-
-class Clocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Async mode: how far the workers of blocks are whose servers are gone."""
-
-    #: by block and worker, the version of the weights that it has: all that it pushed before is in them
-    workers: dict[int, dict[str, int]]
-    #: the plan that has been said to come next, and the version from which on it rules
-    stamp: tuple[int, int]
-    #: the highest version that somebody may have pushed
-    reached: int
 
 
 class Promote(Message, frozen=True):
@@ -429,26 +387,6 @@ class Promote(Message, frozen=True):
 
     number: int
     gone: tuple[str, ...]
-    owners: dict[int, Member]
-    #: to servers: of which blocks a worker sends the weights, and of which version
-    rebuilt: dict[int, int] = {}
-    #: the version of the checkpoint that has the optimizer's state where no server does; -1: none
-    snapshot: int = -1
-    resume: Resumption | None = None
-    clocks: Clocks | None = None
-
-
-class Restart(Message, frozen=True):
-    """Worker that has not begun: all others are gone, so you begin with that plan; answer with `Copies` of nothing."""
-
-    number: int
-    plan: int
-
-
-class Provide(Message, frozen=True):
-    """Worker: send your weights of those blocks to their new owners."""
-
-    number: int
     owners: dict[int, Member]
 
 
@@ -496,6 +434,12 @@ class Exit(Message, frozen=True):
     version: int = -1
 
 
+class RollBack(Message, frozen=True):
+    """The job goes back to its newest checkpoint: end what you do, and join again as a new member."""
+
+    reason: str
+
+
 class JobEnded(Message, frozen=True):
     """The job failed: end with status 1 and print the reason."""
 
@@ -522,7 +466,6 @@ FromMember = (
     | TakenOver
     | Copies
     | Promoted
-    | Rebuilt
     | Restored
     | Saved
     | NotSaved
@@ -553,14 +496,13 @@ FromCoordinator = (
     | TakeOver
     | Census
     | Promote
-    | Provide
-    | Restart
     | Clip
     | Trust
     | DigestRequest
     | Published
     | Complete
     | Exit
+    | RollBack
     | JobEnded
     | Noted
     | Refused

@@ -55,7 +55,6 @@ class Updater:
         version: int,
         clip: float = 1.0,
         factors: Sequence[tuple[int, float]] = (),
-        since: int = 0,
     ) -> None:
         """Turn version `version` of a block into the next one.
 
@@ -75,8 +74,6 @@ class Updater:
             what a gradient of weights is multiplied by, because the norm of all of them is too large.
         factors
             LAMB's: how many elements after each other have which one.
-        since
-            the version from which on the bias correction counts.
 
         """
         if isinstance(optimizer, LAMB) and sum(size for size, _ in factors) != gradient.size:
@@ -92,9 +89,9 @@ class Updater:
             if isinstance(optimizer, SGD):
                 _sgd(optimizer, part, grad, own, scratch, rate)
             elif isinstance(optimizer, Adam):
-                _adam(optimizer, part, grad, own, scratch, version + 1 - since, rate)
+                _adam(optimizer, part, grad, own, scratch, version + 1, rate)
             elif isinstance(optimizer, LAMB):
-                _lamb(optimizer, part, grad, own, scratch, version + 1 - since)
+                _lamb(optimizer, part, grad, own, scratch, version + 1)
                 _spread(factors, low, scratch, rate)
                 np.subtract(part[0], scratch, out=part[0])
             else:
@@ -108,7 +105,6 @@ class Updater:
         samples: float,
         version: int,
         clip: float = 1.0,
-        since: int = 0,
     ) -> None:
         """Turn version `version` of a sparse block into the next one: other rows than the gradient's stay as they are.
 
@@ -118,7 +114,7 @@ class Updater:
         width = gradient.values.shape[1]
         rows = state.reshape(state.shape[0], -1, width)
         part = rows[:, gradient.numbers].reshape(state.shape[0], -1)
-        self.apply(optimizer, part, gradient.values.reshape(-1), samples, version, clip, since=since)
+        self.apply(optimizer, part, gradient.values.reshape(-1), samples, version, clip)
         rows[:, gradient.numbers] = part.reshape(state.shape[0], -1, width)
 
     def lengths(
@@ -130,7 +126,6 @@ class Updater:
         version: int,
         clip: float,
         sizes: Iterable[int],
-        since: int = 0,
     ) -> tuple[float, ...]:
         """Return the sums of squares of weights and of their update, for each piece of a block of so many elements.
 
@@ -141,7 +136,7 @@ class Updater:
             grad, own, scratch = self._mean_gradient(rule, gradient[low : low + _PIECE], clip / samples)
             part = self._moments[gradient.dtype.char][:, : grad.size]
             np.copyto(part, state[:, low : low + _PIECE])
-            _lamb(rule, part, grad, own, scratch, version + 1 - since)
+            _lamb(rule, part, grad, own, scratch, version + 1)
             update[low : low + _PIECE] = scratch
         found: list[float] = []
         place = 0
@@ -163,18 +158,6 @@ class Updater:
         if clips:
             np.clip(own, -self._clip_value, self._clip_value, out=own)
         return own, own, scratch
-
-
-def settled(optimizer: Optimizer, state: Array, version: int, since: int) -> Array:
-    """Return a copy of a state that counts from version `since` as one that counts from 0: what Adam and LAMB make of
-    its moments is the same.
-    """
-    copy = state.copy()
-    own = version - since
-    if isinstance(optimizer, Adam | LAMB) and own > 0:
-        for row, beta in enumerate(optimizer.betas, 1):
-            copy[row] *= (1.0 - beta**version) / (1.0 - beta**own)
-    return copy
 
 
 def square_norm(optimizer: Optimizer, gradient: Array, samples: float) -> float:

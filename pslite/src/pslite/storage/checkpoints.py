@@ -59,7 +59,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     version: int
     spec: JobSpec
     files: dict[str, SavedFile]
-    #: as in the director's `Result`
+    #: of a job that an earlier version ran: the version from which on optimizer state was lost
     inexact_from: int | None = None
 
 
@@ -85,9 +85,7 @@ def write_blocks(folder: Path, version: int, name: str, states: Mapping[int, Arr
     return SavedFile(hashlib.sha256(data).hexdigest(), tuple(sorted(states)))
 
 
-def complete(
-    folder: Path, version: int, spec: JobSpec, files: Mapping[str, SavedFile], *, inexact_from: int | None = None
-) -> Path:
+def complete(folder: Path, version: int, spec: JobSpec, files: Mapping[str, SavedFile]) -> Path:
     """Make a version's checkpoint valid, now that all its files are there, and drop those that are older than the kept.
 
     Raises
@@ -97,7 +95,7 @@ def complete(
 
     """
     part, whole = _part(folder, version), place_of(folder, version)
-    record = Record(format=FORMAT, version=version, spec=spec, files=dict(files), inexact_from=inexact_from)
+    record = Record(format=FORMAT, version=version, spec=spec, files=dict(files))
     try:
         for other in part.iterdir():
             if other.name not in files:
@@ -165,7 +163,7 @@ class Checkpoint:
         try:
             with (place / _RECORD).open("rb") as file:
                 data = file.read(_MOST_RECORD_BYTES)
-            self.record = msgspec.json.decode(data, type=Record)
+            self.record = _decode(data)
         except (OSError, msgspec.MsgspecError) as error:
             raise CheckpointError(f"{place / _RECORD}: cannot be read: {error}") from error
         if self.record.format != FORMAT:
@@ -179,11 +177,6 @@ class Checkpoint:
     def version(self) -> int:
         """Completed updates."""
         return self.record.version
-
-    @property
-    def inexact_from(self) -> int | None:
-        """From which version on the job that wrote it had lost state; None if it had not."""
-        return self.record.inexact_from
 
     def check(self, spec: JobSpec) -> None:
         """Raise ``CheckpointError`` if this is of another job than `spec`; more epochs are the same job."""
@@ -233,8 +226,8 @@ class Checkpoint:
         return found
 
 
-def to_resume(spec: JobSpec) -> Checkpoint | None:
-    """Return what a job should go on from; None where it begins.
+def to_resume(spec: JobSpec, version: int = -1) -> Checkpoint | None:
+    """Return what a job should go on from: its checkpoint of a version, or the newest one; None where it begins.
 
     Raises
     ------
@@ -242,7 +235,11 @@ def to_resume(spec: JobSpec) -> Checkpoint | None:
         there is a checkpoint, but it is damaged or of another job.
 
     """
-    place = latest(Path(spec.checkpoint)) if spec.checkpoint and spec.resume else None
+    place = None
+    if version >= 0:
+        place = place_of(Path(spec.checkpoint), version)
+    elif spec.checkpoint and spec.resume:
+        place = latest(Path(spec.checkpoint))
     if place is None:
         return None
     found = Checkpoint(place)
@@ -343,6 +340,15 @@ class Saver:
             for state in states.values():
                 self._free[state.dtype.name, state.shape].append(state)
         self._report(answer)
+
+
+def _decode(data: bytes) -> Record:
+    """Return a record, also one of an earlier version, which knew a durability that is not there any more."""
+    plain = msgspec.json.decode(data)
+    spec = plain.get("spec") if isinstance(plain, dict) else None
+    if isinstance(spec, dict) and spec.get("durability") == "relaxed":
+        spec["durability"] = "none"
+    return msgspec.convert(plain, Record)
 
 
 def _part(folder: Path, version: int) -> Path:
