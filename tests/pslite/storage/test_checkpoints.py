@@ -232,6 +232,18 @@ def change(**changes):
     return damage
 
 
+def test_one_of_an_earlier_version_with_a_durability_that_is_gone_is_read(tmp_path):
+    place = a_checkpoint(tmp_path)
+    record = json.loads((place / "checkpoint.json").read_text())
+    record["spec"]["durability"], record["inexact_from"] = "relaxed", 1
+    (place / "checkpoint.json").write_text(json.dumps(record))
+    found = to_resume(spec(tmp_path, durability="durable"))
+    assert found.version == 2
+    assert {block.number: state.tolist() for block, state in found.states()} == {
+        number: state.tolist() for number, state in states(spec(tmp_path), 2).items()
+    }
+
+
 def outside(place):
     record = json.loads((place / "checkpoint.json").read_text())
     record["files"]["../x"] = record["files"].pop("x")
