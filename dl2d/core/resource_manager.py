@@ -115,7 +115,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A submitted job as the manager vouches for it: whose it is, what script it runs."""
+    """A submitted job as the manager has authenticated it: whose it is, what script it runs."""
 
     key: JobKey
     owner: Owner
@@ -155,7 +155,7 @@ class ResourceManager(Protocol):
         """
         ...
 
-    def vouch(self, rm_id: str, proof: str) -> Anchor:
+    def authenticate(self, rm_id: str, proof: str) -> Anchor:
         """Check that ``proof`` comes from the owner of job ``rm_id`` and return what the manager knows of the job.
 
         Raises ``Denied`` (the proof is bad or somebody else's), ``NotFound`` (no such job).

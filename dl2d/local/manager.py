@@ -169,11 +169,11 @@ class LocalManager:
             else:
                 self._tell_keeper(again)
 
-    def vouch(self, rm_id: str, proof: str) -> Anchor:
+    def authenticate(self, rm_id: str, proof: str) -> Anchor:
         del proof
         raise Denied(
-            f"the local resource manager starts coordinators itself and gives them their credentials; it cannot vouch "
-            f"for {rm_id!r} (submit the job with `dl2d submit`)"
+            f"the local resource manager starts coordinators itself and gives them their credentials; it cannot "
+            f"authenticate {rm_id!r} (submit the job with `dl2d submit`)"
         )
 
     def close(self) -> None:

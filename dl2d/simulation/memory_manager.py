@@ -134,7 +134,7 @@ class MemoryManager:
             if handle in self._entries and not self._entries[handle].job.state.ended:
                 self.end(handle, RmJobState.CANCELLED, "stopped")
 
-    def vouch(self, rm_id: str, proof: str) -> Anchor:
+    def authenticate(self, rm_id: str, proof: str) -> Anchor:
         """No job registers with it."""
         raise Denied(f"job {rm_id} cannot register: this cluster is in memory only", said=proof[:0])
 

@@ -42,7 +42,7 @@ class ScriptedManager(MemoryManager):
         self.stopped += handles
         super().stop(handles, grace)
 
-    def vouch(self, rm_id: str, proof: str) -> Anchor:
+    def authenticate(self, rm_id: str, proof: str) -> Anchor:
         """See ``anchors``."""
         if rm_id not in self.anchors:
             raise NotFound(f"no job {rm_id}")

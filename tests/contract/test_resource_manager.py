@@ -282,9 +282,9 @@ def test_an_anchor_takes_no_room(rm: Harness) -> None:
     assert rm.wait_for_end(full).state is RmJobState.DONE
 
 
-def test_nobody_is_vouched_for_on_a_bad_proof(rm: Harness) -> None:
+def test_nobody_is_authenticated_on_a_bad_proof(rm: Harness) -> None:
     with pytest.raises((Denied, NotFound)):
-        rm.manager.vouch(rm.unknown_handle, "not a proof")
+        rm.manager.authenticate(rm.unknown_handle, "not a proof")
 
 
 def test_capabilities_have_a_name_and_a_version(rm: Harness) -> None:

@@ -293,12 +293,12 @@ def test_another_users_job_cannot_carry_a_mark_of_a_living_anchor(real: Real, ma
     assert listed(manager, own).tag == mark
 
 
-def test_an_anchor_is_vouched_for(real: Real, manager: SlurmManager) -> None:
+def test_an_anchor_is_authenticated(real: Real, manager: SlurmManager) -> None:
     name = "x|y\nGroupId=root(0)"
     before = int(time.time())
     anchor_id = real.cluster.submit_as(real.alice, ANCHOR, f"--job-name={name}")
     real.cluster.wait_until(lambda: listed(manager, anchor_id).state is RmJobState.RUNNING, "the anchor runs")
-    anchor = manager.vouch(anchor_id, proof(real, real.alice, anchor_id))
+    anchor = manager.authenticate(anchor_id, proof(real, real.alice, anchor_id))
     assert anchor.key.cluster == "lab"
     assert anchor.key.id == anchor_id
     assert before <= anchor.key.submitted <= time.time()
@@ -311,28 +311,28 @@ def test_an_anchor_is_vouched_for(real: Real, manager: SlurmManager) -> None:
 def test_a_proof_serves_once_and_only_its_maker_and_its_job(real: Real, manager: SlurmManager) -> None:
     anchor = real.cluster.submit_as(real.alice, ANCHOR, "--hold")
     good = proof(real, real.alice, anchor)
-    manager.vouch(anchor, good)
+    manager.authenticate(anchor, good)
     with pytest.raises(Denied, match="used before"):
-        manager.vouch(anchor, good)
+        manager.authenticate(anchor, good)
     with pytest.raises(Denied, match=f"belongs to user {real.alice.uid}"):
-        manager.vouch(anchor, proof(real, real.bob, anchor))
+        manager.authenticate(anchor, proof(real, real.bob, anchor))
     with pytest.raises(Denied, match="not made for job"):
-        manager.vouch(anchor, proof(real, real.alice, "1"))
+        manager.authenticate(anchor, proof(real, real.alice, "1"))
     for garbage in ("", "garbage", "MUNGE:AAAA:", good[:-20], good.replace("A", "B")):
         with pytest.raises(Denied):
-            manager.vouch(anchor, garbage)
+            manager.authenticate(anchor, garbage)
     with pytest.raises(NotFound):
-        manager.vouch("4000000000", proof(real, real.alice, "4000000000"))
+        manager.authenticate("4000000000", proof(real, real.alice, "4000000000"))
     real.cluster.run("scancel", anchor)
     with pytest.raises(NotFound, match="has ended"):
-        manager.vouch(anchor, proof(real, real.alice, anchor))
+        manager.authenticate(anchor, proof(real, real.alice, anchor))
 
 
-def test_an_anchor_without_a_script_is_not_vouched_for(real: Real, manager: SlurmManager) -> None:
+def test_an_anchor_without_a_script_is_not_authenticated(real: Real, manager: SlurmManager) -> None:
     said = real.cluster.run("salloc", "--no-shell", user=real.alice).stderr
     anchor = said.split("allocation ")[1].split()[0]
     with pytest.raises(NotFound, match="start it with sbatch"):
-        manager.vouch(anchor, proof(real, real.alice, anchor))
+        manager.authenticate(anchor, proof(real, real.alice, anchor))
 
 
 def test_capabilities(real: Real, manager: SlurmManager) -> None:
@@ -347,14 +347,14 @@ def test_a_controller_that_is_down_is_unavailable_and_comes_back(real: Real, man
     wait_for(real, manager, handle, RmJobState.RUNNING)
     missing = manager_of(real.cluster, munge_socket="/nonexistent/socket")
     with pytest.raises(Unavailable, match="munge"):
-        missing.vouch(handle, proof(real, real.alice, handle))
+        missing.authenticate(handle, proof(real, real.alice, handle))
     real.cluster.stop_controller()
     try:
         for ask in (
             impatient.snapshot,
             lambda: impatient.submit(alices(real, "true")),
             lambda: impatient.stop([handle], 600),
-            lambda: impatient.vouch(handle, proof(real, real.alice, handle)),
+            lambda: impatient.authenticate(handle, proof(real, real.alice, handle)),
         ):
             with pytest.raises(Unavailable):
                 ask()

@@ -34,7 +34,7 @@ class Admission:
         return job
 
     def registered(self, anchor: Anchor, launch: Launch, seen: RmSnapshot) -> Job:
-        """A job whose anchor the resource manager vouches for; its request is in the batch script.
+        """A job whose anchor the resource manager authenticates; its request is in the batch script.
 
         Raises
         ------

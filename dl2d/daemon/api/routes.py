@@ -198,7 +198,7 @@ def create_api(services: Services) -> FastAPI:
     def register(body: Registration) -> dict[str, object]:
         launch = Launch(tuple(body.argv), body.cwd, tuple(sorted(body.env.items())))
         with manager() as asked:
-            anchor = asked.vouch(body.rm_id, body.proof)
+            anchor = asked.authenticate(body.rm_id, body.proof)
             # Looked up and added under the same lock: an anchor that calls twice at once is one job.
             known = services.store.job(anchor.key)
             static = not services.mode().acts if known is None else known.static

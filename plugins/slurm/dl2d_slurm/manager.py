@@ -13,6 +13,7 @@ import structlog
 from dl2d.core.errors import Rejected, Unavailable
 from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmSnapshot, TaskSpec
 from dl2d.core.resources import Resources
+from dl2d_slurm.authentication import anchor, proven_uid
 from dl2d_slurm.commands import Commands, TokenBucket, failure
 from dl2d_slurm.listing import (
     JOB_FIELDS,
@@ -27,7 +28,6 @@ from dl2d_slurm.listing import (
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.stopping import Stopper
 from dl2d_slurm.submission import options, script
-from dl2d_slurm.vouching import anchor, proven_uid
 
 log = structlog.get_logger(__name__)
 
@@ -185,7 +185,7 @@ class SlurmManager:
         self._stopper.cancel_due()
         self._stopper.stop(handles, grace)
 
-    def vouch(self, rm_id: str, proof: str) -> Anchor:
+    def authenticate(self, rm_id: str, proof: str) -> Anchor:
         """One unmunge, one squeue of this job, one scontrol for the script; the first time one more for the name."""
         uid = proven_uid(self._commands, rm_id, proof, socket=self._settings.munge_socket)
         return anchor(self._commands, rm_id, uid, cluster=self._cluster_name())

@@ -51,7 +51,7 @@ def running(world: ApiWorld, **changes: object) -> JobKey:
 
 
 class TestRegistration:
-    def test_an_anchor_that_the_manager_vouches_for_becomes_a_job(self, world):
+    def test_an_anchor_that_the_manager_authenticates_becomes_a_job(self, world):
         key = world.add_anchor()
         answer = world.register()
         assert answer.status_code == 200
@@ -135,7 +135,7 @@ class TestRegistration:
         def away(*_: object) -> None:
             raise Unavailable("scontrol", said="Unable to contact slurm controller")
 
-        monkeypatch.setattr(world.manager, "vouch", away)
+        monkeypatch.setattr(world.manager, "authenticate", away)
         answer = world.register()
         assert (answer.status_code, error(answer)) == (503, "scontrol: Unable to contact slurm controller")
 
