@@ -17,22 +17,24 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 from regression import Regression, segments
 
 from pslite.allreduce import AllReduceWorker
 from pslite.coordinator import Coordinator, Settings
 from pslite.errors import Fenced, PsliteError, RolledBack
-from pslite.holding import Holding
+from pslite.fault_points import FaultHook, FaultPoint
+from pslite.job.plan import Plan
 from pslite.job.spec import SGD, JobSpec
 from pslite.job.status import Reply, Status
 from pslite.net.authentication import TOKEN_BYTES, Identity
-from pslite.net.framing import listen
+from pslite.net.data_frames import Link
+from pslite.net.framing import cut_off, listen
 from pslite.net.tls import Encryption
-from pslite.replicas import Step
 from pslite.server import Server
 from pslite.session import SingleSession
 from pslite.storage.coordinator_log import CoordinatorLog
@@ -52,6 +54,7 @@ def job(**changes: object) -> JobSpec:
     return JobSpec(**{**values, **changes})
 
 
+@cache
 def static_digest(spec: JobSpec, model: type[Regression] = Regression) -> str:
     """The digest of the same job in one process, never resized."""
     session = SingleSession(spec)
@@ -76,6 +79,116 @@ class Event:
     oldest: bool = False
 
 
+#: beside the runtime's own fault points: a worker has begun to compute a version, which is given; its script has ended
+ScriptPoint = Literal["version", "script ended"]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A task has reached a point."""
+
+    rehearsal: Rehearsal
+    task: str
+    about: tuple[Any, ...]
+
+    @property
+    def subject(self) -> Any:
+        """What is given first: a message, a plan, a connection, a version."""
+        return self.about[0]
+
+    @property
+    def header(self) -> Any:
+        """Of a frame."""
+        return self.about[1]
+
+
+#: True: the step that follows is left out
+Action = Callable[[Moment], bool | None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is done when a task reaches a point."""
+
+    at: FaultPoint | ScriptPoint
+    #: one after the other
+    do: Action | Sequence[Action]
+    #: only of this task
+    task: str = ""
+    when: Callable[[Moment], bool] = lambda _: True
+    #: when a flag is raised, or not raised
+    after: str = ""
+    until: str = ""
+    #: for the how manieth time; every time if `always`
+    nth: int = 1
+    always: bool = False
+
+
+def drop(_: Moment) -> bool:
+    """Leave out the step that follows."""
+    return True
+
+
+def flag(name: str) -> Action:
+    """Raise a flag, for which others may wait."""
+    return lambda moment: moment.rehearsal.flag(name).set()
+
+
+def wait(name: str, seconds: float = 20.0) -> Action:
+    """Wait for a flag."""
+
+    def waiting(moment: Moment) -> None:
+        assert moment.rehearsal.flag(name).wait(seconds), f"nobody has raised the flag {name!r}"
+
+    return waiting
+
+
+def sleep(seconds: float) -> Action:
+    return lambda _: time.sleep(seconds)
+
+
+def fail(error: Exception) -> Action:
+    def failing(_: Moment) -> None:
+        raise error
+
+    return failing
+
+
+def kill(*tasks: str) -> Action:
+    """Have tasks die (by default the one whose moment it is), and others come in their places."""
+
+    def killing(moment: Moment) -> None:
+        for task in tasks or (moment.task,):
+            moment.rehearsal.kill(task)
+
+    return killing
+
+
+def die(moment: Moment) -> None:
+    """Have the task die whose moment it is; no other comes."""
+    moment.rehearsal.kill(moment.task, replace=False)
+
+
+def disconnect(*tasks: str) -> Action:
+    """Have control connections break, as the coordinator sees it; members come back by themselves."""
+
+    def disconnecting(moment: Moment) -> None:
+        for task in tasks:
+            moment.rehearsal.coordinator.disconnect(task)
+
+    return disconnecting
+
+
+def break_connection(peer: str) -> Action:
+    """Have the data connection break that the task has opened to another one."""
+    return lambda moment: cut_off([moment.rehearsal.opened[moment.task, peer].sock])
+
+
+def break_this_connection(moment: Moment) -> None:
+    """Have the data connection break whose moment it is."""
+    cut_off([moment.subject.sock])
+
+
 @dataclass
 class Outcome:
     """How a rehearsal went."""
@@ -85,6 +198,10 @@ class Outcome:
     killed: list[str]
     #: what members raised, other than as they should at the end of a job or their own
     surprises: list[str] = field(default_factory=list)
+    #: workers whose scripts had files to write at their ends
+    chiefs: list[str] = field(default_factory=list)
+    #: faults that have never come into question
+    idle: list[Fault] = field(default_factory=list)
 
     @property
     def story(self) -> str:
@@ -140,12 +257,15 @@ class Rehearsal:
         workers: int,
         servers: int,
         events: Sequence[Event] = (),
+        faults: Sequence[Fault] = (),
+        hook: FaultHook | None = None,
         step_seconds: float = 0.001,
         settings: Settings = QUICK,
         model: type[Regression] = Regression,
         any_worker: bool = False,
         encrypt: Encryption = "control",
         slow: Mapping[str, float] | None = None,
+        lasting: bool = False,
     ) -> None:
         self._spec = spec
         #: the last worker may die too
@@ -155,6 +275,12 @@ class Rehearsal:
         self._slow = dict(slow or {})
         self._regression = model(spec)
         self._events = sorted(events, key=lambda event: event.version)
+        self._faults = faults
+        #: how often each of them could have been done
+        self._reached = Counter[int]()
+        #: hears of fault points before they do
+        self._hook = hook
+        self._flags: dict[str, threading.Event] = {}
         self._step_seconds = step_seconds
         self._settings = settings
         self._counts = {"worker": workers, "ps": servers}
@@ -162,13 +288,19 @@ class Rehearsal:
         self._targets: dict[str, list[str]] = {"worker": [], "ps": []}
         self._next = Counter[str]()
         self._lock = threading.RLock()
-        self._members: dict[str, Worker | AllReduceWorker | Server] = {}
+        self.members: dict[str, Worker | AllReduceWorker | Server] = {}
         self._threads: list[threading.Thread] = []
-        self._killed: list[str] = []
+        self.killed: list[str] = []
+        self._chiefs: list[str] = []
+        #: data connections by who opened them and to whom, and those of each task, whoever opened them
+        self.opened: dict[tuple[str, str], Link] = {}
+        self.connections: dict[str, list[Link]] = {}
+        #: the newest plan that has taken effect
+        self.plan: Plan | None = None
         #: the newest plan when a server died, or a worker that may have been the last: until a later one is done,
         #: blocks have one copy
         self._plan_at_death = 0
-        self._log: list[str] = []
+        self.log: list[str] = []
         #: workers that have weights
         self._stepping: set[str] = set()
         self._surprises: list[str] = []
@@ -176,9 +308,9 @@ class Rehearsal:
         self._address, self._token = "", b""
         self._wake: Callable[[], None] = lambda: None
         #: whether the coordinator is to die, and how often it has
-        self._mortal = any(event.kill == "coordinator" for event in events)
+        self._mortal = lasting or any(event.kill == "coordinator" for event in events)
         self.deaths = 0
-        self._coordinator: Coordinator | None = None
+        self.coordinator: Coordinator
         self._mortal_log: MortalLog | None = None
         self._deadline = time.monotonic() + _PATIENCE
         self._over = False
@@ -189,16 +321,16 @@ class Rehearsal:
         with TemporaryDirectory() as folder, listen("127.0.0.1") as listener:
             while True:
                 self._mortal_log = MortalLog(Path(folder, "log")) if self._mortal else None
-                self._coordinator = Coordinator(
-                    job="rehearsal", token=token, director=self, say=self._log.append, settings=self._settings,
+                self.coordinator = Coordinator(
+                    job="rehearsal", token=token, director=self, say=self.log.append, settings=self._settings,
                     host="127.0.0.1", listener=listener.dup(), log=self._mortal_log,
-                    encrypt=self._encrypt,
+                    encrypt=self._encrypt, faults=self._at,
                 )  # fmt: skip
                 try:
-                    status = self._coordinator.run()
+                    status = self.coordinator.run()
                     break
                 except Fenced as error:
-                    self._log.append(f"the coordinator died: {error}")
+                    self.log.append(f"the coordinator died: {error}")
                     self.deaths += 1
         with self._lock:
             self._over = True
@@ -206,7 +338,8 @@ class Rehearsal:
             thread.join(_PATIENCE)
             if thread.is_alive():
                 self._surprises.append(f"{thread.name} does not end")
-        return Outcome(status, self._log, self._killed, self._surprises)
+        idle = [fault for number, fault in enumerate(self._faults) if self._reached[number] < fault.nth]
+        return Outcome(status, self.log, self.killed, self._surprises, self._chiefs, idle)
 
     @property
     def over(self) -> bool:
@@ -241,7 +374,7 @@ class Rehearsal:
     def server_addresses(self) -> list[str]:
         """Where the servers that there are take data."""
         with self._lock:
-            return [member.address for member in self._members.values() if isinstance(member, Server)]
+            return [member.address for member in self.members.values() if isinstance(member, Server)]
 
     # --- the director's part --------------------------------------------------------------------------------------
 
@@ -284,18 +417,16 @@ class Rehearsal:
 
     def _serve(self, task: str) -> None:
         try:
-            while task not in self._killed:
+            while task not in self.killed:
                 # who comes when the job is over tries for less than our patience
                 server = Server(
-                    self._identity("ps", task), self._address, host="127.0.0.1", say=self._log.append,
-                    join_timeout=_PATIENCE / 3,
+                    self._identity("ps", task), self._address, host="127.0.0.1", say=self.log.append,
+                    join_timeout=_PATIENCE / 3, faults=self._at,
                 )  # fmt: skip
                 with self._lock:
-                    self._members[task] = server
-                    if task in self._killed:
+                    self.members[task] = server
+                    if task in self.killed:
                         server.sever()
-                if task in self._slow:
-                    self._slow_down(server, self._slow[task])
                 with contextlib.suppress(RolledBack):
                     server.run()
                     return
@@ -305,7 +436,7 @@ class Rehearsal:
             self._surprises.append(f"{task}: {''.join(traceback.format_exception(error))}")
 
     def _work(self, task: str) -> None:
-        while task not in self._killed and self._work_once(task):
+        while task not in self.killed and self._work_once(task):
             pass
 
     def _work_once(self, task: str) -> bool:
@@ -313,19 +444,22 @@ class Rehearsal:
         process = _Thread()
         kind = AllReduceWorker if self._all_reduce else Worker
         worker = kind(
-            self._identity("worker", task), self._address, self._spec, say=self._log.append, process=process,
-            join_timeout=_PATIENCE / 3,
+            self._identity("worker", task), self._address, self._spec, say=self.log.append, process=process,
+            join_timeout=_PATIENCE / 3, faults=self._at,
         )  # fmt: skip
         again = False
         with self._lock:
-            self._members[task] = worker
-            if task in self._killed:
+            self.members[task] = worker
+            if task in self.killed:
                 return False
         try:
             how: dict[str, Callable[..., None]] = {}
             if task in self._slow:
                 how["computed"] = lambda epoch, samples: time.sleep(self._slow[task])
             self._regression.train(worker, before_step=lambda version: self._begin_step(task, version), **how)
+            if worker.is_chief:
+                self._chiefs.append(task)
+            self._do("script ended", task, (worker.is_chief,))
         except RolledBack:
             again = True
         except PsliteError as error:
@@ -338,18 +472,8 @@ class Rehearsal:
         process.leave()
         return again
 
-    @staticmethod
-    def _slow_down(server: Server, seconds: float) -> None:
-        apply = server._apply
-
-        def slowly(holding: Holding, step: Step) -> None:
-            time.sleep(seconds)
-            apply(holding, step)
-
-        server._apply = slowly  # type: ignore[method-assign]
-
     def _ended(self, task: str, error: PsliteError) -> None:
-        if not self._over and task not in self._killed and not str(error).startswith(("the scheduler", "drained")):
+        if not self._over and task not in self.killed and not str(error).startswith(("the scheduler", "drained")):
             status = self._status
             if status is None or status.state in ("waiting", "running"):
                 self._surprises.append(f"{task}: {error}")
@@ -363,11 +487,12 @@ class Rehearsal:
             while self._events and self._events[0].version <= version:
                 event = self._events.pop(0)
                 if event.delay:
-                    threading.Timer(event.delay, self._happen, (event,)).start()
+                    threading.Timer(event.delay, self.happen, (event,)).start()
                 else:
-                    self._happen(event)
+                    self.happen(event)
+        self._do("version", task, (version,))
 
-    def _happen(self, event: Event) -> None:
+    def happen(self, event: Event) -> None:
         with self._lock:
             if self._over:
                 return  # it comes too late
@@ -380,30 +505,82 @@ class Rehearsal:
             self._fit(oldest=event.oldest)
         self._wake()
 
+    def kill(self, task: str, *, replace: bool = True) -> None:
+        """Have a task die, once, and another one come in its place."""
+        role = task.split("-", maxsplit=1)[0]
+        # at once: a coordinator that asked in between would hear that nobody else is to come
+        with self._lock:
+            if task in self.killed:
+                return
+            self.killed.append(task)
+            self.members[task].sever()
+            if replace:
+                self._targets[role].remove(task)
+                self._fit(oldest=False)
+        self._wake()
+
+    # --- fault points ---------------------------------------------------------------------------------------------
+
+    def flag(self, name: str) -> threading.Event:
+        """The flag of that name."""
+        with self._lock:
+            return self._flags.setdefault(name, threading.Event())
+
+    def _at(self, point: FaultPoint, task: str, *about: Any) -> bool:
+        """A member, or the coordinator, has reached a fault point."""
+        if point is FaultPoint.CONNECTED:
+            self.opened[task, about[0].task] = about[0]
+        elif point is FaultPoint.CONNECTION_OPENED:
+            self.connections.setdefault(task, []).append(about[0])
+        elif point is FaultPoint.PLAN_COMMITTED:
+            self.plan = about[0]
+        elif point is FaultPoint.APPLY and task in self._slow:
+            time.sleep(self._slow[task])
+        left_out = self._hook is not None and self._hook(point, task, *about)
+        return self._do(point, task, about) or left_out
+
+    def _do(self, point: FaultPoint | ScriptPoint, task: str, about: tuple[Any, ...]) -> bool:
+        """Do what the faults say; returns whether the step that follows is to be left out."""
+        left_out = False
+        moment = Moment(self, task, about)
+        for number, fault in enumerate(self._faults):
+            if fault.at != point or fault.task not in ("", task) or not self._in_time(fault) or not fault.when(moment):
+                continue
+            with self._lock:
+                self._reached[number] += 1
+                now = fault.always or self._reached[number] == fault.nth
+            if now:
+                for action in fault.do if isinstance(fault.do, Sequence) else (fault.do,):
+                    left_out |= bool(action(moment))
+        return left_out
+
+    def _in_time(self, fault: Fault) -> bool:
+        after, until = fault.after, fault.until
+        return (not after or self.flag(after).is_set()) and not (until and self.flag(until).is_set())
+
     def _kill_coordinator(self, event: Event) -> None:
-        assert self._coordinator is not None
         assert self._mortal_log is not None
         if event.choice % 3:
             self._mortal_log.doom = ("before", "after")[event.choice % 3 - 1]
         else:
-            self._coordinator.sever()
+            self.coordinator.sever()
 
     def _kill(self, event: Event) -> None:
         status = self._status
         if status is None or status.state != "running":
             return
         role = event.kill
-        there = [m.task for m in status.members if m.role == role and m.state != "left" and m.task in self._members]
-        there = [task for task in there if task not in self._killed]
+        there = [m.task for m in status.members if m.role == role and m.state != "left" and m.task in self.members]
+        there = [task for task in there if task not in self.killed]
         # one that can go on stays
         able = [task for task in there if self._staying(status, role) - {task}]
         if able:
             task = able[event.choice % len(able)]
-            self._killed.append(task)
+            self.killed.append(task)
             # a job that another worker has to go on with has one copy of each block, too
             if role == "ps" or self._any_worker:
                 self._plan_at_death = max(self._plans(), default=0)
-            self._members[task].sever()
+            self.members[task].sever()
             # as the scheduler would, another one is started in its place
             if task in self._targets[role]:
                 self._targets[role].remove(task)
@@ -418,17 +595,17 @@ class Rehearsal:
             active &= self._stepping
         elif not self._protected():
             return set()
-        return active & set(self._targets[role]) - set(self._killed)
+        return active & set(self._targets[role]) - set(self.killed)
 
     def _protected(self) -> bool:
         """Whether every block has a replica, and no server has died since."""
-        done = [line for line in self._log if line.startswith("plan ") and " done " in line]
+        done = [line for line in self.log if line.startswith("plan ") and " done " in line]
         whole = bool(done) and bool(re.search(r"replicas of (\d+) of \1 blocks", done[-1]))
         return whole and int(done[-1].split()[1]) > self._plan_at_death
 
     def _plans(self) -> list[int]:
         """The numbers of plans, as they have been told of."""
-        return [int(line.split()[1].rstrip(":")) for line in self._log if line.startswith("plan ")]
+        return [int(line.split()[1].rstrip(":")) for line in self.log if line.startswith("plan ")]
 
 
 def random_events(

@@ -9,33 +9,46 @@ import re
 import sys
 import threading
 import time
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 sys.path.insert(0, str(Path(__file__).parent))
 from regression import segments
-from rehearsal import QUICK, Event, Rehearsal, job, random_events, static_digest
+from rehearsal import (
+    QUICK,
+    Event,
+    Fault,
+    Outcome,
+    Rehearsal,
+    break_connection,
+    break_this_connection,
+    die,
+    disconnect,
+    drop,
+    fail,
+    flag,
+    job,
+    kill,
+    random_events,
+    sleep,
+    static_digest,
+    wait,
+)
 from weather import cut_data, cut_lines, rough_weather
 
-from pslite.coordinator import Coordinator
-from pslite.coordinator.admission import Admission
-from pslite.coordinator.losses import Losses
-from pslite.coordinator.planner import Planner
-from pslite.coordinator.record import Record
-from pslite.coordinator.rollback import Rollback
-from pslite.coordinator.takeovers import Takeovers
-from pslite.errors import PeerLost, Unreachable
+from pslite.errors import PeerLost, Unreachable, UsageError
+from pslite.fault_points import FaultPoint
 from pslite.job.spec import LAMB, Adam
-from pslite.net.data_frames import INIT, RESTORE, Link
+from pslite.net.data_frames import INIT, PUSH, REPLICATED, RESTORE
 from pslite.net.framing import cut_off
-from pslite.net.messages import Abort, Commit, DigestRequest, Exit, Nack, PlanDone, Promote, TakeOver
-from pslite.net.server_connections import ServerConnections
-from pslite.replicas import Guards
-from pslite.server import Server, _Stage
-from pslite.worker import Worker
+from pslite.net.messages import Abort, AtBarrier, Commit, DigestRequest, Exit, PlanDone, Promote, TakeOver
+from pslite.net.reliable_channel import counts
 
 #: of each kind; 10,000 in all are gone through by setting it so
 SCHEDULES = int(os.environ.get("PSLITE_SCHEDULES", "8"))
@@ -187,40 +200,6 @@ def test_a_job_that_goes_back_again_and_again_fails(monkeypatch):
     assert "gone back 1 times without a newer checkpoint" in outcome.status.reason
 
 
-def test_a_block_whose_owner_and_replica_die_together_goes_back_to_the_checkpoint(tmp_path):
-    spec = job(durability="durable", checkpoint=str(tmp_path), checkpoint_every=10, resume=False)
-    rehearsal = Rehearsal(spec, workers=2, servers=3)
-    begin_step = rehearsal._begin_step
-
-    def kill_two(task, version):
-        begin_step(task, version)
-        if version == 25 and not rehearsal._killed:
-            kill(rehearsal, "ps-0")
-            kill(rehearsal, "ps-1")
-
-    rehearsal._begin_step = kill_two
-    outcome = rehearsal.run()
-    assert any(re.search("goes back to its checkpoint of version [12]0", line) for line in outcome.log), outcome.story
-    assert any(re.search("goes on from its checkpoint of version [12]0", line) for line in outcome.log), outcome.story
-    outcome.check(expected("plain"))
-
-
-def test_who_was_to_leave_is_let_go_where_the_job_goes_back(monkeypatch):
-    """The worker that was to stay dies; the other one is left behind."""
-    rehearsal = Rehearsal(job(), workers=2, servers=2, events=[Event(10, workers=1)])
-    commit = Planner.commit
-
-    def commit_and_kill(planner, pending):
-        commit(planner, pending)
-        if pending.plan.number == 2:
-            kill(rehearsal, "worker-0")
-
-    monkeypatch.setattr(Planner, "commit", commit_and_kill)
-    outcome = rehearsal.run()
-    outcome.check(expected("plain"))
-    assert [m.state for m in outcome.status.members if m.task == "worker-1"] == ["left"], outcome.story
-
-
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + 2 * SCHEDULES))
 def test_deaths_of_the_coordinator(seed):
     rng = random.Random(seed)
@@ -251,48 +230,7 @@ def test_deaths_of_coordinators_and_servers_on_a_bad_network(seed, monkeypatch):
     go_through(seed, kind_of(seed), kills, settings=settings, **rng.choice(WAYS))
 
 
-def test_newcomers_are_not_blamed_for_a_server_that_nobody_knows_to_be_dead(monkeypatch):
-    """It died with the coordinator, whose follower gives it its lease; somebody else has its port, and refuses them."""
-    events = [Event(20, kill="coordinator"), Event(20, kill="ps"), Event(20, workers=3, delay=0.1)]
-    rehearsal = Rehearsal(job(), workers=1, servers=1, events=events, settings=BRIEF)
-    reach = ServerConnections.reach
-
-    def refused(dialer, member, *rest):
-        if member.task in rehearsal._killed:
-            raise Unreachable(member.task, "wrong token")
-        reach(dialer, member, *rest)
-
-    monkeypatch.setattr(ServerConnections, "reach", refused)
-    outcome = rehearsal.run()
-    assert "wrong token" in outcome.story
-    outcome.check()
-
-
-def test_who_wakes_late_knows_of_a_plan_before_its_frames(monkeypatch):
-    pump = Worker._pump
-
-    class Slow(ServerConnections):
-        def reach(self, *whom):
-            super().reach(*whom)
-            time.sleep(0.05)  # the connection is there, the plan is not
-
-    def late(worker, done):
-        select = worker._selector.select
-
-        def oversleep(seconds):
-            if worker._links and not worker._stages and worker._identity.task != "worker-0":
-                time.sleep(0.3)
-            return select(seconds)
-
-        worker._selector.select = oversleep
-        pump(worker, done)
-        worker._selector.select = select
-
-    monkeypatch.setattr("pslite.worker.ServerConnections", Slow)
-    monkeypatch.setattr(Worker, "_pump", late)
-    outcome = Rehearsal(job(epochs=2), workers=3, servers=1).run()
-    outcome.check()
-
+# --- faults at chosen moments ---------------------------------------------------------------------------------------
 
 FIRST_PLANS = {
     "none": {},
@@ -301,318 +239,195 @@ FIRST_PLANS = {
     "async": {"mode": "async"},
     "only adds up": {"update": "worker"},
 }
+ENDS = {how: FIRST_PLANS[how] for how in ("none", "durable", "async", "only adds up")}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A job to which something happens at one moment, and what is expected of it beside its end and its digest."""
+
+    faults: Sequence[Fault]
+    workers: int = 2
+    servers: int = 2
+    events: Sequence[Event] = ()
+    #: of the job
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    #: of the rehearsal
+    how: Mapping[str, Any] = field(default_factory=dict)
+    #: who has died
+    killed: Sequence[str] = ()
+    #: patterns of lines that are said
+    says: Sequence[str] = ()
+    #: workers and servers that may end with an error
+    fails: Sequence[str] = ()
+    #: who has left
+    left: Sequence[str] = ()
+
+    def play(self, folder: Path, digest: str | None = None) -> Outcome:
+        """Go through it and check how it went."""
+        spec = job(**self.spec)
+        if spec.checkpoint:
+            spec = structs.replace(spec, checkpoint=str(folder))
+        outcome = Rehearsal(
+            spec, workers=self.workers, servers=self.servers, events=self.events, faults=self.faults, **self.how
+        ).run()
+        assert not outcome.idle, (outcome.idle, outcome.story)
+        assert sorted(outcome.killed) == sorted(self.killed), outcome.story
+        assert {line.split(":")[0] for line in outcome.surprises} <= set(self.fails), outcome.story
+        outcome.surprises.clear()
+        outcome.check(None if spec.asynchronous else digest or static_digest(structs.replace(spec, checkpoint="")))
+        assert outcome.status.version == spec.total_versions, outcome.story
+        for pattern in self.says:
+            assert any(re.search(pattern, line) for line in outcome.log), outcome.story
+        for task in self.left:
+            assert [m.state for m in outcome.status.members if m.task == task] == ["left"], outcome.story
+        return outcome
+
+
+def plan_is(number):
+    return lambda moment: moment.subject.number == number
+
+
+def is_a(*kinds):
+    return lambda moment: isinstance(moment.subject, kinds)
+
+
+def subject_is(number):
+    return lambda moment: moment.subject == number
+
+
+def says(words):
+    """Whether the coordinator has said so."""
+    return lambda moment: any(words in line for line in moment.rehearsal.log)
+
+
+#: members come back within half a second, as where the coordinator keeps a log
+LASTING = {"lasting": True, "settings": replace(QUICK, verdict=5.0)}
+DURABLE = {"durability": "durable"}
+
+
+def dies_as_it_begins(after):
+    """Have the first server die when so many blocks of the first weights, or gradients, have come to it."""
+    if not after:
+        return [Fault(FaultPoint.FIRST_WEIGHTS, kill("ps-0"))]
+    return [
+        Fault(
+            FaultPoint.FRAME, kill("ps-0"), task="ps-0", nth=after,
+            when=lambda moment: moment.header.kind in (INIT, RESTORE, PUSH),
+        )
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 8])
 @pytest.mark.parametrize("how", FIRST_PLANS)
 @pytest.mark.parametrize("servers", [1, 3])
-def test_a_server_dies_as_the_job_begins(after, how, servers, monkeypatch):
-    """It has had so many blocks of the first weights, or gradients; nothing is lost with it."""
-    spec = job(**FIRST_PLANS[how])
-    rehearsal = Rehearsal(spec, workers=3, servers=servers)
-    dies_as_it_begins(rehearsal, monkeypatch, after)
-    outcome = rehearsal.run()
-    assert outcome.killed == ["ps-0"], outcome.story
-    outcome.check()
-    assert outcome.status.version == spec.total_versions, outcome.story
-    if how != "async":
-        assert outcome.status.result.digest == static_digest(spec), outcome.story
-
-
-def dies_as_it_begins(rehearsal, monkeypatch, after):
-    """Have the first server die when so many blocks of the first weights, or gradients, have come to it."""
-    arrived, pushed, begin, count = Server.arrived, Server._pushed, Worker._send_first_weights, []
-
-    def note(server):
-        if server._identity.task == "ps-0":
-            count.append(server)
-            if len(count) == after and not rehearsal._killed:
-                kill(rehearsal, "ps-0")
-
-    def arrive(server, link, header):
-        if header.kind in (INIT, RESTORE):
-            note(server)
-        arrived(server, link, header)
-
-    def push(server, link, header):
-        note(server)
-        pushed(server, link, header)
-
-    def begins(worker, *rest):
-        if not after and not rehearsal._killed:
-            kill(rehearsal, "ps-0")
-        begin(worker, *rest)
-
-    monkeypatch.setattr(Server, "arrived", arrive)
-    monkeypatch.setattr(Server, "_pushed", push)
-    monkeypatch.setattr(Worker, "_send_first_weights", begins)
-
-
-def kill(rehearsal, task):
-    """Have it die, and another one come in its place."""
-    role = task.split("-")[0]
-    # at once: a coordinator that asked in between would hear that nobody else is to come
-    with rehearsal._lock:
-        rehearsal._killed.append(task)
-        rehearsal._targets[role].remove(task)
-        rehearsal._members[task].sever()
-        rehearsal._fit(oldest=False)
-    rehearsal._wake()
-
-
-ENDS = {how: FIRST_PLANS[how] for how in ("none", "durable", "async", "only adds up")}
-
-
-@pytest.mark.parametrize("how", ENDS)
-@pytest.mark.parametrize("servers", [1, 3])
-def test_a_server_dies_before_it_has_said_how_the_job_ends(how, servers, monkeypatch):
-    spec = job(**ENDS[how])
-    rehearsal = Rehearsal(spec, workers=2, servers=servers)
-    obey, finish, killed = Server._obey, Worker.finish, []
-
-    def die():
-        if not killed:
-            killed.append("ps-0")
-            kill(rehearsal, "ps-0")
-
-    def hear(server, message):
-        if isinstance(message, DigestRequest) and server._identity.task == "ps-0":
-            die()
-        else:
-            obey(server, message)
-
-    def end(worker):
-        if how == "only adds up":
-            die()  # it is asked for nothing at the end
-        finish(worker)
-
-    monkeypatch.setattr(Server, "_obey", hear)
-    monkeypatch.setattr(Worker, "finish", end)
-    outcome = rehearsal.run()
-    assert outcome.killed == ["ps-0"], outcome.story
-    outcome.check()
-    if how != "async":
-        assert outcome.status.result.digest == static_digest(spec), outcome.story
-
-
-def test_a_server_that_dies_when_the_digest_is_known_is_needed_no_more(monkeypatch):
-    rehearsal = Rehearsal(job(), workers=2, servers=1)
-    train, obey, dead = rehearsal._regression.train, Server._obey, threading.Event()
-
-    def save(worker, **how):
-        train(worker, **how)
-        if worker.is_chief:
-            kill(rehearsal, "ps-0")
-            dead.set()
-            time.sleep(0.3)  # it writes its files
-
-    def hear(server, message):
-        if server._identity.task == "ps-0" and isinstance(message, Exit):
-            assert dead.wait(20)  # it does not hear that it may go before it dies
-        return obey(server, message)
-
-    monkeypatch.setattr(Server, "_obey", hear)
-    monkeypatch.setattr(rehearsal._regression, "train", save)
-    outcome = rehearsal.run()
-    assert outcome.killed == ["ps-0"], outcome.story
-    outcome.check(expected("plain"))
-
-
-@pytest.mark.parametrize("how", ENDS)
-def test_who_writes_files_is_known_when_all_have_the_last_version(how, monkeypatch):
-    """The first worker has pushed its last gradients, and dies: another one writes them."""
-    spec = job(**ENDS[how])
-    rehearsal = Rehearsal(spec, workers=3, servers=2)
-    train, finish, chiefs = rehearsal._regression.train, Worker.finish, []
-
-    def end(worker):
-        if worker._identity.task == rehearsal._coordinator._record.plan.workers[0].task:
-            rehearsal._killed.append(worker._identity.task)
-            worker.sever()
-        finish(worker)
-
-    def save(worker, **how):
-        train(worker, **how)
-        if worker.is_chief:
-            chiefs.append(worker._identity.task)
-
-    monkeypatch.setattr(Worker, "finish", end)
-    monkeypatch.setattr(rehearsal._regression, "train", save)
-    outcome = rehearsal.run()
-    outcome.check()
-    assert len(outcome.killed) == 1, outcome.story
-    assert len(chiefs) == 1, (chiefs, outcome.story)
-    assert chiefs[0] not in outcome.killed, outcome.story
-    if how != "async":
-        assert outcome.status.result.digest == static_digest(spec), outcome.story
-
-
-def test_the_first_plan_may_be_given_up(monkeypatch):
-    make_ready = Worker._make_ready
-
-    def refuse_once(worker, message):
-        if message.plan.number == 1:
-            worker._send(Nack(plan=1, reason="not now"))
-        else:
-            make_ready(worker, message)
-
-    monkeypatch.setattr(Worker, "_make_ready", refuse_once)
-    rehearsal = Rehearsal(job(), workers=1, servers=2)
-    monkeypatch.setattr(Planner, "give_up", lambda self, reason, unfit: self.abort(self._record.pending, reason))
-    outcome = rehearsal.run()
-    assert any(line.startswith("plan 1 is given up") for line in outcome.log), outcome.log
-    assert outcome.status.state == "finished", (outcome.status.reason, outcome.log)
-    assert outcome.status.result.digest == expected("plain")
+def test_a_server_dies_as_the_job_begins(after, how, servers, tmp_path):
+    """Nothing is lost with it."""
+    Scenario(
+        dies_as_it_begins(after), workers=3, servers=servers, spec=FIRST_PLANS[how], killed=["ps-0"]
+    ).play(tmp_path)  # fmt: skip
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
 @pytest.mark.parametrize("servers", [1, 2])
-def test_a_server_dies_as_the_job_goes_on_from_a_checkpoint(after, servers, monkeypatch, tmp_path):
+def test_a_server_dies_as_the_job_goes_on_from_a_checkpoint(after, servers, tmp_path):
     """What its optimizer kept is there."""
-    spec = job(checkpoint=str(tmp_path), checkpoint_every=10)
-    undisturbed = static_digest(job())
-    Rehearsal(job(checkpoint=str(tmp_path), checkpoint_every=10, epochs=5), workers=2, servers=2).run()
-    rehearsal = Rehearsal(spec, workers=2, servers=servers)
-    dies_as_it_begins(rehearsal, monkeypatch, after)
-    outcome = rehearsal.run()
-    assert outcome.killed == ["ps-0"], outcome.log
-    assert any("goes on from its checkpoint" in line for line in outcome.log), outcome.log
-    assert outcome.status.state == "finished", outcome.log
-    assert outcome.status.result.digest == undisturbed, outcome.log
+    kept = {"checkpoint": "somewhere", "checkpoint_every": 10}
+    Rehearsal(job(**{**kept, "checkpoint": str(tmp_path)}, epochs=5), workers=2, servers=2).run()
+    Scenario(
+        dies_as_it_begins(after), servers=servers, spec=kept, killed=["ps-0"], says=["goes on from its checkpoint"]
+    ).play(tmp_path)
+
+
+def dies_unheard(moment):
+    """The digest of its blocks is asked for in vain."""
+    moment.rehearsal.kill("ps-0")
+    return True
+
+
+@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("servers", [1, 3])
+def test_a_server_dies_before_it_has_said_how_the_job_ends(how, servers, tmp_path):
+    fault = Fault(FaultPoint.MESSAGE, dies_unheard, task="ps-0", when=is_a(DigestRequest))
+    if how == "only adds up":  # it is asked for nothing at the end
+        fault = Fault(FaultPoint.FINISH, kill("ps-0"))
+    Scenario([fault], servers=servers, spec=ENDS[how], killed=["ps-0"]).play(tmp_path)
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_who_writes_files_is_known_when_all_have_the_last_version(how, tmp_path):
+    """The first worker has pushed its last gradients, and dies: another one writes them."""
+    faults = [Fault(FaultPoint.FINISH, die, task="worker-0")]
+    outcome = Scenario(faults, workers=3, spec=ENDS[how], killed=["worker-0"]).play(tmp_path)
+    assert len(outcome.chiefs) == 1, (outcome.chiefs, outcome.story)
+    assert outcome.chiefs[0] != "worker-0", outcome.story
 
 
 @pytest.mark.parametrize("how", ["none", "durable", "clipped"])
-def test_the_first_worker_dies_before_it_is_known_that_servers_have_its_weights(how, monkeypatch):
-    """As another coordinator may find it, to whom nobody has said so yet."""
-    spec = job(**FIRST_PLANS[how])
-    rehearsal = Rehearsal(spec, workers=3, servers=2)
-    begin_step, begun, unknown = rehearsal._begin_step, Record.servers_have_begun, []
-
-    def dies(task, version):
-        if task == "worker-0" and version == 3 and not rehearsal._killed:
-            kill(rehearsal, "worker-0")
-        begin_step(task, version)
-
-    def have_begun(record):
-        if not unknown and "worker-0" in rehearsal._killed:
-            unknown.append(record)
-            return False
-        return begun(record)
-
-    def is_first(takeovers, member):
-        return not takeovers._record.servers_have_begun()
-
-    monkeypatch.setattr(rehearsal, "_begin_step", dies)
-    monkeypatch.setattr(Record, "servers_have_begun", have_begun)
-    monkeypatch.setattr(Takeovers, "_is_before_first_weights", is_first)
-    outcome = rehearsal.run()
-    assert unknown
-    outcome.check(static_digest(spec))
+def test_the_first_worker_dies_before_it_is_known_that_servers_have_its_weights(how, tmp_path):
+    """Nothing that must arrive has come from the others since the plan has taken effect: their connections hang."""
+    others = ("worker-1", "worker-2", "ps-0", "ps-1")
+    faults = [
+        Fault(FaultPoint.PLAN_COMMITTED, flag("silent")),
+        Fault(
+            FaultPoint.COORDINATOR_MESSAGE, drop, after="silent", until="given up", always=True,
+            when=lambda moment: moment.subject != "worker-0" and counts(moment.about[1]),
+        ),
+        Fault("version", kill("worker-0"), task="worker-0", when=subject_is(3)),
+        Fault(
+            FaultPoint.TICK, [flag("given up"), disconnect(*others)], when=says("the job goes back to its beginning")
+        ),
+    ]  # fmt: skip
+    Scenario(faults, workers=3, spec=FIRST_PLANS[how], killed=["worker-0"]).play(tmp_path)
 
 
-def test_nobody_has_what_the_first_worker_has_not_sent(monkeypatch):
-    rehearsal = Rehearsal(job(), workers=3, servers=2)
-    begin = Worker._send_first_weights
+@pytest.mark.parametrize("milliseconds", [0, 1, 2, 4, 6, 8])
+def test_the_only_server_dies_when_it_has_said_which_plan_comes(milliseconds, tmp_path):
+    def soon(moment):
+        threading.Timer(milliseconds / 1e3, moment.rehearsal.happen, (Event(0, kill="ps"),)).start()
 
-    def dies(worker, *rest):
-        if not rehearsal._killed:
-            kill(rehearsal, worker._identity.task)
-        begin(worker, *rest)
-
-    monkeypatch.setattr(Worker, "_send_first_weights", dies)
-    outcome = rehearsal.run()
-    assert any("the job goes back to its beginning" in line for line in outcome.log), outcome.story
-    outcome.check(expected("plain"))
+    Scenario(
+        [Fault(FaultPoint.STAMPED, soon, task="ps-0")], workers=3, servers=1, events=[Event(20, workers=1)],
+        killed=["ps-0"],
+    ).play(tmp_path)  # fmt: skip
 
 
-def unreachable(monkeypatch, task):
-    """Have no connection to a server be opened again."""
-    again = ServerConnections.again
-
-    def hardly(dialer, member, *rest):
-        if member.task != task:
-            again(dialer, member, *rest)
-
-    monkeypatch.setattr(ServerConnections, "again", hardly)
-    monkeypatch.setattr("pslite.server._BROKEN_SECONDS", 0.1)
-
-
-def test_a_worker_that_cannot_reach_a_server_any_more_is_done_without(monkeypatch):
-    unreachable(monkeypatch, "ps-0")
-    rehearsal = Rehearsal(job(), workers=3, servers=2)
-    begin_step = rehearsal._begin_step
-
-    def cut(task, version):
-        begin_step(task, version)
-        if task == "worker-1" and version == 20:
-            cut_off([rehearsal._members[task]._links["ps-0"].sock])
-
-    monkeypatch.setattr(rehearsal, "_begin_step", cut)
-    outcome = rehearsal.run()
-    assert any("worker-1" in line and "cannot reach ps-0" in line for line in outcome.log), outcome.log
-    assert outcome.status.state == "finished", outcome.log
-    assert outcome.status.result.digest == expected("plain"), outcome.log
-    assert {line.split(":")[0] for line in outcome.surprises} <= {"worker-1"}, outcome.surprises
+@pytest.mark.parametrize("role", ["ps", "worker"])
+def test_a_newcomer_that_loses_its_connection_for_a_moment_is_waited_for(role, tmp_path):
+    """It is there, and its line breaks just as nobody else is left of its role."""
+    goes_back, newcomer = says("the job goes back"), re.compile(rf"{role}-1 .*has joined")
+    faults = [
+        Fault("version", kill(f"{role}-0"), when=subject_is(20)),
+        Fault(
+            FaultPoint.TICK, disconnect(f"{role}-1"),
+            when=lambda moment: goes_back(moment) and any(map(newcomer.match, moment.rehearsal.log)),
+        ),
+    ]  # fmt: skip
+    Scenario(faults, workers=1, servers=1, how=LASTING, killed=[f"{role}-0"]).play(tmp_path)
 
 
-def dies_before_it_answers_all(rehearsal, monkeypatch):
-    """Have ps-1 die when all workers but the last have version 20 of a block; that one's task is in the list then."""
-    send, behind = Server._send_weights, []
+@pytest.mark.parametrize("role", ["ps", "worker"])
+def test_the_first_plan_waits_for_who_loses_its_connection_for_a_moment(role, tmp_path):
+    """The other one of its role dies at the same time: it is not the last one, and what it trains is known."""
 
-    def die(server, link, header, *rest):
-        last = server._stages[header.plan].plan.workers[-1].task
-        if server._identity.task == "ps-1" and header.version == 20 and link.task == last and not behind:
-            for other in server._links.values():
-                other.flush()
-            behind.append(last)
-            kill(rehearsal, "ps-1")
-        send(server, link, header, *rest)
+    def all_are_there(moment):
+        return sum("has joined" in line for line in moment.rehearsal.log) == 4
 
-    monkeypatch.setattr(Server, "_send_weights", die)
-    return behind
+    def both(moment):
+        kill(f"{role}-0")(moment)
+        flag("dead")(moment)
 
-
-def test_who_is_behind_is_sent_what_was_lost_before_it_knew_whose_it_is(monkeypatch):
-    """A server dies that has answered the other worker; the answer of who takes its place is lost with a connection."""
-    rehearsal = Rehearsal(job(durability="durable"), workers=2, servers=3)
-    take_on, hear, resume = Server._take_on, Worker._hear, Worker._resume
-    behind, reopened = dies_before_it_answers_all(rehearsal, monkeypatch), threading.Event()
-
-    def lose(server, holding, *rest):
-        if behind and not reopened.is_set():
-            cut_off([link.sock for link in server._links.values() if link.task in behind])
-        take_on(server, holding, *rest)
-
-    def again(worker, server):
-        resume(worker, server)
-        if worker._identity.task in behind and worker.version == 19:
-            reopened.set()
-
-    def late(worker, message):
-        if isinstance(message, Promote) and worker._identity.task in behind:
-            reopened.wait(5.0)
-        hear(worker, message)
-
-    monkeypatch.setattr(Server, "_take_on", lose)
-    monkeypatch.setattr(Worker, "_resume", again)
-    monkeypatch.setattr(Worker, "_hear", late)
-    outcome = rehearsal.run()
-    assert reopened.is_set(), outcome.story
-    outcome.check()
-
-
-def lose_the_line_of(rehearsal, task):
-    """Have its control connection break as the coordinator sees it; the member comes back by itself."""
-    coordinator = rehearsal._coordinator
-    for connection in [each for each in coordinator._connections if each.hello.task == task and each.member]:
-        coordinator._disconnect(connection, "")
-
-
-def lasting(**how):
-    """A job whose members come back, as one whose coordinator keeps a log has them: within half a second."""
-    rehearsal = Rehearsal(job(), settings=replace(QUICK, verdict=5.0), **how)
-    rehearsal._mortal = True
-    return rehearsal
+    given_up = says("it is in no plan")
+    faults = [
+        Fault(FaultPoint.CONSIDER_PLAN, both, when=all_are_there),
+        Fault(FaultPoint.CONSIDER_PLAN, drop, when=lambda moment: not given_up(moment), always=True),
+        # until it is given up
+        Fault(
+            FaultPoint.TICK, disconnect(f"{role}-1", f"{role}-2"), after="dead", always=True,
+            when=lambda moment: not given_up(moment),
+        ),
+    ]  # fmt: skip
+    Scenario(faults, how=LASTING, killed=[f"{role}-0"]).play(tmp_path)
 
 
 class _Held:
@@ -630,395 +445,314 @@ class _Held:
         return self.sock.recv_into(view)
 
 
-def test_weights_that_are_half_here_do_not_come_into_what_another_server_has_sent_since(monkeypatch):
+def test_weights_that_are_half_here_do_not_come_into_what_another_server_has_sent_since(monkeypatch, tmp_path):
     """The leaving server is slow; the one that has its blocks now is asked again, for the connection to it broke."""
     monkeypatch.setenv("DL2_TRANSPORT", "tcp")
-    rehearsal = Rehearsal(job(), workers=2, servers=2, events=[Event(20, servers=1)])
-    payload, have, hear, held, done = Worker.payload, Worker._have, Worker._hear, [], threading.Event()
-
-    def hold(worker, link, header):
-        view = payload(worker, link, header)
-        first = 20 < header.version == header.first
-        if first and link.task == "ps-1" and worker._identity.task == "worker-1" and not held:
-            link.sock = _Held(link.sock)
-            held.extend((link, header))
-            cut_off([worker._links["ps-0"].sock])
-        return view
-
-    def release(worker, block):
-        have(worker, block)
-        if held and worker is rehearsal._members["worker-1"] and not done.is_set():
-            link, header = held
-            if (block, worker._awaited) == (header.block, header.version + 2):
-                link.sock.released = True
-                with contextlib.suppress(PeerLost):  # the server may have left
-                    link.receive(worker)
-                done.set()
-
-    def outlast(worker, message):
-        if held and isinstance(message, PlanDone) and worker is rehearsal._members["worker-1"]:
-            assert done.wait(10.0)
-        hear(worker, message)
-
-    monkeypatch.setattr(Worker, "payload", hold)
-    monkeypatch.setattr(Worker, "_have", release)
-    monkeypatch.setattr(Worker, "_hear", outlast)
-    outcome = rehearsal.run()
-    assert done.is_set(), outcome.story
-    outcome.check(expected("plain"))
-
-
-@pytest.mark.parametrize("role", ["ps", "worker"])
-def test_a_newcomer_that_loses_its_connection_for_a_moment_is_waited_for(role, monkeypatch):
-    """It is there, and its line breaks just as nobody else is left of its role."""
-    rehearsal = lasting(workers=1, servers=1)
-    begin_step, check, cuts = rehearsal._begin_step, Rollback.check, []
-
-    def die(task, version):
-        begin_step(task, version)
-        if version == 20 and not rehearsal._killed:
-            kill(rehearsal, f"{role}-0")
-
-    def cut_and_check(rollback, now):
-        record = rehearsal._coordinator._record
-        if record.rollbacks and not cuts and f"{role}-1" in record.joined(role):
-            cuts.append(f"{role}-1")
-            lose_the_line_of(rehearsal, f"{role}-1")
-        check(rollback, now)
-
-    monkeypatch.setattr(rehearsal, "_begin_step", die)
-    monkeypatch.setattr(Rollback, "check", cut_and_check)
-    outcome = rehearsal.run()
-    assert cuts == [f"{role}-1"], outcome.story
-    outcome.check(expected("plain"))
-
-
-@pytest.mark.parametrize("role", ["ps", "worker"])
-def test_the_first_plan_waits_for_who_loses_its_connection_for_a_moment(role, monkeypatch):
-    """The other one of its role dies at the same time: it is not the last one, and what it trains is known."""
-    rehearsal = lasting(workers=2, servers=2)
-    consider, lose = Planner.consider, Losses.lose
-
-    def consider_late(planner, now):
-        record = rehearsal._coordinator._record
-        if not rehearsal._killed and len(record.joined("worker")) == len(record.joined("ps")) == 2:
-            kill(rehearsal, f"{role}-0")
-        if record.members.get(f"{role}-0") and record.members[f"{role}-0"].state == "left":
-            consider(planner, now)
-
-    def lose_and_cut(losses, member, *rest, **how):
-        lose_the_line_of(rehearsal, f"{role}-1")
-        lose_the_line_of(rehearsal, f"{role}-2")
-        lose(losses, member, *rest, **how)
-
-    monkeypatch.setattr(Planner, "consider", consider_late)
-    monkeypatch.setattr(Losses, "lose", lose_and_cut)
-    outcome = rehearsal.run()
-    assert outcome.killed == [f"{role}-0"], outcome.story
-    outcome.check()
-
-
-def test_who_said_something_before_it_looked_for_another_coordinator_may_come_back(monkeypatch):
-    """The coordinator has stood still: what it reads next was said before members noticed."""
-    rehearsal = lasting(workers=2, servers=1)
-    rehearsal._settings = replace(rehearsal._settings, lease=2.0, verdict=0.0)
-    begin_step, tick, hear = rehearsal._begin_step, Coordinator._tick, Losses.hear
-    happened = []
-
-    def stand_still_at_20(task, version):
-        begin_step(task, version)
-        if version == 20 and not happened:
-            happened.append("stands still")
-
-    def tick_late(coordinator):
-        if happened == ["stands still"]:
-            coordinator._ticked -= 1.0
-            tick(coordinator)
-            happened.append("lenient")
-        tick(coordinator)
-        if happened[-1:] == ["heard"]:
-            lose_the_line_of(rehearsal, "worker-1")
-            happened.append("lost")
-
-    def note(losses, member):
-        hear(losses, member)
-        if happened[-1:] == ["lenient"] and member.task == "worker-1":
-            happened.append("heard")
-
-    monkeypatch.setattr(rehearsal, "_begin_step", stand_still_at_20)
-    monkeypatch.setattr(Coordinator, "_tick", tick_late)
-    monkeypatch.setattr(Losses, "hear", note)
-    outcome = rehearsal.run()
-    assert happened[-1:] == ["lost"], outcome.story
-    outcome.check()
-
-
-def test_a_barrier_waits_for_who_loses_its_connection_for_a_moment(monkeypatch):
-    rehearsal = lasting(workers=2, servers=1)
-    begin_step, meet, lost = rehearsal._begin_step, Admission.open_barrier, threading.Event()
-
-    def meet_at_20(task, version):
-        begin_step(task, version)
-        if version == 20:
-            assert task == "worker-0" or lost.wait(10.0)
-            rehearsal._members[task].barrier()
-
-    def lose(admission):
-        members = rehearsal._coordinator._record.members
-        if not lost.is_set() and "worker-0" in members and members["worker-0"].at_barrier:
-            lose_the_line_of(rehearsal, "worker-1")
-            meet(admission)
-            lost.set()
-        meet(admission)
-
-    monkeypatch.setattr(rehearsal, "_begin_step", meet_at_20)
-    monkeypatch.setattr(Admission, "open_barrier", lose)
-    outcome = rehearsal.run()
-    assert lost.is_set(), outcome.story
-    outcome.check()
-
-
-def test_nothing_comes_from_a_server_that_is_given_up_and_lives(monkeypatch):
-    """A connection to it is opened again just as it is known to be given up."""
-    rehearsal = Rehearsal(job(durability="durable"), workers=2, servers=3)
-    read, receive, hand_in, follow = Server._read_control, Link.receive, Worker._hand_in, Worker._follow
-    cuts, held = [], []
-
-    def cut(link, receiver):
-        mine = isinstance(receiver, Server) and receiver._identity.task == "ps-1" and link.task == "worker-1"
-        if mine and receiver._version >= 20 and not cuts:
-            cuts.append(receiver)
-            cut_off([link.sock])
-        return receive(link, receiver)
-
-    def hold(worker, result):
-        if isinstance(result, Link) and cuts and not held and result.task == "ps-1":
-            held.append(result)
-            cut_off([cuts[0]._control._line.channel.sock])
-        else:
-            hand_in(worker, result)
-
-    def deaf(server):
-        if server not in cuts or not held:
-            read(server)
-        elif rehearsal.over:
-            server.sever()
-            read(server)
-
-    def then(worker, message):
-        follow(worker, message)
-        if worker._identity.task == "worker-1":
-            hand_in(worker, held[0])
-
-    monkeypatch.setattr(Server, "_read_control", deaf)
-    monkeypatch.setattr(Link, "receive", cut)
-    monkeypatch.setattr(Worker, "_hand_in", hold)
-    monkeypatch.setattr(Worker, "_follow", then)
-    outcome = rehearsal.run()
-    assert held, outcome.story
-    assert outcome.status.state == "finished", outcome.story
-
-
-def test_a_server_that_another_one_cannot_reach_any_more_is_done_without(monkeypatch):
-    monkeypatch.setattr("pslite.server._BROKEN_SECONDS", 0.1)
-    rehearsal = Rehearsal(job(durability="durable"), workers=2, servers=3)
-    begin_step, cut = rehearsal._begin_step, []
-
-    def cut_one(task, version):
-        begin_step(task, version)
-        if version == 20 and not cut:
-            cut.extend(list(rehearsal._members["ps-0"]._peers.values())[:1])
-            cut_off([cut[0].sock])
-
-    monkeypatch.setattr(rehearsal, "_begin_step", cut_one)
-    outcome = rehearsal.run()
-    assert any("cannot reach ps-" in line for line in outcome.log), outcome.log
-    assert outcome.status.state == "finished", outcome.log
-    assert outcome.status.result.digest == expected("plain"), outcome.log
-
-
-@pytest.mark.parametrize("milliseconds", [0, 1, 2, 4, 6, 8])
-def test_the_only_server_dies_when_it_has_said_which_plan_comes(milliseconds, monkeypatch):
-    stamp_from = Server._stamp_from
-    events = [Event(20, workers=1)]
-    rehearsal = Rehearsal(job(), workers=3, servers=1, events=events)
-
-    def stamp(server, first):
-        stamp_from(server, first)
-        if server._identity.task == "ps-0":
-            threading.Timer(milliseconds / 1e3, rehearsal._happen, (Event(0, kill="ps"),)).start()
-
-    monkeypatch.setattr(Server, "_stamp_from", stamp)
-    outcome = rehearsal.run()
-    assert outcome.killed == ["ps-0"], outcome.log
-    outcome.check()
-
-
-def test_a_dead_workers_part_is_done_whatever_becomes_of_a_server_that_leaves(monkeypatch):
-    """It is to hear of the death, and says nothing more; meanwhile the plan that goes on without it is done."""
-    enter, obey = Worker._enter, Server._obey
-    rehearsal = Rehearsal(job(), workers=3, servers=2, events=[Event(10, servers=1, oldest=True)])
-
-    def die(member):
-        rehearsal._killed.append(member._identity.task)
-        member.sever()
-
-    def enter_and_die(worker, stage, version):
-        if stage.plan.number == 2 and worker._identity.task == "worker-2":
-            die(worker)
-        enter(worker, stage, version)
-
-    def hear_nothing(server, message):
-        if server._identity.task == "ps-0" and isinstance(message, Exit):
-            die(server)
-        if server._identity.task != "ps-0" or not isinstance(message, TakeOver):
-            obey(server, message)
-
-    monkeypatch.setattr(Worker, "_enter", enter_and_die)
-    monkeypatch.setattr(Server, "_obey", hear_nothing)
-    outcome = rehearsal.run()
-    assert sorted(outcome.killed) == ["ps-0", "worker-2"], outcome.log
-    outcome.check(expected("plain"))
-
-
-def test_connections_for_the_next_plan_outlast_the_end_of_the_one_before(monkeypatch):
-    """Members hear at different times that a plan is done, and one is in the next already."""
-    hear, read_control = Worker._hear, Server._read_control
-
-    class Slow(ServerConnections):
-        def reach(self, *whom):
-            super().reach(*whom)
-            time.sleep(0.15)
-
-    def late(worker, message):
-        if isinstance(message, PlanDone):
-            threading.Timer(0.05, hear, (worker, message)).start()
-        else:
-            hear(worker, message)
-
-    def seldom(server):
-        if server._identity.task != "ps-0" or time.monotonic() - server._looked > 0.1:
-            read_control(server)
-
-    monkeypatch.setattr("pslite.worker.ServerConnections", Slow)
-    monkeypatch.setattr(Worker, "_hear", late)
-    monkeypatch.setattr(Server, "_read_control", seldom)
-    events = [Event(0, workers=3, servers=2), Event(1, servers=3)]
-    rehearsal = Rehearsal(job(epochs=30), workers=2, servers=1, events=events, step_seconds=0.01)
-    outcome = rehearsal.run()
-    outcome.check()
-
-
-def test_two_plans_that_are_made_ready_at_a_time_share_connections_and_the_first_is_passed_over(monkeypatch):
-    """A plan is given up while a server and a worker make it ready; the next one adds the same server."""
-    server_ready, worker_ready, obey, hear = Server._make_ready, Worker._make_ready, Server._obey, Worker._hear
-    opened, given_up, committed = threading.Event(), threading.Event(), threading.Event()
-    here, threads, stale = threading.local(), [], []
-
-    class Late(_Stage):
-        def __init__(self, *of):
-            super().__init__(*of)
-            if here.late:
-                opened.set()
-                committed.wait(20)
-
-    def server_prepares(server, message, *rest):
-        here.late = message.plan.number == 2 and server._identity.task == "ps-0"
-        if here.late:
-            threads.append(threading.current_thread())
-        server_ready(server, message, *rest)
-
-    def worker_prepares(worker, message):
-        if message.plan.number == 2 and worker._identity.task == "worker-0":
-            opened.wait(20)
-            worker._send(Nack(plan=2, reason="not now"))
-            given_up.wait(20)
-        worker_ready(worker, message)
-
-    def obeys(server, message):
-        obey(server, message)
-        if server._identity.task == "ps-0" and isinstance(message, Commit):
-            committed.set()
-            threads[0].join()
-            server._take_prepared()  # before anything moves
-
-    def hears(worker, message):
-        hear(worker, message)
-        if worker._identity.task == "worker-0" and isinstance(message, Abort):
-            given_up.set()
-
-    def watch(kind, name):
-        take = getattr(kind, name)
-
-        def taking(member):
-            take(member)
-            if {2, 3} <= member._stages.keys():
-                stale.append(member._identity.task)
-
-        monkeypatch.setattr(kind, name, taking)
-
-    monkeypatch.setattr("pslite.server._Stage", Late)
-    monkeypatch.setattr(Server, "_make_ready", server_prepares)
-    monkeypatch.setattr(Worker, "_make_ready", worker_prepares)
-    monkeypatch.setattr(Server, "_obey", obeys)
-    monkeypatch.setattr(Worker, "_hear", hears)
-    watch(Server, "_take_prepared")
-    watch(Worker, "_take_staged")
-    rehearsal = Rehearsal(job(), workers=2, servers=1, events=[Event(5, servers=2)])
-    begin_step = rehearsal._begin_step
-
-    def begins_step(task, version):
-        begin_step(task, version)
-        if version == 9:
-            committed.wait(20)
-
-    monkeypatch.setattr(rehearsal, "_begin_step", begins_step)
-    outcome = rehearsal.run()
-    assert any(line.startswith("plan 3 done") for line in outcome.log), outcome.log
-    outcome.check(expected("plain"))
-    assert not stale
-
-
-def test_a_backup_that_leaves_need_not_acknowledge_what_the_next_one_has(monkeypatch):
-    told, may_plant, lost = Guards.told, Guards.may_plant, []
-
-    def late(guards):
-        return may_plant.fget(guards) and (bool(lost) or all(holding.plan == 1 for holding, _ in guards._due))
-
-    def lose(guards, link, header):
-        if link.task == "ps-2" and header.plan == 2:
-            lost.append(header)  # it has gone with the plan before
-            return None
-        return told(guards, link, header)
-
-    monkeypatch.setattr(Guards, "told", lose)
-    # who comes in its place is sent the state later than it a sum
-    monkeypatch.setattr(Guards, "may_plant", property(late))
-    outcome = Rehearsal(job(durability="durable"), workers=2, servers=3, events=[Event(10, servers=2)]).run()
-    assert lost, outcome.log
-    outcome.check()
-
-
-def test_a_plan_is_done_although_a_backup_to_come_is_gone(monkeypatch):
+    held = []
+
+    def hold(moment):
+        moment.subject.sock = _Held(moment.subject.sock)
+        held.extend(moment.about)
+
+    def release(moment):
+        link, _ = held
+        link.sock.released = True
+        with contextlib.suppress(PeerLost):  # the server may have left
+            link.receive(moment.rehearsal.members["worker-1"])
+
+    faults = [
+        Fault(
+            FaultPoint.PAYLOAD, [hold, break_connection("ps-0"), flag("held")], task="worker-1",
+            when=lambda moment: 20 < moment.header.version == moment.header.first and moment.subject.task == "ps-1",
+        ),
+        Fault(
+            FaultPoint.WEIGHTS_HERE, [release, flag("done")], task="worker-1", after="held",
+            when=lambda moment: moment.about == (held[1].block, held[1].version + 2),
+        ),
+        Fault(FaultPoint.MESSAGE, wait("done", 10.0), task="worker-1", when=is_a(PlanDone), after="held"),
+    ]  # fmt: skip
+    Scenario(faults, events=[Event(20, servers=1)]).play(tmp_path)
+
+
+def test_a_plan_is_done_although_a_backup_to_come_is_gone(tmp_path):
     """The state that was to be sent to it last of all is not, and nobody acknowledges anything."""
-    plant, may_plant, gone, begun = Guards.plant, Guards.may_plant, [], []
+    begun = []
 
-    def late(guards):
-        if any(holding.plan == 2 for holding, _ in guards._due):
-            begun.append(time.monotonic())
-            return time.monotonic() - begun[0] > 0.3
-        return may_plant.fget(guards)
+    def late(_):
+        begun.append(time.monotonic())
+        return time.monotonic() - begun[0] <= 0.3
 
-    def plant_if_there(guards, holding, task):
-        if holding.plan == 2:
-            gone.append(task)
-            return
-        plant(guards, holding, task)
+    faults = [
+        Fault(FaultPoint.REPLICA_DUE, late, when=subject_is(2), always=True),
+        Fault(FaultPoint.SEND_REPLICA, drop, when=subject_is(2), always=True),
+    ]
+    Scenario(
+        faults, servers=1, events=[Event(10, servers=2)], spec={**DURABLE, "epochs": 60}, how={"step_seconds": 0.004},
+        says=["^plan 2 done"],
+    ).play(tmp_path)  # fmt: skip
 
-    monkeypatch.setattr(Guards, "may_plant", property(late))
-    monkeypatch.setattr(Guards, "plant", plant_if_there)
-    spec = job(durability="durable", epochs=60)
-    outcome = Rehearsal(spec, workers=2, servers=1, events=[Event(10, servers=2)], step_seconds=0.004).run()
-    assert gone
-    assert any(line.startswith("plan 2 done") for line in outcome.log), outcome.log
-    assert outcome.status.state == "finished", outcome.log
+
+def last_is_behind(moment):
+    """Whether the last worker of the plan is sent version 20 of a block by ps-1."""
+    return moment.header.version == 20 and moment.subject.task == moment.rehearsal.plan.workers[-1].task
+
+
+def flush_and_die(moment):
+    for link in moment.rehearsal.connections["ps-1"]:
+        if link.open:
+            link.flush()
+    moment.rehearsal.kill("ps-1")
+
+
+def break_connections_to_the_last_worker(moment):
+    last = moment.rehearsal.plan.workers[-1].task
+    cut_off([link.sock for link in moment.rehearsal.connections[moment.task] if link.task == last and link.open])
+
+
+def is_behind(moment):
+    worker = moment.rehearsal.plan.workers[-1].task
+    return moment.task == worker and moment.rehearsal.members[worker].version == 19
+
+
+def seldom():
+    """At most every tenth of a second."""
+    looked = [0.0]
+
+    def may_not(_):
+        now = time.monotonic()
+        if now - looked[0] <= 0.1:
+            return True
+        looked[0] = now
+        return False
+
+    return may_not
+
+
+def no_link_but_one(moment):
+    """Break the connection of ps-0 to one other server."""
+    cut_off([next(link for (task, _), link in moment.rehearsal.opened.items() if task == "ps-0").sock])
+
+
+def goes_when_the_job_is_over(moment):
+    """Hear nothing of the coordinator until then."""
+    if moment.rehearsal.over:
+        moment.rehearsal.members[moment.task].sever()
+    return not moment.rehearsal.over
+
+
+SCENARIOS = {
+    "a block whose owner and replica die together goes back to the checkpoint": Scenario(
+        [Fault("version", kill("ps-0", "ps-1"), when=subject_is(25))],
+        servers=3,
+        spec={**DURABLE, "checkpoint": "kept", "checkpoint_every": 10, "resume": False},
+        killed=["ps-0", "ps-1"],
+        says=["goes back to its checkpoint of version [12]0", "goes on from its checkpoint of version [12]0"],
+    ),
+    # the worker that was to stay dies; the other one is left behind
+    "who was to leave is let go where the job goes back": Scenario(
+        [Fault(FaultPoint.PLAN_COMMITTED, kill("worker-0"), when=plan_is(2))],
+        events=[Event(10, workers=1)],
+        killed=["worker-0"],
+        left=["worker-1"],
+    ),
+    # it died with the coordinator, whose follower gives it its lease; somebody else has its port, and refuses them
+    "newcomers are not blamed for a server that nobody knows to be dead": Scenario(
+        [
+            Fault("version", [kill("ps-0"), flag("dead")], when=subject_is(20)),
+            Fault(
+                FaultPoint.CONNECT, fail(Unreachable("ps-0", "wrong token")), after="dead", always=True,
+                when=lambda moment: moment.subject.task == "ps-0",
+            ),
+        ],
+        workers=1,
+        servers=1,
+        events=[Event(20, kill="coordinator"), Event(20, workers=3, delay=0.1)],
+        how={"settings": BRIEF},
+        killed=["ps-0"],
+        says=["wrong token"],
+    ),
+    "who wakes late knows of a plan before its frames": Scenario(
+        [
+            Fault(FaultPoint.CONNECTED, sleep(0.05), task="worker-1", always=True),
+            Fault(FaultPoint.CONNECTION_OPENED, flag("connected"), task="worker-1"),
+            # the connection is there, the plan is not
+            Fault(FaultPoint.WAIT, sleep(0.3), task="worker-1", after="connected", until="staged", always=True),
+            Fault(FaultPoint.PLAN_STAGED, flag("staged"), task="worker-1"),
+        ],
+        workers=3,
+        servers=1,
+        spec={"epochs": 2},
+    ),
+    "a server that dies when the digest is known is needed no more": Scenario(
+        [
+            # it does not hear that it may go before it dies
+            Fault(FaultPoint.MESSAGE, wait("dead"), task="ps-0", when=is_a(Exit)),
+            # while it writes its files
+            Fault("script ended", [kill("ps-0"), flag("dead"), sleep(0.3)], when=lambda moment: moment.subject),
+        ],
+        servers=1,
+        killed=["ps-0"],
+    ),
+    "the first plan may be given up": Scenario(
+        [Fault(FaultPoint.PREPARE, fail(UsageError("not now")), task="worker-1", when=plan_is(1))],
+        says=["^plan 1 is given up.*not now"],
+        fails=["worker-1"],
+    ),
+    "nobody has what the first worker has not sent": Scenario(
+        [Fault(FaultPoint.FIRST_WEIGHTS, kill())],
+        workers=3,
+        killed=["worker-0"],
+        says=["the job goes back to its beginning"],
+    ),
+    "a worker that cannot reach a server any more is done without": Scenario(
+        [
+            Fault(FaultPoint.RECONNECT, drop, always=True, when=lambda moment: moment.subject.task == "ps-0"),
+            Fault("version", break_connection("ps-0"), task="worker-1", when=subject_is(20)),
+        ],
+        workers=3,
+        says=["worker-1.*cannot reach ps-0"],
+        fails=["worker-1"],
+    ),
+    "a server that another one cannot reach any more is done without": Scenario(
+        [Fault("version", no_link_but_one, when=subject_is(20))],
+        servers=3,
+        spec=DURABLE,
+        says=["cannot reach ps-"],
+        fails=["ps-0", "ps-1", "ps-2"],
+    ),
+    # a server dies that has answered the other worker; the answer of who takes its place is lost with a connection
+    "who is behind is sent what was lost before it knew whose it is": Scenario(
+        [
+            Fault(FaultPoint.SEND_WEIGHTS, [flush_and_die, flag("behind")], task="ps-1", when=last_is_behind),
+            Fault(
+                FaultPoint.TAKE_BLOCK, break_connections_to_the_last_worker, after="behind", until="reopened",
+                always=True,
+            ),
+            Fault(FaultPoint.RESUMED, flag("reopened"), after="behind", when=is_behind),
+            Fault(
+                FaultPoint.MESSAGE, wait("reopened", 5.0), after="behind",
+                when=lambda moment: is_a(Promote)(moment) and is_behind(moment),
+            ),
+        ],
+        servers=3,
+        spec=DURABLE,
+        killed=["ps-1"],
+    ),
+    # the coordinator has stood still: what it reads next was said before members noticed
+    "who said something before it looked for another coordinator may come back": Scenario(
+        [
+            Fault("version", flag("stands still"), when=subject_is(20)),
+            Fault(FaultPoint.TICK, disconnect("worker-1"), after="heard"),
+            Fault(FaultPoint.TICK, [sleep(0.6), flag("lenient")], after="stands still"),
+            Fault(
+                FaultPoint.COORDINATOR_MESSAGE, flag("heard"), after="lenient",
+                when=lambda moment: moment.subject == "worker-1",
+            ),
+        ],
+        servers=1,
+        how={**LASTING, "settings": replace(QUICK, lease=2.0, verdict=0.0)},
+    ),
+    "a barrier waits for who loses its connection for a moment": Scenario(
+        [
+            Fault("version", wait("lost", 10.0), task="worker-1", when=subject_is(20)),
+            Fault(
+                "version", lambda moment: moment.rehearsal.members[moment.task].barrier(), when=subject_is(20),
+                always=True,
+            ),
+            Fault(
+                FaultPoint.COORDINATOR_MESSAGE, flag("at the barrier"),
+                when=lambda moment: isinstance(moment.about[1], AtBarrier),
+            ),
+            Fault(FaultPoint.TICK, flag("lost"), after="breaks"),
+            Fault(FaultPoint.TICK, [disconnect("worker-1"), flag("breaks")], after="at the barrier"),
+        ],
+        servers=1,
+        how=LASTING,
+    ),
+    # a connection to it is opened again just as it is known to be given up
+    "nothing comes from a server that is given up and lives": Scenario(
+        [
+            Fault(
+                FaultPoint.FRAME, [break_this_connection, flag("broken")], task="ps-1",
+                when=lambda moment: moment.subject.task == "worker-1" and moment.header.version >= 20,
+            ),
+            Fault(
+                FaultPoint.CONNECTED, [flag("held"), wait("followed")], task="worker-1", after="broken",
+                when=lambda moment: moment.subject.task == "ps-1",
+            ),
+            Fault(FaultPoint.TICK, disconnect("ps-1"), after="held"),
+            Fault(FaultPoint.READ_CONTROL, goes_when_the_job_is_over, task="ps-1", after="held", always=True),
+            Fault(FaultPoint.OWNERS_CHANGED, flag("followed"), task="worker-1"),
+        ],
+        servers=3,
+        spec=DURABLE,
+        fails=["ps-1"],
+    ),
+    # it is to hear of the death, and says nothing more; meanwhile the plan that goes on without it is done
+    "a dead worker's part is done whatever becomes of a server that leaves": Scenario(
+        [
+            Fault(FaultPoint.ENTER_PLAN, die, task="worker-2", when=plan_is(2)),
+            Fault(FaultPoint.MESSAGE, die, task="ps-0", when=is_a(Exit)),
+            Fault(FaultPoint.MESSAGE, drop, task="ps-0", when=is_a(TakeOver), always=True),
+        ],
+        workers=3,
+        events=[Event(10, servers=1, oldest=True)],
+        killed=["ps-0", "worker-2"],
+    ),
+    # members hear at different times that a plan is done, and one is in the next already
+    "connections for the next plan outlast the end of the one before": Scenario(
+        [
+            Fault(FaultPoint.CONNECTED, sleep(0.15), when=lambda moment: "worker" in moment.task, always=True),
+            Fault(
+                FaultPoint.MESSAGE, sleep(0.05), always=True,
+                when=lambda moment: is_a(PlanDone)(moment) and "worker" in moment.task,
+            ),
+            Fault(FaultPoint.READ_CONTROL, seldom(), task="ps-0", always=True),
+        ],
+        servers=1,
+        events=[Event(0, workers=3, servers=2), Event(1, servers=3)],
+        spec={"epochs": 30},
+        how={"step_seconds": 0.01},
+    ),
+    # who comes in its place is sent the state later than it a sum
+    "a backup that leaves need not acknowledge what the next one has": Scenario(
+        [
+            Fault(
+                FaultPoint.FRAME, lambda moment: flag("gone")(moment) or True, always=True,
+                when=lambda moment: moment.header.kind == REPLICATED and moment.subject.task == "ps-2"
+                and moment.header.plan == 2,
+            ),
+            Fault(FaultPoint.REPLICA_DUE, drop, until="gone", always=True, when=subject_is(2)),
+        ],
+        servers=3,
+        events=[Event(10, servers=2)],
+        spec=DURABLE,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SCENARIOS)
+def test_a_scenario(what, tmp_path, monkeypatch):
+    monkeypatch.setattr("pslite.server._BROKEN_SECONDS", 0.1)
+    SCENARIOS[what].play(tmp_path)
+
+
+def test_two_plans_that_are_made_ready_at_a_time_share_connections_and_the_first_is_passed_over(tmp_path):
+    """A plan is given up while a server and a worker make it ready; the next one adds the same server."""
+    late, staged = [], []
+    faults = [
+        # ps-0 and worker-0 are not ready when worker-1 will not take part
+        Fault(
+            FaultPoint.PREPARED, [lambda _: late.append(threading.current_thread()), flag("opened"), wait("committed")],
+            task="ps-0", when=plan_is(2),
+        ),
+        Fault(FaultPoint.PREPARE, [wait("opened"), wait("given up")], task="worker-0", when=plan_is(2)),
+        Fault(FaultPoint.PREPARE, [wait("opened"), fail(UsageError("not now"))], task="worker-1", when=plan_is(2)),
+        Fault(FaultPoint.MESSAGE, flag("given up"), task="worker-0", when=is_a(Abort)),
+        # what was late is there before anything moves
+        Fault(FaultPoint.MESSAGE, [flag("committed"), lambda _: late[0].join()], task="ps-0", when=is_a(Commit)),
+        Fault(FaultPoint.PLAN_STAGED, lambda moment: staged.append((moment.task, moment.subject.number)), always=True),
+        Fault("version", wait("committed"), when=subject_is(9), always=True),
+    ]  # fmt: skip
+    Scenario(faults, servers=1, events=[Event(5, servers=2)], says=["^plan 3 done"]).play(tmp_path)
+    assert not {("ps-0", 2), ("worker-0", 2)} & set(staged)

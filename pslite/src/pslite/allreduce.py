@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, UsageError
+from pslite.fault_points import FaultHook
 from pslite.group import Bytes, Group, RelayStore, Work
 from pslite.handover import Giving, Taking
 from pslite.job.blocks import cut
@@ -121,8 +122,11 @@ class AllReduceWorker(Membership):
         host: str = "",
         join_timeout: float = 60.0,
         process: Host | None = None,
+        faults: FaultHook | None = None,
     ) -> None:
-        super().__init__(identity, coordinator, spec, say=say, join_timeout=join_timeout, process=process)
+        super().__init__(
+            identity, coordinator, spec, say=say, join_timeout=join_timeout, process=process, faults=faults
+        )
         self.blocks = cut(spec)
         self.weights = Bundle(spec, self.blocks)
         self.supply = Supply(spec, self.blocks)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from pslite.errors import JobFailed, PsliteError
+from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
 from pslite.job.measurements import MAX_STEPS, StepTimes, ThroughputMeter
 from pslite.job.spec import JobSpec
 from pslite.net.authentication import Identity
@@ -56,6 +57,8 @@ class Membership(ABC):
         seconds to reach the coordinator.
     process
         what we live in; None for a process that runs one script.
+    faults
+        called at fault points, by tests.
 
     """
 
@@ -68,12 +71,14 @@ class Membership(ABC):
         say: Callable[[str], None],
         join_timeout: float = 60.0,
         process: Host | None = None,
+        faults: FaultHook | None = None,
     ) -> None:
         self.spec: JobSpec
         if spec is not None:
             self.spec = spec
         self.version = 0
         self._identity = identity
+        self._faults = FaultPoints(faults, identity.task)
         self._coordinator = coordinator
         self._say = say
         self._join_timeout = join_timeout
@@ -240,6 +245,8 @@ class Membership(ABC):
                     self._report_progress(force=True)
 
     def _obey(self, message: FromCoordinator) -> None:
+        if self._faults.reached(FaultPoint.MESSAGE, message):
+            return
         if isinstance(message, Exit):
             if message.version < 0:
                 self._say(message.reason)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pslite.errors import ProtocolError
+from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.holding import Array, BufferPool, Holding
 from pslite.job.blocks import Block
 from pslite.net.data_frames import REPLICATE, REPLICATED, SEED, SEEDED, Header, Link
@@ -70,12 +71,15 @@ class Guards:
         connections to other servers, by task; kept by the server.
     pool
         where buffers go back to.
+    faults
+        the server's fault points.
 
     """
 
-    def __init__(self, links: Mapping[str, Link], pool: BufferPool) -> None:
+    def __init__(self, links: Mapping[str, Link], pool: BufferPool, faults: FaultPoints) -> None:
         self._links = links
         self._pool = pool
+        self._faults = faults
         #: by block; workers wait for an answer until it has arrived
         self._sent: dict[int, _Sent] = {}
         #: blocks that want another backup, with its task
@@ -91,7 +95,9 @@ class Guards:
     @property
     def may_plant(self) -> bool:
         """Whether a seed may be sent."""
-        return bool(self._due) and len(self._seeds) < _SEEDS
+        if not self._due or len(self._seeds) >= _SEEDS:
+            return False
+        return not self._faults.reached(FaultPoint.REPLICA_DUE, self._due[0][0].plan)
 
     def tell(self, holding: Holding, step: Step, stamp: tuple[int, int]) -> None:
         """Send a step just applied to the replicas, which sets `waits`; its sum is given back when they have it."""
@@ -148,6 +154,8 @@ class Guards:
 
     def plant(self, holding: Holding, task: str) -> None:
         """Send the state of a block to a server, which is told of each further step."""
+        if self._faults.reached(FaultPoint.SEND_REPLICA, holding.plan):
+            return
         link = self._links.get(task)
         if link is None or not link.open:
             return  # it is gone; the next plan will have another one

@@ -23,6 +23,7 @@ from typing import Literal
 import numpy as np
 
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, RolledBack, Unreachable
+from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
 from pslite.holding import Array, BufferPool, Holding
 from pslite.job.blocks import Block, cut
 from pslite.job.measurements import ThroughputMeter
@@ -151,6 +152,8 @@ class Server:
         takes lines for the user.
     join_timeout
         seconds to reach the coordinator.
+    faults
+        called at fault points, by tests.
 
     """
 
@@ -162,9 +165,11 @@ class Server:
         host: str,
         say: Callable[[str], None],
         join_timeout: float = 60.0,
+        faults: FaultHook | None = None,
     ) -> None:
         self._identity = identity
         self._say = say
+        self._faults = FaultPoints(faults, identity.task)
         self._selector = selectors.DefaultSelector()
         self._control = CoordinatorClient(identity, coordinator, timeout=join_timeout, resumed=self._tell_norms_again)
         self._job = self._control.job
@@ -220,8 +225,8 @@ class Server:
         self._asked: dict[tuple[Link, int, int], Header] = {}
         #: connections that we opened to other servers
         self._peers: dict[str, Link] = {}
-        self._dialer = ServerConnections(self._hand_in)
-        self._guards = Guards(self._peers, self._pool)
+        self._dialer = ServerConnections(self._hand_in, self._faults)
+        self._guards = Guards(self._peers, self._pool, self._faults)
         self._replicas = Replicas(self._apply)
         #: block -> its owners before others died; what they sent until they heard of it comes late
         self._former: dict[int, set[str]] = {}
@@ -361,6 +366,7 @@ class Server:
             if old is not None:
                 self._drop(old)
             self._links[link.task] = link
+        self._faults.reached(FaultPoint.CONNECTION_OPENED, link)
         self._all_links.add(link)
         self._selector.register(link.sock, selectors.EVENT_READ, link)
         if self._severed:
@@ -479,6 +485,8 @@ class Server:
 
     def arrived(self, link: Link, header: Header) -> None:
         """Take a frame whose payload is complete."""
+        if self._faults.reached(FaultPoint.FRAME, link, header):
+            return
         if header.kind == PUSH:
             self._pushed(link, header)
         elif header.kind == FIRST_STATE:
@@ -561,7 +569,8 @@ class Server:
         if self._judge(link, header) is not None:
             # The worker leaves it as it is until it has the next version of every block.
             self._incoming[link] = region.array(block, self._layout.blocks[block.number])
-        self._pushed(link, header)
+        if not self._faults.reached(FaultPoint.FRAME, link, header):
+            self._pushed(link, header)
 
     def _awaited(self, link: Link, header: Header) -> Holding:
         stage = self._stages.get(header.plan)
@@ -819,6 +828,7 @@ class Server:
             self._report_moved()
 
     def _apply(self, holding: Holding, step: Step) -> None:
+        self._faults.reached(FaultPoint.APPLY, holding, step)
         rule, version, total = holding.block.optimizer, holding.version, step.total
         self._meter.add(holding.block.nbytes)
         if isinstance(total, Rows):
@@ -851,6 +861,7 @@ class Server:
         else:
             self._stamp = plan, first
             self._control.send(Stamped(plan=plan, first=first))
+        self._faults.reached(FaultPoint.STAMPED, plan)
 
     def _stamp_after(self, holding: Holding) -> tuple[int, int]:
         """Return the stamp that a replica has to know with the step under way, or (0, 0).
@@ -908,6 +919,7 @@ class Server:
 
     def _send_weights(self, link: Link, header: Header, holding: Holding, rows: Rows | None) -> None:
         """Send all weights of a block, or some rows: as a payload, or by saying where they lie in our memory."""
+        self._faults.reached(FaultPoint.SEND_WEIGHTS, link, header)
         # Ours do not change before all workers have pushed again; what another server has from now on is freed.
         stays = holding.block.number in self._holdings
         if rows is not None:
@@ -1132,9 +1144,12 @@ class Server:
     # --- control --------------------------------------------------------------------------------------------------
 
     def _read_control(self) -> None:
+        if self._faults.reached(FaultPoint.READ_CONTROL):
+            return
         self._looked = time.monotonic()
         for message in self._control.look():
-            self._obey(message)
+            if not self._faults.reached(FaultPoint.MESSAGE, message):
+                self._obey(message)
 
     def _obey(self, message: FromCoordinator) -> None:
         if isinstance(message, Prepare):
@@ -1223,6 +1238,7 @@ class Server:
         plan, spec = message.plan, message.spec
         result: _Stage | Nack
         try:
+            self._faults.reached(FaultPoint.PREPARE, plan)
             how = reduction(spec, len(plan.workers), plan.shares)
             expected = {node: plan.workers[i].task for i, nodes in enumerate(how.nodes) for node in nodes}
             mine = set(plan.blocks_of(self._identity.task))
@@ -1242,6 +1258,7 @@ class Server:
             for member in {member.task: member for member in targets}.values():
                 self._dialer.reach(member, self._identity)
             newcomers = {m.task for m in plan.workers} - old
+            self._faults.reached(FaultPoint.PREPARED, plan)
             result = _Stage(plan, message.previous, how, expected, gained, newcomers, replicas)
         except (PsliteError, MemoryError, ValueError) as error:
             about = error.task if isinstance(error, Unreachable) else ""
@@ -1280,6 +1297,7 @@ class Server:
             elif result.plan.number not in self._given_up:
                 number = result.plan.number
                 self._stages[number] = result
+                self._faults.reached(FaultPoint.PLAN_STAGED, result.plan)
                 self._replicas.expect(result.replicas)
                 self._current = self._current or number
                 self._control.send(Ready(plan=number))
@@ -1382,6 +1400,7 @@ class Server:
 
     def _take_on(self, holding: Holding) -> None:
         """Own a block, from the version on at which we have it; workers push the step again that was under way."""
+        self._faults.reached(FaultPoint.TAKE_BLOCK, holding.block.number)
         plan, first = holding.stamp
         if self._stamp is None and plan > self._settled and plan in self._stages:
             self._stamp = plan, first

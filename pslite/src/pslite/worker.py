@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pslite.errors import PeerLost, ProtocolError, PsliteError, Unreachable, UsageError
+from pslite.fault_points import FaultHook, FaultPoint
 from pslite.job.blocks import Block, cut
 from pslite.job.plan import Member, Plan
 from pslite.job.spec import JobSpec
@@ -112,6 +113,8 @@ class Worker(Membership):
         seconds to reach the coordinator.
     process
         what we live in; None for a process that runs one script.
+    faults
+        called at fault points, by tests.
 
     """
 
@@ -124,8 +127,11 @@ class Worker(Membership):
         say: Callable[[str], None],
         join_timeout: float = 60.0,
         process: Host | None = None,
+        faults: FaultHook | None = None,
     ) -> None:
-        super().__init__(identity, coordinator, spec, say=say, join_timeout=join_timeout, process=process)
+        super().__init__(
+            identity, coordinator, spec, say=say, join_timeout=join_timeout, process=process, faults=faults
+        )
         self.blocks: tuple[Block, ...] = ()
         #: for weights of even and of odd versions: a step can be done over until all of the next one are here
         #: for sums instead, where the workers update: they have the state of all blocks, which the first of them saves
@@ -183,7 +189,7 @@ class Worker(Membership):
         # shared with the control thread
         self._staged: queue.SimpleQueue[_Stage | Link | _Told | int] = queue.SimpleQueue()
         self._closed = False
-        self._dialer = ServerConnections(self._hand_in)
+        self._dialer = ServerConnections(self._hand_in, self._faults)
         self._resumed = 0
         self._done_plan = 0
         #: who writes files, once all have the last version
@@ -291,6 +297,7 @@ class Worker(Membership):
 
     def _send_first_weights(self, plan: Plan, checkpoint: int) -> None:
         """We are the chief: the job begins with our weights, or goes on from a checkpoint."""
+        self._faults.reached(FaultPoint.FIRST_WEIGHTS)
         self._given = found = self._given or to_resume(self.spec, checkpoint)
         if self._replica is not None:
             self._begin_alone(plan, found)
@@ -391,6 +398,7 @@ class Worker(Membership):
         Of an open job nobody knows where it ends: there its workers do not wait for each other.  The control thread
         lives on until the script ends.
         """
+        self._faults.reached(FaultPoint.FINISH)
         self._report_progress(force=True)
         chief = self.spec.open and self.is_chief
         if self._replica is not None and (chief or not self.spec.open):
@@ -601,6 +609,7 @@ class Worker(Membership):
 
     def _enter(self, stage: _Stage, version: int) -> None:
         """Take a plan into use: it rules from `version` on."""
+        self._faults.reached(FaultPoint.ENTER_PLAN, stage.plan)
         self._entered = True
         self._was_member = self._plan is not stage.plan
         self._plan = self._source = stage.plan
@@ -631,6 +640,7 @@ class Worker(Membership):
                 self._flush(link)
             if done():
                 return
+            self._faults.reached(FaultPoint.WAIT)
             ready = self._selector.select(0.2 if self._unheard else 1.0)
             if any(key.data is None for key, _ in ready):
                 # before any frame: it may be of the plan that we have just been made ready for
@@ -698,6 +708,7 @@ class Worker(Membership):
             self._push(plan, self._sent, [self.blocks[number] for number in self._unanswered(numbers)])
             self._ask_for(plan, self._fetching.keys() & set(numbers))
         self._ask_again(self._missing)
+        self._faults.reached(FaultPoint.RESUMED, server)
 
     def _ask_again(self, numbers: Iterable[int]) -> None:
         """Ask whoever may have them for weights that we lack; what they have sent may be lost, or on its way."""
@@ -760,12 +771,14 @@ class Worker(Membership):
                 if old is not None:
                     self._unlink(old)
                 self._links[item.task] = item
+                self._faults.reached(FaultPoint.CONNECTION_OPENED, item)
                 self._selector.register(item.sock, selectors.EVENT_READ, item)
                 if item.task in self._severed or (self._plan is not None and item.task in self._plan.tasks()):
                     self._resume(item.task)
                 continue
             if item.plan.number not in self._given_up:
                 self._stages[item.plan.number] = item
+                self._faults.reached(FaultPoint.PLAN_STAGED, item.plan)
                 for task in self._servers().keys() - self._links.keys() - self._severed:
                     self._sever(task, f"the connection to {task} ended before its plan had begun")
         done = self._done_plan
@@ -798,6 +811,7 @@ class Worker(Membership):
             # who is behind has been sent them, but perhaps over a connection that broke
             self._ask_again(owners.keys() & self._missing)
             self._ask_for(self._plan, owners.keys() & self._fetching.keys())
+        self._faults.reached(FaultPoint.OWNERS_CHANGED)
 
     def _unanswered(self, blocks: Iterable[int]) -> list[int]:
         """Those of some blocks of which there is no answer to this step's push."""
@@ -828,6 +842,7 @@ class Worker(Membership):
 
     def payload(self, link: Link, header: Header) -> memoryview:
         """Say where the payload of a frame goes: straight into the weights."""
+        self._faults.reached(FaultPoint.PAYLOAD, link, header)
         if header.kind in (WRONG_OWNER, AGAIN):
             return memoryview(b"")
         if header.kind == WHOLE and header.block < len(self.blocks):
@@ -895,6 +910,7 @@ class Worker(Membership):
         take = self._bundles[self._awaited % 2].take
         if take is not None:
             take(self.blocks[block])
+        self._faults.reached(FaultPoint.WEIGHTS_HERE, block, self._awaited)
 
     def _wants(self, header: Header) -> bool:
         return header.version == self._awaited and header.block in self._missing
@@ -919,6 +935,8 @@ class Worker(Membership):
 
     def arrived(self, link: Link, header: Header) -> None:
         """Take a frame whose payload is complete."""
+        if self._faults.reached(FaultPoint.FRAME, link, header):
+            return
         passed_over = link in self._passed_over
         self._passed_over.discard(link)
         if header.kind == WRONG_OWNER:
@@ -999,6 +1017,7 @@ class Worker(Membership):
         """Open the connections that a plan needs; runs beside the computation."""
         plan, previous = message.plan, message.previous
         try:
+            self._faults.reached(FaultPoint.PREPARE, plan)
             if not message.spec.agrees(self.spec):
                 raise UsageError("the job's description has changed")
             if message.spec != self.spec:

@@ -29,6 +29,7 @@ from pslite.coordinator.snapshots import Snapshots
 from pslite.coordinator.takeovers import Takeovers
 from pslite.coordinator.voice import Voice
 from pslite.errors import Cancelled, Fenced, ProtocolError
+from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
 from pslite.job.load_balancing import LoadBalancer
 from pslite.job.measurements import Usage
 from pslite.job.status import MembershipSource, Status
@@ -113,6 +114,8 @@ class Coordinator:
     log
         where to write down what must not be forgotten, and what a coordinator before us has written down: then we go
         on with its job.  It ends with us, and so does its content if the job has ended.
+    faults
+        called at fault points, by tests.
 
     Raises
     ------
@@ -134,8 +137,10 @@ class Coordinator:
         listener: socket.socket | None = None,
         encrypt: Encryption = "control",
         log: CoordinatorLog | None = None,
+        faults: FaultHook | None = None,
     ) -> None:
         self._job = job
+        self._faults = FaultPoints(faults, "coordinator")
         self._token = token
         self._encrypt = encrypt
         if encrypt != "none":
@@ -208,6 +213,11 @@ class Coordinator:
                 self._severed = True
                 cut_off([connection.sock for connection in list(self._connections)])
         self._wake()
+
+    def disconnect(self, task: str) -> None:
+        """Lose the control connection of a member, which comes back (for tests; in our own thread)."""
+        for connection in [each for each in self._connections if each.hello.task == task and each.member is not None]:
+            self._disconnect(connection, "")
 
     @property
     def address(self) -> str:
@@ -301,6 +311,7 @@ class Coordinator:
             self._wake_out.recv(256)
 
     def _tick(self) -> None:
+        self._faults.reached(FaultPoint.TICK)
         record = self._record
         now = time.monotonic()
         if now - self._ticked > self._settings.lease / 4:
@@ -397,6 +408,8 @@ class Coordinator:
     # --- messages -------------------------------------------------------------------------------------------------
 
     def _take(self, connection: _Connection, message: FromMember) -> None:
+        if self._faults.reached(FaultPoint.COORDINATOR_MESSAGE, connection.hello.task, message):
+            return
         record = self._record
         hello, channel = connection.hello, connection.channel
         if isinstance(message, AgentExit):
@@ -563,10 +576,12 @@ class Coordinator:
         if record.succession is not None:
             return
         if pending is None:
-            self._planner.consider(now)
+            if not self._faults.reached(FaultPoint.CONSIDER_PLAN):
+                self._planner.consider(now)
         elif pending.phase == "preparing":
             if pending.ready >= pending.members() - record.dead.keys():
                 self._planner.commit(pending)
+                self._faults.reached(FaultPoint.PLAN_COMMITTED, pending.plan)
         else:
             gone = self._planner.follow(pending)
             if gone is not None:

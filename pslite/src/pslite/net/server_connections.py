@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 
 from pslite.errors import PsliteError
+from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.job.plan import Member
 from pslite.net.authentication import Identity
 from pslite.net.data_frames import Link
@@ -27,11 +28,14 @@ class ServerConnections:
     ----------
     take
         takes a connection, in the thread that has opened it.
+    faults
+        fault points of who opens them.
 
     """
 
-    def __init__(self, take: Callable[[Link], None]) -> None:
+    def __init__(self, take: Callable[[Link], None], faults: FaultPoints) -> None:
         self._take = take
+        self._faults = faults
         self._lock = threading.Lock()
         self._closed = threading.Event()
         #: server -> its incarnation that there is, or is about to be, a connection to; and who may open one
@@ -42,15 +46,19 @@ class ServerConnections:
         """Open a connection to a server, unless there is one or another thread does it.  Raises Unreachable."""
         with self._lock:
             turn = self._turns.setdefault(member.task, threading.Lock())
+        self._faults.reached(FaultPoint.CONNECT, member)
         with turn:
             if self._reached.get(member.task) != member.incarnation:
                 link = Link(reach(member, identity), member.task, member.incarnation, "ps")
                 with self._lock:
                     self._reached[member.task] = member.incarnation
+                self._faults.reached(FaultPoint.CONNECTED, link)
                 self._take(link)
 
     def again(self, member: Member, identity: Identity, wanted: Callable[[], bool]) -> None:
         """Try to open a connection to a server in a thread of its own, as long as it is `wanted`."""
+        if self._faults.reached(FaultPoint.RECONNECT, member):
+            return
 
         def try_again() -> None:
             pause = _FIRST_PAUSE

@@ -1,0 +1,109 @@
+"""Fault points: named moments in the runtime at which a test delays, drops or breaks something.
+
+A coordinator, server or worker that is given a hook calls it at each point that it reaches; without one, a point is a
+single call that returns.  The hook runs in the thread that reached the point: it may sleep, wait, raise what could be
+raised there, or end connections.  Where it returns True, the step that the point stands before is left out.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Protocol
+
+
+class FaultPoint(Enum):
+    """What is about to happen, or has just happened; in brackets what the hook is given beside the task."""
+
+    # --- coordinator: the task is "coordinator" ---------------------------------------------------------------------
+    #: before it looks at what is due
+    TICK = "tick"
+    #: before it takes a message [the task that sent it, message]
+    COORDINATOR_MESSAGE = "coordinator message"
+    #: before it considers whether a new plan is needed
+    CONSIDER_PLAN = "consider plan"
+    #: a plan that all members are ready for has taken effect [plan]
+    PLAN_COMMITTED = "plan committed"
+
+    # --- workers and servers ----------------------------------------------------------------------------------------
+    #: before it takes a message of the coordinator [message]
+    MESSAGE = "message"
+    #: before it makes ready for a plan, in a thread of its own [plan]
+    PREPARE = "prepare"
+    #: it knows of a plan for which it has made ready [plan]
+    PLAN_STAGED = "plan staged"
+    #: before it connects to a server, in any thread [server]
+    CONNECT = "connect"
+    #: it has a new connection to a server, which its loop does not know yet [connection]
+    CONNECTED = "connected"
+    #: before it tries to open a broken connection to a server again [server]
+    RECONNECT = "reconnect"
+    #: before its loop takes up a data connection, opened by either side [connection]
+    CONNECTION_OPENED = "connection opened"
+    #: a whole frame has come, before it is taken [connection, header]
+    FRAME = "frame"
+
+    # --- workers ----------------------------------------------------------------------------------------------------
+    #: before the first worker sends the weights with which the job begins
+    FIRST_WEIGHTS = "first weights"
+    #: before it enters a plan [plan]
+    ENTER_PLAN = "enter plan"
+    #: before it waits for frames
+    WAIT = "wait"
+    #: the payload of a frame is about to come [connection, header]
+    PAYLOAD = "payload"
+    #: the weights of a block that it waited for are there [block's number, version]
+    WEIGHTS_HERE = "weights here"
+    #: it has sent again, over a new connection, what may be lost with the one before [server]
+    RESUMED = "resumed"
+    #: it takes blocks from those who own them since servers have died
+    OWNERS_CHANGED = "owners changed"
+    #: before it says that it has the last version
+    FINISH = "finish"
+
+    # --- servers ----------------------------------------------------------------------------------------------------
+    #: before it reads what the coordinator has sent
+    READ_CONTROL = "read control"
+    #: it has memory and connections for a plan, which its loop does not know yet [plan]
+    PREPARED = "prepared"
+    #: before it applies a step to a block, or a replica [block's state, step]
+    APPLY = "apply"
+    #: before it sends weights of a block to a worker [connection, header]
+    SEND_WEIGHTS = "send weights"
+    #: before it owns a block whose server has died [block's number]
+    TAKE_BLOCK = "take block"
+    #: it has told from which version on a plan rules [plan]
+    STAMPED = "stamped"
+    #: before it looks whether a new replica can be sent the state of a block [plan]
+    REPLICA_DUE = "replica due"
+    #: before it sends a new replica the state of a block [plan]
+    SEND_REPLICA = "send replica"
+
+
+class FaultHook(Protocol):
+    """What a test gives to a coordinator, server or worker."""
+
+    def __call__(self, point: FaultPoint, task: str, *about: Any) -> bool:
+        """Act at a point that a task has reached; returns whether to leave out the step that follows."""
+
+
+class FaultPoints:
+    """The fault points of one task.
+
+    Parameters
+    ----------
+    hook
+        is called at each; None: nothing happens.
+    task
+        whose points they are.
+
+    """
+
+    __slots__ = ("_hook", "_task")
+
+    def __init__(self, hook: FaultHook | None, task: str) -> None:
+        self._hook = hook
+        self._task = task
+
+    def reached(self, point: FaultPoint, *about: Any) -> bool:
+        """Call the hook; returns whether the step that follows is to be left out."""
+        return self._hook is not None and self._hook(point, self._task, *about)
