@@ -22,12 +22,12 @@ import traceback
 import warnings
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from functools import cache, partial
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import pytest
@@ -37,14 +37,13 @@ import rehearsal
 import test_allreduce
 import test_async
 import test_rehearsal as tests
-from weather import cut_data, rough_weather
+from weather import CutData, rough_weather
 
-from pslite.coordinator import Coordinator
 from pslite.coordinator.record import Record
+from pslite.fault_points import FaultPoint
 from pslite.holding import Holding
 from pslite.net.messages import Beat, Clip, Norm, Taken, Trust
 from pslite.replicas import Step
-from pslite.server import Server
 from pslite.worker import Worker
 
 #: seeds start here, far from those of the tests
@@ -64,36 +63,34 @@ def early(seed: int) -> None:
     tests.go_through(seed, kind, kills, last=1, settings=settings, **rng.choice(tests.WAYS))
 
 
-def broken(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def broken(seed: int) -> None:
     """Data connections break beside deaths of servers and workers."""
-    if seed % 3 == 2:
-        rough_weather(monkeypatch, seed)
-    cut_data(monkeypatch, seed, often=0.01)
+    faults = CutData(seed, often=0.01).faults + (rough_weather(seed) if seed % 3 == 2 else [])
     kind, way = tests.kind_of(seed), random.Random(seed).choice(tests.WAYS)
-    tests.go_through(seed, kind, tests.some_deaths(seed), settings=tests.PATIENT, **way)
+    tests.go_through(seed, kind, tests.some_deaths(seed), faults=faults, settings=tests.PATIENT, **way)
 
 
-def broken_async(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def broken_async(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The same in async jobs; where bytes come one by one servers read often."""
-    cut_data(monkeypatch, seed, often=0.001 if seed % 5 == 4 else 0.01)
-    test_async.test_a_job_goes_back_when_a_server_dies(seed, monkeypatch)
+    cuts = CutData(seed, often=0.001 if seed % 5 == 4 else 0.01)
+    rough = rough_weather(seed) if seed % 5 == 4 else []
+    test_async.goes_back_when_a_server_dies(seed, monkeypatch, tmp_path, cuts.faults + rough)
 
 
-def broken_last(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def broken_last(seed: int) -> None:
     """Data connections break beside deaths of the last worker."""
-    cut_data(monkeypatch, seed, often=0.01)
     kind, durability = tests.kind_of(seed), ("none", "durable")[seed % 2]
     kills = ["worker"] * random.Random(seed).randint(1, 2)
     tests.go_through(
-        seed, kind, kills, workers=2, any_worker=True, durability=durability, settings=tests.PATIENT
+        seed, kind, kills, workers=2, any_worker=True, durability=durability, settings=tests.PATIENT,
+        faults=CutData(seed, often=0.01).faults,
     )  # fmt: skip
 
 
-def rough(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def rough(seed: int) -> None:
     """Frames in pieces, late and twice, beside deaths of servers in each way of keeping state."""
-    rough_weather(monkeypatch, seed)
     kind, way = tests.kind_of(seed), random.Random(seed).choice(tests.WAYS)
-    tests.go_through(seed, kind, tests.some_deaths(seed), **way)
+    tests.go_through(seed, kind, tests.some_deaths(seed), faults=rough_weather(seed), **way)
 
 
 def _async(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -156,7 +153,7 @@ def _write_down(whom: rehearsal.Rehearsal, path: Path) -> None:
     """Keep what coordinator and members know."""
     known = _Known()
     with path.open("w", encoding="utf-8") as file:
-        for name, one in {"coordinator": whom._coordinator, **whom._members}.items():
+        for name, one in {"coordinator": whom.coordinator, **whom.members}.items():
             print(f"=== {name}", file=file)
             for key, value in sorted(_state(one).items()):
                 print(f"{key}: {known.repr(value)}", file=file)
@@ -192,62 +189,46 @@ class _Log(list[str]):
 
 
 class _Diary:
-    """When what was said, by whom messages came, and what became of data connections."""
+    """When what was said, what became of connections, and what differs from an undisturbed job."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, usual: _Usual | None) -> None:
         self._began = time.monotonic()
         self._notes = deque[str](maxlen=5000)
-        self._patch = monkeypatch
+        self._usual = usual
         self._differ = 0
-        create = rehearsal.Rehearsal.__init__
-
-        def begin(whom: rehearsal.Rehearsal, *args: object, **how: object) -> None:
-            create(whom, *args, **how)  # type: ignore[arg-type]
-            whom._log = _Log(self)
-
-        monkeypatch.setattr(rehearsal.Rehearsal, "__init__", begin)
-        self._follow(Coordinator, "_take", lambda who, connection, message: _said(connection.hello.task, message))
-        self._follow(Worker, "_obey", lambda who, message: _said(f"{_name(who)} hears", message))
-        self._follow(Server, "_obey", lambda who, message: _said(f"{_name(who)} hears", message))
-        self._follow(Worker, "_hand_in", lambda who, result: f"{_name(who)} has {_Known().repr(result)}")
-        self._follow(Worker, "_lost", lambda who, link, reason: f"{_name(who)} has lost {link.task}: {reason}")
-        self._follow(Worker, "_sever", lambda who, task, reason: f"{_name(who)} reopens {task}: {reason}")
-        self._follow(Worker, "_unlink", lambda who, link: f"{_name(who)} closes {link.task} in {_callers()}")
-        self._follow(Server, "_adopt", lambda who, link, *, incoming: f"{_name(who)} takes {link.task}")
-        self._follow(Server, "_broken", lambda who, link, reason: f"{_name(who)} has lost {link.task}: {reason}")
-        self._follow(Server, "_drop", lambda who, link: f"{_name(who)} closes {link.task} in {_callers()}")
-
-    def compare(self, usual: _Usual) -> None:
-        """Keep the first weights and sums that differ from those of an undisturbed job; where a loss is told, too."""
-        self._follow(Worker, "exchange", lambda who, *_: self._unusual(_weights_of(who), usual.weights, _name(who)))
-        self._follow(
-            Server, "_apply", lambda who, holding, step: self._unusual(_sum_of(holding, step), usual.sums, _name(who))
-        )
-
-    def _unusual(self, found: Mapping[_At, int], usual: Mapping[_At, int], who: str) -> str:
-        differ = [at for at, crc in found.items() if usual.get(at, crc) != crc]
-        self._differ += bool(differ)
-        if not differ or self._differ > _MOST_DIFFERENCES:
-            return ""
-        return f"{who} has other {'sums' if len(found) == 1 else 'weights'} than usual: (block, version) {differ}"
 
     def note(self, text: str) -> None:
         """Keep a line, and when it was."""
         self._notes.append(f"{time.monotonic() - self._began:8.3f} {text}")
 
-    def _follow(self, owner: type, name: str, tell: Callable[..., str]) -> None:
-        method = getattr(owner, name)
+    def __call__(self, point: FaultPoint, task: str, *about: Any) -> bool:
+        """Keep that a fault point is reached, if it is not reached again and again."""
+        if point is FaultPoint.APPLY:
+            self._compare(_sum_of(*about), "sums", task)
+        elif point in _TOLD and not isinstance(about[-1], Beat | Norm | Taken | Clip | Trust):
+            self.note(f"{task}: {point.value}: {', '.join(str(each)[:300] for each in about)}")
+        return False
 
-        def noted(whom: object, *args: object, **how: object) -> object:
-            if text := tell(whom, *args, **how):
-                self.note(text)
-            return method(whom, *args, **how)
+    def begins(self, worker: Worker, task: str) -> None:
+        """Compare the weights with which a worker computes a version."""
+        self._compare(_weights_of(worker), "weights", task)
 
-        self._patch.setattr(owner, name, noted)
+    def _compare(self, found: Mapping[_At, int], what: Literal["weights", "sums"], task: str) -> None:
+        usual = getattr(self._usual, what) if self._usual is not None else {}
+        differ = [at for at, crc in found.items() if usual.get(at, crc) != crc]
+        self._differ += bool(differ)
+        if differ and self._differ <= _MOST_DIFFERENCES:
+            self.note(f"{task} has other {what} than usual: (block, version) {differ}")
 
     def __str__(self) -> str:
         return "\n".join(self._notes)
 
+
+#: fault points that a diary keeps
+_TOLD = {
+    FaultPoint.COORDINATOR_MESSAGE, FaultPoint.MESSAGE, FaultPoint.PLAN_STAGED, FaultPoint.CONNECTED,
+    FaultPoint.RECONNECT, FaultPoint.RESUMED, FaultPoint.STAMPED, FaultPoint.TAKE_BLOCK, FaultPoint.ENTER_PLAN,
+}  # fmt: skip
 
 #: block, version
 _At = tuple[int, int]
@@ -264,20 +245,15 @@ class _Usual(NamedTuple):
 def _usual(kind: str) -> _Usual:
     """Of a kind of job, with one worker and one server: in exact mode others have the same bits."""
     usual = _Usual({}, {})
-    exchange, apply = Worker.exchange, Server._apply
 
-    def begin(worker: Worker, *rest: Any) -> Any:
-        usual.weights.update(_weights_of(worker))
-        return exchange(worker, *rest)
+    def begin(moment: rehearsal.Moment) -> None:
+        usual.weights.update(_weights_of(moment.rehearsal.members[moment.task]))
 
-    def end(server: Server, holding: Holding, step: Step) -> None:
-        usual.sums.update(_sum_of(holding, step))
-        apply(server, holding, step)
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(Worker, "exchange", begin)
-        monkeypatch.setattr(Server, "_apply", end)
-        rehearsal.Rehearsal(rehearsal.job(**tests.JOBS[kind]), workers=1, servers=1).run()
+    faults = [
+        rehearsal.Fault("version", begin, always=True),
+        rehearsal.Fault(FaultPoint.APPLY, lambda moment: usual.sums.update(_sum_of(*moment.about)), always=True),
+    ]
+    rehearsal.Rehearsal(rehearsal.job(**tests.JOBS[kind]), workers=1, servers=1, faults=faults).run()
     return usual
 
 
@@ -289,26 +265,18 @@ def _sum_of(holding: Holding, step: Step) -> dict[_At, int]:
     return {(holding.block.number, holding.version): zlib.crc32(step.views()[-1])}
 
 
-def _name(whom: Worker | Server) -> str:
-    return whom._identity.task
-
-
-def _said(who: str, message: object) -> str:
-    """What is not said again and again."""
-    return "" if isinstance(message, Beat | Norm | Taken | Clip | Trust) else f"{who}: {str(message)[:300]}"
-
-
-def _callers() -> str:
-    names = [frame.name for frame in reversed(traceback.extract_stack(limit=9)[:-3])]
-    return " < ".join(name for name in names if name != "noted")
-
-
 def go_through(kind: str, seed: int, out: Path) -> str:
     """Go through one of a kind; returns what went wrong, or nothing."""
     play = KINDS[kind]
     wants = inspect.signature(play).parameters
     usual = None if kind in _NOT_EXACT else _usual(tests.kind_of(seed))
-    exchange = rehearsal.Rehearsal.exchange
+    diary = _Diary(usual)
+    create, exchange = rehearsal.Rehearsal.__init__, rehearsal.Rehearsal.exchange
+
+    def begin(whom: rehearsal.Rehearsal, *args: object, faults: Sequence[rehearsal.Fault] = (), **how: object) -> None:
+        begins = rehearsal.Fault("version", lambda m: diary.begins(m.rehearsal.members[m.task], m.task), always=True)
+        create(whom, *args, faults=[*faults, begins], hook=diary, **how)  # type: ignore[arg-type]
+        whom.log = _Log(diary)
 
     def look(whom: rehearsal.Rehearsal, *args: object, **how: object) -> object:
         reply = exchange(whom, *args, **how)  # type: ignore[arg-type]
@@ -322,12 +290,10 @@ def go_through(kind: str, seed: int, out: Path) -> str:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("error")
+        monkeypatch.setattr(rehearsal.Rehearsal, "__init__", begin)
         monkeypatch.setattr(rehearsal.Rehearsal, "exchange", look)
         if play is not _all_reduce and tests.kind_of(seed) == "encrypted":
             monkeypatch.setenv("DL2_TRANSPORT", "tcp")
-        diary = _Diary(monkeypatch)
-        if usual is not None:
-            diary.compare(usual)
         given = {"monkeypatch": monkeypatch, "tmp_path": Path(folder)}
         try:
             play(seed, **{name: value for name, value in given.items() if name in wants})

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from pslite_jobs import KillAt, Replace, command
 from regression import Regression, table_segments
 from rehearsal import QUICK, Event, Rehearsal, job, random_events
-from weather import cut_data, rough_weather
+from weather import CutData, rough_weather
 
 from pslite.errors import SpecError
 from pslite.job.spec import LAMB, SGD, Segment
@@ -76,16 +76,18 @@ def test_every_contribution_is_applied_once_whatever_the_resizes(seed, staleness
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SCHEDULES))
 def test_every_contribution_is_applied_once_although_connections_break(seed, monkeypatch, tmp_path):
     monkeypatch.setenv("DL2_TRANSPORT", ("", "tcp")[seed % 2])
-    broken = cut_data(monkeypatch, seed, often=0.02)
-    every_contribution_is_applied_once(seed, (0, 1, 5)[seed % 3], tmp_path)
-    assert broken
+    cuts = CutData(seed, often=0.02)
+    every_contribution_is_applied_once(seed, (0, 1, 5)[seed % 3], tmp_path, cuts.faults)
+    assert cuts.broken
 
 
-def every_contribution_is_applied_once(seed, staleness, tmp_path):
+def every_contribution_is_applied_once(seed, staleness, tmp_path, faults=()):
     spec = counted(tmp_path, staleness=staleness)
     rng = random.Random(seed)
     events = random_events(rng, last=45, kills=[])
-    rehearsal = Rehearsal(spec, workers=rng.randint(1, 4), servers=rng.randint(1, 4), events=events, model=Loose)
+    rehearsal = Rehearsal(
+        spec, workers=rng.randint(1, 4), servers=rng.randint(1, 4), events=events, faults=faults, model=Loose
+    )
     outcome = rehearsal.run()
     assert outcome.status.state == "finished", outcome.log
     assert not outcome.surprises, (outcome.surprises, outcome.log)
@@ -125,6 +127,10 @@ def test_deaths_leave_samples_out_but_nothing_hangs(seed, transport, monkeypatch
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SCHEDULES))
 def test_a_job_goes_back_when_a_server_dies(seed, monkeypatch, tmp_path):
+    goes_back_when_a_server_dies(seed, monkeypatch, tmp_path, rough_weather(seed) if seed % 5 == 4 else ())
+
+
+def goes_back_when_a_server_dies(seed, monkeypatch, tmp_path, faults):
     """It has every contribution once, but for those of dead workers."""
     monkeypatch.setenv("DL2_TRANSPORT", ("", "tcp")[seed % 2])
     rng = random.Random(seed)
@@ -133,10 +139,10 @@ def test_a_job_goes_back_when_a_server_dies(seed, monkeypatch, tmp_path):
     events = random_events(rng, last=45, kills=kills)
     workers, servers = rng.randint(1, 4), rng.randint(1, 4)
     spec = counted(tmp_path, staleness=rng.choice((0, 1, 2, 5, 1024)))
-    if seed % 5 == 4:
-        rough_weather(monkeypatch, seed)
     settings = QUICK if "coordinator" not in kills else BRIEF
-    rehearsal = Rehearsal(spec, workers=workers, servers=servers, events=events, settings=settings, model=Loose)
+    rehearsal = Rehearsal(
+        spec, workers=workers, servers=servers, events=events, faults=faults, settings=settings, model=Loose
+    )
     outcome = rehearsal.run()
     story = f"seed {seed}: {workers} workers, {servers} servers, killed {outcome.killed}\n{outcome.story}"
     assert outcome.status.state == "finished", story

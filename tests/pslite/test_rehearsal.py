@@ -40,7 +40,7 @@ from rehearsal import (
     static_digest,
     wait,
 )
-from weather import cut_data, cut_lines, rough_weather
+from weather import CutData, cut_lines, rough_weather
 
 from pslite.errors import PeerLost, Unreachable, UsageError
 from pslite.fault_points import FaultPoint
@@ -90,7 +90,9 @@ def go_through(seed, kind, kills, *, goes_back=True, **changes):
     assert goes_back or not any("goes back" in line for line in outcome.log), story
 
 
-def rehearse(seed, kind, kills, *, workers=4, any_worker=False, settings=None, first=1, last=45, also=None, **changes):
+def rehearse(
+    seed, kind, kills, *, workers=4, any_worker=False, settings=None, first=1, last=45, also=None, faults=(), **changes
+):
     """Go through a schedule that must end well; every version counts itself, so that none is lost or done twice."""
     rng = random.Random(seed)
     # where replicas are needed one may die, and two are left
@@ -104,8 +106,9 @@ def rehearse(seed, kind, kills, *, workers=4, any_worker=False, settings=None, f
     encrypt = "all" if kind == "encrypted" else "control"
     settings = settings or (QUICK if "coordinator" not in kills else BRIEF)
     outcome = Rehearsal(
-        spec, workers=workers, servers=servers, events=events, settings=settings, encrypt=encrypt, any_worker=any_worker
-    ).run()
+        spec, workers=workers, servers=servers, events=events, faults=faults, settings=settings, encrypt=encrypt,
+        any_worker=any_worker,
+    ).run()  # fmt: skip
     sizes = f"seed {seed}, {kind}: {workers} workers, {servers} servers"
     story = "\n".join([sizes, *map(str, events), *outcome.log, *outcome.surprises])
     if not (first >= LATE and BEFORE_ITS_FILES in str(outcome.status.reason)):
@@ -137,25 +140,23 @@ def test_deaths_of_servers_that_have_replicas(seed):
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SCHEDULES))
-def test_frames_in_pieces_late_and_twice(seed, monkeypatch):
-    rough_weather(monkeypatch, seed)
+def test_frames_in_pieces_late_and_twice(seed):
     kills = [["ps", "worker"], ["worker"], []][seed % 3]
-    go_through(seed, kind_of(seed), kills, durability="durable", goes_back=False)
+    go_through(seed, kind_of(seed), kills, faults=rough_weather(seed), durability="durable", goes_back=False)
 
 
 WAYS = [{}, {"durability": "durable"}, {"update": "worker"}]
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + 2 * SCHEDULES))
-def test_data_connections_that_break_are_opened_again(seed, monkeypatch):
-    if seed % 3 == 2:
-        rough_weather(monkeypatch, seed)
-    broken = cut_data(monkeypatch, seed, often=0.01)
+def test_data_connections_that_break_are_opened_again(seed):
+    cuts = CutData(seed, often=0.01)
+    faults = cuts.faults + (rough_weather(seed) if seed % 3 == 2 else [])
     rng = random.Random(seed)
     way = rng.choice(WAYS)
     kills = ["worker"] * rng.randint(0, 1) + ["ps"] * (rng.randint(0, 1) if "update" in way else 0)
-    go_through(seed, kind_of(seed), kills, settings=PATIENT, **way)
-    assert broken
+    go_through(seed, kind_of(seed), kills, faults=faults, settings=PATIENT, **way)
+    assert cuts.broken
 
 
 def some_deaths(seed):
@@ -220,14 +221,12 @@ def test_deaths_as_the_job_ends(seed):
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SCHEDULES))
-def test_deaths_of_coordinators_and_servers_on_a_bad_network(seed, monkeypatch):
-    rough_weather(monkeypatch, seed)
+def test_deaths_of_coordinators_and_servers_on_a_bad_network(seed):
     rng = random.Random(seed)
     kills = ["coordinator"] * rng.randint(1, 3) + ["ps"] * rng.randint(1, 2) + ["worker"] * rng.randint(0, 1)
     settings = rng.choice([BRIEF, PATIENT])
-    if settings is PATIENT:
-        cut_lines(monkeypatch, seed, often=0.02)
-    go_through(seed, kind_of(seed), kills, settings=settings, **rng.choice(WAYS))
+    faults = rough_weather(seed) + (cut_lines(seed, often=0.05) if settings is PATIENT else [])
+    go_through(seed, kind_of(seed), kills, faults=faults, settings=settings, **rng.choice(WAYS))
 
 
 # --- faults at chosen moments ---------------------------------------------------------------------------------------

@@ -6,10 +6,12 @@ import random
 import socket
 from collections.abc import Sequence
 
-from pslite.net.coordinator_client import CoordinatorClient
+from rehearsal import Fault, Moment
+
+from pslite.fault_points import FaultPoint
 from pslite.net.data_frames import PUSH, Link
 from pslite.net.framing import cut_off
-from pslite.net.messages import FromCoordinator
+from pslite.net.messages import Taken
 from pslite.net.tls import Sealed
 
 _PIECES = (1, 3, 17, 200, 5000)
@@ -43,54 +45,64 @@ class _Rough:
         return self._sock.recvmsg_into([self._some(views[0])], *rest)
 
 
-def rough_weather(monkeypatch, seed: int, *, twice: float = 0.1) -> None:
+def rough_weather(seed: int, *, twice: float = 0.1) -> list[Fault]:
     """Make every data connection a bad one; pushes come twice with probability `twice`."""
     rng = random.Random(seed)
-    begin, send = Link.__init__, Link.send
 
-    def rough_begin(link: Link, sock: socket.socket, *rest: str) -> None:
-        begin(link, sock, *rest)
-        link.sock = _Rough(sock, rng)  # type: ignore[assignment]
+    def spoil(moment: Moment) -> None:
+        link: Link = moment.subject
+        link.sock, send = _Rough(link.sock, rng), link.send
 
-    def send_twice(link: Link, header, *payload) -> None:
-        send(link, header, *payload)
-        if header.kind == PUSH and rng.random() < twice:
-            send(link, header, *payload)
+        def send_twice(header, *payload) -> None:
+            send(header, *payload)
+            if header.kind == PUSH and rng.random() < twice:
+                send(header, *payload)
 
-    monkeypatch.setattr(Link, "__init__", rough_begin)
-    monkeypatch.setattr(Link, "send", send_twice)
+        link.send = send_twice
+
+    return [Fault(FaultPoint.CONNECTION_OPENED, spoil, always=True)]
 
 
-def cut_lines(monkeypatch, seed: int, *, often: float) -> None:
-    """Break control connections, as often as that of all times that a member looks at its own; members come back."""
-    rng = random.Random(seed)
-    look = CoordinatorClient.look
+def cut_lines(seed: int, *, often: float) -> list[Fault]:
+    """Break a control connection, as often as that of all times that the coordinator looks at what is due."""
+    rng, let_in = random.Random(seed), set[str]()
 
-    def look_or_break(line: CoordinatorClient) -> list[FromCoordinator]:
-        heard = look(line)
-        channel = line._line.channel
+    def cut(moment: Moment) -> None:
+        if let_in and rng.random() < often:
+            moment.rehearsal.coordinator.disconnect(rng.choice(sorted(let_in)))
+
+    return [
         # who has only just come has not been let in yet
-        if channel is not None and line._term and rng.random() < often:
-            cut_off([channel.sock])
-        return heard
+        Fault(
+            FaultPoint.COORDINATOR_MESSAGE,
+            lambda moment: let_in.add(moment.subject),
+            when=lambda moment: isinstance(moment.about[1], Taken),
+            always=True,
+        ),
+        Fault(FaultPoint.TICK, cut, always=True),
+    ]
 
-    monkeypatch.setattr(CoordinatorClient, "look", look_or_break)
 
+class CutData:
+    """Breaks connections of workers to servers: soon once, then as often as that of all times that a server reads."""
 
-def cut_data(monkeypatch, seed: int, *, often: float) -> list[Link]:
-    """Break connections of workers to servers: soon once, then as often as that of all times that a server reads.
+    def __init__(self, seed: int, *, often: float) -> None:
+        self.faults = [
+            Fault(FaultPoint.CONNECTION_OPENED, self._watch, when=lambda m: m.subject.role == "worker", always=True)
+        ]
+        self.broken: list[Link] = []
+        self._rng = random.Random(seed)
+        self._often = often
+        self._soon = iter([*[False] * self._rng.randint(0, 20), True])
 
-    Returns those that were broken, which grows.
-    """
-    rng = random.Random(seed)
-    receive, broken = Link.receive, []
-    soon = iter([*[False] * rng.randint(0, 20), True])
+    def _watch(self, moment: Moment) -> None:
+        link: Link = moment.subject
+        receive = link.receive
 
-    def receive_or_break(link: Link, receiver) -> bool:
-        if link.role == "worker" and (next(soon, False) or rng.random() < often):
-            broken.append(link)
-            cut_off([link.sock])
-        return receive(link, receiver)
+        def receive_or_break(receiver) -> bool:
+            if next(self._soon, False) or self._rng.random() < self._often:
+                self.broken.append(link)
+                cut_off([link.sock])
+            return receive(receiver)
 
-    monkeypatch.setattr(Link, "receive", receive_or_break)
-    return broken
+        link.receive = receive_or_break

@@ -134,7 +134,7 @@ def test_servers_die_when_only_some_have_heard_of_a_factor(changes, monkeypatch)
     def take(server, message):
         if message.version == 20 and server._identity.task == "ps-1":
             for place in (0, 1):
-                threading.Timer(0.02, rehearsal._happen, (Event(0, kill="ps", choice=place),)).start()
+                threading.Timer(0.02, rehearsal.happen, (Event(0, kill="ps", choice=place),)).start()
         else:
             take_scale(server, message)
 
