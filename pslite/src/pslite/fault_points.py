@@ -29,6 +29,8 @@ class FaultPoint(Enum):
     MESSAGE = "message"
     #: before it makes ready for a plan, in a thread of its own [plan]
     PREPARE = "prepare"
+    #: it has memory and connections for a plan, which its loop does not know yet [plan]
+    PREPARED = "prepared"
     #: it knows of a plan for which it has made ready [plan]
     PLAN_STAGED = "plan staged"
     #: before it connects to a server, in any thread [server]
@@ -63,8 +65,6 @@ class FaultPoint(Enum):
     # --- servers ----------------------------------------------------------------------------------------------------
     #: before it reads what the coordinator has sent
     READ_CONTROL = "read control"
-    #: it has memory and connections for a plan, which its loop does not know yet [plan]
-    PREPARED = "prepared"
     #: before it applies a step to a block, or a replica [block's state, step]
     APPLY = "apply"
     #: before it sends weights of a block to a worker [connection, header]

@@ -1025,6 +1025,7 @@ class Worker(Membership):
             servers = {m.task: m for p in (plan, previous) if p is not None for m in p.servers}
             for member in servers.values():
                 self._dialer.reach(member, self._identity)
+            self._faults.reached(FaultPoint.PREPARED, plan)
         except (PsliteError, ValueError) as error:
             # the connections that are made stay: the plan that is tried next probably needs them
             about = error.task if isinstance(error, Unreachable) else ""
