@@ -41,9 +41,9 @@ from weather import CutData, rough_weather
 
 from pslite.coordinator.record import Record
 from pslite.fault_points import FaultPoint
-from pslite.holding import Holding
 from pslite.net.messages import Beat, Clip, Norm, Taken, Trust
-from pslite.replicas import Step
+from pslite.server.block_state import Holding
+from pslite.server.replication import Step
 from pslite.worker import Worker
 
 #: seeds start here, far from those of the tests

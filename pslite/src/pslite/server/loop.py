@@ -24,7 +24,6 @@ import numpy as np
 
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, RolledBack, Unreachable
 from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
-from pslite.holding import Array, BufferPool, Holding
 from pslite.job.blocks import Block, cut
 from pslite.job.measurements import ThroughputMeter
 from pslite.job.plan import Plan, Reduction, holders_of, reduction
@@ -97,7 +96,8 @@ from pslite.numeric.gradient_encoding import Encoding, encoding_of, narrow, wire
 from pslite.numeric.norms import Squares, Tensors
 from pslite.numeric.optimizers import Updater, slots, square_norm
 from pslite.numeric.sparse_rows import Rows, checked_length, parse
-from pslite.replicas import Guards, Replicas, Step
+from pslite.server.block_state import Array, BufferPool, Holding
+from pslite.server.replication import Guards, Replicas, Step
 from pslite.storage.checkpoints import Saver
 
 #: seconds after which the coordinator is told of a broken data connection to a member that it has not given up

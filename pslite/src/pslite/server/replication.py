@@ -16,10 +16,10 @@ import numpy as np
 
 from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoint, FaultPoints
-from pslite.holding import Array, BufferPool, Holding
 from pslite.job.blocks import Block
 from pslite.net.data_frames import REPLICATE, REPLICATED, SEED, SEEDED, Header, Link
 from pslite.numeric.sparse_rows import Rows, checked_length, parse
+from pslite.server.block_state import Array, BufferPool, Holding
 
 #: seeds on their way at a time: they give way to answering workers
 _SEEDS = 2
