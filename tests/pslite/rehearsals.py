@@ -42,8 +42,8 @@ from weather import CutData, rough_weather
 from pslite.coordinator.record import Record
 from pslite.fault_points import FaultPoint
 from pslite.net.messages import Beat, Clip, Norm, Taken, Trust
-from pslite.server.block_state import Holding
-from pslite.server.replication import Step
+from pslite.server.block_state import BlockState
+from pslite.server.steps import Step
 from pslite.worker import Worker
 
 #: seeds start here, far from those of the tests
@@ -261,8 +261,8 @@ def _weights_of(worker: Worker) -> dict[_At, int]:
     return {(number, worker.version): zlib.crc32(view) for number, view in enumerate(worker.weights.views)}
 
 
-def _sum_of(holding: Holding, step: Step) -> dict[_At, int]:
-    return {(holding.block.number, holding.version): zlib.crc32(step.views()[-1])}
+def _sum_of(block: BlockState, step: Step) -> dict[_At, int]:
+    return {(block.number, block.version): zlib.crc32(step.views()[-1])}
 
 
 def go_through(kind: str, seed: int, out: Path) -> str:

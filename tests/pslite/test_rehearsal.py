@@ -736,7 +736,7 @@ SCENARIOS = {
 
 @pytest.mark.parametrize("what", SCENARIOS)
 def test_a_scenario(what, tmp_path, monkeypatch):
-    monkeypatch.setattr("pslite.server.loop._BROKEN_SECONDS", 0.1)
+    monkeypatch.setattr("pslite.server.connections.BROKEN_SECONDS", 0.1)
     SCENARIOS[what].play(tmp_path)
 
 

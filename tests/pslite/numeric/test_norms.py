@@ -13,14 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from rehearsal import Event, Rehearsal, job, random_events, static_digest
+from rehearsal import Event, Fault, Rehearsal, drop, job, random_events, static_digest
 
+from pslite.fault_points import FaultPoint
 from pslite.job.blocks import cut
 from pslite.job.spec import LAMB, JobSpec, Mean, Part, Segment
+from pslite.net.messages import Clip, Trust
 from pslite.numeric.gradients import Bundle, Contribution
 from pslite.numeric.norms import Tensors
 from pslite.numeric.optimizers import Updater
-from pslite.server import Server
 from pslite.session import SingleSession
 
 
@@ -124,21 +125,21 @@ def test_the_bits_of_the_static_run_under_resizes_and_deaths(seed, changes):
 
 
 @pytest.mark.parametrize("changes", [{"clip_norm": 0.3}, {}], ids=["norm", "lamb"])
-def test_servers_die_when_only_some_have_heard_of_a_factor(changes, monkeypatch):
+def test_servers_die_when_only_some_have_heard_of_a_factor(changes):
     """What has come in their place has some blocks before the step, and the others after it."""
     plain = job()
     lamb = Segment(dtype="float32", optimizer=LAMB(lr=0.02), parts=plain.segments[0].parts)
-    rehearsal = Rehearsal(job(**changes or {"segments": (lamb, plain.segments[1])}), workers=2, servers=2)
-    take_scale = Server._take_scale
 
-    def take(server, message):
-        if message.version == 20 and server._identity.task == "ps-1":
-            for place in (0, 1):
-                threading.Timer(0.02, rehearsal.happen, (Event(0, kill="ps", choice=place),)).start()
-        else:
-            take_scale(server, message)
+    def both_die(moment):
+        for place in (0, 1):
+            threading.Timer(0.02, moment.rehearsal.happen, (Event(0, kill="ps", choice=place),)).start()
 
-    monkeypatch.setattr(Server, "_take_scale", take)
+    def is_of_20(moment):
+        return isinstance(moment.subject, Clip | Trust) and moment.subject.version == 20
+
+    spec = job(**changes or {"segments": (lamb, plain.segments[1])})
+    unheard = Fault(FaultPoint.MESSAGE, [both_die, drop], task="ps-1", when=is_of_20, always=True)
+    rehearsal = Rehearsal(spec, workers=2, servers=2, faults=[unheard])
     outcome = rehearsal.run()
     assert sorted(outcome.killed) == ["ps-0", "ps-1"], outcome.log
     assert outcome.status.state == "finished", outcome.log

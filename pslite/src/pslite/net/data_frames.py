@@ -97,6 +97,10 @@ class Header:
     crc: int = 0
     place: int = 0
 
+    def reply(self, kind: int) -> Header:
+        """Return the header of a frame without payload about the same block and version."""
+        return Header(kind, self.plan, self.block, self.node, 0, self.version, self.first)
+
     def pack(self) -> bytes:
         """Return the header as bytes on the wire."""
         return _HEADER.pack(

@@ -1,51 +1,47 @@
-"""What a server keeps: blocks with their optimizer state, the sums coming in for them, and the buffers those use."""
+"""State of the parameter blocks that a server holds, and the buffers into which their gradients are received."""
 
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pslite.job.blocks import Block
 from pslite.job.reduction_tree import ROOT, TreeSum
+from pslite.net.data_frames import Header
 from pslite.numeric.optimizers import slots
 from pslite.numeric.sparse_rows import Numbers, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from pslite.job.blocks import Block
     from pslite.net.shared_memory import Arena
 
 Array = NDArray[Any]
 
 
 class BufferPool:
-    """Gradient buffers by type and size, made once and used again; memory is touched when it is made."""
+    """Gradient buffers by type and size, allocated once and used again; memory is touched when it is allocated."""
 
     def __init__(self) -> None:
         self._free: dict[tuple[str, int], list[Array]] = {}
 
-    def take(self, block: Block, dtype: str = "") -> Array:
-        """Return a buffer of the block's size and type (or another one), with undefined content."""
-        return self._take(dtype or block.dtype, block.size)
+    def take(self, like: Block | Array, dtype: str = "") -> Array:
+        """Return a buffer of the size and type (or another one) of a block or array, with undefined content."""
+        key = dtype or str(like.dtype), like.size
+        free = self._free.get(key)
+        return free.pop() if free else np.zeros(key[1], dtype=key[0])
 
-    def take_like(self, array: Array) -> Array:
-        """Return a buffer of an array's type and size, with undefined content."""
-        return self._take(array.dtype.name, array.size)
-
-    def _take(self, dtype: str, size: int) -> Array:
-        free = self._free.setdefault((dtype, size), [])
-        return free.pop() if free else np.zeros(size, dtype=dtype)
-
-    def give(self, buffer: Array) -> None:
-        """Take a buffer back; what lies in a peer's memory is the peer's, and rows have any size."""
-        if not buffer.flags.writeable or buffer.dtype == np.uint8:
+    def give(self, buffer: Array | Rows) -> None:
+        """Take a buffer back; rows, which have any size, and a worker's shared memory are not kept."""
+        if isinstance(buffer, Rows) or not buffer.flags.writeable or buffer.dtype == np.uint8:
             return
         self._free.setdefault((buffer.dtype.name, buffer.size), []).append(buffer)
 
     def reserve(self, blocks: list[Block], copies: int) -> None:
-        """Make `copies` buffers for each block beforehand, so that no step has to."""
+        """Allocate `copies` buffers for each block beforehand, so that no step has to."""
         for block in blocks:
             for _ in range(copies):
                 buffer = np.empty(block.size, dtype=block.dtype)
@@ -53,7 +49,7 @@ class BufferPool:
                 self.give(buffer)
 
     def trim(self, wanted: Iterable[tuple[Block, int]]) -> None:
-        """Drop buffers beyond what blocks can use, each with so many buffers."""
+        """Free the buffers beyond what blocks can use, each with so many buffers."""
         need: dict[tuple[str, int], int] = {}
         for block, copies in wanted:
             key = (block.dtype, block.size)
@@ -62,62 +58,70 @@ class BufferPool:
             del free[need.get(key, 0) :]
 
 
-class Arrivals:
-    """What a block of an async job knows of its workers."""
+@dataclass(eq=False, slots=True)
+class AsyncProgress:
+    """How far the workers of an asynchronous job have come with a block."""
 
-    __slots__ = ("highest", "received", "staged", "waiting")
+    #: by version that is not complete, the tree nodes that have been pushed
+    received: dict[int, set[int]] = field(default_factory=dict)
+    #: gradients that are not applied yet, with their worker and version
+    staged: list[tuple[str, int, Array]] = field(default_factory=list)
+    #: workers that wait for an answer, and of which version
+    waiting: list[tuple[str, int]] = field(default_factory=list)
+    #: the highest version that a worker has been sent
+    highest: int = 0
 
-    def __init__(self) -> None:
-        #: by version, the nodes whose contributions are applied; of versions that are not complete
-        self.received: dict[int, set[int]] = {}
-        #: contributions that came before the block did, of which workers
-        self.staged: list[tuple[str, int, Array]] = []
-        #: workers that wait for an answer, and of which version
-        self.waiting: list[tuple[str, int]] = []
-        #: the highest version that a worker has been sent
-        self.highest = 0
+    def has(self, version: int, node: int) -> bool:
+        """Whether a tree node of a version that is not complete has been pushed."""
+        return node in self.received.get(version, ())
 
 
-class Holding:
-    """One block on one server.
+@dataclass(eq=False, slots=True)
+class BlockState:
+    """One parameter block on one server: its weights, optimizer state and version, and the step under way.
 
-    Its owner's: ABSENT (`here` False: pushes of the coming step are staged) -> OWNED -> SENDING (after the clock, read
-    only) -> freed on the new owner's acknowledgement, or kept as its replica.  A replica: ABSENT -> here.
+    On its owner: expected (`here` is False: pushes of its coming step are staged), owned, sent to its next owner
+    (from the version on at which a plan gives it to another server; read only), then freed or kept as a replica.  A
+    replica: expected, then `here`.
     """
 
-    __slots__ = (
-        "arena", "arrivals", "block", "coming", "first", "guard", "here", "plan", "received", "rows", "stamp", "state",
-        "sums", "total", "version", "waits",
-    )  # fmt: skip
+    block: Block
+    #: the plan in force at `version`
+    plan: int
+    #: of the reduction tree
+    leaves: InitVar[int]
+    #: shared memory in which its state lies, if workers of this machine may read it there
+    arena: Arena | None = None
+    number: int = field(init=False)
+    #: completed updates; -1 until it is known
+    version: int = -1
+    #: the version at which `plan` took effect
+    first: int = 0
+    here: bool = False
+    #: row 0 the weights, then the optimizer's slots
+    state: Array = field(init=False)
+    #: tree nodes of the step under way that have been pushed, their partial sums, and the sum when it is complete
+    received: set[int] = field(default_factory=set)
+    sums: TreeSum[Array | Rows] = field(init=False)
+    total: Array | Rows | None = None
+    progress: AsyncProgress = field(default_factory=AsyncProgress)
+    #: of a sparse block, which rows the step before the last and the last have changed, as far as it is known
+    rows: tuple[Numbers | None, Numbers] | None = None
+    #: the server that keeps its replica, and another one that will take that one's place
+    backup: str = ""
+    next_backup: str = ""
+    #: whether workers wait for an answer until the replica has the step
+    awaits_backup: bool = False
+    #: of a replica: the stamp (`pslite.server.plan_clock`) that its owner knew
+    stamp: tuple[int, int] = (0, 0)
 
-    def __init__(self, block: Block, plan: int, leaves: int, arena: Arena | None = None) -> None:
-        self.block = block
-        #: where its state lies, if workers of this machine may look there
-        self.arena = arena
-        #: the plan in force at `version`
-        self.plan = plan
-        #: completed updates; -1 until it is known
-        self.version = -1
-        #: the version at which `plan` took effect
-        self.first = 0
-        self.here = False
-        #: row 0 the weights, then the optimizer's slots
+    def __post_init__(self, leaves: int) -> None:
+        block = self.block
+        self.number = block.number
         shape = 1 + slots(block.optimizer), block.size
-        self.state: Array = np.empty(shape, dtype=block.dtype) if arena is None else arena.state(block)
+        self.state = np.empty(shape, dtype=block.dtype) if self.arena is None else self.arena.state(block)
         self.state.fill(0)
-        self.received: set[int] = set()
-        self.sums: TreeSum[Array | Rows] = TreeSum(leaves, frozenset((ROOT,)))
-        self.total: Array | Rows | None = None
-        self.arrivals = Arrivals()
-        #: of a sparse block, which rows the step before the last and the last have changed, as far as it is known
-        self.rows: tuple[Numbers | None, Numbers] | None = None
-        #: the server whose replica is told of each step, and another one that will take its place
-        self.guard = ""
-        self.coming = ""
-        #: whether workers wait for an answer until a replica has the step
-        self.waits = False
-        #: of a replica: the stamp that its owner knew
-        self.stamp = 0, 0
+        self.begin_step(leaves)
 
     @property
     def weights(self) -> memoryview:
@@ -130,11 +134,20 @@ class Holding:
         """Weights and slots, as bytes."""
         return self.state.reshape(-1).data.cast("B")
 
-    def note(self, total: Rows) -> None:
+    @property
+    def backups(self) -> list[str]:
+        """The servers that are sent each step."""
+        return [task for task in (self.backup, self.next_backup) if task]
+
+    def header(self, kind: int, length: int, *, node: int = 0, stamp: tuple[int, int] = (0, 0), crc: int = 0) -> Header:
+        """Return the header of a frame about the block as it is now."""
+        return Header(kind, self.plan, self.number, node, length, self.version, self.first, *stamp, crc)
+
+    def note_rows(self, total: Rows) -> None:
         """Note which rows a step changes."""
         self.rows = self.rows[1] if self.rows is not None else None, total.numbers
 
-    def recent(self) -> Rows | None:
+    def changed_rows(self) -> Rows | None:
         """Return what a worker lacks that has the version before the last; None if that is everything."""
         # Who has come with the plan has no such version, nor do we know of the steps before we got the block.
         before, last = self.rows if self.rows is not None else (None, None)
@@ -143,19 +156,18 @@ class Holding:
         numbers = np.union1d(before, last)
         return Rows(numbers, self.state[0].reshape(-1, self.block.row)[numbers])
 
-    def enter(self, plan: int, first: int, leaves: int) -> None:
-        """Let `plan` rule this block from the present version on."""
+    def arrive(self, header: Header) -> None:
+        """Know that the state has come with a frame."""
+        self.version, self.first, self.here = header.version, header.first, True
+
+    def enter_plan(self, plan: int, first: int, leaves: int) -> None:
+        """Have `plan` rule the block from the present version on."""
         self.plan = plan
         self.first = first
-        self.begin(leaves)
+        self.begin_step(leaves)
 
-    def begin(self, leaves: int) -> None:
-        """Take contributions of the coming step from its beginning."""
+    def begin_step(self, leaves: int) -> None:
+        """Take pushes of the coming step from its beginning."""
         self.received.clear()
         self.total = None
         self.sums = TreeSum(leaves, frozenset((ROOT,)))
-
-    @property
-    def guards(self) -> list[str]:
-        """The servers that are told of each step."""
-        return [task for task in (self.guard, self.coming) if task]

@@ -1,8 +1,8 @@
-"""Replicas of blocks: what a server does so that another one can go on in its place, and what it keeps for others.
+"""Replicas of blocks: an owner sends its backup each step, so that the backup can go on in its place.
 
-The owner of a block sends its backup the gradient sum of each step; both apply it, so that they have the same bits, the
-optimizer's state included.  Workers are answered when the sum has come there: a replica is never behind
-what a worker has been told, and no step is lost with the owner.  A new backup is first sent the whole state, once.
+Both apply the same gradient sum, so that they have the same bits, the optimizer's state included.  Workers are answered
+when the sum has come to the backup: a replica is never behind what a worker has been told, and no step is lost with the
+owner.  A new backup is first sent the whole state (its seed), once.
 """
 
 from __future__ import annotations
@@ -18,56 +18,30 @@ from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.job.blocks import Block
 from pslite.net.data_frames import REPLICATE, REPLICATED, SEED, SEEDED, Header, Link
-from pslite.numeric.sparse_rows import Rows, checked_length, parse
-from pslite.server.block_state import Array, BufferPool, Holding
+from pslite.numeric.sparse_rows import Rows, checked_length
+from pslite.server.block_state import Array, BlockState, BufferPool
+from pslite.server.steps import Step
 
 #: seeds on their way at a time: they give way to answering workers
 _SEEDS = 2
 
 
-@dataclass(frozen=True)
-class Step:
-    """All that makes a version out of the one before: the sum of the gradients, and what it is scaled by."""
-
-    total: Array | Rows
-    #: what makes a mean of it
-    divisor: float
-    #: what the mean is multiplied by because all together are too long
-    clip: float
-    #: for LAMB, what the update of each tensor in the block is multiplied by
-    factors: tuple[float, ...]
-
-    def views(self) -> tuple[memoryview, ...]:
-        """Return it as it travels."""
-        total = self.total.views() if isinstance(self.total, Rows) else (self.total.data.cast("B"),)
-        numbers = np.array((self.divisor, self.clip, *self.factors))
-        return numbers.data.cast("B"), *total
-
-    @classmethod
-    def parse(cls, block: Block, data: Array, count: int) -> Step:
-        """Return what has come with `count` numbers; raises ProtocolError."""
-        divisor, clip, *factors = np.frombuffer(data, dtype=np.float64, count=count).tolist()
-        body = data[8 * count :]
-        total = parse(block, body.data) if block.row else body.view(block.dtype)
-        return cls(total, divisor, clip, tuple(factors))
-
-
 @dataclass
 class _Sent:
-    """The sum of a block's last step, on its way to replicas."""
+    """The sum of a block's last step, on its way to backups."""
 
-    holding: Holding
+    block: BlockState
     version: int
     total: Array | Rows
     waits_for: set[str]
 
 
-class Guards:
+class ReplicaSender:
     """The owner's part: has other servers keep replicas of its blocks.
 
     Parameters
     ----------
-    links
+    peers
         connections to other servers, by task; kept by the server.
     pool
         where buffers go back to.
@@ -76,16 +50,52 @@ class Guards:
 
     """
 
-    def __init__(self, links: Mapping[str, Link], pool: BufferPool, faults: FaultPoints) -> None:
-        self._links = links
+    def __init__(self, peers: Mapping[str, Link], pool: BufferPool, faults: FaultPoints) -> None:
+        self._peers = peers
         self._pool = pool
         self._faults = faults
         #: by block; workers wait for an answer until it has arrived
         self._sent: dict[int, _Sent] = {}
         #: blocks that want another backup, with its task
-        self._due: deque[tuple[Holding, str]] = deque()
+        self._due: deque[tuple[BlockState, str]] = deque()
         #: seeds that are not acknowledged: block -> task
         self._seeds: dict[int, str] = {}
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    def send_step(self, block: BlockState, step: Step, stamp: tuple[int, int]) -> None:
+        """Send a step just applied to the backups, for which answers wait; its sum is given back when they have it."""
+        tasks = set(block.backups)
+        block.awaits_backup = bool(tasks)
+        if not tasks:
+            self._pool.give(step.total)
+            return
+        views = step.views()
+        nbytes = sum(view.nbytes for view in views)
+        header = block.header(REPLICATE, nbytes, node=2 + len(step.factors), stamp=stamp)
+        for task in tasks:
+            link = self._peers.get(task)
+            if link is not None and link.open:
+                link.send(header, *views)
+        self._sent[block.number] = _Sent(block, block.version, step.total, tasks)
+
+    def step_acknowledged(self, link: Link, header: Header) -> BlockState | None:
+        """Take the acknowledgement of a step; returns the block whose workers can be answered now."""
+        sent = self._sent.get(header.block)
+        if sent is None or sent.version != header.version:
+            return None  # of a block that has another owner since
+        sent.waits_for.discard(link.task)
+        return self._finished(sent)
+
+    def _finished(self, sent: _Sent) -> BlockState | None:
+        if sent.waits_for:
+            return None
+        del self._sent[sent.block.number]
+        self._pool.give(sent.total)
+        sent.block.awaits_backup = False
+        return sent.block
+
+    # --- seeds ----------------------------------------------------------------------------------------------------
 
     @property
     def settled(self) -> bool:
@@ -93,131 +103,91 @@ class Guards:
         return not self._due and not self._seeds
 
     @property
-    def may_plant(self) -> bool:
+    def may_seed(self) -> bool:
         """Whether a seed may be sent."""
         if not self._due or len(self._seeds) >= _SEEDS:
             return False
         return not self._faults.reached(FaultPoint.REPLICA_DUE, self._due[0][0].plan)
 
-    def tell(self, holding: Holding, step: Step, stamp: tuple[int, int]) -> None:
-        """Send a step just applied to the replicas, which sets `waits`; its sum is given back when they have it."""
-        block, tasks = holding.block, set(holding.guards)
-        holding.waits = bool(tasks)
-        if not tasks:
-            self._give(step.total)
-            return
-        views = step.views()
-        header = Header(
-            REPLICATE, holding.plan, block.number, 2 + len(step.factors), sum(view.nbytes for view in views),
-            holding.version, holding.first, *stamp,
-        )  # fmt: skip
-        for task in tasks:
-            link = self._links.get(task)
-            if link is not None and link.open:
-                link.send(header, *views)
-        self._sent[block.number] = _Sent(holding, holding.version, step.total, tasks)
-
-    def _give(self, total: Array | Rows) -> None:
-        if not isinstance(total, Rows):
-            self._pool.give(total)
-
-    def told(self, link: Link, header: Header) -> Holding | None:
-        """Take the acknowledgement of a sum; returns the block whose workers can be answered now."""
-        sent = self._sent.get(header.block)
-        if sent is None or sent.version != header.version:
-            return None  # of a block that has another owner since
-        sent.waits_for.discard(link.task)
-        return self._finished(sent)
-
-    def _finished(self, sent: _Sent) -> Holding | None:
-        if sent.waits_for:
-            return None
-        del self._sent[sent.holding.block.number]
-        self._give(sent.total)
-        sent.holding.waits = False
-        return sent.holding
-
-    def settle(self) -> list[Holding]:
-        """A plan is in force everywhere: who is no backup any more may have gone before it could acknowledge a sum.
-
-        Those that came in its place have all that it was sent. Returns the blocks whose workers can be answered now.
-        """
-        return self._wait_for(lambda sent: sent.waits_for & set(sent.holding.guards))
-
-    def want(self, holding: Holding, task: str) -> None:
+    def seed_later(self, block: BlockState, task: str) -> None:
         """Have a server become the backup of a block, when there is time."""
-        self._due.append((holding, task))
+        self._due.append((block, task))
 
-    def plant_next(self) -> None:
+    def seed_next(self) -> None:
         """Send one of the seeds that are due."""
-        self.plant(*self._due.popleft())
+        self.seed(*self._due.popleft())
 
-    def plant(self, holding: Holding, task: str) -> None:
-        """Send the state of a block to a server, which is told of each further step."""
-        if self._faults.reached(FaultPoint.SEND_REPLICA, holding.plan):
+    def seed(self, block: BlockState, task: str) -> None:
+        """Send the state of a block to a server, which is sent each further step."""
+        if self._faults.reached(FaultPoint.SEND_REPLICA, block.plan):
             return
-        link = self._links.get(task)
+        link = self._peers.get(task)
         if link is None or not link.open:
             return  # it is gone; the next plan will have another one
         # a copy, for the block goes on
-        state = np.array(holding.state).reshape(-1).data.cast("B")
-        block = holding.block.number
-        link.send(
-            Header(
-                SEED, holding.plan, block, 0, state.nbytes, holding.version, holding.first, crc=zlib.crc32(state)
-            ),
-            state,
-        )  # fmt: skip
-        self._seeds[block] = task
-        if holding.guard:
-            holding.coming = task
+        state = np.array(block.state).reshape(-1).data.cast("B")
+        link.send(block.header(SEED, state.nbytes, crc=zlib.crc32(state)), state)
+        self._seeds[block.number] = task
+        if block.backup:
+            block.next_backup = task
         else:
-            holding.guard = task
+            block.backup = task
 
-    def planted(self, link: Link, header: Header, holding: Holding | None) -> None:
+    def seed_acknowledged(self, link: Link, header: Header, block: BlockState | None) -> None:
         """Take the acknowledgement of a seed: that server is the block's backup now."""
         if self._seeds.get(header.block) == link.task:
             del self._seeds[header.block]
-        if holding is not None and holding.coming == link.task:
-            holding.guard, holding.coming = link.task, ""
+        if block is not None and block.next_backup == link.task:
+            block.backup, block.next_backup = link.task, ""
 
-    def dismiss(self, holding: Holding) -> bool:
-        """Keep a block without replicas; returns whether its workers can be answered now."""
-        free = holding.waits
-        self.release(holding)
-        return free
+    # --- backups that are none any more ---------------------------------------------------------------------------
 
-    def release(self, holding: Holding) -> None:
-        """Forget all about a block that is no longer ours."""
-        holding.guard = holding.coming = ""
-        holding.waits = False
-        self._seeds.pop(holding.block.number, None)
-        self._due = deque((other, task) for other, task in self._due if other is not holding)
-        sent = self._sent.get(holding.block.number)
-        if sent is not None and sent.holding is holding:
-            del self._sent[holding.block.number]
+    def plan_done(self, blocks: Collection[BlockState], backups: Mapping[int, str]) -> list[BlockState]:
+        """Keep the backups that a plan names (by block), now that it is in force everywhere.
 
-    def without(self, gone: Collection[str], holdings: Collection[Holding]) -> list[Holding]:
+        Who is no backup any more may have gone before it could acknowledge a sum; those that came in its place have all
+        that it was sent.  Returns the blocks whose workers can be answered now.
+        """
+        free = []
+        for block in blocks:
+            # one that left with the plan before, where the one that should follow it is gone
+            if block.backup and block.backup != backups.get(block.number):
+                if block.awaits_backup:
+                    free.append(block)
+                self.release(block)
+        return free + self._wait_for(lambda sent: sent.waits_for & set(sent.block.backups))
+
+    def release(self, block: BlockState) -> None:
+        """Forget all about a block that is no longer owned, or has no backup."""
+        block.backup = block.next_backup = ""
+        block.awaits_backup = False
+        self._seeds.pop(block.number, None)
+        self._due = deque((other, task) for other, task in self._due if other is not block)
+        sent = self._sent.get(block.number)
+        if sent is not None and sent.block is block:
+            del self._sent[block.number]
+
+    def servers_lost(self, gone: Collection[str], blocks: Collection[BlockState]) -> list[BlockState]:
         """Wait no more for servers that are gone; returns the blocks whose workers can be answered now."""
-        self._due = deque((holding, task) for holding, task in self._due if task not in gone)
+        self._due = deque((block, task) for block, task in self._due if task not in gone)
         self._seeds = {block: task for block, task in self._seeds.items() if task not in gone}
-        for holding in holdings:
-            if holding.guard in gone:
-                holding.guard, holding.coming = holding.coming, ""
-            if holding.coming in gone:
-                holding.coming = ""
+        for block in blocks:
+            if block.backup in gone:
+                block.backup, block.next_backup = block.next_backup, ""
+            if block.next_backup in gone:
+                block.next_backup = ""
         return self._wait_for(lambda sent: sent.waits_for - set(gone))
 
-    def _wait_for(self, still: Callable[[_Sent], set[str]]) -> list[Holding]:
+    def _wait_for(self, still: Callable[[_Sent], set[str]]) -> list[BlockState]:
         """Have each sum wait for those that `still` names; returns the blocks whose workers can be answered now."""
         free = []
         for sent in list(self._sent.values()):
             sent.waits_for = still(sent)
             free.append(self._finished(sent))
-        return [holding for holding in free if holding is not None]
+        return [block for block in free if block is not None]
 
 
-class Replicas:
+class ReplicaStore:
     """The backup's part: keeps blocks of others.
 
     Parameters
@@ -227,49 +197,45 @@ class Replicas:
 
     """
 
-    def __init__(self, apply: Callable[[Holding, Step], None]) -> None:
+    def __init__(self, apply: Callable[[BlockState, Step], None]) -> None:
         self._apply = apply
-        self._kept: dict[int, Holding] = {}
-        #: made ready for seeds
-        self._awaited: dict[int, Holding] = {}
+        #: whole replicas, by block
+        self.kept: dict[int, BlockState] = {}
+        #: prepared for seeds
+        self._expected: dict[int, BlockState] = {}
         #: buffers that are not in use, by length
         self._free: dict[int, list[Array]] = {}
         #: the last plan that everybody has moved to
         self._settled = 0
 
-    @property
-    def kept(self) -> Mapping[int, Holding]:
-        """Whole replicas, by block."""
-        return self._kept
-
-    def expect(self, holdings: Mapping[int, Holding]) -> None:
+    def expect(self, blocks: Mapping[int, BlockState]) -> None:
         """Take seeds for these blocks from now on."""
-        self._awaited.update(holdings)
+        self._expected.update(blocks)
 
-    def keep(self, holding: Holding) -> None:
-        """Keep a block that was ours as a replica."""
-        self._kept[holding.block.number] = holding
+    def keep(self, block: BlockState) -> None:
+        """Keep a block that was owned here as a replica."""
+        self.kept[block.number] = block
 
-    def take(self, block: int) -> Holding | None:
-        """Give a replica away: it is nobody's replica any more."""
-        self._awaited.pop(block, None)
-        return self._kept.pop(block, None)
+    def remove(self, block: int) -> None:
+        """Keep no replica of a block any more."""
+        self._expected.pop(block, None)
+        self.kept.pop(block, None)
 
-    def retain(self, blocks: Collection[int], plan: int) -> None:
-        """Drop all others: `plan` is in force everywhere."""
-        for number in [number for number in self._kept if number not in blocks]:
-            self.take(number)
-        self._awaited.clear()
+    def plan_done(self, blocks: Collection[int], plan: int) -> None:
+        """Drop all replicas but of these blocks: `plan` is in force everywhere."""
+        for number in [number for number in self.kept if number not in blocks]:
+            self.remove(number)
+        self._expected.clear()
         self._settled = plan
-        for holding in self._kept.values():
-            self._enter(holding)
+        for block in self.kept.values():
+            self._enter(block)
 
-    def _enter(self, holding: Holding) -> None:
+    def _enter(self, block: BlockState) -> None:
         """Have the plan that everybody has moved to rule a replica that has none of its steps yet."""
-        if holding.plan < self._settled:
-            holding.plan, holding.first = self._settled, holding.version
+        if block.plan < self._settled:
+            block.plan, block.first = self._settled, block.version
 
-    def find(self, link: Link, header: Header) -> Holding | None:
+    def find(self, link: Link, header: Header) -> BlockState | None:
         """Return the replica that a frame of the block's owner is for; None if the block has another owner since.
 
         Raises
@@ -279,23 +245,24 @@ class Replicas:
 
         """
         if header.kind == SEED:
-            return self._awaited.get(header.block)
-        holding = self._kept.get(header.block)
-        if holding is not None and holding.version != header.version:
+            return self._expected.get(header.block)
+        block = self.kept.get(header.block)
+        if block is not None and block.version != header.version:
             raise ProtocolError(
-                f"{link.task} sent step {header.version} of block {header.block}: its replica is at {holding.version}"
+                f"{link.task} sent step {header.version} of block {header.block}: its replica is at {block.version}"
             )
-        return holding
+        return block
 
-    def seeded(self, link: Link, header: Header) -> None:
-        """A whole state has come."""
-        holding = self._awaited.pop(header.block)
-        crc = zlib.crc32(holding.whole)
+    def take_seed(self, link: Link, header: Header) -> None:
+        """Take a whole state that has come into the memory of an expected replica."""
+        block = self._expected.pop(header.block)
+        crc = zlib.crc32(block.whole)
         if crc != header.crc:
             raise ProtocolError(f"the replica of block {header.block} came damaged: checksum {crc:08x}")
-        holding.plan, holding.version, holding.first, holding.here = header.plan, header.version, header.first, True
-        self._kept[header.block] = holding
-        link.send(Header(SEEDED, header.plan, header.block, 0, 0, header.version, header.first))
+        block.plan = header.plan
+        block.arrive(header)
+        self.kept[header.block] = block
+        link.send(header.reply(SEEDED))
 
     def buffer(self, block: Block, header: Header, pieces: int) -> Array:
         """Return memory for the step of a block that has so many pieces of tensors.
@@ -313,13 +280,13 @@ class Replicas:
         free = self._free.get(header.length)
         return free.pop() if free else np.empty(header.length, dtype=np.uint8)
 
-    def replicated(self, link: Link, header: Header, data: Array) -> None:
-        """A step has come."""
-        holding = self._kept[header.block]
-        self._apply(holding, Step.parse(holding.block, data, header.node))
-        holding.plan, holding.first, holding.stamp = header.plan, header.first, (header.next_plan, header.next_first)
-        holding.version += 1
-        self._enter(holding)
-        if not holding.block.row:
+    def take_step(self, link: Link, header: Header, data: Array) -> None:
+        """Apply a step that has come."""
+        block = self.kept[header.block]
+        self._apply(block, Step.parse(block.block, data, header.node))
+        block.plan, block.first, block.stamp = header.plan, header.first, (header.next_plan, header.next_first)
+        block.version += 1
+        self._enter(block)
+        if not block.block.row:
             self._free.setdefault(data.size, []).append(data)
-        link.send(Header(REPLICATED, header.plan, header.block, 0, 0, header.version, header.first))
+        link.send(header.reply(REPLICATED))

@@ -1,0 +1,227 @@
+"""Data connections of a server: those that workers and servers open to it, and those that it opens to other servers."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Callable, Collection
+
+from pslite.errors import PeerLost, ProtocolError
+from pslite.fault_points import FaultPoint
+from pslite.net.authentication import Acceptor, Identity
+from pslite.net.coordinator_client import CoordinatorClient
+from pslite.net.data_frames import Link, Receiver
+from pslite.net.framing import cut_off
+from pslite.net.handshake_listener import HandshakeListener
+from pslite.net.messages import Hello, Severed
+from pslite.net.server_connections import ServerConnections
+from pslite.net.transport import open_listeners, tune
+from pslite.server.state import ServerState
+
+#: seconds after which the coordinator is told of a broken connection to a member that it has not given up
+BROKEN_SECONDS = 3.0
+
+
+class Connections:
+    """Opens, accepts and closes them in a poll loop, and tells the coordinator of those that stay broken.
+
+    Parameters
+    ----------
+    state
+        of the server.
+    selector
+        the loop's; connections are registered with themselves as data.
+    identity
+        who this server is, with the job's token.
+    job
+        the job's id.
+    needed
+        whether something comes or goes over a connection that has just broken.
+    opened
+        takes a new connection to another server, in the thread that has opened it.
+
+    """
+
+    def __init__(
+        self,
+        state: ServerState,
+        selector: selectors.BaseSelector,
+        identity: Identity,
+        job: str,
+        *,
+        needed: Callable[[Link], bool],
+        opened: Callable[[Link], None],
+    ) -> None:
+        self._state = state
+        self._selector = selector
+        self._identity = identity
+        self._job = job
+        self._needed = needed
+        listeners, self.local = open_listeners()
+        self.port = int(listeners[0].getsockname()[1])
+        self._listeners = [
+            HandshakeListener(selector, listener, acceptor=self._acceptor, welcome=self._welcome, say=state.say)
+            for listener in listeners
+        ]
+        self.connector = ServerConnections(opened, state.faults)
+        #: by task, connections that workers and servers opened to this one
+        self.links: dict[str, Link] = {}
+        #: by task, connections that this one opened to other servers
+        self.peers: dict[str, Link] = {}
+        self._all: set[Link] = set()
+        self._writing: set[Link] = set()
+        #: members whose connection is broken, since when and how
+        self._broken: dict[str, tuple[float, str]] = {}
+        #: members that have violated the protocol
+        self._violators: set[str] = set()
+        #: members that the coordinator has said are gone
+        self.gone: set[str] = set()
+        self._severed = False
+
+    # --- coming and going -----------------------------------------------------------------------------------------
+
+    def _acceptor(self) -> Acceptor:
+        identity = self._identity
+        return Acceptor(
+            job=self._job, task=identity.task, incarnation=identity.incarnation, token=identity.token,
+            encrypt=identity.encrypt or "none", channel="data", verdict=self._verdict,
+        )  # fmt: skip
+
+    def _verdict(self, hello: Hello) -> str:
+        if hello.task in self.gone:
+            return f"{hello.task} was given up"
+        return "" if hello.channel == "data" else "this is a parameter server: it takes data connections only"
+
+    def _welcome(self, sock: socket.socket, hello: Hello) -> None:
+        tune(sock)
+        if hello.role == "worker" and hello.task not in self._violators:
+            self._broken.pop(hello.task, None)  # it is there again, and says what it lacks
+        self._adopt(Link(sock, hello.task, hello.incarnation, hello.role), self.links)
+
+    def add_peer(self, link: Link) -> None:
+        """Take up a connection to another server."""
+        self._adopt(link, self.peers)
+
+    def _adopt(self, link: Link, links: dict[str, Link]) -> None:
+        old = links.get(link.task)
+        if old is not None:
+            self.drop(old)
+        links[link.task] = link
+        self._state.faults.reached(FaultPoint.CONNECTION_OPENED, link)
+        self._all.add(link)
+        self._selector.register(link.sock, selectors.EVENT_READ, link)
+        if self._severed:
+            cut_off([link.sock])
+
+    def drop(self, link: Link) -> None:
+        """Close a connection."""
+        if link in self._all:
+            self._all.discard(link)
+            self._writing.discard(link)
+            self._selector.unregister(link.sock)
+            link.close()
+            for links in (self.links, self.peers):
+                if links.get(link.task) is link:
+                    del links[link.task]
+                    if links is self.peers:
+                        self.connector.lost(link)
+
+    def give_up(self, tasks: Collection[str]) -> None:
+        """Close the connections of members that are gone, and let them in no more."""
+        for task in tasks:
+            self._broken.pop(task, None)
+            for link in self.of(task):
+                self.drop(link)
+        self.gone.update(tasks)
+
+    def keep_only(self, *, peers: Collection[str], links: Collection[str]) -> None:
+        """Close the connections with all other members."""
+        for mine, kept in ((self.peers, peers), (self.links, links)):
+            for task in [task for task in mine if task not in kept]:
+                self.drop(mine[task])
+
+    def of(self, task: str) -> list[Link]:
+        """Return the connections with a member."""
+        return [links[task] for links in (self.links, self.peers) if task in links]
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits to be sent to workers and servers that opened connections."""
+        return not any(link.unsent for link in self.links.values())
+
+    def others(self, link: Link) -> Collection[Link]:
+        """Return all other connections."""
+        return self._all - {link}
+
+    # --- in the loop ----------------------------------------------------------------------------------------------
+
+    def serve(self, link: Link, mask: int, receiver: Receiver) -> None:
+        """Receive and send what is possible without waiting."""
+        if not link.open:
+            return
+        try:
+            if mask & selectors.EVENT_READ:
+                link.receive(receiver)
+            if mask & selectors.EVENT_WRITE:
+                link.flush()
+        except PeerLost as error:
+            self._lose(link, str(error))
+        except ProtocolError as error:
+            self._state.say(f"closed the connection of {link.task}: {error}")
+            self._violators.add(link.task)
+            self._lose(link, f"{link.task} broke the protocol: {error}")
+
+    def flush(self) -> None:
+        """Send what was queued; have the selector tell when a full socket can take more."""
+        for link in list(self._all):
+            if link.unsent:
+                try:
+                    link.flush()
+                except PeerLost as error:
+                    self._lose(link, str(error))
+                    continue
+            if link.unsent != (link in self._writing):
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0)
+                self._selector.modify(link.sock, events, link)
+                (self._writing.add if link.unsent else self._writing.discard)(link)
+
+    def _lose(self, link: Link, reason: str) -> None:
+        needed = self._needed(link)
+        self.drop(link)
+        if needed and link.task not in self.gone:
+            # Its death is the coordinator's to judge, with better words; it is told only if nothing comes of that.
+            self._broken[link.task] = (time.monotonic(), f"{self._state.task}: {reason}")
+
+    def miss(self, server: str) -> None:
+        """Note that there is no connection to a server which something has to be sent to."""
+        if server not in self.gone:
+            self._broken.setdefault(server, (time.monotonic(), f"{self._state.task}: no connection to {server}"))
+
+    def forgive(self) -> None:
+        """Forget which connections are broken: a plan is done without them."""
+        self._broken.clear()
+
+    def report_broken(self, control: CoordinatorClient) -> None:
+        """Tell the coordinator of connections that stay broken; drop handshakes that take too long."""
+        now = time.monotonic()
+        for listener in self._listeners:
+            listener.expire(now)
+        for task, (since, reason) in list(self._broken.items()):
+            if control.late(since, BROKEN_SECONDS):
+                del self._broken[task]
+                control.send(Severed(task=task, reason=reason))
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def sever(self) -> None:
+        """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
+        self._severed = True
+        cut_off([link.sock for link in list(self._all)])
+
+    def close(self) -> None:
+        """Close everything."""
+        for link in list(self._all):
+            link.close()
+        for listener in self._listeners:
+            listener.close()

@@ -1,0 +1,135 @@
+"""Rounds of a parameter server: what is summed, when it is applied, and whom it answers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from parts import Parts, a_job, a_plan
+
+from pslite.errors import ProtocolError
+from pslite.net.data_frames import AGAIN, FETCH, PARAM, WHOLE, WRONG_OWNER, Header
+from pslite.net.messages import Clip, Norm
+
+
+def a_server(**changes):
+    """One that owns both blocks; two workers push the tree nodes 2 and 3."""
+    spec = a_job(**changes)
+    parts = Parts(spec)
+    parts.begin(a_plan(spec, workers=2, servers=1), weights=10.0)
+    return parts
+
+
+# --- synchronous --------------------------------------------------------------------------------------------------
+
+
+def test_a_step_is_applied_and_answered_when_all_have_pushed():
+    parts = a_server()
+    parts.push(0, 2, 0, 4.0)
+    assert parts.answers("worker-0") == []
+    parts.push(1, 3, 0, 8.0)
+    # 10 - (4 + 8) / 4 samples
+    for worker in ("worker-0", "worker-1"):
+        assert parts.answers(worker) == [(PARAM, 1, 7.0)]
+    assert parts.state.owned[0].version == 1
+    assert parts.state.owned[1].version == 0
+
+
+def test_what_is_pushed_twice_or_late_counts_once():
+    parts = a_server()
+    parts.push(0, 2, 0, 4.0)
+    parts.push(0, 2, 0, 4.0)
+    parts.push(1, 3, 0, 8.0)
+    parts.forget_sent()
+    parts.push(1, 3, 0, 8.0)
+    assert parts.state.owned[0].state[0, 0] == 7.0
+    assert parts.connections.links["worker-1"].take() == []
+    assert not parts.said
+
+
+def test_a_push_for_a_block_that_is_not_here_is_refused():
+    spec = a_job()
+    parts = Parts(spec)
+    plan = a_plan(spec, workers=2, servers=2)
+    parts.begin(plan)
+    (other,) = plan.blocks_of("ps-1")
+    parts.push(0, 2, 0, 1.0, block=other)
+    ((header, _),) = parts.connections.links["worker-0"].take()
+    assert (header.kind, header.block, header.node) == (WRONG_OWNER, other, 2)
+    assert parts.said == [f"refused a push of worker-0: block {other}, step 0"]
+
+
+def test_nobody_pushes_for_another_one_that_is_there():
+    parts = a_server()
+    with pytest.raises(ProtocolError, match="tree node 3 is not worker-0's"):
+        parts.push(0, 3, 0, 1.0)
+    parts.rounds.workers_lost({1: (3,)})
+    parts.push(0, 3, 0, 1.0)
+
+
+def test_a_clipped_step_waits_for_the_norm_over_all_servers():
+    parts = a_server(clip_norm=1.0)
+    parts.push(0, 2, 0, 4.0)
+    parts.push(1, 3, 0, 4.0)
+    parts.steps.report()
+    # four elements, each a mean gradient of 2
+    assert parts.told[-1] == Norm(version=0, squares={0: (16.0,)}, of="gradient")
+    assert parts.answers("worker-0") == []
+    parts.rounds.take_factors(Clip(version=0, factor=0.5))
+    assert parts.answers("worker-0") == [(PARAM, 1, 9.0)]
+    # another coordinator may hear of it again
+    parts.rounds.take_factors(Clip(version=-1, factor=0.1))
+    assert parts.state.owned[0].version == 1
+
+
+def test_a_worker_whose_connection_broke_is_answered_again_unless_the_answer_is_to_come():
+    parts = a_server()
+    parts.take("worker-0", Header(AGAIN, 1, 0, 0, 0, 1, 0))
+    assert parts.answers("worker-0") == []
+    parts.take("worker-0", Header(AGAIN, 1, 0, 0, 0, 0, 0))
+    assert parts.answers("worker-0") == [(PARAM, 0, 10.0)]
+
+
+def test_a_whole_block_is_sent_at_the_version_that_is_asked_for():
+    parts = a_server()
+    parts.take("worker-1", Header(FETCH, 1, 0, 0, 0, 0, 0))
+    assert parts.answers("worker-1") == [(WHOLE, 0, 10.0)]
+    parts.take("worker-1", Header(FETCH, 1, 0, 0, 0, 5, 0))
+    assert parts.answers("worker-1") == []
+
+
+# --- asynchronous -------------------------------------------------------------------------------------------------
+
+
+def test_without_a_common_step_each_gradient_is_applied_alone():
+    parts = a_server(mode="async", shards=2, staleness=1)
+    parts.push(0, 2, 0, 4.0)
+    assert parts.answers("worker-0") == [(PARAM, 1, 9.0)]
+    assert parts.answers("worker-1") == []
+    # one version ahead of the slowest is allowed, two are not
+    parts.push(0, 2, 1, 4.0)
+    assert parts.answers("worker-0") == []
+    parts.push(1, 3, 0, 4.0)
+    assert parts.answers("worker-1") == [(PARAM, 1, 7.0)]
+    assert parts.answers("worker-0") == [(PARAM, 2, 7.0)]
+    with pytest.raises(ProtocolError, match="worker-0 is at version 3, 1 is not complete"):
+        parts.push(0, 2, 3, 4.0)
+
+
+def test_those_that_are_gone_are_not_waited_for():
+    parts = a_server(mode="async", shards=2)
+    parts.push(0, 2, 0, 4.0)
+    assert parts.answers("worker-0") == []
+    parts.rounds.workers_lost({1: (3,), 7: (1,)})
+    assert parts.answers("worker-0") == [(PARAM, 1, 9.0)]
+
+
+def test_a_gradient_that_is_pushed_again_is_answered_and_not_applied():
+    parts = a_server(mode="async", shards=2, staleness=1)
+    parts.push(0, 2, 0, 4.0)
+    parts.forget_sent()
+    parts.push(0, 2, 0, 4.0)
+    assert parts.answers("worker-0") == [(PARAM, 1, 9.0)]
