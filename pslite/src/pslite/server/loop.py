@@ -97,10 +97,13 @@ class Server:
         faults: FaultHook | None = None,
     ) -> None:
         self._selector = selectors.DefaultSelector()
-        self._control = CoordinatorClient(identity, coordinator, timeout=join_timeout, resumed=self._resumed)
+        self._control = CoordinatorClient(
+            identity, coordinator, timeout=join_timeout,
+            resumed=lambda: self._steps.report_again(),  # noqa: PLW0108  (they are made below)
+        )  # fmt: skip
         self._identity = self._control.identity
-        self.state = state = ServerState(identity.task, self._control.send, say, FaultPoints(faults, identity.task))
-        self.connections = connections = Connections(
+        self._state = state = ServerState(identity.task, self._control.send, say, FaultPoints(faults, identity.task))
+        self._connections = connections = Connections(
             state, self._selector, self._identity, self._control.job, needed=self._needs, opened=self._hand_in
         )
         # the interface that reaches the coordinator reaches the rest of the job, unless the user says otherwise
@@ -154,7 +157,7 @@ class Server:
             the job goes back to its newest checkpoint: another server takes the place of this one.
 
         """
-        meter = self.state.meter
+        meter = self._state.meter
         self._wake_out.setblocking(False)
         self._control.watch(self._selector, self._read_control)
         self._selector.register(self._wake_out, selectors.EVENT_READ, self._take_results)
@@ -167,12 +170,12 @@ class Server:
                 meter.begin()
                 for key, mask in ready:
                     if isinstance(key.data, Link):
-                        self.connections.serve(key.data, mask, self._frames)
+                        self._connections.serve(key.data, mask, self._frames)
                     else:
                         key.data()
                 self._steps.report()
                 self._handoff.send()
-                self.connections.flush()
+                self._connections.flush()
                 self._keep_in_touch()
             return self._status
         except JobFailed:
@@ -185,17 +188,17 @@ class Server:
     def sever(self) -> None:
         """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
         self._control.sever()
-        self.connections.sever()
+        self._connections.sever()
 
     def _close(self) -> None:
         self._finish_checkpoints()
         self._control.flush()
         self._closed = True
-        for block in self.state.owned.values():
+        for block in self._state.owned.values():
             if block.arena is not None:
                 block.arena.keep()
         self._close_opened()
-        self.connections.close()
+        self._connections.close()
         for closable in (self._control, self._wake_in, self._wake_out, self._selector):
             closable.close()
 
@@ -204,15 +207,15 @@ class Server:
         now = time.monotonic()
         if now - self._beaten >= self._control.heartbeat:
             self._beaten = now
-            self.state.send(Beat(version=self.state.version, pace=self.state.meter.take()))
+            self._state.send(Beat(version=self._state.version, pace=self._state.meter.take()))
         if now - self._looked >= _LOOK_SECONDS:
             self._read_control()
-        self.connections.report_broken(self._control)
+        self._connections.report_broken(self._control)
 
     def _needs(self, link: Link) -> bool:
         """Whether a connection is needed: it is to a member of the plan in force, and something comes or goes."""
-        prepared = self.state.plans.get(self.state.current)
-        used = link.role != "ps" or self._handoff.moving or self.connections.peers.get(link.task) is link
+        prepared = self._state.plans.get(self._state.current)
+        used = link.role != "ps" or self._handoff.moving or self._connections.peers.get(link.task) is link
         return used and prepared is not None and link.task in prepared.plan.tasks()
 
     # --- results of other threads ---------------------------------------------------------------------------------
@@ -239,23 +242,23 @@ class Server:
         while not self._done.empty():
             result = self._done.get()
             if isinstance(result, Nack | Saved | NotSaved):
-                self.state.send(result)
+                self._state.send(result)
             elif isinstance(result, Link):
-                self.connections.add_peer(result)
+                self._connections.add_peer(result)
             elif result.plan.number not in self._given_up:
                 self._take_plan(result)
 
     def _take_plan(self, prepared: PreparedPlan) -> None:
         number = prepared.plan.number
-        self.state.plans[number] = prepared
-        self.state.faults.reached(FaultPoint.PLAN_STAGED, prepared.plan)
+        self._state.plans[number] = prepared
+        self._state.faults.reached(FaultPoint.PLAN_STAGED, prepared.plan)
         self._replicas.expect(prepared.replicas)
-        self.state.current = self.state.current or number
-        self.state.send(Ready(plan=number))
+        self._state.current = self._state.current or number
+        self._state.send(Ready(plan=number))
 
     def _finish_checkpoints(self) -> None:
         """Write what is begun of a checkpoint, and begin no other."""
-        saver, self.state.saver = self.state.saver, None
+        saver, self._state.saver = self._state.saver, None
         if saver is not None:
             saver.close()
             self._take_results()
@@ -263,40 +266,36 @@ class Server:
     # --- messages of the coordinator ------------------------------------------------------------------------------
 
     def _read_control(self) -> None:
-        if self.state.faults.reached(FaultPoint.READ_CONTROL):
+        if self._state.faults.reached(FaultPoint.READ_CONTROL):
             return
         self._looked = time.monotonic()
         for message in self._control.look():
-            if self.state.faults.reached(FaultPoint.MESSAGE, message):
+            if self._state.faults.reached(FaultPoint.MESSAGE, message):
                 continue
             handler = self._handlers.get(type(message))
             if handler is None:
                 raise ProtocolError(f"unexpected {type(message).__name__} from the coordinator")
             handler(message)
 
-    def _resumed(self) -> None:
-        """The coordinator has changed, or the connection to it."""
-        self._steps.report_again()
-
     def _prepare(self, message: Prepare) -> None:
-        state = self.state
+        state = self._state
         if not state.known:
             self._begin(message)
         elif message.spec != state.spec:
-            self.state.send(Nack(plan=message.plan.number, reason="the job's description has changed"))
+            self._state.send(Nack(plan=message.plan.number, reason="the job's description has changed"))
             return
         owned, replicas = set(state.owned), set(self._replicas.kept)
 
         def work() -> None:
             self._hand_in(
-                prepare(message, state, owned, replicas, identity=self._identity, connector=self.connections.connector)
+                prepare(message, state, owned, replicas, identity=self._identity, connector=self._connections.connector)
             )
 
         threading.Thread(target=work, name="prepare", daemon=True).start()
 
     def _begin(self, message: Prepare) -> None:
         """Learn what the job is, with the first plan."""
-        state, spec = self.state, message.spec
+        state, spec = self._state, message.spec
         state.begin(spec)
         self._steps.begin()
         if spec.checkpoint and not state.sums_only:
@@ -304,7 +303,7 @@ class Server:
             state.saver = Saver(spec, name, self._hand_in)
         kind = AsynchronousRounds if spec.asynchronous else SynchronousRounds
         self._rounds = self._frames.rounds = self._failover.rounds = kind(
-            state, self.connections, self._steps, self._backups, self._handoff
+            state, self._connections, self._steps, self._backups, self._handoff
         )
 
     def _abort(self, message: Abort) -> None:
@@ -312,17 +311,17 @@ class Server:
         self._forget(message.plan)
 
     def _forget(self, plan: int) -> None:
-        self.state.forget(plan)
-        self.state.clock.forget(plan)
+        self._state.forget(plan)
+        self._state.clock.forget(plan)
 
     def _plan_done(self, message: PlanDone) -> None:
-        state, connections, number = self.state, self.connections, message.plan
+        state, connections, number = self._state, self._connections, message.plan
         before = {task for plan in state.plans_in_force() for task in plan.tasks()}
         for old in [n for n in state.plans if n < number]:
             self._forget(old)
         state.current = state.settled = number
         self._handoff.plan_done(number)
-        self.state.clock.passed(number)
+        self._state.clock.passed(number)
         prepared = state.plans[number]
         plan, owned = prepared.plan, list(state.owned.values())
         self._replicas.plan_done(plan.replicas_of(state.task), number)
@@ -340,23 +339,23 @@ class Server:
 
     def _take_over(self, message: TakeOver) -> None:
         """Others do the part of workers that are gone; what those have pushed counts."""
-        self.connections.give_up(message.gone)
-        if self.state.known:
+        self._connections.give_up(message.gone)
+        if self._state.known:
             self._rounds.workers_lost(message.nodes)
-        self.state.send(TakenOver(number=message.number))
+        self._state.send(TakenOver(number=message.number))
 
     def _take_factors(self, message: Clip | Trust) -> None:
-        if self.state.known:
+        if self._state.known:
             self._rounds.take_factors(message)
 
     def _send_digests(self, message: DigestRequest) -> None:  # noqa: ARG002
-        blocks = {number: hashlib.sha256(block.weights).digest() for number, block in self.state.owned.items()}
-        self.state.send(Digests(blocks=blocks))
+        blocks = {number: hashlib.sha256(block.weights).digest() for number, block in self._state.owned.items()}
+        self._state.send(Digests(blocks=blocks))
 
     def _exit(self, message: Exit) -> None:
-        self.state.say(message.reason)
+        self._state.say(message.reason)
         self._finish_checkpoints()
-        self.state.send(Leave())
+        self._state.send(Leave())
         self._status = 0
 
     def _refused(self, message: Refused) -> None:
