@@ -34,21 +34,18 @@ from dl2d.throughput.gaussian_process import Belief
 def original(workloads: list[Workload], rounds: int, network: NetworkKind) -> dict[str, float]:
     """Rounds of acting and learning; the first are not counted."""
     begun = [0.0, 0.0]
-    updates, reports = 0, []
+    reports: list[Report] = []
     settings = replace(
         Settings(), teacher="", network=network, iterations=rounds, critic_iterations=0, validate_every=rounds
     )
 
-    def told(phase: str, done: int, total: int) -> None:
+    def on_step(phase: str, done: int, total: int) -> None:
         del phase, total
         if done == 1:
             begun[0] = time.process_time()
         begun[1] = time.process_time()
 
-    def progress(report: Report) -> None:
-        reports.append(report)
-
-    learn(workloads, workloads[:1], settings, seed=0, told=told, progress=progress)
+    learn(workloads, workloads[:1], settings, seed=0, on_step=on_step, on_validation=reports.append)
     report = reports[-1]
     seconds = (begun[1] - begun[0]) * rounds / (rounds - 1)
     share = report.learning_seconds / (report.learning_seconds + report.acting_seconds)

@@ -41,11 +41,11 @@ def train_original(options: TrainOptions) -> None:
         checkpoint = learn(
             workloads, validation, settings, seed=options.seed, out=options.checkpoint, start=start, state=state,
             resume=options.resume,
-            progress=lambda report: bars.update(
+            on_validation=lambda report: bars.update(
                 bar, note=f"JCT {report.score.best:.3f}, best {report.best:.3f}{others}"
             ),
-            told=lambda phase, done, total: bars.update(bar, description=phase, completed=done, total=total),
-            stop=lambda: options.minutes is not None and time.monotonic() - began > 60 * options.minutes,
+            on_step=lambda phase, done, total: bars.update(bar, description=phase, completed=done, total=total),
+            should_stop=lambda: options.minutes is not None and time.monotonic() - began > 60 * options.minutes,
         )  # fmt: skip
     _write_report(options.out, checkpoint, times, offline=options.offline)
     seconds = round(time.monotonic() - began, 1)

@@ -26,11 +26,11 @@ from dl2d.tick.start_check import start_check
 
 if TYPE_CHECKING:
     from dl2d.learning.dl2_paper.demonstrations import Recording
-    from dl2d.learning.dl2_paper.supervised import Schooled
+    from dl2d.learning.dl2_paper.supervised import Imitation
 
 
 class Teacher(enum.StrEnum):
-    """Policies that can be imitated; ``dl2d.learning.dl2_paper.teachers`` has the same."""
+    """Policies that can be imitated; ``dl2d.learning.dl2_paper.settings`` has the same."""
 
     DRF = "drf"
     FIFO = "fifo"
@@ -90,7 +90,7 @@ def supervised(
         raise typer.BadParameter("give one of --from-store and --teacher")
     if teacher is not None and not workload:
         raise typer.BadParameter("a teacher needs workloads", param_hint="--workload")
-    from dl2d.learning.dl2_paper import supervised as school  # noqa: PLC0415 - torch takes seconds
+    from dl2d.learning.dl2_paper import supervised as learning  # noqa: PLC0415 - torch takes seconds
     from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss  # noqa: PLC0415
 
     began = time.monotonic()
@@ -107,12 +107,12 @@ def supervised(
 
         if from_store:
             recordings, seconds = _recorded(config, store, slots, policy)
-            found = school.school_by_recordings(
-                recordings, settings, slot_seconds=seconds, seed=seed, told=show
+            found = learning.imitate_recordings(
+                recordings, settings, slot_seconds=seconds, seed=seed, on_update=show
             )  # fmt: skip
         else:
             train_on, look_at = training_workloads(workload or [], validate or [], seed, draws)
-            found = school.school_by_teacher(train_on, look_at, settings, seed=seed, told=show)
+            found = learning.imitate_teacher(train_on, look_at, settings, seed=seed, on_update=show)
     if recordings:
         _refuse_if_jobs_wait(found, recordings)
     folder = out / "checkpoint"
@@ -123,14 +123,14 @@ def supervised(
     if as_json:
         training = found.checkpoint.training
         print_json({"checkpoint": str(folder), "digest": found.checkpoint.digest, "seconds": taken,
-                    "lessons": found.lessons, "losses": list(found.losses), **training})  # fmt: skip
+                    "lessons": found.demonstrations, "losses": list(found.losses), **training})  # fmt: skip
         return
     for line in lines:
         typer.echo(line)
     typer.echo(f"{folder}: {found.checkpoint.digest[:12]}, after {taken:.0f} s; report in {out / 'report.md'}")
 
 
-def _refuse_if_jobs_wait(found: Schooled, recordings: Sequence[Recording]) -> None:
+def _refuse_if_jobs_wait(found: Imitation, recordings: Sequence[Recording]) -> None:
     """Raise ``GateRefused`` where what was learned leaves jobs waiting on an idle cluster like the recorded one."""
     newest = recordings[-1]
     requests = [job.request for each in reversed(recordings) for job in each.snapshot.jobs]
@@ -166,22 +166,24 @@ def _recorded(config: Path | None, url: str | None, most: int, policy: str | Non
     return [Recording(slot.snapshot, slot.decision, placement) for slot in found], statistics.median(between or [60.0])
 
 
-def _lines(found: Schooled, teacher: Teacher | None) -> list[str]:
-    lines = [f"{found.lessons} decisions learned from; the best action was right in {found.agreement:.1%} of others"]
+def _lines(found: Imitation, teacher: Teacher | None) -> list[str]:
+    lines = [
+        f"{found.demonstrations} decisions learned from; the best action was right in {found.agreement:.1%} of others"
+    ]
     if found.score is not None and found.teacher is not None:
         for way, value in (("best actions", found.score.greedy), ("actions drawn", found.score.sampled)):
             share = f"{value / found.teacher - 1:+.1%} against {teacher}'s {found.teacher:.3f}"
             lines.append(f"{way}: mean completion time {value:.3f} slots, {share}")
-    if found.followed is not None:
-        followed = found.followed
-        same = f"{followed.same:.1%} of {followed.jobs} jobs the same size"
-        lines.append(f"the last {followed.slots} slots: {same}, {followed.differing:.1%} of tasks differ")
-        lines.append(f"of {followed.started} jobs that were started then, {followed.started_same:.1%} the same size")
+    if found.comparison is not None:
+        compared = found.comparison
+        same = f"{compared.same:.1%} of {compared.jobs} jobs the same size"
+        lines.append(f"the last {compared.slots} slots: {same}, {compared.differing:.1%} of tasks differ")
+        lines.append(f"of {compared.started} jobs that were started then, {compared.started_same:.1%} the same size")
     acting = "drawn" if found.checkpoint.settings["sampled"] else "best"
     return [*lines, f"the checkpoint takes {acting} actions"]
 
 
-def _write_report(out: Path, found: Schooled, lines: Sequence[str]) -> None:
+def _write_report(out: Path, found: Imitation, lines: Sequence[str]) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
 
     plain = "\n".join(f"- {key}: {value}" for key, value in found.checkpoint.training.items())

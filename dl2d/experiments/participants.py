@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Self
 
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator, TypeAdapter, model_validator
 
-from dl2d.core.errors import Dl2dError, WorkloadError
-from dl2d.core.validation import Flag, Items, Kinds, Record, Text, Whole, bad, to_plain
-from dl2d.core.wording import did_you_mean, shown
+from dl2d.core.errors import WorkloadError
+from dl2d.core.validation import Flag, Items, Kinds, Record, Text, Whole, bad, read, to_plain
+from dl2d.core.wording import shown
 from dl2d.learning.dl2_paper.settings import PAPER, Settings
 from dl2d.learning.training import TrainingSettings
 from dl2d.simulation.workload.sources import is_drawn
@@ -90,10 +90,20 @@ class Training(Record):
             raise bad("sources", "name one or more workloads to learn from")
         if not self.validation and (files := [source for source in self.sources if not is_drawn(source)]):
             raise bad("validation", f"name workloads to choose checkpoints by: {files[0]} is not drawn")
-        try:
-            check_training(self)
-        except WorkloadError as error:
-            raise bad(error.key, error.problem) from None
+        if self.before and self.design is Design.JUMPS:
+            raise bad("before", "the design jumps begins with nothing")
+        before = dict(self.before)
+        types = before.pop("types", 0)
+        if not isinstance(types, int) or isinstance(types, bool):
+            raise bad("before.types", f"expected a whole number, got {shown(types)}")
+        for part, given in (("settings", self.settings), ("before", before)):
+            try:
+                if self.design is Design.JUMPS:
+                    jumps_settings(given, seed=0)
+                else:
+                    original_settings(self.design, given)
+            except WorkloadError as error:
+                raise bad(f"{part}.{error.key}".rstrip("."), error.problem) from None
         return self
 
 
@@ -146,50 +156,21 @@ def plain(name: str) -> Participant:
 
 
 def original_settings(design: Design, given: Mapping[str, Setting]) -> Settings:
-    """The settings of the paper's design. Raises ``WorkloadError`` (where unknown or of the wrong kind)."""
+    """The settings of the paper's design. Raises ``WorkloadError``."""
     start = PAPER if design is Design.PAPER else Settings()
-    try:
-        return replace(start, **_converted(start, given))
-    except WorkloadError:
-        raise
-    except Dl2dError as error:
-        raise WorkloadError("", str(error)) from None
+    made: Settings = read(_ORIGINAL, {**to_plain(start), **given}, WorkloadError)
+    return made
 
 
 def jumps_settings(given: Mapping[str, Setting], *, seed: int) -> TrainingSettings:
     """The settings of the default design. Raises ``WorkloadError``."""
-    start = TrainingSettings(seed=seed)
     if "seed" in given:
         raise WorkloadError("seed", "is the experiment's to choose")
-    try:
-        return replace(start, **_converted(start, given))
-    except ValueError as error:
-        raise WorkloadError("", str(error)) from None
+    return replace(read(_JUMPS, given, WorkloadError), seed=seed)
 
 
-def _converted(record: Any, given: Mapping[str, Setting]) -> dict[str, Any]:
-    """Given values converted to the types of the record's fields."""
-    known = {
-        entry.name: getattr(record, entry.name)
-        for entry in fields(record)
-        if isinstance(getattr(record, entry.name), bool | int | float | str)
-    }
-    made: dict[str, Any] = {}
-    for key, value in given.items():
-        if key not in known:
-            raise WorkloadError(key, f"there is no such setting{did_you_mean(key, known)}")
-        kind = type(known[key])
-        if isinstance(value, bool) != (kind is bool) or isinstance(value, str) != issubclass(kind, str):
-            raise WorkloadError(key, f"expected a value such as {known[key]}, got {shown(value)}")
-        try:
-            converted = kind(value)
-        except ValueError:
-            values = ", ".join(kind) if issubclass(kind, enum.StrEnum) else ""
-            raise WorkloadError(key, f"expected one of {values}, got {shown(value)}") from None
-        if kind is int and converted != value:
-            raise WorkloadError(key, f"expected a whole number, got {shown(value)}")
-        made[key] = converted
-    return made
+_ORIGINAL: Final = TypeAdapter(Settings)
+_JUMPS: Final = TypeAdapter(TrainingSettings)
 
 
 def inherited(given: object, shared: Training | None) -> object:
@@ -206,23 +187,6 @@ def inherited(given: object, shared: Training | None) -> object:
     elif isinstance(settings, Mapping):
         settings = {**base.get("settings", {}), **settings}
     return {**given, "training": {**base, **own, "settings": settings}}
-
-
-def check_training(training: Training) -> None:
-    """Check the settings of a training. Raises ``WorkloadError`` with the key at fault."""
-    if training.before and training.design is Design.JUMPS:
-        raise WorkloadError("before", "the design jumps begins with nothing")
-    for part, given in (("settings", dict(training.settings)), ("before", dict(training.before))):
-        try:
-            if training.design is Design.JUMPS:
-                jumps_settings(given, seed=0)
-                continue
-            types = given.pop("types", 0) if part == "before" else 0
-            if not isinstance(types, int) or isinstance(types, bool):
-                raise WorkloadError("types", f"expected a whole number, got {shown(types)}")
-            original_settings(training.design, given)
-        except WorkloadError as error:
-            raise WorkloadError(f"{part}.{error.key}" if error.key else part, error.problem) from None
 
 
 def describe_participant(participant: Participant) -> str | dict[str, Any]:

@@ -42,7 +42,7 @@ from dl2d.learning.dl2_paper.settings import Settings
 from dl2d.learning.training import Trainer
 from dl2d.plugins import Given, load_placement, load_policy
 from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
-from dl2d.simulation.policy_lookup import LEARNED, TOLD, find_policy
+from dl2d.simulation.policy_lookup import LEARNED, TOLD, find_policy, replay_by_name
 from dl2d.simulation.preset import Preset, PresetName, preset
 from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.speeds.realism import Realism
@@ -262,13 +262,7 @@ def _train(wanted: Preparation, training: Training, folder: Path) -> Prepared:
         checkpoint, curve, unit = _original(training, learned, validation, wanted.seed, sorted(named))
     write_checkpoint(checkpoint, folder / CHECKPOINT)
     rules = preset(PresetName.DL2_PAPER)
-    reference = [
-        replay(
-            workload, find_policy(REFERENCE, workload, rules), rules.placement_of(REFERENCE), rules=rules.rules,
-            timer=time.perf_counter,
-        ).avg_jct
-        for workload in validation
-    ]  # fmt: skip
+    reference = [replay_by_name(REFERENCE, workload, rules).avg_jct for workload in validation]
     return Prepared(
         entrant=wanted.participant.name, seed=wanted.seed, checkpoint=checkpoint.digest, unit=unit, curve=curve,
         reference=float(np.mean(reference)),
@@ -329,7 +323,7 @@ def _original(
             if math.isfinite(report.score.best):  # the better of both ways of acting
                 looks[done + supervised + learned_since] = report.score.best
 
-        return train(learned, validation, settings, seed=seed, progress=look, **given)
+        return train(learned, validation, settings, seed=seed, on_validation=look, **given)
 
     settings = original_settings(training.design, training.settings)
     if training.before:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 
-from dl2d.simulation.policy_lookup import find_policy
+from dl2d.simulation.policy_lookup import replay_by_name
 from dl2d.simulation.preset import PresetName, preset
-from dl2d.simulation.replay import replay
 from dl2d.simulation.workload.format import Workload
 
 #: ``-true``: told the true speeds.
@@ -28,11 +26,7 @@ def baselines(
         for list_ in workloads:
             times = []
             for workload in list_:
-                policy = find_policy(name, workload, chosen)
-                played = replay(
-                    workload, policy, chosen.placement_of(name), rules=chosen.rules, timer=time.perf_counter
-                )
-                times.append(played.avg_jct)
+                times.append(replay_by_name(name, workload, chosen).avg_jct)
                 done += 1
                 if progress is not None:
                     progress(done, total)

@@ -8,30 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
+from dl2d.core.validation import Number, Record, Whole
 from dl2d.policies.jumps import Floats
 
 _MEAN, _SQUARE, _TINY = 0.9, 0.99, 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """How far to look and to go."""
+class Step(Record):
+    """Settings of one iteration."""
 
-    #: Pairs of members, and the deviation of the noise that is added to, and taken off, the weights.
-    pairs: int = 16
-    spread: float = 0.1
-    #: Step size in the first iteration, what it falls by in each, and its least.
-    rate: float = 0.05
-    decay: float = 0.9965
-    least_rate: float = 0.01
-
-    def __post_init__(self) -> None:
-        """Check."""
-        if self.pairs < 1 or not self.spread > 0 or not self.rate > 0:
-            raise ValueError("pairs must be 1 or more, spread and rate more than 0")
+    #: Pairs of members, and the standard deviation of the noise that is added to, and subtracted from, the weights.
+    pairs: Annotated[int, Whole(1, 100_000)] = 16
+    spread: Annotated[float, Number(1e6, above=0.0)] = 0.1
+    #: Step size in the first iteration, the factor from one to the next, and its minimum.
+    rate: Annotated[float, Number(1e6, above=0.0)] = 0.05
+    decay: Annotated[float, Number(1.0)] = 0.9965
+    least_rate: Annotated[float, Number(1e6)] = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

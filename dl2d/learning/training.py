@@ -9,12 +9,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 
 from dl2d.core.errors import CheckpointError
 from dl2d.core.measured import MeasuredSpeeds
+from dl2d.core.validation import Flag, Items, Number, Record, Whole
 from dl2d.learning import state_file
 from dl2d.learning.evolution_strategy import Search, Step, advance
 from dl2d.learning.rollout import Ground, Measurements, measuring, play
@@ -30,39 +31,41 @@ _STATE: Final = "state.npz"
 _EXPLORING, _SEARCHING, _BEGINNING = range(3)
 
 
+Share = Annotated[float, Number(1.0, above=0.0)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSettings:
-    """What training goes by."""
+class TrainingSettings(Record):
+    """Settings of a training."""
 
-    seed: int = 0
-    #: Iterations of the search; and how many go by between one look at the validation workloads, belief and save and
-    #: the next.
-    iterations: int = 150
-    every: int = 10
+    seed: Annotated[int, Whole(0, 2**63 - 1)] = 0
+    #: Iterations of the search; every so many, the validation workloads are run and the throughput model is updated.
+    iterations: Annotated[int, Whole(0, 1_000_000)] = 150
+    every: Annotated[int, Whole(1, 1_000_000)] = 10
     #: Hidden units of the scorer; 0: it is linear.
-    hidden: int = 0
-    #: Each workload is played with these parts of its nodes.
-    parts: tuple[float, ...] = (1.0, 1 / 2, 1 / 4, 1 / 6, 1 / 8)
+    hidden: Annotated[int, Whole(0, 4096)] = 0
+    #: Each workload is run with these shares of its nodes.
+    parts: Annotated[tuple[Annotated[float, Number(1.0, above=0.0)], ...], Items(100)] = (
+        1.0,
+        1 / 2,
+        1 / 4,
+        1 / 6,
+        1 / 8,
+    )
     #: Workloads that the members of an iteration are compared on.
-    batch: int = 10
-    #: Rounds of exploration, workloads in each, and the optimism in them, in deviations; and that of what is learned.
-    rounds: int = 12
-    explored: int = 40
-    optimism: float = 2.0
-    deciding_optimism: float = 0.0
-    #: Whether speeds go on being measured while weights are searched for.
-    measuring: bool = True
+    batch: Annotated[int, Whole(1, 10_000)] = 10
+    #: Rounds of exploration, workloads in each, and the optimism in them, in standard deviations; and the optimism of
+    #: the trained policy.
+    rounds: Annotated[int, Whole(0, 10_000)] = 12
+    explored: Annotated[int, Whole(1, 10_000)] = 40
+    optimism: Annotated[float, Number(1e3)] = 2.0
+    deciding_optimism: Annotated[float, Number(1e3)] = 0.0
+    #: Whether speeds are measured during the search, too.
+    measuring: Flag = True
     #: As in ``dl2d.simulation.vectorized.clusters``.
-    speed_noise: float = 0.0
-    epochs_error: float = 0.0
+    speed_noise: Annotated[float, Number(0.99)] = 0.0
+    epochs_error: Annotated[float, Number(0.99)] = 0.0
     step: Step = field(default_factory=Step)
-
-    def __post_init__(self) -> None:
-        """Check."""
-        if min(self.iterations, self.hidden, self.rounds) < 0 or min(self.every, self.batch, self.explored) < 1:
-            raise ValueError("counts of training must be whole numbers of 0 or more; every, batch and explored 1")
-        if not self.parts or not all(0.0 < part <= 1.0 for part in self.parts):
-            raise ValueError("parts must be numbers over 0, up to 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,7 @@ from dl2d.policies.dl2_paper import policy as dl2_paper
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.simulation.preset import Preset
+from dl2d.simulation.replay import Replayed, replay
 from dl2d.simulation.speeds.models import MAX_TASKS, SpeedModel, Table
 from dl2d.simulation.workload.format import Workload
 
@@ -103,3 +105,9 @@ def find_policy(name: str, workload: Workload, chosen: Preset, checkpoint: Path 
     if chosen.policies:
         raise PluginError(f"--policy: this preset has no {name!r}{near}; it has {', '.join(known)}")
     raise PluginError(f"--policy: there is no {name!r}{near}; there are {', '.join(known)}")
+
+
+def replay_by_name(name: str, workload: Workload, chosen: Preset) -> Replayed:
+    """Replay a workload under a policy by name, with the rules and the placement of a preset."""
+    policy = find_policy(name, workload, chosen)
+    return replay(workload, policy, chosen.placement_of(name), rules=chosen.rules, timer=time.perf_counter)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dl2d.cli import train_original
-from dl2d.learning.dl2_paper.replay_buffer import Samples
-from dl2d.learning.dl2_paper.rollout import Player
+from dl2d.learning.dl2_paper.rollout import SampleCollector
+from dl2d.learning.dl2_paper.samples import Samples
 from dl2d.learning.dl2_paper.settings import Settings
 
 MODELS = {"workers": [[10.0 * w / p for w in range(1, 5)] for p in range(1, 5)]}
@@ -76,14 +76,14 @@ def test_it_is_stopped_and_goes_on(dl2d, workload: Path, tmp_path: Path, monkeyp
     command = ["train", "--design", "original", "-w", workload, "--iterations", "3", "--no-compare", "--json", "-o"]
     whole = dl2d(*command, tmp_path / "whole")
     assert whole.status == 0, whole.err
-    collect, calls = Player.collect, iter(range(100))
+    collect, calls = SampleCollector.collect, iter(range(100))
 
     def interrupted(*arguments: Any) -> Samples:
         if next(calls) == 2:
             raise KeyboardInterrupt
         return collect(*arguments)
 
-    monkeypatch.setattr(Player, "collect", interrupted)
+    monkeypatch.setattr(SampleCollector, "collect", interrupted)
     stopped = dl2d(*command, tmp_path / "parts")
     assert stopped.status == 130
     assert "--resume goes on with the last state saved" in stopped.err

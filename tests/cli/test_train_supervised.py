@@ -15,7 +15,7 @@ from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobState
 from dl2d.core.plan import Outcome, Plan
 from dl2d.core.store import Slot
-from dl2d.learning.dl2_paper.demonstrations import played
+from dl2d.learning.dl2_paper.demonstrations import recordings_of
 from dl2d.simulation.workload.format import read_workload
 from dl2d.store import schema
 from dl2d.store.sql import SqlStore
@@ -36,7 +36,7 @@ def site(tmp_path: Path, workload: Path) -> Path:
     store = SqlStore(url)
     store.acquire("test")
     known = set()
-    for number, recording in enumerate(played("drf", read_workload(workload)), 1):
+    for number, recording in enumerate(recordings_of("drf", read_workload(workload)), 1):
         for job in recording.snapshot.jobs:
             if job.key not in known:
                 known.add(job.key)

@@ -192,11 +192,24 @@ def entry(**changes: object) -> dict[str, object]:
     ("changes", "words"),
     [
         (entry(polcy="dl2"), "policies[1].polcy: unknown key (did you mean policy?)"),
-        (entry(training={"settings": {"windw": 3}}), "policies[1].training.settings.windw: there is no such setting"),
-        (entry(training={"settings": {"window": 2.5}}), "settings.window: expected a whole number, got 2.5"),
-        (entry(training={"settings": {"window": True}}), "settings.window: expected a value such as 20, got True"),
+        (
+            entry(training={"settings": {"windw": 3}}),
+            "policies[1].training.settings.windw: unknown key (did you mean window?)",
+        ),
+        (
+            entry(training={"settings": {"window": 2.5}}),
+            "window: expected a whole number from 1 to 1000, got 2.5",
+        ),
+        (
+            entry(training={"settings": {"window": True}}),
+            "window: expected a whole number from 1 to 1000, got True",
+        ),
         (entry(training={"settings": {"network": "deep"}}), "settings.network: expected one of dense, shared"),
-        (entry(training={"settings": {"window": 0}}), "settings: window: expected 1 to 1000, got 0"),
+        (entry(training={"settings": {"window": 0}}), "settings.window: expected a whole number from 1"),
+        (entry(training={"settings": {"gamma": 1.5}}), "settings.gamma: expected a number, 0 or more and at most 1"),
+        (entry(training={"settings": {"minibatch": 9000}}), "minibatch: 9000 is more than the 8192 samples of a round"),
+        (entry(training={"settings": {"replay": 10}}), "replay: 10 is less than the 8192 samples of a round"),
+        (entry(training={"settings": {"teacher": "drv"}}), "settings.teacher: expected one of drf, fifo"),
         (entry(training={"settings": [1]}), "settings: expected an object"),
         (entry(training={"design": "jmps"}), "(did you mean jumps?)"),
         (entry(training={"design": "jumps", "settings": {"seed": 3}}), "settings.seed: is the experiment's to choose"),

@@ -176,10 +176,10 @@ def test_tuning_chooses_on_workloads_of_its_own(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_prepared_costs_its_own_cells_alone(tmp_path: Path) -> None:
-    # 64 decisions are not to be had of one job in one slot.
-    settings = {"supervised_updates": 5, "samples": 100_000, "minibatch": 100_000, "iterations": 0, "window": 4}
+    # Of one job in each workload, not all are of the first type.
+    settings = {"supervised_updates": 5, "iterations": 0, "window": 4}
     sources = ["generator:dl2?jobs=1&nodes=1&longest_slots=1"]
-    training = {"design": "original", "sources": sources, "draws": 1, "settings": {**settings, "teacher": "nobody"}}
+    training = {"design": "original", "sources": sources, "draws": 1, "types": 1, "settings": settings}
     given = experiment(tmp_path, training=training, seeds=1)
     run = run_cells(begin_run(given, tmp_path / "out"), Here())
     assert [(each.policy, each.error.split(":")[0]) for each in run.failures] == [("learns", "could not be prepared")]

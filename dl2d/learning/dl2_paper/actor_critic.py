@@ -10,10 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dl2d.learning.dl2_paper.errors import TooFewSamples
-from dl2d.learning.dl2_paper.networks import Net, see_that_finite
-from dl2d.learning.dl2_paper.replay_buffer import Samples
-from dl2d.learning.dl2_paper.settings import Credit, Settings, Surrogate
+from dl2d.learning.dl2_paper.networks import Net, check_finite
+from dl2d.learning.dl2_paper.samples import Samples
+from dl2d.learning.dl2_paper.settings import Credit, Settings, Surrogate, TooFewSamples
 
 #: Largest norms of the gradients.
 _POLICY_NORM = 0.5
@@ -55,12 +54,12 @@ class ActorCritic:
         settings = self._settings
         observations = torch.from_numpy(samples.observations)
         targets, valid = torch.from_numpy(samples.targets), torch.from_numpy(samples.valid)
-        see_that_finite("the rewards", targets)
+        check_finite("the rewards", targets)
         numbers = valid.sum(dim=1).clamp(min=1)
         expected = self.value(observations) if settings.critic else _mean(targets, valid)
         errors = torch.where(valid, targets - expected, 0.0)
         value_loss = errors.square().sum() / valid.sum().clamp(min=1)
-        see_that_finite("the value loss", value_loss)
+        check_finite("the value loss", value_loss)
         if settings.critic:
             value_gradients = list(torch.autograd.grad(value_loss, self._value_weights))
         else:
@@ -84,7 +83,7 @@ class ActorCritic:
         # Of each state; what is masked has no part in it.
         spread = -(logs.exp() * torch.where(torch.isfinite(logs), logs, 0.0)).sum(dim=1)
         policy_loss = -(gains + entropy * spread).mean()
-        see_that_finite("the policy loss", policy_loss)
+        check_finite("the policy loss", policy_loss)
         return [*torch.autograd.grad(policy_loss, self._policy_weights), *value_gradients]
 
     def apply(self, gradients: Sequence[Sequence[Tensor]], *, rate: float) -> None:
@@ -98,14 +97,14 @@ class ActorCritic:
         weights = [*self._policy_weights, *self._value_weights]
         for place, weight in enumerate(weights):
             weight.grad = torch.stack([own[place] for own in gradients]).mean(dim=0)
-            see_that_finite("the gradients", weight.grad)
+            check_finite("the gradients", weight.grad)
         torch.nn.utils.clip_grad_norm_(self._policy_weights, _POLICY_NORM)
         torch.nn.utils.clip_grad_norm_(self._value_weights, _VALUE_NORM)
         for optimiser in self._optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = rate
             optimiser.step()
-        see_that_finite("the weights", *weights)
+        check_finite("the weights", *weights)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """What the optimisers remember: copies, by name."""

@@ -1,4 +1,4 @@
-"""Lessons out of what a scheduler decided: slots that a store or a replay has, walked through step by step."""
+"""Demonstrations for imitation: recorded decisions of a scheduler, as the steps that a network would take."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence, Policy
-from dl2d.learning.dl2_paper.errors import TooFewSamples
-from dl2d.learning.dl2_paper.imitation import Lessons
-from dl2d.learning.dl2_paper.settings import Labels
+from dl2d.learning.dl2_paper.samples import Demonstrations
+from dl2d.learning.dl2_paper.settings import Labels, TooFewSamples
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.sizing import Sizing
 from dl2d.simulation.policy_lookup import find_policy
@@ -29,20 +28,20 @@ from dl2d.simulation.replay import replay
 from dl2d.simulation.workload.format import Workload
 
 _WORKER, _PS, _BUNDLE = range(3)
-#: Workloads that a teacher has to be followed through for enough lessons.
-_WALKED: Final = 16
+#: Workloads that demonstrations are taken from, where there are so many.
+_WORKLOADS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What was decided on a snapshot, and how tasks are placed there."""
+    """A decision on a snapshot, and the placement of its tasks."""
 
     snapshot: Snapshot
     decision: Decision
     placement: Placement
 
 
-def lessons_of(
+def demonstrations_in(
     recordings: Iterable[Recording],
     sight: Sight,
     *,
@@ -50,23 +49,23 @@ def lessons_of(
     kept: float,
     rng: np.random.Generator,
     most: int | None = None,
-) -> Lessons:
-    """What was shown to a network that is led to the recorded sizes, and which steps were right then.
+) -> Demonstrations:
+    """Steps that lead to the recorded sizes.
 
     Parameters
     ----------
     recordings
-        In the order in which they are walked through.
+        In the order in which they are used.
     sight
         How the network sees them.
     labels
-        Which steps count as right; None: those that were taken where a decision tells them, else all that lead to it.
+        Which actions count as right; None: ``steps`` where a decision has them, else ``sizes``.
     kept
-        Share of the decisions that is kept.
+        Share of the steps that is kept.
     rng
-        For which are, and for the order of steps where any that leads to the sizes is right.
+        Draws which are kept, and the order of actions where any that leads to the sizes is right.
     most
-        End when so many are kept.
+        Most steps that are kept.
 
     Raises
     ------
@@ -76,7 +75,7 @@ def lessons_of(
     return _collected(itertools.islice(_states(recordings, sight, labels, kept, rng), most))
 
 
-def taught(
+def demonstrations_of(
     name: str,
     workloads: Sequence[Workload],
     sight: Sight,
@@ -85,49 +84,48 @@ def taught(
     kept: float = 0.5,
     most: int = 20_000,
     rng: np.random.Generator,
-) -> Lessons:
-    """What a built-in policy does with workloads under the rules of preset ``dl2-paper``.
+) -> Demonstrations:
+    """Steps of a built-in policy on workloads, under the rules of preset ``dl2-paper``.
 
     Parameters
     ----------
     name
         One of ``TEACHERS``.
     labels, kept
-        As for ``lessons_of``.
+        As for ``demonstrations_in``.
     most
-        How many decisions are enough; each workload contributes equally many.
+        Most steps; each workload contributes equally many.
 
     Raises
     ------
     TooFewSamples
         There is nothing to decide in the workloads.
     """
-    each = most // min(len(workloads), _WALKED) + 1
+    each = most // min(len(workloads), _WORKLOADS) + 1
 
     def states() -> Iterator[_State]:
         for workload in workloads:
-            slots = played(name, workload)
+            slots = recordings_of(name, workload)
             mixed = [slots[place] for place in rng.permutation(len(slots)).tolist()]
             yield from itertools.islice(_states(mixed, sight, labels, kept, rng), each)
 
     return _collected(itertools.islice(states(), most))
 
 
-def played(name: str, workload: Workload) -> list[Recording]:
-    """What a built-in policy decides on a workload under the rules of preset ``dl2-paper``, slot by slot."""
+def recordings_of(name: str, workload: Workload) -> list[Recording]:
+    """Decisions of a built-in policy on a workload under the rules of preset ``dl2-paper``, slot by slot."""
     chosen = preset(PresetName.DL2_PAPER)
-    recorder = _Recorder(find_policy(name, workload, chosen), chosen.placement_of(name))
-    replay(workload, recorder, recorder.placement, rules=chosen.rules, timer=time.perf_counter)
+    recorder = _Recorder(find_policy(name, workload, chosen))
+    replay(workload, recorder, chosen.placement_of(name), rules=chosen.rules, timer=time.perf_counter)
     # The network's own steps are placed as the preset does for it, whatever its teacher's are.
     return [Recording(snapshot, decision, chosen.placement) for snapshot, decision in recorder.slots]
 
 
 class _Recorder:
-    """A policy that keeps what it was asked and what it said."""
+    """A policy that records its decisions. Implements ``Policy``."""
 
-    def __init__(self, policy: Policy, placement: Placement) -> None:
+    def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self.placement = placement
         self.slots: list[tuple[Snapshot, Decision]] = []
 
     @property
@@ -150,7 +148,7 @@ class _Recorder:
 
 
 class _State(NamedTuple):
-    """One decision of a walk: what is shown, what can be done, what is right, and what is done."""
+    """One step: the observation, the allowed actions, the right ones, and the one that is taken."""
 
     observation: NDArray[np.float32]
     mask: NDArray[np.bool_]
@@ -158,12 +156,12 @@ class _State(NamedTuple):
     action: int
 
 
-def _collected(states: Iterable[_State]) -> Lessons:
+def _collected(states: Iterable[_State]) -> Demonstrations:
     found = list(states)
     if not found:
         raise TooFewSamples("imitation: the recorded slots leave nothing to learn from; were there jobs to decide on?")
     observations, masks, rights, actions = zip(*found, strict=True)
-    return Lessons(
+    return Demonstrations(
         observations=np.stack(observations), masks=np.stack(masks), actions=np.array(actions), rights=np.stack(rights)
     )
 
@@ -179,7 +177,7 @@ def _states(
 def _walk(
     recording: Recording, sight: Sight, labels: Labels, kept: float, rng: np.random.Generator
 ) -> Iterator[_State]:
-    """The decisions of one slot that are kept."""
+    """The steps of one slot that are kept."""
     snapshot = recording.snapshot
     packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, recording.placement)
     sizing = Sizing(snapshot, packing, sight)
@@ -205,7 +203,7 @@ def _walk(
                 sizing.look(batch.jobs)
                 mask = batch.mask().copy()
                 if labels is Labels.STEPS:
-                    # Here it shows that a step has no room.
+                    # The mask has found that the step has no room.
                     if action != void and not mask[action]:
                         blocked.add(action)
                         continue
@@ -229,9 +227,9 @@ def _walk(
 def _towards(
     jobs: Sequence[Job], sizes: dict[JobKey, Allocation], has: dict[JobKey, Allocation], void: int
 ) -> NDArray[np.bool_]:
-    """Steps that lead to the sizes and not beyond, shape (3J + 1,); void is none of them.
+    """Actions that lead to the sizes and not beyond, shape (3J + 1,); void is none of them.
 
-    A job that has less than its least size is given what it lacks of that by any of the three.
+    Any of the three gives a job that is below its least size what it lacks of that.
     """
     steps = np.zeros(void + 1, dtype=np.bool_)
     for place, job in enumerate(jobs):
@@ -245,10 +243,10 @@ def _towards(
 
 
 def _of_first(wanted: NDArray[np.bool_], turns: Iterable[int], void: int, rng: np.random.Generator) -> int:
-    """A step of the first of the jobs, in these turns, that has one left; void where none has.
+    """An action of the first job, in the order of ``turns``, that has one left; void where none has.
 
-    One job after the other, as a network that acts will have it: were steps drawn from all, it would hardly ever be
-    seen that all jobs but one have their sizes, and there it is decided whether that one starts.
+    One job after the other, as the network acts later. If actions were drawn from all jobs, states in which all but one
+    job have their sizes would be rare, and in those it is decided whether that one starts.
     """
     for place in turns:
         steps = np.flatnonzero(wanted[3 * place : 3 * place + 3])
@@ -267,7 +265,7 @@ def _first(wanted: NDArray[np.bool_], void: int) -> int:
 
 
 def _steps(decision: Decision) -> list[tuple[JobKey, Allocation]]:
-    """The order in which tasks were given, as far as the decision tells."""
+    """The order in which tasks were given, as far as the decision has it."""
     given: dict[JobKey, Allocation] = defaultdict(lambda: NOTHING)
     final = decision.allocations()
     steps = []
@@ -275,7 +273,7 @@ def _steps(decision: Decision) -> list[tuple[JobKey, Allocation]]:
         given[job] = Allocation(given[job].workers + step.workers, given[job].ps + step.ps)
         steps.append((job, step))
     for job, size in final.items():
-        # Policies that choose sizes as wholes say less of the order: the rest comes at the end.
+        # The decision of a policy that chooses whole sizes lacks part of the order: that part comes at the end.
         rest = Allocation(max(size.workers - given[job].workers, 0), max(size.ps - given[job].ps, 0))
         if max(rest) > 0:
             steps.append((job, rest))
@@ -288,7 +286,7 @@ def _queue(
     has: dict[JobKey, Allocation],
     jobs: Sequence[Job],
 ) -> list[int]:
-    """Actions of one batch in the order of the steps, last first, without what the jobs have already."""
+    """Actions of one batch in reverse order of the steps, without what the jobs have already."""
     had = {job.key: list(has[job.key]) for job in jobs}
     actions: list[int] = []
     for job, step in order:

@@ -1,4 +1,4 @@
-"""Policy and value networks for learning; ``dl2d.policies.dl2_paper.policy`` has the same for acting."""
+"""Policy and value networks for learning (torch); ``dl2d.policies.dl2_paper.policy`` has them for acting (numpy)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dl2d.core.errors import CheckpointError
-from dl2d.learning.dl2_paper.errors import Diverged
-from dl2d.learning.dl2_paper.settings import NetworkKind
+from dl2d.learning.dl2_paper.settings import Diverged, NetworkKind
 from dl2d.policies.checkpoint import Checkpoint
-from dl2d.policies.dl2_paper.observation import EXTRAS, Sight
+from dl2d.policies.dl2_paper.observation import EXTRAS, Layout, Sight
+from dl2d.policies.dl2_paper.policy import Dense, Network, SharedJobs
 
 #: Standard deviation of weights of a fresh output layer: all actions are about equally likely.
 _OUTPUT_DEVIATION: Final = 0.01
@@ -58,7 +58,7 @@ class SharedNetwork(nn.Module):
 
     def __init__(self, width: int, free: int, hidden: int, outputs: int, *, void: bool) -> None:
         super().__init__()
-        self._width, self._free = width, free
+        self.width, self._free = width, free
         self.first = nn.Linear(width + free, hidden)
         self.second = nn.Linear(2 * hidden, hidden)
         self.job = nn.Linear(hidden, outputs)
@@ -82,12 +82,12 @@ class SharedNetwork(nn.Module):
         """Both hidden layers, what all jobs add to the second, shape (N, hidden), and where there are jobs."""
         count = len(observations)
         split = observations.shape[1] - self._free
-        columns = observations[:, :split].reshape(count, -1, self._width)
+        columns = observations[:, :split].reshape(count, -1, self.width)
         there = columns.ne(0).any(dim=2)
         rows, places = there.nonzero(as_tuple=True)
         weight, bias = self.first.weight, self.first.bias
-        shared = nn.functional.linear(observations[:, split:], weight[:, self._width :], bias)
-        own = nn.functional.linear(columns[rows, places], weight[:, : self._width])
+        shared = nn.functional.linear(observations[:, split:], weight[:, self.width :], bias)
+        own = nn.functional.linear(columns[rows, places], weight[:, : self.width])
         hidden = torch.relu(own + shared.index_select(0, rows))
         total = torch.zeros(count, hidden.shape[1]).index_add(0, rows, hidden)
         mean = total / there.sum(dim=1, keepdim=True).clamp(min=1)
@@ -110,18 +110,24 @@ class SharedNetwork(nn.Module):
 Net = DenseNetwork | SharedNetwork
 
 
-def policy_network(kind: NetworkKind, *, jobs: int, width: int, free: int, hidden: int) -> Net:
-    """Logits of 3J + 1 actions."""
+def policy_network(kind: NetworkKind, layout: Layout, hidden: int) -> Net:
+    """Network that gives the logits of 3J + 1 actions."""
     if kind is NetworkKind.DENSE:
-        return DenseNetwork(jobs * width + free, hidden, 3 * jobs + 1)
-    return SharedNetwork(width, free, hidden, 3, void=True)
+        return DenseNetwork(layout.length, hidden, 3 * layout.window + 1)
+    return SharedNetwork(layout.features, layout.resources, hidden, 3, void=True)
 
 
-def value_network(kind: NetworkKind, *, jobs: int, width: int, free: int, hidden: int, by_job: bool) -> Net:
-    """What is expected of each job of the window, shape (N, J), or of the whole slot, shape (N, 1)."""
+def value_network(kind: NetworkKind, layout: Layout, hidden: int, *, by_job: bool) -> Net:
+    """Network that gives the value of each job of the window, shape (N, J), or of the whole slot, shape (N, 1)."""
     if kind is NetworkKind.DENSE or not by_job:
-        return DenseNetwork(jobs * width + free, hidden, jobs if by_job else 1)
-    return SharedNetwork(width, free, hidden, 1, void=False)
+        return DenseNetwork(layout.length, hidden, layout.window if by_job else 1)
+    return SharedNetwork(layout.features, layout.resources, hidden, 1, void=False)
+
+
+def for_acting(network: Net, name: str = "policy") -> Network:
+    """The same network in numpy, with the weights that it has now."""
+    weights = weights_of(network, name)
+    return Dense(weights, name) if isinstance(network, DenseNetwork) else SharedJobs(weights, name, network.width)
 
 
 def begin(network: Net, generator: torch.Generator, sight: Sight | None = None) -> None:
@@ -253,7 +259,7 @@ def deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(was)
 
 
-def see_that_finite(what: str, *tensors: Tensor) -> None:
+def check_finite(what: str, *tensors: Tensor) -> None:
     """Stop where a number is none.
 
     Raises

@@ -1,39 +1,37 @@
-"""A policy at play in many clusters, and the samples that it makes."""
+"""Rollouts of a policy in simulated clusters: samples for actor-critic learning, completion times for validation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.learning.dl2_paper.errors import TooFewSamples
-from dl2d.learning.dl2_paper.exploration import explored, mending
-from dl2d.learning.dl2_paper.replay_buffer import Samples
-from dl2d.learning.dl2_paper.settings import Credit, Reward, Settings
+from dl2d.learning.dl2_paper.samples import Samples
+from dl2d.learning.dl2_paper.settings import Credit, Reward, Settings, TooFewSamples
 from dl2d.policies.dl2_paper.observation import dominant_share
-from dl2d.policies.dl2_paper.policy import Network
+from dl2d.policies.dl2_paper.policy import Network, chosen
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.library import Floats, Ints, Library
 from dl2d.simulation.vectorized.windows import Windows
 
-#: Added to a rate before its logarithm is taken: what a job without tasks brings.
-_LEAST_RATE: Final = 1e-3
-#: Slots that clusters are played ahead at the beginning, so that they are not all at the same point of a workload.
-_MOST_AHEAD: Final = 24
+#: Added to a rate before its logarithm is taken; the reward of a job without tasks is the logarithm of this.
+_MIN_RATE: Final = 1e-3
+#: Most slots that clusters are advanced by at the beginning, so that they differ in how far their workloads are.
+_MAX_ADVANCE: Final = 24
+#: Owner of a place in the pool that holds no sample.
 _FREE: Final = -1
 
 
-class Player:
-    """Plays clusters on and on, workload after workload.
+class SampleCollector:
+    """Runs clusters without end, one workload after another, and collects samples of the decisions made in them.
 
     Parameters
     ----------
     library
         The workloads that are drawn from.
-    settings
-        How.
     seed
         Of all draws: workloads, actions, exploration, which decisions are kept.
     """
@@ -46,49 +44,42 @@ class Player:
         self.windows = Windows(self._clusters, jobs, first_bundles=settings.first_bundles, extras=settings.extras)
         everywhere = np.arange(count)
         self._clusters.reset(everywhere, generators=self._rng.spawn(count))
-        self._play_ahead()
+        self._advance()
         self.windows.begin(everywhere)
         self.windows.refresh()
         self._by_job = settings.credit is not Credit.SLOT
-        self._values = jobs if self._by_job else 1
-        #: Open samples, by place: those of a slot that goes on (stage 0), or wait for what the next slot is worth (1).
+        #: Samples whose targets are not known yet. Stage 0: their slot goes on; 1: they wait for the value of the next.
+        self._pool = self._places(0)
         self._owner: Ints = np.zeros(0, dtype=np.int64)
         self._stage: Ints = np.zeros(0, dtype=np.int64)
         self._window: Ints = np.zeros((0, jobs), dtype=np.int64)
-        self._pool = Samples(
-            observations=np.zeros((0, self.windows.layout.length), dtype=np.float32),
-            masks=np.zeros((0, 3 * jobs + 1), dtype=np.bool_),
-            actions=np.zeros(0, dtype=np.int64),
-            log_chances=np.zeros(0, dtype=np.float32),
-            targets=np.zeros((0, self._values), dtype=np.float32),
-            valid=np.zeros((0, self._values), dtype=np.bool_),
-        )
-        #: What the slot that goes on is worth from its beginning, for each job; and for the whole cluster.
+        #: Predicted value at the beginning of the slot that goes on: of each job, and of the whole cluster.
         self._worth: Floats = np.zeros(self._clusters.present.shape)
         self._slot_worth: Floats = np.zeros(count)
+        #: Clusters in which a batch begins.
         self._fresh = np.ones(count, dtype=np.bool_)
         #: Decisions so far.
         self.decisions = 0
 
     def collect(self, policy: Network, value: Network, count: int) -> Samples:
-        """Play until there are ``count`` samples or more, whose slots (with a discount, the next ones) are over.
+        """Decide until there are ``count`` samples or more whose slots (with a discount, also the next ones) are over.
 
         Raises
         ------
         TooFewSamples
-            The clusters make none: nothing is to be decided in them.
+            The workloads leave too little to decide.
         """
         ready: list[Samples] = []
         # Several times the steps that are needed where each may be kept; a slot has to end, too.
         steps = count / (self._settings.clusters * self._settings.kept)
-        wanted, patience = count, int(20 * max(steps, 100.0))
+        wanted, left = count, int(20 * max(steps, 100.0))
         while wanted > 0:
             made = self._step(policy, value)
             if made is not None:
                 ready.append(made)
                 wanted -= len(made)
-            patience -= 1
-            if patience < 0:
+            left -= 1
+            if left < 0:
                 raise TooFewSamples(
                     f"clusters: {count} samples were asked for, {count - wanted} came of {self.decisions} decisions; "
                     "the workloads leave nothing to decide, or settings keep too few"
@@ -100,7 +91,7 @@ class Player:
         settings, windows, rng = self._settings, self.windows, self._rng
         observations, masks = windows.observation(), windows.mask()
         if settings.gamma and self._fresh.any():
-            self._appraise(value, observations)
+            self._predict(value, observations)
         logits = policy(observations)
         logits[masks == 0] = -np.inf
         chances = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -111,8 +102,8 @@ class Player:
         taken, probability = actions, chances[np.arange(len(actions)), actions].astype(np.float64)
         if settings.epsilon:
             sizes = windows.layout.sizes_in(observations)
-            mends = mending(sizes[:, :, 0], sizes[:, :, 1], masks, settings.ratio)
-            taken, probability = explored(actions, chances, mends, settings.epsilon, draws[1])
+            corrections = correcting_actions(sizes[:, :, 0], sizes[:, :, 1], masks, settings.ratio)
+            taken, probability = explored(actions, chances, corrections, settings.epsilon, draws[1])
         void = 3 * settings.window
         # Where void is all that can be done there is nothing to learn.
         (kept,) = np.nonzero((draws[2] < settings.kept) & (masks[:, :void].any(axis=1)))
@@ -128,15 +119,18 @@ class Player:
     def _keep(
         self, rows: Ints, observations: NDArray[np.float32], masks: NDArray[np.int8], actions: Ints, logs: Floats
     ) -> None:
+        """Put decisions of these clusters into free places of the pool."""
         free = np.flatnonzero(self._owner == _FREE)
         if len(free) < len(rows):
-            self._grow(max(2 * len(self._owner), 1024))
+            more = max(len(self._owner), 1024)
+            self._pool = Samples.joined([self._pool, self._places(more)])
+            self._owner = np.concatenate((self._owner, np.full(more, _FREE)))
+            self._stage = np.concatenate((self._stage, np.zeros(more, dtype=np.int64)))
+            self._window = np.concatenate((self._window, np.full((more, self._window.shape[1]), -1)))
             free = np.flatnonzero(self._owner == _FREE)
-        at = free[: len(rows)]
-        pool = self._pool
+        at, pool, window = free[: len(rows)], self._pool, self.windows.window[rows]
         self._owner[at] = rows
         self._stage[at] = 0
-        window = self.windows.window[rows]
         self._window[at] = window
         pool.observations[at] = observations[rows]
         pool.masks[at] = masks[rows] != 0
@@ -144,27 +138,13 @@ class Player:
         pool.log_chances[at] = logs[rows]
         pool.valid[at] = window >= 0 if self._by_job else True
 
-    def _grow(self, size: int) -> None:
-        more = size - len(self._owner)
-        self._owner = np.concatenate((self._owner, np.full(more, _FREE)))
-        self._stage = np.concatenate((self._stage, np.zeros(more, dtype=np.int64)))
-        self._window = np.concatenate((self._window, np.full((more, self._window.shape[1]), -1)))
-        old = len(self._pool)
-        place = np.minimum(np.arange(size), max(old - 1, 0))
-        if old:
-            self._pool = self._pool.take(place)
-        else:
-            self._pool = Samples(
-                observations=np.zeros((size, self._pool.observations.shape[1]), dtype=np.float32),
-                masks=np.zeros((size, self._pool.masks.shape[1]), dtype=np.bool_),
-                actions=np.zeros(size, dtype=np.int64),
-                log_chances=np.zeros(size, dtype=np.float32),
-                targets=np.zeros((size, self._values), dtype=np.float32),
-                valid=np.zeros((size, self._values), dtype=np.bool_),
-            )
+    def _places(self, count: int) -> Samples:
+        """Free places of the pool."""
+        jobs = self._settings.window
+        return Samples.zeros(count, self.windows.layout.length, 3 * jobs + 1, jobs if self._by_job else 1)
 
-    def _appraise(self, value: Network, observations: NDArray[np.float32]) -> None:
-        """What batches that begin are worth, for the discount."""
+    def _predict(self, value: Network, observations: NDArray[np.float32]) -> None:
+        """Predict the value of batches that begin."""
         (rows,) = np.nonzero(self._fresh)
         worth = value(observations[rows])
         if self._by_job:
@@ -176,7 +156,7 @@ class Player:
             self._slot_worth[rows[first]] = worth[first, 0]
 
     def _end_slots(self, report: SlotReport) -> Samples | None:
-        """Reward the decisions of slots that are over, and begin anew where workloads are."""
+        """Set the targets of slots that are over, and restart the clusters whose workload is done."""
         settings, clusters = self._settings, self._clusters
         which = report.which
         place = np.full(settings.clusters, -1)
@@ -199,7 +179,7 @@ class Player:
             brought = rewards.sum(axis=1)[rows][:, None]
         self._pool.targets[opened] = brought
         self._stage[opened] = 1
-        # After the last slot comes nothing that is worth anything.
+        # The last slot has no next one.
         done.append(opened if not settings.gamma else opened[over[rows]])
         self._worth[which] = 0.0
         self._slot_worth[which] = 0.0
@@ -213,6 +193,7 @@ class Player:
         return self._pool.take(ready) if len(ready) else None
 
     def _worth_at(self, samples: Ints) -> Floats:
+        """Predicted values that belong to samples, shape (samples, K)."""
         if not self._by_job:
             worth: Floats = self._slot_worth[self._owner[samples]][:, None]
             return worth
@@ -220,10 +201,10 @@ class Player:
         by_job: Floats = np.where(window >= 0, self._worth[self._owner[samples][:, None], window], 0.0)
         return by_job
 
-    def _play_ahead(self) -> None:
-        """Play some slots with random sizes, another number in each cluster."""
+    def _advance(self) -> None:
+        """Run some slots with random sizes, another number in each cluster."""
         clusters, rng = self._clusters, self._rng
-        ahead = rng.integers(0, _MOST_AHEAD, size=clusters.count)
+        ahead = rng.integers(0, _MAX_ADVANCE, size=clusters.count)
         for slot in range(int(ahead.max(initial=0))):
             which = np.flatnonzero((ahead > slot) & ~clusters.over)
             if len(which):
@@ -235,13 +216,13 @@ class Player:
 
 
 def rewards_of(report: SlotReport, clusters: Clusters, settings: Settings) -> Floats:
-    """What each job brought in a slot, shape (k, jobs); 0 for jobs that were not there."""
+    """Reward of each job in a slot, shape (k, jobs); 0 for jobs that were not there."""
     if settings.reward is Reward.PROGRESS:
         rewards = report.progress
     elif settings.reward is Reward.RATE:
         rewards = report.rate
     else:
-        rewards = np.where(report.present, np.log(report.rate + _LEAST_RATE), 0.0)
+        rewards = np.where(report.present, np.log(report.rate + _MIN_RATE), 0.0)
     if settings.fairness:
         which = report.which
         whole = np.maximum(clusters.capacity[which], 1)[:, None, :]
@@ -252,3 +233,92 @@ def rewards_of(report: SlotReport, clusters: Clusters, settings: Settings) -> Fl
         even = np.where(numbers > 0, np.minimum(least, 1.0) * numbers, 0.0)
         rewards = rewards + settings.fairness * even[:, None] * report.present
     return rewards
+
+
+# Job-aware exploration (section 4.3 of the paper).
+
+
+def correcting_actions(workers: Ints, ps: Ints, masks: NDArray[np.int8], ratio: float) -> Ints:
+    """The action that corrects the first job in a poor state that has an allowed one.
+
+    Poor are: several workers and no PS, several PSs and no worker, or more than ``ratio`` times as many of one as of
+    the other. A job that can have no PS is never short of one, since the mask forbids it.
+
+    Parameters
+    ----------
+    workers, ps
+        Of the jobs of the window, shape (N, J).
+    masks
+        Shape (N, 3J + 1).
+
+    Returns
+    -------
+    Ints
+        Shape (N,); -1 where no state is poor.
+    """
+    choices = masks[:, :-1].reshape(*workers.shape, 3) != 0
+    wants_worker = (ps >= 2) & (ps > ratio * workers) & choices[:, :, 0]
+    wants_ps = (workers >= 2) & (workers > ratio * ps) & choices[:, :, 1]
+    poor = wants_worker | wants_ps
+    first = poor.argmax(axis=1)
+    rows = np.arange(len(workers))
+    action: Ints = np.where(poor.any(axis=1), 3 * first + wants_ps[rows, first], -1)
+    return action
+
+
+def explored(actions: Ints, chances: Floats, corrections: Ints, epsilon: float, draws: Floats) -> tuple[Ints, Floats]:
+    """Actions with some replaced by correcting ones, and the probability with which each was then taken.
+
+    In a poor state the correcting action is taken with probability epsilon, else the policy's.
+
+    Parameters
+    ----------
+    actions, chances
+        What the policy drew, and all of its probabilities; shapes (N,), (N, 3J + 1).
+    corrections
+        See ``correcting_actions``.
+    draws
+        Uniform in [0, 1), shape (N,).
+    """
+    poor = corrections >= 0
+    taken: Ints = np.where(poor & (draws < epsilon), corrections, actions)
+    own: Floats = chances[np.arange(len(taken)), taken].astype(np.float64)
+    mixed: Floats = np.where(poor, (1.0 - epsilon) * own + epsilon * (taken == corrections), own)
+    return taken, mixed
+
+
+# Validation.
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Mean completion time in slots, taking the best action each time, and drawing it; infinite if jobs never end."""
+
+    greedy: float
+    sampled: float
+
+    @property
+    def best(self) -> float:
+        """The better of the two."""
+        return min(self.greedy, self.sampled)
+
+
+def score(library: Library, settings: Settings, policy: Network, *, seed: int) -> Score:
+    """Mean completion times over a library's workloads, greedy and sampled. Equal seeds give equal draws."""
+    count, rng = len(library.ids), np.random.default_rng([seed, 1])
+    everywhere = np.arange(2 * count)
+    clusters = Clusters(library, 2 * count)
+    clusters.reset(everywhere, np.tile(np.arange(count), 2), [np.random.default_rng(0) for _ in everywhere])
+    windows = Windows(clusters, settings.window, first_bundles=settings.first_bundles, extras=settings.extras)
+    windows.begin(everywhere)
+    windows.refresh()
+    noise = np.zeros((2 * count, 3 * windows.jobs + 1))
+    while len(alive := np.flatnonzero(~clusters.over & (clusters.played < settings.most_slots))):
+        noise[count:] = rng.gumbel(size=noise[count:].shape)
+        windows.step(chosen(policy(windows.observation()), windows.mask(), noise), alive)
+        windows.refresh()
+    times = clusters.completion()
+    real = np.arange(times.shape[1]) < library.jobs[clusters.workload][:, None]
+    total = np.where(real, np.where(np.isnan(times), np.inf, times), 0.0).sum(axis=1)
+    greedy, sampled = (total / real.sum(axis=1)).reshape(2, count).mean(axis=1).tolist()
+    return Score(greedy, sampled)

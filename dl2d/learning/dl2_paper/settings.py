@@ -1,26 +1,37 @@
-"""How a policy of DL2's design is trained: everything that can be switched."""
+"""Settings of the training of a policy of DL2's design, and the errors of a training."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields
-from typing import Final
+from dataclasses import dataclass
+from typing import Annotated, Final, Self
 
-from dl2d.learning.dl2_paper.errors import TrainingError
+from pydantic import PlainValidator, model_validator
 
-_BOUNDS: Final = {
-    "window": (1, 1000), "hidden": (1, 4096), "clusters": (1, 4096),
-    "supervised_updates": (0, 1_000_000), "iterations": (0, 1_000_000), "epochs": (1, 100), "federation": (1, 1000),
-    "samples": (2, 10_000_000), "replay": (0, 10_000_000), "minibatch": (2, 1_000_000), "gamma": (0.0, 1.0),
-    "epsilon": (0.0, 1.0), "kept": (0.001, 1.0), "clip": (0.0, 10.0), "fairness": (0.0, 1e6), "entropy": (0.0, 1e3),
-    "last_entropy": (0.0, 1e3), "validate_every": (1, 1_000_000), "critic_iterations": (0, 1_000_000),
-    "most_slots": (1, 100_000), "rate": (0.0, 1.0), "last_rate": (0.0, 1.0), "supervised_rate": (0.0, 1.0),
-    "ratio": (1.0, 1000.0),
-}  # fmt: skip
+from dl2d.core.errors import Dl2dError
+from dl2d.core.validation import Flag, Number, Record, Whole, bad, not_one_of
+
+#: Policies of preset ``dl2-paper`` that can be imitated; Optimus and lookahead are given the true speeds.
+TEACHERS: Final = ("drf", "fifo", "srtf", "tetris", "optimus", "lookahead")
+#: Teachers that leave some jobs without tasks while others get all that they ask for: a first bundle for every job
+#: would change what they do.
+SERVE_WHOLE: Final = frozenset({"fifo", "srtf", "tetris"})
+
+
+class TrainingError(Dl2dError):
+    """Training cannot go on."""
+
+
+class Diverged(TrainingError):
+    """A loss, a gradient or a weight is infinite or not a number."""
+
+
+class TooFewSamples(TrainingError):
+    """There are fewer samples than an update needs."""
 
 
 class NetworkKind(enum.StrEnum):
-    """``dense``: fully connected over all J columns, as in the paper. ``shared``: one network for every job."""
+    """``dense``: fully connected over the whole observation, as in the paper. ``shared``: one network for every job."""
 
     DENSE = "dense"
     SHARED = "shared"
@@ -35,121 +46,121 @@ class SupervisedLoss(enum.StrEnum):
 
 
 class Labels(enum.StrEnum):
-    """Which steps are right where a scheduler is imitated that was recorded."""
+    """Which actions count as right where recorded decisions are imitated."""
 
-    #: The one that it took then: what it went by can be seen step by step.
+    #: The one that the recorded scheduler took.
     STEPS = "steps"
-    #: Each that leads to the size that it chose for the job.
+    #: Every action that leads to the recorded size of the job.
     SIZES = "sizes"
 
 
 class Reward(enum.StrEnum):
-    """What a job brings in a slot: the share of its epochs that it did (the paper's), or would do in a whole slot."""
+    """Reward of a job in a slot: the share of its epochs that it did (the paper's), or would do in a whole slot."""
 
     PROGRESS = "progress"
     RATE = "rate"
-    #: log(rate + 0.001): a job that is twice as fast brings as much more, however long it is.
+    #: log(rate + 0.001): doubling the speed of a job adds the same reward, however long the job is.
     LOG_RATE = "log-rate"
 
 
 class Credit(enum.StrEnum):
-    """Whose reward an action is credited with."""
+    """Which reward an action is credited with."""
 
     #: The sum over all jobs of the slot, as in the paper.
     SLOT = "slot"
     #: That of the job that was given the task; void has the mean over the jobs of the batch.
     OWN = "own"
-    #: Each job's against what was expected of it, summed over the batch.
+    #: The sum over the batch of each job's reward less its predicted value.
     ALL = "all"
 
 
 class Surrogate(enum.StrEnum):
-    """``plain``: REINFORCE's; ``clipped``: PPO's, which holds an update near the policy that acted."""
+    """Objective of the policy gradient. ``plain``: REINFORCE's. ``clipped``: PPO's."""
 
     PLAIN = "plain"
     CLIPPED = "clipped"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Defaults are the paper's design with what it takes to work; ``PAPER`` is its text.
+def _teacher(value: object) -> str:
+    if not isinstance(value, str) or value not in {"", *TEACHERS}:
+        raise bad("", f"{not_one_of(value, TEACHERS)}; empty for none")
+    return value
 
-    Raises
-    ------
-    TrainingError
-        A number is out of bounds; says which.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(Record):
+    """Everything about a training that can be set. Defaults are the paper's design with the corrections that make it
+    learn; ``PAPER`` is the paper's text.
     """
 
-    window: int = 20
+    #: J.
+    window: Annotated[int, Whole(1, 1000)] = 20
     network: NetworkKind = NetworkKind.SHARED
     #: Width of both hidden layers.
-    hidden: int = 64
+    hidden: Annotated[int, Whole(1, 4096)] = 64
     #: Each job has its least size before the first decision of a slot.
-    first_bundles: bool = True
-    #: Jobs show their place in the batch, the remaining fraction of their epochs and logarithms of their tasks, too:
-    #: while learning from rewards, which is slower with it, and while imitating, which does not do without.
-    extras: bool = False
-    supervised_extras: bool = True
-    #: Clusters that are played at once, by each learner.
-    clusters: int = 128
-    most_slots: int = 1000
+    first_bundles: Flag = True
+    #: Whether observations have the extra features (``dl2d.policies.dl2_paper.observation.EXTRAS``) in actor-critic
+    #: learning, which is slower with them, and in imitation, which needs them.
+    extras: Flag = False
+    supervised_extras: Flag = True
+    #: Clusters that each learner simulates at once.
+    clusters: Annotated[int, Whole(1, 4096)] = 128
+    most_slots: Annotated[int, Whole(1, 100_000)] = 1000
 
     #: A built-in policy to imitate first; empty for none. Optimus and lookahead know true speeds then.
-    teacher: str = "drf"
-    #: None: the steps that were taken where that is known, else all that lead to the size.
+    teacher: Annotated[str, PlainValidator(_teacher)] = "drf"
+    #: None: ``steps`` where a decision has them, else ``sizes``.
     labels: Labels | None = None
     supervised_loss: SupervisedLoss = SupervisedLoss.CROSS_ENTROPY
-    supervised_updates: int = 100
-    supervised_rate: float = 3e-2
-    #: Draw the output layer afresh after imitation: a confident one cannot be turned round any more.
-    fresh_output: bool = True
+    supervised_updates: Annotated[int, Whole(0, 1_000_000)] = 100
+    supervised_rate: Annotated[float, Number(1.0)] = 3e-2
+    #: Draw the output layer anew after imitation: actor-critic learning cannot change a confident one.
+    fresh_output: Flag = True
 
-    #: Rounds of acting and learning, and fresh samples of each.
-    iterations: int = 150
-    samples: int = 8192
-    #: Share of the decisions that become samples: decisions of a slot are much alike.
-    kept: float = 0.25
-    #: Size of the replay buffer; 0 learns from fresh samples alone.
-    replay: int = 0
-    minibatch: int = 1024
-    #: How often as many samples as are fresh are learned from.
-    epochs: int = 2
+    #: Rounds of acting and learning, and new samples of each.
+    iterations: Annotated[int, Whole(0, 1_000_000)] = 150
+    samples: Annotated[int, Whole(2, 10_000_000)] = 8192
+    #: Share of the decisions that become samples, since those of one slot are nearly alike.
+    kept: Annotated[float, Number(1.0, least=0.001)] = 0.25
+    #: Size of the replay buffer; 0: learn from new samples only.
+    replay: Annotated[int, Whole(0, 10_000_000)] = 0
+    minibatch: Annotated[int, Whole(2, 1_000_000)] = 1024
+    #: Samples learned from in a round, as a multiple of the new ones.
+    epochs: Annotated[int, Whole(1, 100)] = 2
     reward: Reward = Reward.LOG_RATE
     credit: Credit = Credit.OWN
     #: Weight of: least dominant share of a job in the slot x number of jobs, added to each job's reward.
-    fairness: float = 0.0
-    gamma: float = 0.0
-    #: Off: rewards are compared with their running mean instead.
-    critic: bool = True
-    #: First rounds in which the critic alone learns.
-    critic_iterations: int = 3
+    fairness: Annotated[float, Number(1e6)] = 0.0
+    gamma: Annotated[float, Number(1.0)] = 0.0
+    #: Off: the baseline is the mean reward instead.
+    critic: Flag = True
+    #: First rounds, in which only the critic learns.
+    critic_iterations: Annotated[int, Whole(0, 1_000_000)] = 3
     surrogate: Surrogate = Surrogate.CLIPPED
-    clip: float = 0.2
-    #: Advantages of a minibatch are brought to mean 0 and deviation 1.
-    normalise: bool = True
-    #: Weight of the entropy of each state's distribution, at the beginning and at the end.
-    entropy: float = 0.01
-    last_entropy: float = 0.001
-    rate: float = 1e-3
-    last_rate: float = 1e-4
-    #: How often a poor state (section 4.3) is mended instead of asking the policy, and how uneven a poor one is.
-    epsilon: float = 0.1
-    ratio: float = 10.0
-    #: Learners with clusters of their own whose gradients are averaged.
-    federation: int = 1
-    validate_every: int = 20
+    clip: Annotated[float, Number(10.0)] = 0.2
+    #: Scale the advantages of a minibatch to mean 0 and standard deviation 1.
+    normalise: Flag = True
+    #: Weight of the entropy of the action distribution, at the beginning and at the end.
+    entropy: Annotated[float, Number(1e3)] = 0.01
+    last_entropy: Annotated[float, Number(1e3)] = 0.001
+    rate: Annotated[float, Number(1.0)] = 1e-3
+    last_rate: Annotated[float, Number(1.0)] = 1e-4
+    #: Job-aware exploration (section 4.3): probability of a correcting action in a poor state, and the ratio of workers
+    #: to PSs beyond which a state is poor.
+    epsilon: Annotated[float, Number(1.0)] = 0.1
+    ratio: Annotated[float, Number(1000.0, least=1.0)] = 10.0
+    #: Learners, each with its own clusters, whose gradients are averaged.
+    federation: Annotated[int, Whole(1, 1000)] = 1
+    validate_every: Annotated[int, Whole(1, 1_000_000)] = 20
 
-    def __post_init__(self) -> None:
-        for entry in fields(self):
-            if entry.name in _BOUNDS:
-                least, most = _BOUNDS[entry.name]
-                value = getattr(self, entry.name)
-                if not least <= value <= most:
-                    raise TrainingError(f"{entry.name}: expected {least} to {most}, got {value}")
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
         if self.minibatch > self.samples:
-            raise TrainingError(f"minibatch: {self.minibatch} is more than the {self.samples} samples of a round")
+            raise bad("minibatch", f"{self.minibatch} is more than the {self.samples} samples of a round")
         if 0 < self.replay < self.samples:
-            raise TrainingError(f"replay: {self.replay} is less than the {self.samples} samples of a round")
+            raise bad("replay", f"{self.replay} is less than the {self.samples} samples of a round")
+        return self
 
 
 #: The paper's text, section 4 and 6.1: slot reward, discount, plain gradient, replay; numbers where it names them.

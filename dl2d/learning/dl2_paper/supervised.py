@@ -1,90 +1,146 @@
-"""Supervised learning as an end in itself: a network that decides as a scheduler did, and how near it comes."""
+"""Supervised learning (section 4.2 of the paper): a network learns to decide as a scheduler did, and is compared."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import NOTHING
 from dl2d.core.packing import Packing
-from dl2d.learning.dl2_paper.demonstrations import Recording, lessons_of, taught
-from dl2d.learning.dl2_paper.errors import TooFewSamples
-from dl2d.learning.dl2_paper.imitation import Lessons, imitate
-from dl2d.learning.dl2_paper.networks import Net, begin, described, deterministic, policy_network, weights_of
-from dl2d.learning.dl2_paper.settings import NetworkKind, Settings
-from dl2d.learning.dl2_paper.teachers import SERVE_WHOLE
-from dl2d.learning.dl2_paper.validation import Score, score
+from dl2d.learning.dl2_paper.demonstrations import Recording, demonstrations_in, demonstrations_of
+from dl2d.learning.dl2_paper.networks import (
+    Net,
+    begin,
+    check_finite,
+    described,
+    deterministic,
+    for_acting,
+    policy_network,
+    weights_of,
+)
+from dl2d.learning.dl2_paper.rollout import Score, score
+from dl2d.learning.dl2_paper.samples import Demonstrations
+from dl2d.learning.dl2_paper.settings import SERVE_WHOLE, NetworkKind, Settings, SupervisedLoss, TooFewSamples
 from dl2d.policies.checkpoint import Checkpoint
 from dl2d.policies.dl2_paper.observation import Sight
-from dl2d.policies.dl2_paper.policy import Dl2Original, network_of
-from dl2d.simulation.policy_lookup import find_policy
+from dl2d.policies.dl2_paper.policy import Dl2Original
+from dl2d.simulation.policy_lookup import replay_by_name
 from dl2d.simulation.preset import PresetName, preset
-from dl2d.simulation.replay import replay
 from dl2d.simulation.vectorized.library import Library
 from dl2d.simulation.workload.format import Workload
 
+#: Workloads that a teacher is imitated on.
+TEACHER_WORKLOADS: Final = 32
 #: The largest J that is chosen for a network that can have any.
-_WIDEST: Final = 128
-#: Workloads that a teacher plays.
-_LESSON_WORKLOADS: Final = 32
-#: Every so many-th decision of a scheduler that is held out.
+_MAX_WINDOW: Final = 128
+#: One of so many demonstrations, or recorded slots, is held out.
 _HELD_OUT: Final = 5
-_FEWEST: Final = 2
-#: Mean completion times that differ by less, as a share, are as good.
-_NEAR: Final = 1e-3
+_MIN_SLOTS: Final = 2
+#: Mean completion times that differ by a smaller share count as equal.
+_EQUAL_SHARE: Final = 1e-3
 
-#: Told which update of how many is over, and the loss.
-Told = Callable[[int, int, float], None]
+#: Called after each update with its number, the number of all, and the loss.
+OnUpdate = Callable[[int, int, float], None]
+
+
+def imitation_loss(logits: Tensor, masks: Tensor, rights: Tensor, kind: SupervisedLoss) -> Tensor:
+    """One of the paper's three losses (Fig. 16), mean over states.
+
+    Where several actions are right, all of them are to be equally likely.
+    """
+    masked = torch.where(masks, logits, -torch.inf)
+    logs = torch.log_softmax(masked, dim=1)
+    wanted = rights / rights.sum(dim=1, keepdim=True)
+    if kind is SupervisedLoss.CROSS_ENTROPY:
+        return -(wanted * torch.where(rights, logs, 0.0)).sum(dim=1).mean()
+    errors = logs.exp() - wanted
+    per_action = errors.square() if kind is SupervisedLoss.SQUARE else errors.abs()
+    return per_action.sum(dim=1).mean()
+
+
+def fit(
+    network: Net,
+    demonstrations: Demonstrations,
+    settings: Settings,
+    rng: np.random.Generator,
+    on_update: OnUpdate | None = None,
+) -> list[float]:
+    """Train a network on demonstrations with Adam, whose rate falls to a tenth; returns the loss of each update.
+
+    Raises
+    ------
+    Diverged
+        The loss is not a number.
+    """
+    minibatch, updates = min(settings.minibatch, len(demonstrations)), settings.supervised_updates
+    optimiser = torch.optim.Adam(network.parameters(), lr=settings.supervised_rate)
+    losses: list[float] = []
+    for number in range(updates):
+        for group in optimiser.param_groups:
+            group["lr"] = settings.supervised_rate * (1.0 - 0.9 * number / updates)
+        drawn = demonstrations.take(rng.choice(len(demonstrations), minibatch, replace=False))
+        logits = network(torch.from_numpy(drawn.observations))
+        masks, rights = torch.from_numpy(drawn.masks), torch.from_numpy(drawn.rights)
+        value = imitation_loss(logits, masks, rights, settings.supervised_loss)
+        check_finite("the supervised loss", value)
+        optimiser.zero_grad()
+        value.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        losses.append(float(value.detach()))
+        if on_update is not None:
+            on_update(number + 1, updates, losses[-1])
+    check_finite("the weights", *network.parameters())
+    return losses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Followed:
-    """How near a network comes to slots that it did not learn from."""
+class SizeComparison:
+    """How a network's sizes compare with those of recorded slots that it did not learn from."""
 
-    #: Slots and jobs in them; the share of these jobs that were given the same size, and tasks that differ, of all.
+    #: Slots and jobs in them; share of these jobs with the same size, and tasks that differ over all tasks.
     slots: int
     jobs: int
     same: float
     differing: float
-    #: Jobs that had nothing before and were given something; the share of these that were given the same size.
+    #: Jobs that were started in these slots; share of them with the same size.
     started: int
     started_same: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schooled:
-    """What came of it."""
+class Imitation:
+    """Result of supervised learning."""
 
     checkpoint: Checkpoint
     #: By update.
     losses: tuple[float, ...]
-    #: Decisions that were learned from, and how often the best action was a right one in those held out.
-    lessons: int
+    #: Demonstrations that were learned from, and the share of those held out in which the best action was a right one.
+    demonstrations: int
     agreement: float
     #: From recorded slots.
-    followed: Followed | None = None
-    #: From a built-in teacher: mean completion times in slots on the validation workloads.
+    comparison: SizeComparison | None = None
+    #: From a built-in teacher: mean completion times on the validation workloads, in slots.
     score: Score | None = None
     teacher: float | None = None
 
 
-def school_by_teacher(
+def imitate_teacher(
     workloads: Sequence[Workload],
     validation: Sequence[Workload],
     settings: Settings,
     *,
     seed: int,
-    told: Told | None = None,
-) -> Schooled:
-    """Learn from what the settings' teacher does with workloads, under the rules of preset ``dl2-paper``.
+    on_update: OnUpdate | None = None,
+) -> Imitation:
+    """Learn from the settings' teacher on workloads, under the rules of preset ``dl2-paper``.
 
-    ``settings.window`` is widened as for recordings, to the number of jobs of a workload.
+    For a shared network, ``settings.window`` is raised to the number of jobs of a workload.
 
     Raises
     ------
@@ -100,7 +156,7 @@ def school_by_teacher(
     if library.resources != everything.resources:
         raise WorkloadError("cluster", "workloads to learn from and to validate with differ in their resources")
     name = settings.teacher
-    settings = _widened(settings, max(len(one.jobs) for one in (*workloads, *validation)))
+    settings = _with_window(settings, max(len(one.jobs) for one in (*workloads, *validation)))
     sight = Sight(
         window=settings.window, models=everything.models, resources=everything.resources,
         first_bundles=settings.first_bundles and name not in SERVE_WHOLE,
@@ -108,43 +164,34 @@ def school_by_teacher(
     )  # fmt: skip
     with deterministic():
         rng = np.random.default_rng([seed, 2])
-        lessons = taught(name, workloads[:_LESSON_WORKLOADS], sight, labels=settings.labels, rng=rng)
-        network, losses, agreement, count = _learn(lessons, sight, settings, seed, rng, told)
-        weights = weights_of(network, "policy")
-        acting = network_of(weights, described(sight, settings.network, sampled=False))
-        found = score(
-            library, replace(settings, first_bundles=sight.first_bundles, extras=sight.extras), acting, seed=seed
-        )
+        shown = demonstrations_of(name, workloads[:TEACHER_WORKLOADS], sight, labels=settings.labels, rng=rng)
+        network, losses, agreement, count = _learn(shown, sight, settings, seed, rng, on_update)
+        seen_as = replace(settings, first_bundles=sight.first_bundles, extras=sight.extras)
+        found = score(library, seen_as, for_acting(network), seed=seed)
     chosen = preset(PresetName.DL2_PAPER)
-    teachers = [
-        replay(
-            one, find_policy(name, one, chosen), chosen.placement_of(name), rules=chosen.rules, timer=time.perf_counter
-        )
-        for one in validation
-    ]
-    mean = float(np.mean([played.avg_jct for played in teachers]))
+    teacher = float(np.mean([replay_by_name(name, one, chosen).avg_jct for one in validation]))
     # What is wanted is the teacher's result; where both are as near, without draws.
-    sampled = abs(found.sampled - mean) + _NEAR * mean < abs(found.greedy - mean)
-    record = {"teacher": name, "teacher_jct_slots": mean, "greedy_jct_slots": found.greedy,
+    sampled = abs(found.sampled - teacher) + _EQUAL_SHARE * teacher < abs(found.greedy - teacher)
+    record = {"teacher": name, "teacher_jct_slots": teacher, "greedy_jct_slots": found.greedy,
               "sampled_jct_slots": found.sampled, "agreement": agreement}  # fmt: skip
-    return Schooled(
-        checkpoint=_checkpoint(network, sight, settings, seed, record, sampled=sampled), losses=losses, lessons=count,
-        agreement=agreement, score=found, teacher=mean,
+    return Imitation(
+        checkpoint=_checkpoint(network, sight, settings, seed, record, sampled=sampled), losses=losses,
+        demonstrations=count, agreement=agreement, score=found, teacher=teacher,
     )  # fmt: skip
 
 
-def school_by_recordings(
+def imitate_recordings(
     recordings: Sequence[Recording],
     settings: Settings,
     *,
     slot_seconds: float,
     seed: int,
-    told: Told | None = None,
-) -> Schooled:
+    on_update: OnUpdate | None = None,
+) -> Imitation:
     """Learn from slots that a daemon recorded, oldest first; the last fifth is held out.
 
-    ``settings.window`` is widened for a shared network so that all jobs of a slot are in one batch: what is left for
-    jobs of later batches is not to be seen.
+    For a shared network, ``settings.window`` is raised so that all jobs of a slot are in one batch: an observation does
+    not show what is left for later batches.
 
     Raises
     ------
@@ -152,27 +199,19 @@ def school_by_recordings(
         See ``TooFewSamples``, ``Diverged``.
     """
     given = [each for each in recordings if each.snapshot.jobs]
-    if len(given) < _FEWEST:
+    if len(given) < _MIN_SLOTS:
         raise TooFewSamples(
-            f"supervised learning: {_FEWEST} slots with jobs are needed, the store has {len(given)} "
+            f"supervised learning: {_MIN_SLOTS} slots with jobs are needed, the store has {len(given)} "
             f"({len(recordings)} with those that had none)"
         )
-    settings = _widened(settings, max(len(each.snapshot.jobs) for each in given))
+    settings = _with_window(settings, max(len(each.snapshot.jobs) for each in given))
+    jobs = [job for each in given for job in each.snapshot.jobs]
+    amounts = [node.capacity for each in given for node in each.snapshot.nodes]
+    amounts += [demand for job in jobs for demand in (job.request.worker, job.request.ps)]
     sight = Sight(
         window=settings.window,
-        models=tuple(sorted({job.request.model for each in given for job in each.snapshot.jobs})),
-        resources=tuple(
-            sorted(
-                {name for each in given for node in each.snapshot.nodes for name, _ in node.capacity.thousandths}
-                | {
-                    name
-                    for each in given
-                    for job in each.snapshot.jobs
-                    for demand in (job.request.worker, job.request.ps)
-                    for name, _ in demand.thousandths
-                }
-            )
-        ),
+        models=tuple(sorted({job.request.model for job in jobs})),
+        resources=tuple(sorted({name for amount in amounts for name, _ in amount.thousandths})),
         first_bundles=settings.first_bundles and not serves_whole(given),
         slot_seconds=slot_seconds,
         extras=settings.supervised_extras,
@@ -181,28 +220,28 @@ def school_by_recordings(
     with deterministic():
         rng = np.random.default_rng([seed, 2])
         mixed = [given[place] for place in rng.permutation(last).tolist()]
-        lessons = lessons_of(mixed, sight, labels=settings.labels, kept=1.0, rng=rng, most=40_000)
-        network, losses, agreement, count = _learn(lessons, sight, settings, seed, rng, told)
+        shown = demonstrations_in(mixed, sight, labels=settings.labels, kept=1.0, rng=rng, most=40_000)
+        network, losses, agreement, count = _learn(shown, sight, settings, seed, rng, on_update)
         ways = {}
         for sampled in (False, True):
             made = _checkpoint(network, sight, settings, seed, {}, sampled=sampled)
-            ways[sampled] = follow(Dl2Original(made), given[last:], seed=seed)
+            ways[sampled] = compare_sizes(Dl2Original(made), given[last:], seed=seed)
     sampled = ways[True].differing < ways[False].differing
     record = {
         "slots": last, "policies": sorted({each.decision.policy for each in given}), "agreement": agreement,
         "held_out": asdict(ways[sampled]),
     }  # fmt: skip
-    return Schooled(
-        checkpoint=_checkpoint(network, sight, settings, seed, record, sampled=sampled), losses=losses, lessons=count,
-        agreement=agreement, followed=ways[sampled],
+    return Imitation(
+        checkpoint=_checkpoint(network, sight, settings, seed, record, sampled=sampled), losses=losses,
+        demonstrations=count, agreement=agreement, comparison=ways[sampled],
     )  # fmt: skip
 
 
 def serves_whole(recordings: Sequence[Recording]) -> bool:
     """Whether a scheduler gives some jobs more than their least size while others wait, as FIFO does.
 
-    True where that holds of most jobs that were left with nothing. One that does not gives every job its least size
-    first. Jobs that run at fixed sizes tell nothing: they wait for room for these, whatever others have.
+    True where that holds of most jobs that were left with nothing. A scheduler that does not gives every job its least
+    size first. Jobs that run at fixed sizes are not counted: they wait for room for these, whatever others have.
     """
     waiting, passed_over = 0, 0
     for each in recordings:
@@ -215,8 +254,8 @@ def serves_whole(recordings: Sequence[Recording]) -> bool:
     return 2 * passed_over > waiting
 
 
-def follow(policy: Dl2Original, recordings: Sequence[Recording], *, seed: int) -> Followed:
-    """Have a policy decide on recorded snapshots, and compare sizes."""
+def compare_sizes(policy: Dl2Original, recordings: Sequence[Recording], *, seed: int) -> SizeComparison:
+    """Compare the sizes that a policy decides on recorded snapshots with the recorded ones."""
     jobs, same, tasks, differing, started, started_same = 0, 0, 0, 0, 0, 0
     for each in recordings:
         snapshot = each.snapshot
@@ -231,34 +270,32 @@ def follow(policy: Dl2Original, recordings: Sequence[Recording], *, seed: int) -
             same += got == wanted
             tasks += sum(wanted)
             differing += abs(got.workers - wanted.workers) + abs(got.ps - wanted.ps)
-    return Followed(
+    return SizeComparison(
         slots=len(recordings), jobs=jobs, same=same / max(jobs, 1), differing=differing / max(tasks, 1),
         started=started, started_same=started_same / max(started, 1),
     )  # fmt: skip
 
 
-def _widened(settings: Settings, jobs: int) -> Settings:
+def _with_window(settings: Settings, jobs: int) -> Settings:
     shared = settings.network is NetworkKind.SHARED
-    return replace(settings, window=max(settings.window, min(jobs, _WIDEST))) if shared else settings
+    return replace(settings, window=max(settings.window, min(jobs, _MAX_WINDOW))) if shared else settings
 
 
 def _learn(
-    lessons: Lessons, sight: Sight, settings: Settings, seed: int, rng: np.random.Generator, told: Told | None
+    shown: Demonstrations,
+    sight: Sight,
+    settings: Settings,
+    seed: int,
+    rng: np.random.Generator,
+    on_update: OnUpdate | None,
 ) -> tuple[Net, tuple[float, ...], float, int]:
-    """Network, losses, agreement in decisions that were held out, decisions that were learned from."""
-    order = rng.permutation(len(lessons))
-    kept = max(len(lessons) // _HELD_OUT, 1)
-    seen, unseen = (lessons.take(order[kept:]), lessons.take(order[:kept])) if len(lessons) > 1 else (lessons, lessons)
-    network = policy_network(
-        settings.network, jobs=sight.window, width=sight.width, free=len(sight.resources), hidden=settings.hidden
-    )
+    """Network, losses, agreement in demonstrations that were held out, and how many it learned from."""
+    order = rng.permutation(len(shown))
+    kept = max(len(shown) // _HELD_OUT, 1)
+    seen, unseen = (shown.take(order[kept:]), shown.take(order[:kept])) if len(shown) > 1 else (shown, shown)
+    network = policy_network(settings.network, sight.layout, settings.hidden)
     begin(network, torch.Generator().manual_seed(seed), sight)
-    updates = settings.supervised_updates
-    losses = imitate(
-        network, seen, loss=settings.supervised_loss, updates=updates, minibatch=min(settings.minibatch, len(seen)),
-        rate=settings.supervised_rate, rng=rng,
-        told=None if told is None else lambda done, loss: told(done, updates, loss),
-    )  # fmt: skip
+    losses = fit(network, seen, settings, rng, on_update)
     with torch.no_grad():
         logits = network(torch.from_numpy(unseen.observations))
         best = torch.where(torch.from_numpy(unseen.masks), logits, -torch.inf).argmax(dim=1).numpy()

@@ -1,4 +1,8 @@
-"""Training from beginning to end: imitation, then actor-critic, with the best checkpoint by validation."""
+"""Training of the paper's policy: imitation of a teacher, then rounds of actor-critic learning.
+
+``train`` has the whole course; what follows it are its parts, in the order in which it uses them. The checkpoint that
+did best on the validation workloads is kept.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,7 @@ from numpy.typing import NDArray
 
 from dl2d.core.errors import CheckpointError, WorkloadError
 from dl2d.learning.dl2_paper.actor_critic import ActorCritic
-from dl2d.learning.dl2_paper.demonstrations import taught
-from dl2d.learning.dl2_paper.imitation import imitate
+from dl2d.learning.dl2_paper.demonstrations import demonstrations_of
 from dl2d.learning.dl2_paper.networks import (
     Net,
     adopt,
@@ -27,34 +30,31 @@ from dl2d.learning.dl2_paper.networks import (
     deterministic,
     draw_outputs,
     even_out,
+    for_acting,
     load_weights,
     policy_network,
     value_network,
     weights_of,
 )
-from dl2d.learning.dl2_paper.replay_buffer import ReplayBuffer, Samples
-from dl2d.learning.dl2_paper.rollout import Player
-from dl2d.learning.dl2_paper.settings import Credit, Settings
-from dl2d.learning.dl2_paper.teachers import SERVE_WHOLE
-from dl2d.learning.dl2_paper.validation import Score, score
+from dl2d.learning.dl2_paper.rollout import SampleCollector, Score, score
+from dl2d.learning.dl2_paper.samples import ReplayBuffer, Samples
+from dl2d.learning.dl2_paper.settings import SERVE_WHOLE, Credit, Settings
+from dl2d.learning.dl2_paper.supervised import TEACHER_WORKLOADS, fit
 from dl2d.learning.state_file import State, load_state, save_state
 from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2_paper.observation import Sight
-from dl2d.policies.dl2_paper.policy import Dense, Network, SharedJobs, network_of
 from dl2d.simulation.vectorized.library import Library
 from dl2d.simulation.workload.format import Workload
 
-#: Workloads that a teacher plays for imitation.
-_LESSON_WORKLOADS: Final = 32
-#: Observations that hidden units are evened out by.
-_LOOKS: Final = 1024
+#: Observations that the scales of hidden units are measured on.
+_SCALE_SAMPLES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How training stands; times in seconds."""
+    """Progress of a training at a validation; times in seconds."""
 
-    #: ``imitation`` or ``learning``; and which round of how many.
+    #: ``start``, ``imitation`` or ``learning``; and which round of how many.
     phase: str
     done: int
     total: int
@@ -65,9 +65,9 @@ class Report:
     learning_seconds: float
 
 
-Progress = Callable[[Report], None]
-#: Told ``imitation`` or ``learning``, and which update or round of how many is over.
-Told = Callable[[str, int, int], None]
+OnValidation = Callable[[Report], None]
+#: Called with ``imitation`` or ``learning``, and which update or round of how many is over.
+OnStep = Callable[[str, int, int], None]
 
 
 def train(
@@ -77,9 +77,9 @@ def train(
     *,
     seed: int,
     out: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-    told: Told | None = None,
-    stop: Callable[[], bool] | None = None,
+    on_validation: OnValidation | None = None,
+    on_step: OnStep | None = None,
+    should_stop: Callable[[], bool] | None = None,
     start: Checkpoint | None = None,
     state: Path | None = None,
     resume: bool = False,
@@ -89,28 +89,26 @@ def train(
     Parameters
     ----------
     workloads
-        What is learned from; with a federation, learner k of K has every K-th.
+        Training workloads; with a federation, learner k of K has every K-th.
     validation
-        What checkpoints are chosen by: others than those that the result is judged by.
+        Workloads that the best checkpoint is chosen by: others than those that the result is tested on.
     settings
         See ``Settings``.
     seed
         Equal arguments and seeds give equal weights.
     out
         Folder of the checkpoint, written each time there is a better one; None writes none.
-    progress
-        Told after imitation and after each validation.
-    told
-        Told how far it is in between.
-    stop
+    on_validation, on_step
+        Called after each validation, and after each update of imitation and each round.
+    should_stop
         Asked after each round whether to end early, with a last validation.
     start
-        What to begin with instead of imitation: its body, and with ``fresh_output`` new output layers. Where it was
-        trained on other types, those are taken over that both have, and others begin as their mean.
+        Begin with this checkpoint instead of imitation: its body, and with ``fresh_output`` new output layers. Where it
+        was trained on other types, those that both have are kept, and others begin as their mean.
     state
-        File in which all that is needed to go on is kept, after imitation and after each validation.
+        File in which all that is needed to continue is kept, after imitation and after each validation.
     resume
-        Go on with the state: the result is that of a training that was never interrupted.
+        Continue with the state: the result is that of a training that was never interrupted.
 
     Raises
     ------
@@ -121,28 +119,59 @@ def train(
     CheckpointError
         The folder cannot be written, the start is of another network, or there is no such state.
     """
+    on_step = on_step or (lambda _phase, _done, _total: None)
     with deterministic():
-        training = _Training(workloads, validation, settings, seed, out, progress, told, start, state)
+        training = _Training(workloads, validation, settings, seed, out, on_validation, state)
+        training.inputs = _digest([repr((list(workloads), list(validation))), "" if start is None else start.digest])
+        # 1. A policy to begin with: of a state, a checkpoint or a teacher; or weights that were drawn.
         if resume:
             if state is None:
                 raise CheckpointError("resume: no file of a state is given")
             training.restore(load_state(state))
-        return training.run(stop or (lambda: False))
+        elif start is not None:
+            training.begin(training.adopted(start))
+        elif settings.teacher and settings.supervised_updates:
+            training.begin(training.imitated(workloads[:TEACHER_WORKLOADS], on_step))
+        # 2. Rounds of acting and learning. Those between two validations have collectors and generators of their own,
+        #    so that a state need not hold clusters in the midst of a slot.
+        stopped = False
+        while training.round < settings.iterations and not stopped:
+            stretch = training.round // settings.validate_every
+            collectors = [SampleCollector(part, settings, [seed, k, stretch]) for k, part in enumerate(training.parts)]
+            rngs = [np.random.default_rng([seed, k, stretch, 1]) for k in range(len(collectors))]
+            before, end = training.decisions, min((stretch + 1) * settings.validate_every, settings.iterations)
+            while training.round < end and not stopped:
+                acting, learning = improve(
+                    training.learner, collectors, training.buffers, settings, rngs=rngs,
+                    at=training.round / settings.iterations, alone=training.round < settings.critic_iterations,
+                )  # fmt: skip
+                training.times[1] += acting
+                training.times[2] += learning
+                training.decisions = before + sum(collector.decisions for collector in collectors)
+                training.round += 1
+                on_step("learning", training.round, settings.iterations)
+                stopped = should_stop is not None and should_stop()
+            # 3. Validation; the best checkpoint is kept.
+            training.validate("learning", training.round, settings.iterations)
+            if training.round == end:
+                training.save()
+        if training.best is None:
+            training.validate("learning", 0, 0)
+        assert training.best is not None
+        return training.best[1]
 
 
 def improve(
     learner: ActorCritic,
-    players: Sequence[Player],
+    collectors: Sequence[SampleCollector],
     buffers: Sequence[ReplayBuffer],
-    policy: Network,
-    value: Network,
     settings: Settings,
     *,
     rngs: Sequence[np.random.Generator],
     at: float,
     alone: bool = False,
 ) -> tuple[float, float]:
-    """One round: each player acts, then the learner takes steps along the mean of the gradients that they give.
+    """One round: each collector acts, then the learner takes steps along the mean of the gradients of all.
 
     Parameters
     ----------
@@ -157,7 +186,8 @@ def improve(
         Seconds of acting, of learning.
     """
     started = time.perf_counter()
-    fresh = [player.collect(policy, value, settings.samples) for player in players]
+    policy, value = for_acting(learner.policy), for_acting(learner.value, "value")
+    fresh = [collector.collect(policy, value, settings.samples) for collector in collectors]
     acted = time.perf_counter()
     entropy = settings.entropy + (settings.last_entropy - settings.entropy) * at
     rate = settings.rate + (settings.last_rate - settings.rate) * at
@@ -171,7 +201,7 @@ def improve(
 
 
 def _batches(fresh: Samples, buffer: ReplayBuffer, settings: Settings, rng: np.random.Generator) -> Iterator[Samples]:
-    """Minibatches of one round: from fresh samples each as often as all others, or drawn from the replay buffer.
+    """Minibatches of one round: all new samples in a drawn order, in each epoch; or draws from the replay buffer.
 
     Every learner has as many, so that their gradients can be averaged.
     """
@@ -188,6 +218,8 @@ def _batches(fresh: Samples, buffer: ReplayBuffer, settings: Settings, rng: np.r
 
 
 class _Training:
+    """The state of a training: networks, optimisers, replay buffers, the best checkpoint and the history."""
+
     def __init__(
         self,
         workloads: Sequence[Workload],
@@ -195,9 +227,7 @@ class _Training:
         settings: Settings,
         seed: int,
         out: str | os.PathLike[str] | None,
-        progress: Progress | None,
-        told: Told | None,
-        start: Checkpoint | None,
+        on_validation: OnValidation | None,
         state: Path | None,
     ) -> None:
         if len(workloads) < settings.federation or not validation:
@@ -205,19 +235,18 @@ class _Training:
                 "jobs",
                 f"training needs {settings.federation} or more workloads to learn from, and 1 or more to validate",
             )
-        self._workloads = list(workloads)
-        self._settings, self._seed, self._out, self._progress = settings, seed, out, progress
-        self._told = told or (lambda _phase, _done, _total: None)
-        self._start, self._state = start, state
-        self._inputs = _digest([repr((list(workloads), list(validation))), "" if start is None else start.digest])
+        self._settings, self._seed, self._out, self._on_validation = settings, seed, out, on_validation
+        self._state, self._workloads = state, len(workloads)
+        #: Digest of what the training was begun with.
+        self.inputs = ""
         # Types and resources are numbered alike everywhere.
         everything = Library.of([*workloads, *validation])
         self._validation = Library.of(validation, models=everything.models)
-        self._parts = [
+        self.parts = [
             Library.of(workloads[number :: settings.federation], models=everything.models)
             for number in range(settings.federation)
         ]
-        if any(part.resources != everything.resources for part in (*self._parts, self._validation)):
+        if any(part.resources != everything.resources for part in (*self.parts, self._validation)):
             raise WorkloadError("cluster", "workloads to learn from and to validate with differ in their resources")
         self._sight = Sight(
             window=settings.window, models=everything.models, resources=everything.resources,
@@ -225,60 +254,119 @@ class _Training:
             extras=settings.extras,
         )  # fmt: skip
         self._generator = torch.Generator().manual_seed(seed)
-        shape: dict[str, Any] = {
-            "jobs": settings.window, "width": self._sight.width, "free": len(everything.resources),
-            "hidden": settings.hidden,
-        }  # fmt: skip
-        self.policy: Net = policy_network(settings.network, **shape)
-        self.value: Net = value_network(settings.network, **shape, by_job=settings.credit is not Credit.SLOT)
-        begin(self.policy, self._generator, self._sight)
-        begin(self.value, self._generator, self._sight)
-        self._learner = ActorCritic(self.policy, self.value, settings)
-        self._buffers = [ReplayBuffer(settings.replay) for _ in self._parts]
-        self._times = [0.0, 0.0, 0.0]
-        self._best: tuple[float, Checkpoint] | None = None
+        layout, by_job = self._sight.layout, settings.credit is not Credit.SLOT
+        policy = policy_network(settings.network, layout, settings.hidden)
+        value = value_network(settings.network, layout, settings.hidden, by_job=by_job)
+        begin(policy, self._generator, self._sight)
+        begin(value, self._generator, self._sight)
+        self.learner = ActorCritic(policy, value, settings)
+        self.buffers = [ReplayBuffer(settings.replay) for _ in self.parts]
+        #: Rounds and decisions so far; seconds of imitation, of acting and of learning.
+        self.round = self.decisions = 0
+        self.times = [0.0, 0.0, 0.0]
+        #: The best checkpoint, with its score.
+        self.best: tuple[float, Checkpoint] | None = None
         self._history: list[dict[str, Any]] = []
-        self._decisions = 0
-        self._round = 0
-        self._begun = False
 
-    def run(self, stop: Callable[[], bool]) -> Checkpoint:
-        """The best checkpoint."""
-        settings = self._settings
-        if not self._begun:
-            self._begin()
-        while self._round < settings.iterations:
-            # Each stretch between two validations has players and generators of its own, so that a state need not hold
-            # those in the midst of a slot.
-            stretch = self._round // settings.validate_every
-            players = [Player(part, settings, [self._seed, k, stretch]) for k, part in enumerate(self._parts)]
-            rngs = [np.random.default_rng([self._seed, k, stretch, 1]) for k in range(len(players))]
-            before = self._decisions
-            ends = False
-            while self._round < settings.iterations and self._round // settings.validate_every == stretch and not ends:
-                acting, learning = improve(
-                    self._learner, players, self._buffers, self._acting(), self._critic(), settings, rngs=rngs,
-                    at=self._round / settings.iterations, alone=self._round < settings.critic_iterations,
-                )  # fmt: skip
-                self._times[1] += acting
-                self._times[2] += learning
-                self._decisions = before + sum(player.decisions for player in players)
-                self._round += 1
-                self._told("learning", self._round, settings.iterations)
-                ends = stop()
-            self._validate("learning", self._round, settings.iterations, self._sight)
-            if ends and self._round % settings.validate_every and self._round < settings.iterations:
-                break
-            self._save()
-            if ends:
-                break
-        if self._best is None:
-            self._validate("learning", 0, 0, self._sight)
-        assert self._best is not None
-        return self._best[1]
+    def adopted(self, start: Checkpoint) -> Checkpoint:
+        """A checkpoint to begin with, after its validation with the types and resources of these workloads."""
+        own = Sight.of(start.settings)
+        sight = replace(self._sight, window=own.window, extras=own.extras, first_bundles=own.first_bundles)
+        network = policy_network(self._settings.network, sight.layout, self._settings.hidden)
+        adopt(network, start, sight)
+        self.validate("start", 0, 0, sight, network)
+        return start
+
+    def imitated(self, workloads: Sequence[Workload], on_step: OnStep) -> Checkpoint:
+        """A policy that has learned from the settings' teacher."""
+        settings, started = self._settings, time.perf_counter()
+        rng = np.random.default_rng([self._seed, 2])
+        sight = replace(
+            self._sight, extras=settings.supervised_extras,
+            first_bundles=settings.first_bundles and settings.teacher not in SERVE_WHOLE,
+        )  # fmt: skip
+        network = policy_network(settings.network, sight.layout, settings.hidden)
+        begin(network, self._generator, sight)
+        shown = demonstrations_of(settings.teacher, workloads, sight, labels=settings.labels, rng=rng)
+        fit(network, shown, settings, rng, lambda done, total, _: on_step("imitation", done, total))
+        self.times[0] = time.perf_counter() - started
+        updates = settings.supervised_updates
+        return self._checkpoint(self.validate("imitation", updates, updates, sight, network), sight, network)
+
+    def begin(self, start: Checkpoint) -> None:
+        """Take over the body of a checkpoint, with new output layers where the settings say so."""
+        settings, policy = self._settings, self.learner.policy
+        adopt(policy, start, self._sight)
+        if settings.iterations and settings.fresh_output:
+            collector = SampleCollector(self.parts[0], settings, [self._seed, 3])
+            acting, critic = for_acting(policy), for_acting(self.learner.value, "value")
+            observations = collector.collect(acting, critic, _SCALE_SAMPLES).observations
+            even_out(policy, torch.from_numpy(observations), self._generator)
+            draw_outputs(policy, self._generator)
+        self.save()
+
+    def validate(self, phase: str, done: int, total: int, sight: Sight | None = None, net: Net | None = None) -> Score:
+        """Score the policy, or another network with its own sight, and keep its checkpoint if it is the best so far."""
+        net, sight = net or self.learner.policy, sight or self._sight
+        settings = replace(self._settings, first_bundles=sight.first_bundles, extras=sight.extras, window=sight.window)
+        found = score(self._validation, settings, for_acting(net), seed=self._seed)
+        entry = {"phase": phase, "round": done, "greedy": found.greedy, "sampled": found.sampled,
+                 "decisions": self.decisions}  # fmt: skip
+        self._history.append({key: value for key, value in entry.items() if value != float("inf")})
+        if self.best is None or found.best < self.best[0]:
+            self.best = found.best, self._checkpoint(found, sight, net)
+            if self._out is not None:
+                write_checkpoint(self.best[1], Path(self._out))
+        if self._on_validation is not None:
+            self._on_validation(
+                Report(
+                    phase=phase, done=done, total=total, score=found, best=self.best[0], decisions=self.decisions,
+                    acting_seconds=self.times[1], learning_seconds=self.times[0] + self.times[2],
+                )
+            )  # fmt: skip
+        return found
+
+    def _checkpoint(self, found: Score, sight: Sight, net: Net) -> Checkpoint:
+        weights = weights_of(net, "policy")
+        if net is self.learner.policy:  # the critic has learned with this network alone
+            weights |= weights_of(self.learner.value, "value")
+        return Checkpoint(
+            policy="dl2-original",
+            weights=weights,
+            settings=described(sight, self._settings.network, sampled=found.sampled < found.greedy),
+            training={
+                "settings": _plain(asdict(self._settings)),
+                "seed": self._seed,
+                "workloads": self._workloads,
+                "validation_workloads": len(self._validation.ids),
+                "history": list(self._history),
+            },
+        )
+
+    def save(self) -> None:
+        """Write the state, where it has a file."""
+        if self._state is None:
+            return
+        policy, value = self.learner.policy, self.learner.value
+        arrays: dict[str, NDArray[Any]] = {
+            **weights_of(policy, "policy"), **weights_of(value, "value"), **self.learner.state(),
+        }  # fmt: skip
+        for number, buffer in enumerate(self.buffers):
+            arrays |= buffer.state(f"replay.{number}")
+        best_score, best = self.best or (None, None)
+        if best is not None:
+            arrays |= {f"best.{name}": array for name, array in best.weights.items()}
+        words = {
+            "settings": _plain(asdict(self._settings)), "inputs": self.inputs, "seed": self._seed,
+            "round": self.round, "decisions": self.decisions, "history": self._history, "times": self.times,
+            "best": best_score,
+            "best_settings": None if best is None else dict(best.settings),
+            "best_training": None if best is None else dict(best.training),
+        }  # fmt: skip
+        save_state(State(words=words, arrays=arrays), self._state)
 
     def restore(self, state: State) -> None:
-        """Go on from a state.
+        """Continue from a state.
 
         Raises
         ------
@@ -289,13 +377,13 @@ class _Training:
         given, saved = _plain(asdict(self._settings)), words.get("settings") or {}
         if different := sorted(key for key in given if given[key] != saved.get(key)):
             raise CheckpointError(f"resume: was begun with other settings: {', '.join(different)}")
-        if words.get("inputs") != self._inputs or words.get("seed") != self._seed:
+        if words.get("inputs") != self.inputs or words.get("seed") != self._seed:
             raise CheckpointError("resume: was begun with other workloads, another start or another seed")
         try:
-            load_weights(self.policy, arrays, "policy")
-            load_weights(self.value, arrays, "value")
-            self._learner.restore({name: arrays[name] for name in arrays if name.startswith("adam.")})
-            for number, buffer in enumerate(self._buffers):
+            load_weights(self.learner.policy, arrays, "policy")
+            load_weights(self.learner.value, arrays, "value")
+            self.learner.restore({name: arrays[name] for name in arrays if name.startswith("adam.")})
+            for number, buffer in enumerate(self.buffers):
                 buffer.restore(arrays, f"replay.{number}")
             if words["best"] is not None:
                 weights = {name.removeprefix("best."): arrays[name] for name in arrays if name.startswith("best.")}
@@ -303,140 +391,11 @@ class _Training:
                     policy="dl2-original", weights=weights, settings=words["best_settings"],
                     training=words["best_training"],
                 )  # fmt: skip
-                self._best = float(words["best"]), made
-            self._round, self._decisions = int(words["round"]), int(words["decisions"])
-            self._history, self._times = list(words["history"]), list(words["times"])
+                self.best = float(words["best"]), made
+            self.round, self.decisions = int(words["round"]), int(words["decisions"])
+            self._history, self.times = list(words["history"]), list(words["times"])
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise CheckpointError(f"resume: the state is damaged: {error!r}") from None
-        self._begun = True
-
-    def _save(self) -> None:
-        if self._state is None:
-            return
-        arrays: dict[str, NDArray[Any]] = {
-            **weights_of(self.policy, "policy"), **weights_of(self.value, "value"), **self._learner.state(),
-        }  # fmt: skip
-        for number, buffer in enumerate(self._buffers):
-            arrays |= buffer.state(f"replay.{number}")
-        best = None if self._best is None else self._best[1]
-        if best is not None:
-            arrays |= {f"best.{name}": array for name, array in best.weights.items()}
-        words = {
-            "settings": _plain(asdict(self._settings)), "inputs": self._inputs, "seed": self._seed,
-            "round": self._round, "decisions": self._decisions, "history": self._history, "times": self._times,
-            "best": None if self._best is None else self._best[0],
-            "best_settings": None if best is None else dict(best.settings),
-            "best_training": None if best is None else dict(best.training),
-        }  # fmt: skip
-        save_state(State(words=words, arrays=arrays), self._state)
-
-    def _begin(self) -> None:
-        """Imitation, or what is begun with."""
-        settings, start = self._settings, self._start
-        if start is not None:
-            sight = self._as_shown(Sight.of(start.settings))
-            net = self._network(sight)
-            adopt(net, start, sight)
-            self._validate("start", 0, 0, sight, net)
-        elif settings.teacher and settings.supervised_updates:
-            start = self._imitate()
-        if start is not None:
-            adopt(self.policy, start, self._sight)
-            if settings.iterations and settings.fresh_output:
-                player = Player(self._parts[0], settings, [self._seed, 3])
-                looks = player.collect(self._acting(), self._critic(), _LOOKS).observations
-                even_out(self.policy, torch.from_numpy(looks), self._generator)
-                draw_outputs(self.policy, self._generator)
-            self._save()
-        self._begun = True
-
-    def _imitate(self) -> Checkpoint:
-        settings, started = self._settings, time.perf_counter()
-        rng = np.random.default_rng([self._seed, 2])
-        sight = replace(
-            self._sight, extras=settings.supervised_extras,
-            first_bundles=settings.first_bundles and settings.teacher not in SERVE_WHOLE,
-        )  # fmt: skip
-        net = self._network(sight)
-        begin(net, self._generator, sight)
-        lessons = taught(settings.teacher, self._workloads[:_LESSON_WORKLOADS], sight, labels=settings.labels, rng=rng)
-        updates = settings.supervised_updates
-        imitate(
-            net, lessons, loss=settings.supervised_loss, updates=updates,
-            minibatch=min(settings.minibatch, len(lessons)), rate=settings.supervised_rate, rng=rng,
-            told=lambda done, _loss: self._told("imitation", done, updates),
-        )  # fmt: skip
-        self._times[0] = time.perf_counter() - started
-        found = self._validate("imitation", updates, updates, sight, net)
-        return self._checkpoint(found, sight, net)
-
-    def _as_shown(self, sight: Sight) -> Sight:
-        """A sight of a checkpoint, on the types and resources of these workloads."""
-        return replace(
-            self._sight, window=sight.window, extras=sight.extras, first_bundles=sight.first_bundles
-        )  # fmt: skip
-
-    def _network(self, sight: Sight) -> Net:
-        return policy_network(
-            self._settings.network, jobs=sight.window, width=sight.width, free=len(sight.resources),
-            hidden=self._settings.hidden,
-        )  # fmt: skip
-
-    def _acting(self) -> Network:
-        weights = weights_of(self.policy, "policy")
-        return network_of(weights, described(self._sight, self._settings.network, sampled=False))
-
-    def _critic(self) -> Network:
-        weights = weights_of(self.value, "value")
-        if "value.job.weight" in weights:
-            return _ByJob(weights, self._sight.width)
-        return Dense(weights, "value")
-
-    def _validate(self, phase: str, done: int, total: int, sight: Sight, net: Net | None = None) -> Score:
-        """Of the policy, or of another network that sees something else."""
-        net = self.policy if net is None else net
-        settings = replace(
-            self._settings, first_bundles=sight.first_bundles, extras=sight.extras, window=sight.window
-        )  # fmt: skip
-        acting = network_of(weights_of(net, "policy"), described(sight, self._settings.network, sampled=False))
-        found = score(self._validation, settings, acting, seed=self._seed)
-        entry = {"phase": phase, "round": done, "greedy": found.greedy, "sampled": found.sampled,
-                 "decisions": self._decisions}  # fmt: skip
-        self._history.append({key: value for key, value in entry.items() if value != float("inf")})
-        if self._best is None or found.best < self._best[0]:
-            self._best = found.best, self._checkpoint(found, sight, net)
-            if self._out is not None:
-                write_checkpoint(self._best[1], Path(self._out))
-        if self._progress is not None:
-            self._progress(
-                Report(
-                    phase=phase,
-                    done=done,
-                    total=total,
-                    score=found,
-                    best=self._best[0],
-                    decisions=self._decisions,
-                    acting_seconds=self._times[1],
-                    learning_seconds=sum(self._times) - self._times[1],
-                )
-            )
-        return found
-
-    def _checkpoint(self, found: Score, sight: Sight, net: Net) -> Checkpoint:
-        weights = weights_of(net, "policy")
-        return Checkpoint(
-            policy="dl2-original",
-            # What the critic sees is what is learned with.
-            weights={**weights, **weights_of(self.value, "value")} if net is self.policy else weights,
-            settings=described(sight, self._settings.network, sampled=found.sampled < found.greedy),
-            training={
-                "settings": _plain(asdict(self._settings)),
-                "seed": self._seed,
-                "workloads": len(self._workloads),
-                "validation_workloads": len(self._validation.ids),
-                "history": list(self._history),
-            },
-        )
 
 
 def _digest(parts: Sequence[str]) -> str:
@@ -446,22 +405,3 @@ def _digest(parts: Sequence[str]) -> str:
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json.dumps(values))
     return plain
-
-
-class _ByJob:
-    """The value network that all jobs share, for the player: values of jobs alone."""
-
-    def __init__(self, weights: dict[str, NDArray[Any]], width: int) -> None:
-        # The void layer and the outputs of the other two actions are not there: fill up with zeros.
-        job, bias = weights["value.job.weight"], weights["value.job.bias"]
-        padded = {
-            **weights,
-            "value.job.weight": np.concatenate((job, np.zeros((2, job.shape[1]), dtype=job.dtype))),
-            "value.job.bias": np.concatenate((bias, np.zeros(2, dtype=bias.dtype))),
-            "value.void.weight": np.zeros((1, job.shape[1]), dtype=job.dtype),
-            "value.void.bias": np.zeros(1, dtype=bias.dtype),
-        }
-        self._network = SharedJobs(padded, "value", width)
-
-    def __call__(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
-        return self._network(observations)[:, :-1:3]

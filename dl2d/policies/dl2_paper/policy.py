@@ -66,7 +66,7 @@ class SharedJobs:
     """One network for every job of the window, which also sees the mean of all of them: any J will do.
 
     Two hidden layers: what a job shows, with the free shares; then that again with the mean over jobs. Void has a layer
-    of its own on the mean.
+    of its own on the mean; a value network has none.
 
     Parameters
     ----------
@@ -84,14 +84,14 @@ class SharedJobs:
                 np.asarray(weights[f"{name}.{part}.bias"], dtype=np.float32),
             )
             for part in ("0", "1", "job", "void")
+            if part != "void" or f"{name}.void.weight" in weights
         }
 
     def __call__(self, observations: Matrix) -> Matrix:
-        """See ``Network``; computes for the jobs that are there alone."""
+        """See ``Network``; a value network gives one number for each job, shape (N, J)."""
         first, first_bias = self._parts["0"]
         second, second_bias = self._parts["1"]
         last, last_bias = self._parts["job"]
-        void, void_bias = self._parts["void"]
         count = len(observations)
         free = len(first) - self._width
         columns = observations[:, : observations.shape[1] - free].reshape(count, -1, self._width)
@@ -109,10 +109,13 @@ class SharedJobs:
         size = hidden.shape[1]
         pooled = mean @ second[size:] + second_bias
         deep = np.maximum(hidden @ second[:size] + pooled[rows], 0.0)
-        logits = np.zeros((count, 3 * columns.shape[1] + 1), dtype=np.float32)
-        logits[:, :-1].reshape(count, -1, 3)[rows, places] = deep @ last + last_bias
-        logits[:, -1] = (np.maximum(pooled, 0.0) @ void + void_bias)[:, 0]
-        return logits
+        answers = np.zeros((*there.shape, last.shape[1]), dtype=np.float32)
+        answers[rows, places] = deep @ last + last_bias
+        flat: Matrix = answers.reshape(count, -1)
+        if "void" not in self._parts:
+            return flat
+        void, void_bias = self._parts["void"]
+        return np.concatenate((flat, np.maximum(pooled, 0.0) @ void + void_bias), axis=1)
 
 
 def network_of(weights: Mapping[str, NDArray[Any]], settings: Mapping[str, Any], name: str = "policy") -> Network:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dl2d.learning.dl2_paper.replay_buffer import Samples
+from dl2d.learning.dl2_paper.samples import Samples
 
 
 def made_samples(actions: list[int], targets: list[list[float]], *, jobs: int = 2, **changes: Any) -> Samples:

@@ -8,9 +8,8 @@ from simulation.drawn import drawn
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import Allocation
-from dl2d.learning.dl2_paper.demonstrations import Recording, lessons_of, played
-from dl2d.learning.dl2_paper.errors import TooFewSamples
-from dl2d.learning.dl2_paper.settings import Labels
+from dl2d.learning.dl2_paper.demonstrations import Recording, demonstrations_in, recordings_of
+from dl2d.learning.dl2_paper.settings import Labels, TooFewSamples
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.drf import Drf
@@ -43,7 +42,7 @@ def test_a_recorded_policy_is_shown_as_windows_show_it_to_the_last_bit(name: str
         slot_seconds=workload.slot_seconds, extras=True,
     )  # fmt: skip
     rng = np.random.default_rng(0)
-    found = lessons_of(played(name, workload), sight, labels=Labels.STEPS, kept=1.0, rng=rng)
+    found = demonstrations_in(recordings_of(name, workload), sight, labels=Labels.STEPS, kept=1.0, rng=rng)
     clusters = Clusters(library, 1)
     clusters.reset(np.array([0]), np.array([0]), [rng])
     windows = Windows(clusters, 12, extras=True)
@@ -71,25 +70,25 @@ def test_sizes_that_users_chose_are_walked_to_and_then_it_is_enough(labels: Labe
     jobs = [a_job(0), a_job(1), a_job(2, **NO_PS)]
     snapshot = a_snapshot(jobs, cluster(4, cpu=16, gpu=8), held={1: Allocation(2, 1)})
     recording = Recording(snapshot, decided(snapshot, (3, 2), (2, 1), (4, 0)), LoadBalance())
-    lessons = lessons_of([recording], SIGHT, labels=labels, kept=1.0, rng=np.random.default_rng(0))
-    assert lessons.actions[-1] == 12
-    assert (lessons.actions[:-1] < 12).all()
+    found = demonstrations_in([recording], SIGHT, labels=labels, kept=1.0, rng=np.random.default_rng(0))
+    assert found.actions[-1] == 12
+    assert (found.actions[:-1] < 12).all()
     given = {job: [0, 0] for job in range(3)}
     # The second has its least size from the start.
     given[1] = [1, 1]
-    for action in lessons.actions[:-1].tolist():
+    for action in found.actions[:-1].tolist():
         job, kind = divmod(action, 3)
         # The first step is the least size, whatever it is.
         begins, least = given[job] == [0, 0], jobs[job].request.least
         given[job][0] += least.workers if begins else kind != 1
         given[job][1] += least.ps if begins else kind != 0
     assert given == {0: [3, 2], 1: [2, 1], 2: [4, 0]}
-    every = np.arange(len(lessons))
-    assert lessons.masks[every, lessons.actions].all()
-    assert lessons.rights[every, lessons.actions].all()
-    assert not (lessons.rights & ~lessons.masks).any()
-    assert lessons.rights[-1].nonzero()[0].tolist() == [12]
-    first = lessons.rights[0].nonzero()[0].tolist()
+    every = np.arange(len(found))
+    assert found.masks[every, found.actions].all()
+    assert found.rights[every, found.actions].all()
+    assert not (found.rights & ~found.masks).any()
+    assert found.rights[-1].nonzero()[0].tolist() == [12]
+    first = found.rights[0].nonzero()[0].tolist()
     # A bundle for the first job before all; or whatever does not lead past a size.
     assert first == ([2] if labels is Labels.STEPS else [0, 1, 2, 3, 6])
 
@@ -99,23 +98,23 @@ def test_what_has_no_room_is_masked_and_not_asked_for() -> None:
     snapshot = a_snapshot([a_job(0), a_job(1)], cluster(1, cpu=4, gpu=1))
     recording = Recording(snapshot, decided(snapshot, (2, 2), (2, 2)), LoadBalance())
     for labels in Labels:
-        lessons = lessons_of([recording], SIGHT, labels=labels, kept=1.0, rng=np.random.default_rng(1))
-        assert lessons.masks[np.arange(len(lessons)), lessons.actions].all()
+        found = demonstrations_in([recording], SIGHT, labels=labels, kept=1.0, rng=np.random.default_rng(1))
+        assert found.masks[np.arange(len(found)), found.actions].all()
         # One CPU is left at most in the end: no action but void, which is no lesson.
-        assert sum(lessons.actions < 12) <= 4
+        assert sum(found.actions < 12) <= 4
 
 
-def test_lessons_begin_where_first_bundles_end() -> None:
+def test_demonstrations_begin_where_first_bundles_end() -> None:
     snapshot = a_snapshot([a_job(0), a_job(1)], cluster(4, cpu=16, gpu=8))
     decision = ask(Drf(), snapshot)
     sight = Sight(window=4, models=("other",), resources=("cpu", "gpu"), first_bundles=True, slot_seconds=60.0)
-    lessons = lessons_of(
+    found = demonstrations_in(
         [Recording(snapshot, decision, LoadBalance())], sight, labels=Labels.STEPS, kept=1.0,
         rng=np.random.default_rng(0),
     )  # fmt: skip
-    assert lessons.actions.tolist() == [2, 5, 2, 5, 2, 5]
+    assert found.actions.tolist() == [2, 5, 2, 5, 2, 5]
 
 
 def test_nothing_to_learn_from_is_told() -> None:
     with pytest.raises(TooFewSamples, match="the recorded slots leave nothing to learn from"):
-        lessons_of([], SIGHT, labels=Labels.SIZES, kept=1.0, rng=np.random.default_rng(0))
+        demonstrations_in([], SIGHT, labels=Labels.SIZES, kept=1.0, rng=np.random.default_rng(0))

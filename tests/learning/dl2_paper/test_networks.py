@@ -4,19 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from dl2d.learning.dl2_paper.errors import Diverged
 from dl2d.learning.dl2_paper.networks import (
     Net,
     begin,
+    check_finite,
     draw_outputs,
     even_out,
+    for_acting,
     load_weights,
     policy_network,
-    see_that_finite,
     value_network,
     weights_of,
 )
-from dl2d.learning.dl2_paper.settings import NetworkKind
+from dl2d.learning.dl2_paper.settings import Diverged, NetworkKind
+from dl2d.policies.dl2_paper.observation import Layout
 from dl2d.policies.dl2_paper.policy import network_of
 
 SETTINGS = {
@@ -26,7 +27,7 @@ SETTINGS = {
     "first_bundles": False,
     "slot_seconds": 60.0,
 }
-SHAPE = {"jobs": 3, "width": 7, "free": 2, "hidden": 8}
+LAYOUT = Layout(window=3, types=2, resources=2, extras=False)
 
 
 def observations() -> np.ndarray:
@@ -39,17 +40,23 @@ def observations() -> np.ndarray:
 
 @pytest.mark.parametrize("kind", list(NetworkKind))
 def test_what_acts_is_what_was_learned(kind: NetworkKind) -> None:
-    network = policy_network(kind, **SHAPE)
+    network = policy_network(kind, LAYOUT, 8)
     begin(network, torch.Generator().manual_seed(1))
     acting = network_of(weights_of(network, "policy"), SETTINGS | {"network": kind.value})
     with torch.no_grad():
         learned = network(torch.from_numpy(observations())).numpy()
     assert acting(observations()) == pytest.approx(learned, abs=1e-6)
     assert learned.shape == (5, 10)
+    value = value_network(kind, LAYOUT, 8, by_job=True)
+    begin(value, torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        learned = value(torch.from_numpy(observations())).numpy()
+    assert for_acting(value, "value")(observations()) == pytest.approx(learned, abs=1e-6)
+    assert learned.shape == (5, 3)
 
 
 def test_the_shared_network_does_not_mind_the_order_of_jobs() -> None:
-    network = policy_network(NetworkKind.SHARED, **SHAPE)
+    network = policy_network(NetworkKind.SHARED, LAYOUT, 8)
     begin(network, torch.Generator().manual_seed(1))
     turned = observations()
     turned[:, :21] = turned[:, :21].reshape(5, 3, 7)[:, ::-1].reshape(5, 21)
@@ -60,7 +67,7 @@ def test_the_shared_network_does_not_mind_the_order_of_jobs() -> None:
 
 
 def test_a_fresh_output_layer_keeps_the_body() -> None:
-    network = policy_network(NetworkKind.DENSE, **SHAPE)
+    network = policy_network(NetworkKind.DENSE, LAYOUT, 8)
     begin(network, torch.Generator().manual_seed(1))
     with torch.no_grad():
         network.named()["2"].bias += 5.0
@@ -75,7 +82,7 @@ def test_a_fresh_output_layer_keeps_the_body() -> None:
 
 
 def test_weights_can_be_put_back() -> None:
-    networks = [value_network(NetworkKind.SHARED, **SHAPE, by_job=True) for _ in range(2)]
+    networks = [value_network(NetworkKind.SHARED, LAYOUT, 8, by_job=True) for _ in range(2)]
     for seed, network in enumerate(networks):
         begin(network, torch.Generator().manual_seed(seed))
     load_weights(networks[1], weights_of(networks[0], "v"), "v")
@@ -86,14 +93,14 @@ def test_weights_can_be_put_back() -> None:
 
 
 def test_numbers_that_are_none_stop_training() -> None:
-    see_that_finite("nothing", torch.ones(3))
+    check_finite("nothing", torch.ones(3))
     with pytest.raises(Diverged, match="training diverged: 2 of 3 values of the loss are not finite"):
-        see_that_finite("the loss", torch.tensor([1.0, float("nan"), float("inf")]))
+        check_finite("the loss", torch.tensor([1.0, float("nan"), float("inf")]))
 
 
 def of_ones(kind: NetworkKind) -> Net:
     """Weights of one sign: every hidden unit is on in every state."""
-    network = policy_network(kind, **SHAPE)
+    network = policy_network(kind, LAYOUT, 8)
     with torch.no_grad():
         for number, layer in enumerate(network.named().values()):
             layer.weight.uniform_(0.1, 1.0, generator=torch.Generator().manual_seed(number))

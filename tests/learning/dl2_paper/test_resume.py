@@ -30,7 +30,7 @@ from dl2d.learning.dl2_paper.trainer import train
 folder = Path(sys.argv[1])
 train(
     TRAINING, VALIDATION, SMALL, seed=3, out=folder / "checkpoint", state=folder / "state.npz",
-    resume=(folder / "state.npz").is_file(), told=lambda *said: print(*said, flush=True),
+    resume=(folder / "state.npz").is_file(), on_step=lambda *said: print(*said, flush=True),
 )
 """
 
@@ -87,7 +87,7 @@ def test_what_goes_on_is_all_there(settings: Settings, tmp_path: Path) -> None:
         rounds.append(len(rounds) + 1)
         return len(rounds) == 2
 
-    train(TRAINING, VALIDATION, settings, seed=0, state=file, stop=stop)
+    train(TRAINING, VALIDATION, settings, seed=0, state=file, should_stop=stop)
     assert load_state(file).words["round"] == 2
     resumed = train(TRAINING, VALIDATION, settings, seed=0, state=file, resume=True)
     assert weights(resumed) == weights(whole)

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from simulation.drawn import drawn
 
-from dl2d.learning.dl2_paper.errors import TooFewSamples
-from dl2d.learning.dl2_paper.rollout import Player, rewards_of
-from dl2d.learning.dl2_paper.settings import Credit, Reward, Settings
+from dl2d.learning.dl2_paper.rollout import SampleCollector, correcting_actions, explored, rewards_of
+from dl2d.learning.dl2_paper.settings import Credit, Reward, Settings, TooFewSamples
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.library import Library
 from dl2d.simulation.workload.format import Workload, read_workload
@@ -54,7 +53,7 @@ NOBODY = Fixed(0, 0)
 
 
 def collected(settings: Settings, value: Fixed = NOBODY, *, count: int = 60) -> Any:
-    return Player(Library.of([two_jobs()]), settings, [7]).collect(ONE_MORE, value, count)
+    return SampleCollector(Library.of([two_jobs()]), settings, [7]).collect(ONE_MORE, value, count)
 
 
 def test_an_action_is_rewarded_with_what_each_job_did_in_its_slot() -> None:
@@ -89,7 +88,7 @@ def test_it_is_the_same_for_the_same_seed_and_another_for_another() -> None:
     settings = replace(PLAIN, window=5, clusters=8, epsilon=0.3, kept=0.5)
     even = Fixed(*[0.0] * 16)
     first, again, other = (
-        Player(library, settings, [seed]).collect(even, Fixed(*[0.0] * 5), 300) for seed in (1, 1, 2)
+        SampleCollector(library, settings, [seed]).collect(even, Fixed(*[0.0] * 5), 300) for seed in (1, 1, 2)
     )
     assert (first.observations == again.observations).all()
     assert (first.actions == again.actions).all()
@@ -102,7 +101,7 @@ def test_an_all_reduce_job_is_never_given_a_ps() -> None:
     assert ring, "the workload has all-reduce jobs"
     only = replace(workload, jobs=tuple(ring))
     settings = replace(PLAIN, window=3, clusters=4, epsilon=0.5)
-    samples = Player(Library.of([only]), settings, [0]).collect(Fixed(*[0.0] * 10), Fixed(0, 0, 0), 100)
+    samples = SampleCollector(Library.of([only]), settings, [0]).collect(Fixed(*[0.0] * 10), Fixed(0, 0, 0), 100)
     assert not samples.masks[:, [1, 2, 4, 5, 7, 8]].any()
     assert set(samples.actions.tolist()) <= {0, 3, 6, 9}
 
@@ -110,7 +109,7 @@ def test_an_all_reduce_job_is_never_given_a_ps() -> None:
 def test_clusters_without_decisions_are_told_of() -> None:
     full = two_jobs(max_workers=1, max_ps=1)
     with pytest.raises(TooFewSamples, match="2 samples were asked for, 0 came of"):
-        Player(Library.of([full]), PLAIN, [0]).collect(ONE_MORE, NOBODY, 2)
+        SampleCollector(Library.of([full]), PLAIN, [0]).collect(ONE_MORE, NOBODY, 2)
 
 
 def a_report(*rates: float) -> tuple[SlotReport, Clusters]:
@@ -139,3 +138,46 @@ def test_fairness_rewards_everybody_for_the_least_dominant_share() -> None:
     report, clusters = a_report(0.5, 0.5)
     fair = rewards_of(report, clusters, Settings(reward=Reward.RATE, fairness=10.0))[0]
     assert fair == pytest.approx([0.5 + 10 * 0.25 * 2] * 2)
+
+
+def correction(*jobs: tuple[int, int], forbidden: tuple[int, ...] = ()) -> int:
+    mask = np.ones((1, 3 * len(jobs) + 1), dtype=np.int8)
+    mask[0, list(forbidden)] = 0
+    workers, ps = np.array([[size[0] for size in jobs]]), np.array([[size[1] for size in jobs]])
+    return int(correcting_actions(workers, ps, mask, 10.0)[0])
+
+
+@pytest.mark.parametrize(
+    ("jobs", "action"),
+    [
+        pytest.param([(0, 0), (1, 1), (10, 1)], -1, id="nothing is poor: ten times as many is not more than ten times"),
+        pytest.param([(1, 0), (0, 1)], -1, id="one task alone is not several"),
+        pytest.param([(1, 1), (2, 0)], 4, id="workers and no PS"),
+        pytest.param([(0, 2), (2, 0)], 0, id="PSs and no worker; the first job counts"),
+        pytest.param([(1, 11)], 0, id="eleven times as many PSs"),
+        pytest.param([(0, 0), (11, 1)], 4, id="eleven times as many workers"),
+    ],
+)
+def test_poor_states_of_the_paper(jobs: list[tuple[int, int]], action: int) -> None:
+    assert correction(*jobs) == action
+
+
+def test_a_poor_state_without_an_allowed_action_is_passed_over() -> None:
+    """So an all-reduce job, which can have no PS, is never poor."""
+    assert correction((5, 0), (0, 3), forbidden=(1, 2)) == 3
+    assert correction((5, 0), forbidden=(1, 2)) == -1
+
+
+def test_actions_are_drawn_from_the_mixture_that_is_told() -> None:
+    count = 20_000
+    rng = np.random.default_rng(0)
+    chances = np.tile([0.1, 0.3, 0.0, 0.6], (count, 1))
+    actions = rng.choice(4, count, p=chances[0])
+    poor = np.ones(count, dtype=np.int64)
+    taken, probability = explored(actions, chances, poor, 0.25, rng.random(count))
+    assert np.bincount(taken, minlength=4) / count == pytest.approx([0.075, 0.475, 0.0, 0.45], abs=0.015)
+    assert sorted(set(probability.round(9))) == [0.075, 0.45, 0.475]
+    fine = np.full(count, -1)
+    taken, probability = explored(actions, chances, fine, 0.25, rng.random(count))
+    assert (taken == actions).all()
+    assert probability == pytest.approx(chances[0][actions])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -7,26 +8,87 @@ import pytest
 import torch
 from learning.dl2_paper.made_workloads import SMALL, TRAINING, VALIDATION, a_workload
 from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster
+from simulation.drawn import drawn
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import CheckpointError, WorkloadError
 from dl2d.core.jobs import NOTHING, Allocation
-from dl2d.learning.dl2_paper.demonstrations import Recording
-from dl2d.learning.dl2_paper.errors import TooFewSamples
+from dl2d.learning.dl2_paper.demonstrations import Recording, demonstrations_of
 from dl2d.learning.dl2_paper.networks import adopt, begin, policy_network
-from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss
-from dl2d.learning.dl2_paper.supervised import school_by_recordings, school_by_teacher, serves_whole
+from dl2d.learning.dl2_paper.samples import Demonstrations
+from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss, TooFewSamples
+from dl2d.learning.dl2_paper.supervised import fit, imitate_recordings, imitate_teacher, imitation_loss, serves_whole
 from dl2d.learning.dl2_paper.trainer import train
 from dl2d.placement.load_balance import LoadBalance
-from dl2d.policies.dl2_paper.observation import Sight
+from dl2d.policies.dl2_paper.observation import Layout, Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.policies.drf import Drf
+from dl2d.simulation.vectorized.library import Library
 from dl2d.simulation.workload.sources import load_source
 
 QUICK = Settings(window=10, hidden=32, minibatch=256, samples=256)
 #: Of jobs of each type, whatever else is there.
 USUAL = {"small": Allocation(1, 1), "wide": Allocation(4, 1), "served": Allocation(2, 4)}
+
+
+#: A policy of two actions that are as likely as one another, and of which a third is forbidden.
+LOGITS, MASKS = torch.tensor([[1.0, 1.0, 9.0]]), torch.tensor([[True, True, False]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "one_right", "both_right"),
+    [
+        (SupervisedLoss.CROSS_ENTROPY, math.log(2), math.log(2)),
+        (SupervisedLoss.SQUARE, 0.5, 0.0),
+        (SupervisedLoss.ABSOLUTE, 1.0, 0.0),
+    ],
+)
+def test_the_three_losses_by_hand(kind: SupervisedLoss, one_right: float, both_right: float) -> None:
+    one, both = torch.tensor([[False, True, False]]), torch.tensor([[True, True, False]])
+    assert float(imitation_loss(LOGITS, MASKS, one, kind)) == pytest.approx(one_right)
+    assert float(imitation_loss(LOGITS, MASKS, both, kind)) == pytest.approx(both_right), "both are to be as likely"
+    uneven = torch.tensor([[3.0, 1.0, 9.0]])
+    assert float(imitation_loss(uneven, MASKS, both, kind)) > both_right + 0.1
+
+
+@pytest.mark.parametrize("kind", list(SupervisedLoss))
+def test_each_loss_leads_to_the_teachers_action(kind: SupervisedLoss) -> None:
+    layout = Layout(window=1, types=1, resources=1, extras=False)
+    network = policy_network(NetworkKind.DENSE, layout, 8)
+    begin(network, torch.Generator().manual_seed(0))
+    rng = np.random.default_rng(0)
+    observations = rng.random((64, layout.length)).astype(np.float32)
+    actions = (observations[:, 0] > 0.5).astype(np.int64) * 3
+    shown = Demonstrations(
+        observations=observations,
+        masks=np.ones((64, 4), dtype=np.bool_),
+        actions=actions,
+        rights=np.eye(4)[actions] > 0,
+    )
+    settings = Settings(supervised_loss=kind, supervised_updates=200, minibatch=64, supervised_rate=1e-2)
+    losses = fit(network, shown, settings, rng)
+    assert losses[-1] < 0.5 * losses[0]
+    best = network(torch.from_numpy(observations)).argmax(dim=1).numpy()
+    assert (best == actions).mean() > 0.9
+
+
+def test_demonstrations_are_what_the_teacher_does_and_void_is_one_of_them() -> None:
+    workloads = [drawn(seed, jobs=6) for seed in range(2)]
+    library = Library.of(workloads)
+    sight = Sight(
+        window=4,
+        models=library.models,
+        resources=library.resources,
+        first_bundles=True,
+        slot_seconds=1200.0,
+        extras=True,
+    )
+    found = demonstrations_of("drf", workloads, sight, rng=np.random.default_rng(0))
+    assert found.masks[np.arange(len(found)), found.actions].all()
+    assert found.masks[:, :-1].any(axis=1).all()
+    assert (found.actions == 12).any()
+    assert (found.actions < 12).any()
 
 
 def slots(count: int, nodes: int = 6) -> list[Recording]:
@@ -46,11 +108,11 @@ def slots(count: int, nodes: int = 6) -> list[Recording]:
 
 
 def test_static_sizes_of_users_are_learned() -> None:
-    found = school_by_recordings(slots(60), replace(QUICK, supervised_updates=150), slot_seconds=60.0, seed=0)
-    assert found.followed is not None
-    assert found.followed.slots == 12
-    assert found.followed.same > 0.9
-    assert found.followed.differing < 0.05
+    found = imitate_recordings(slots(60), replace(QUICK, supervised_updates=150), slot_seconds=60.0, seed=0)
+    assert found.comparison is not None
+    assert found.comparison.slots == 12
+    assert found.comparison.same > 0.9
+    assert found.comparison.differing < 0.05
     assert found.losses[-1] < found.losses[0]
     assert found.checkpoint.training["supervised"]["policies"] == ["static"]
     policy = Dl2Original(found.checkpoint)
@@ -66,9 +128,9 @@ def test_what_a_policy_decided_under_load_is_learned() -> None:
         jobs = [a_job(place, max_workers=8, max_ps=8) for place in range(int(rng.integers(1, 8)))]
         snapshot: Snapshot = replace(a_snapshot(jobs, cluster(3, cpu=9, gpu=6)), slot=number)
         found.append(Recording(snapshot, ask(Drf(), snapshot), LoadBalance()))
-    learned = school_by_recordings(found, QUICK, slot_seconds=60.0, seed=0)
-    assert learned.followed is not None
-    assert learned.followed.differing < 0.1
+    learned = imitate_recordings(found, QUICK, slot_seconds=60.0, seed=0)
+    assert learned.comparison is not None
+    assert learned.comparison.differing < 0.1
 
 
 def observed(count: int) -> list[Recording]:
@@ -87,7 +149,7 @@ def observed(count: int) -> list[Recording]:
 
 def test_what_was_learned_from_jobs_without_servers_starts_jobs_with_servers() -> None:
     """It gave workers alone once, as to those that it had seen, and the jobs waited for ever beside free GPUs."""
-    learned = school_by_recordings(observed(40), QUICK, slot_seconds=60.0, seed=0)
+    learned = imitate_recordings(observed(40), QUICK, slot_seconds=60.0, seed=0)
     assert learned.checkpoint.settings["first_bundles"] is True
     jobs = [a_job(0), a_job(1, min_workers=2, min_ps=2), a_job(2, **NO_PS | {"max_workers": 4})]
     for count, seen in ((3, jobs), (1, jobs[:1])):
@@ -115,7 +177,7 @@ def test_who_serves_jobs_whole_is_seen_by_those_that_wait(sizes: list[tuple[int,
 def test_the_same_seed_gives_the_same_weights_and_another_others() -> None:
     given = slots(20)
     digests = [
-        school_by_recordings(given, replace(QUICK, supervised_updates=5), slot_seconds=60.0, seed=seed)
+        imitate_recordings(given, replace(QUICK, supervised_updates=5), slot_seconds=60.0, seed=seed)
         .checkpoint.digest
         for seed in (0, 0, 1)
     ]  # fmt: skip
@@ -124,16 +186,16 @@ def test_the_same_seed_gives_the_same_weights_and_another_others() -> None:
 
 def test_too_few_slots_are_told() -> None:
     with pytest.raises(TooFewSamples, match=r"2 slots with jobs are needed, the store has 1 \(1 with"):
-        school_by_recordings(slots(1), QUICK, slot_seconds=60.0, seed=0)
+        imitate_recordings(slots(1), QUICK, slot_seconds=60.0, seed=0)
     empty = Recording(a_snapshot([], cluster(1, cpu=1)), Decision("static", "1", ()), LoadBalance())
     with pytest.raises(TooFewSamples, match=r"the store has 0 \(3 with"):
-        school_by_recordings([empty] * 3, QUICK, slot_seconds=60.0, seed=0)
+        imitate_recordings([empty] * 3, QUICK, slot_seconds=60.0, seed=0)
 
 
 @pytest.mark.parametrize("loss", list(SupervisedLoss))
 def test_a_teacher_is_come_near_to_with_each_loss(loss: SupervisedLoss) -> None:
     settings = replace(QUICK, teacher="drf", supervised_loss=loss)
-    found = school_by_teacher(TRAINING, VALIDATION, settings, seed=0)
+    found = imitate_teacher(TRAINING, VALIDATION, settings, seed=0)
     assert found.score is not None
     assert found.teacher is not None
     assert found.score.best == pytest.approx(found.teacher, rel=0.1)
@@ -145,7 +207,7 @@ def test_every_teacher_is_come_near_to_within_a_hundred_updates(teacher: str) ->
     """On dl2d's own profiles, with too little room; the network may do better than its teacher."""
     workloads = [load_source("generator:dl2?nodes=24&jobs=40", seed=seed).workload for seed in range(12)]
     settings = Settings(teacher=teacher, supervised_updates=100)
-    found = school_by_teacher(workloads[:8], workloads[8:], settings, seed=0)
+    found = imitate_teacher(workloads[:8], workloads[8:], settings, seed=0)
     assert found.score is not None
     assert found.teacher is not None
     taken = found.score.sampled if found.checkpoint.settings["sampled"] else found.score.greedy
@@ -154,7 +216,7 @@ def test_every_teacher_is_come_near_to_within_a_hundred_updates(teacher: str) ->
 
 def test_workloads_are_asked_for() -> None:
     with pytest.raises(WorkloadError, match="needs workloads to learn from"):
-        school_by_teacher([], VALIDATION, QUICK, seed=0)
+        imitate_teacher([], VALIDATION, QUICK, seed=0)
 
 
 def test_learning_goes_on_from_a_checkpoint_with_new_output_layers() -> None:
@@ -171,7 +233,7 @@ def test_what_types_and_resources_have_in_common_is_taken_over() -> None:
     assert old.models == ("servers", "workers")
     new = replace(old, models=("new", "workers", "servers"), resources=("cpu", "gpu"))
     for kind in NetworkKind:
-        network = policy_network(kind, jobs=6, width=new.width, free=2, hidden=32)
+        network = policy_network(kind, new.layout, 32)
         begin(network, torch.Generator().manual_seed(5))
         if kind is NetworkKind.DENSE:
             with pytest.raises(CheckpointError, match="of another network"):
@@ -188,7 +250,7 @@ def test_what_types_and_resources_have_in_common_is_taken_over() -> None:
         assert (first[:, -1] == 0).all()
         # Without what only imitation needs to see.
         plain = replace(old, extras=False)
-        network = policy_network(kind, jobs=6, width=plain.width, free=1, hidden=32)
+        network = policy_network(kind, plain.layout, 32)
         adopt(network, start, plain)
         first = network.named()["0"].weight.detach().numpy()
         assert (first == np.delete(was, range(old.width - 4, old.width), axis=1)).all()

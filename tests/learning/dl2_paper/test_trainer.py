@@ -10,21 +10,21 @@ from learning.dl2_paper.made_workloads import SMALL, TRAINING, VALIDATION
 
 from dl2d.core.errors import WorkloadError
 from dl2d.learning.dl2_paper.actor_critic import ActorCritic
-from dl2d.learning.dl2_paper.networks import begin, described, policy_network, value_network, weights_of
-from dl2d.learning.dl2_paper.replay_buffer import ReplayBuffer
-from dl2d.learning.dl2_paper.rollout import Player
+from dl2d.learning.dl2_paper.networks import begin, policy_network, value_network, weights_of
+from dl2d.learning.dl2_paper.rollout import SampleCollector
+from dl2d.learning.dl2_paper.samples import ReplayBuffer
 from dl2d.learning.dl2_paper.settings import PAPER, Credit, NetworkKind, Reward, Settings, Surrogate
 from dl2d.learning.dl2_paper.trainer import Report, improve, train
 from dl2d.policies.checkpoint import read_checkpoint
 from dl2d.policies.dl2_paper.observation import Sight
-from dl2d.policies.dl2_paper.policy import Dense, Dl2Original, network_of
+from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.simulation.vectorized.library import Library
 
 
 def test_it_learns_which_tasks_pay() -> None:
     reports: list[Report] = []
     settings = replace(SMALL, iterations=30, samples=512, rate=3e-3, last_rate=1e-3, validate_every=10)
-    checkpoint = train(TRAINING, VALIDATION, settings, seed=0, progress=reports.append)
+    checkpoint = train(TRAINING, VALIDATION, settings, seed=0, on_validation=reports.append)
     assert [report.phase for report in reports] == ["imitation", *["learning"] * 3]
     teacher = reports[0].score.best
     # DRF gives as many of both, with which 60 epochs take six slots; with four of one and one of the other 1.5.
@@ -63,7 +63,7 @@ def test_threads_and_switches_of_torch_are_left_as_they_were() -> None:
 
 def test_it_can_be_stopped_early() -> None:
     reports: list[Report] = []
-    train(TRAINING, VALIDATION, SMALL, seed=0, progress=reports.append, stop=lambda: True)
+    train(TRAINING, VALIDATION, SMALL, seed=0, on_validation=reports.append, should_stop=lambda: True)
     assert [(report.phase, report.done) for report in reports] == [("imitation", 20), ("learning", 1)]
 
 
@@ -78,24 +78,18 @@ def test_a_federation_of_clusters_that_are_the_same_learns_as_one() -> None:
     sight = Sight(
         window=6, models=library.models, resources=library.resources, first_bundles=True, slot_seconds=100.0,
     )  # fmt: skip
-    width, free = sight.width, len(library.resources)
     found = []
     for count in (1, 2):
         generator = torch.Generator().manual_seed(0)
-        policy = policy_network(NetworkKind.DENSE, jobs=6, width=width, free=free, hidden=32)
-        value = value_network(NetworkKind.DENSE, jobs=6, width=width, free=free, hidden=32, by_job=True)
+        policy = policy_network(NetworkKind.DENSE, sight.layout, 32)
+        value = value_network(NetworkKind.DENSE, sight.layout, 32, by_job=True)
         begin(policy, generator)
         begin(value, generator)
         learner = ActorCritic(policy, value, SMALL)
-        players = [Player(library, SMALL, [5]) for _ in range(count)]
-        shown = described(sight, NetworkKind.DENSE, sampled=False)
-        rngs = [np.random.default_rng(1) for _ in players]
+        collectors = [SampleCollector(library, SMALL, [5]) for _ in range(count)]
+        rngs = [np.random.default_rng(1) for _ in collectors]
         for _ in range(3):
-            improve(
-                learner, players, [ReplayBuffer(0) for _ in players],
-                network_of(weights_of(policy, "policy"), shown), Dense(weights_of(value, "value"), "value"),
-                SMALL, rngs=rngs, at=0.0,
-            )  # fmt: skip
+            improve(learner, collectors, [ReplayBuffer(0) for _ in collectors], SMALL, rngs=rngs, at=0.0)
         found.append(weights_of(policy, "policy"))
     assert all((found[0][name] == found[1][name]).all() for name in found[0])
 

@@ -1,4 +1,4 @@
-"""Samples, and a ring of them: experience replay."""
+"""Training data as arrays: demonstrations for imitation, samples for actor-critic learning, and a replay buffer."""
 
 from __future__ import annotations
 
@@ -9,36 +9,63 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.learning.dl2_paper.errors import TooFewSamples
+from dl2d.learning.dl2_paper.settings import TooFewSamples
 from dl2d.simulation.vectorized.library import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Samples:
-    """M single decisions and what came of them. K is J where each job has a reward of its own, else 1."""
+class _Rows:
+    """M decisions, each with what the network was shown, shape (M, inputs), and which actions were allowed."""
 
-    #: Shape (M, width), (M, 3J + 1), (M,).
     observations: NDArray[np.float32]
+    #: Shape (M, 3J + 1).
     masks: NDArray[np.bool_]
+    #: What was done, shape (M,).
     actions: Ints
-    #: Logarithm of the probability with which the action was taken, shape (M,).
-    log_chances: NDArray[np.float32]
-    #: What the critic should have said, shape (M, K), and where there is such a thing.
-    targets: NDArray[np.float32]
-    valid: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.actions)
 
     def take(self, which: Ints) -> Self:
-        """Some of them, in this order."""
+        """The rows at these places, in this order."""
         return type(self)(**{entry.name: getattr(self, entry.name)[which] for entry in fields(self)})
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """All of several; one at least."""
+        """All rows of one or more parts."""
         return cls(
             **{entry.name: np.concatenate([getattr(part, entry.name) for part in parts]) for entry in fields(cls)}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstrations(_Rows):
+    """Decisions of a scheduler that is to be imitated; void is an action as any other."""
+
+    #: All actions that would have been right, shape (M, 3J + 1); the one that was taken is among them.
+    rights: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples(_Rows):
+    """Decisions of the policy with their outcome. K is J where each job has a reward of its own, else 1."""
+
+    #: Logarithm of the probability with which the action was taken, shape (M,).
+    log_chances: NDArray[np.float32]
+    #: Returns that the critic should have predicted, shape (M, K), and where there is one.
+    targets: NDArray[np.float32]
+    valid: NDArray[np.bool_]
+
+    @classmethod
+    def zeros(cls, count: int, inputs: int, actions: int, values: int) -> Self:
+        """Room for so many samples."""
+        return cls(
+            observations=np.zeros((count, inputs), dtype=np.float32),
+            masks=np.zeros((count, actions), dtype=np.bool_),
+            actions=np.zeros(count, dtype=np.int64),
+            log_chances=np.zeros(count, dtype=np.float32),
+            targets=np.zeros((count, values), dtype=np.float32),
+            valid=np.zeros((count, values), dtype=np.bool_),
         )
 
 
@@ -53,7 +80,7 @@ class ReplayBuffer:
         return sum(map(len, self._parts))
 
     def add(self, samples: Samples) -> None:
-        """Put in new ones and forget the oldest."""
+        """Add samples; the oldest beyond the size are dropped."""
         self._parts.append(samples)
         surplus = len(self) - self._size
         while surplus > 0:
@@ -63,7 +90,7 @@ class ReplayBuffer:
             surplus -= len(oldest)
 
     def draw(self, count: int, rng: np.random.Generator) -> Samples:
-        """Distinct ones, all equally likely.
+        """Draw without replacement, all samples equally likely.
 
         Raises
         ------
