@@ -13,8 +13,8 @@ import numpy as np
 from pslite.connect import open_session
 from pslite.job.spec import MAX_SHARDS, SGD, JobSpec, Mean, Part, Segment
 from pslite.numeric.gradients import Contribution, GradientSums
-from pslite.session import Given
 from pslite.testing import pace
+from pslite.worker.session import Given
 
 
 def main():

@@ -12,7 +12,7 @@ from pslite.job.sampler import permutation
 from pslite.job.spec import JobSpec, Mean, Optimizer, Part, Segment
 from pslite.numeric.gradients import Bundle, GradientSums
 from pslite.numeric.sparse_rows import Rows
-from pslite.session import Session
+from pslite.worker.session import Session
 
 
 def segments(features: int, optimizer: Optimizer) -> tuple[Segment, ...]:

@@ -24,7 +24,6 @@ from typing import Any, Literal
 
 from regression import Regression, segments
 
-from pslite.allreduce import AllReduceWorker
 from pslite.coordinator import Coordinator, Settings
 from pslite.errors import Fenced, PsliteError, RolledBack
 from pslite.fault_points import FaultHook, FaultPoint
@@ -36,9 +35,10 @@ from pslite.net.data_frames import Link
 from pslite.net.framing import cut_off, listen
 from pslite.net.tls import Encryption
 from pslite.server import Server
-from pslite.session import SingleSession
 from pslite.storage.coordinator_log import CoordinatorLog
-from pslite.worker import Worker
+from pslite.worker.allreduce.worker import AllReduceWorker
+from pslite.worker.ps.worker import Worker
+from pslite.worker.session import SingleSession
 
 QUICK = Settings(grace=5.0, start=10.0, settle=0.01, verdict=0.05, look=0.01, heartbeat=0.05, lease=20.0)
 #: seconds within which the next version must come, however busy the machine is

@@ -44,7 +44,7 @@ from pslite.fault_points import FaultPoint
 from pslite.net.messages import Beat, Clip, Norm, Taken, Trust
 from pslite.server.block_state import BlockState
 from pslite.server.steps import Step
-from pslite.worker import Worker
+from pslite.worker.ps.worker import Worker
 
 #: seeds start here, far from those of the tests
 _FIRST = 1_000_000

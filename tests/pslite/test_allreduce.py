@@ -26,8 +26,8 @@ from pslite.job.plan import reduction
 from pslite.job.reduction_tree import ROOT, TreeSum
 from pslite.job.spec import SGD, JobSpec, Mean, Part, Segment
 from pslite.numeric.gradients import Bundle
-from pslite.slices import Division, add_slices
 from pslite.testing import Resize, run_local
+from pslite.worker.allreduce.slices import Division, add_slices
 
 TORCH = str(Path(__file__).with_name("torch_worker.py"))
 SLOW = ("--step-seconds", "0.02", "--epochs", "8")

@@ -22,9 +22,9 @@ from weather import CutData, rough_weather
 
 from pslite.errors import SpecError
 from pslite.job.spec import LAMB, SGD, Segment
-from pslite.session import SingleSession
 from pslite.storage.checkpoints import Checkpoint, latest
 from pslite.testing import Resize, run_local
+from pslite.worker.session import SingleSession
 
 #: of those with deaths of servers; more are gone through by setting it so
 SCHEDULES = int(os.environ.get("PSLITE_SCHEDULES", "8"))

@@ -14,10 +14,10 @@ KILLED = """
 import os, signal, threading, time, weakref
 from multiprocessing import Pipe
 import numpy as np
-import pslite.group
-from pslite.group import Group, RelayStore
+import pslite.worker.allreduce.process_group
+from pslite.worker.allreduce.process_group import Group, RelayStore
 
-pslite.group._FORGET_SECONDS = 0.0
+pslite.worker.allreduce.process_group._FORGET_SECONDS = 0.0
 ends = Pipe()
 child = os.fork()
 rank = int(child == 0)

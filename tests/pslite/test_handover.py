@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from pslite.errors import ProtocolError
-from pslite.handover import Giving, Taking
 from pslite.job.plan import Member
 from pslite.net.authentication import Identity
 from pslite.net.data_frames import STATE, Header, Link
 from pslite.net.transport import reach
+from pslite.worker.allreduce.state_transfer import Giving, Taking
 
 TOKEN = bytes(range(32))
 

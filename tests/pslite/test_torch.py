@@ -189,7 +189,7 @@ def test_a_model_on_another_device_goes_through_copies(monkeypatch):
     here = network()
     expected = run(here, Adam(lr=0.01)).digest
     # no other device is at hand: take the way of one with the CPU's own memory
-    monkeypatch.setattr("pslite.torch._Layout._staged", property(lambda _: True))
+    monkeypatch.setattr("pslite.torch.parameters.ParameterLayout._staged", property(lambda _: True))
     copied = network()
     assert run(copied, Adam(lr=0.01)).digest == expected
     assert all(torch.equal(a, b) for a, b in zip(here.parameters(), copied.parameters(), strict=True))

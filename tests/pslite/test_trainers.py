@@ -18,7 +18,7 @@ from pslite.errors import SpecError
 from pslite.job.schedules import Constant, Cosine
 from pslite.job.spec import SGD, Adam
 from pslite.testing import Resize, run_local
-from pslite.torch_rules import Elsewhere, groups_of
+from pslite.torch.optimizers import Elsewhere, groups_of
 
 #: their imports take seconds of CPU time
 PATIENT = Settings(grace=120.0, start=120.0, settle=120.0, balance="even")

@@ -18,8 +18,8 @@ from pslite_jobs import LEASE, KillAt, Replace, command, schedules, static_diges
 from pslite.job.assignment import ranges
 from pslite.job.reduction_tree import cover
 from pslite.job.spec import SGD, JobSpec, Part, Segment
-from pslite.session import Share
 from pslite.testing import Resize, run_local
+from pslite.worker.session import Share
 
 SLOW = ("--step-seconds", "0.02", "--epochs", "20")
 

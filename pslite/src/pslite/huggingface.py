@@ -16,7 +16,7 @@ import transformers
 from pslite.errors import UsageError
 from pslite.job.schedules import Constant, Cosine, Polynomial, Schedule
 from pslite.torch import ElasticJob
-from pslite.torch_rules import Elsewhere, groups_of
+from pslite.torch.optimizers import Elsewhere, groups_of
 
 #: settings of TrainingArguments that must be these
 _NEEDED: dict[str, Any] = {

@@ -25,7 +25,7 @@ from pslite.job.plan import Member, make_plan, reduction
 from pslite.job.reduction_tree import span
 from pslite.job.spec import SGD, Part, Segment, block_bytes_for
 from pslite.launch.environment import balance_of
-from pslite.session import Share
+from pslite.worker.session import Share
 
 #: of random schedules of each kind
 SCHEDULES = int(os.environ.get("PSLITE_SCHEDULES", "12"))

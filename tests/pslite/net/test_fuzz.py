@@ -30,7 +30,6 @@ from regression import Regression, segments
 from rehearsal import Event, Rehearsal, job, static_digest
 
 from pslite.errors import AuthenticationError, PsliteError
-from pslite.handover import Giving, Taking
 from pslite.job.plan import Member
 from pslite.job.spec import LAMB
 from pslite.net.authentication import Identity, connect
@@ -38,7 +37,8 @@ from pslite.net.data_frames import KINDS, Header, Link
 from pslite.net.framing import Channel
 from pslite.net.framing import frame as message_frame
 from pslite.net.messages import PROTOCOL, FromMember, Hello, Join
-from pslite.session import Session
+from pslite.worker.allreduce.state_transfer import Giving, Taking
+from pslite.worker.session import Session
 
 #: of everything in this process; what is announced has up to 4 GiB
 MOST_BYTES = 32 << 20

@@ -22,7 +22,7 @@ from pslite.net.messages import Clip, Trust
 from pslite.numeric.gradients import Bundle, Contribution
 from pslite.numeric.norms import Tensors
 from pslite.numeric.optimizers import Updater
-from pslite.session import SingleSession
+from pslite.worker.session import SingleSession
 
 
 def spec_of(sizes, rule, *, block_bytes=64, dtype="float32", **changes):

@@ -8,9 +8,9 @@ from pslite.coordinator.planner import Planner
 from pslite.coordinator.record import Record, Seated
 from pslite.coordinator.takeovers import Takeovers
 from pslite.coordinator.voice import Voice
+from pslite.job.blocks import digest_of
 from pslite.job.status import Result
 from pslite.net.messages import Complete, DigestRequest, Digests, Exit
-from pslite.session import digest_of
 
 #: how long the other workers of an open job may go on by themselves after one has ended its loop: mostly all do at once
 _EARLY_SECONDS = 1.0

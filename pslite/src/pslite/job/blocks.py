@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,3 +51,8 @@ def cut(spec: JobSpec) -> tuple[Block, ...]:
                 )
             )
     return tuple(blocks)
+
+
+def digest_of(blocks: dict[int, bytes]) -> str:
+    """Return the digest of a whole model, from the SHA-256 of each block's weights, taken in block order."""
+    return hashlib.sha256(b"".join(blocks[number] for number in sorted(blocks))).hexdigest()

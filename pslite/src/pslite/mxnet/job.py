@@ -13,12 +13,12 @@ from mxnet.base import _LIB, check_call
 from mxnet.gluon.data.dataloader import default_batchify_fn
 from numpy.typing import NDArray
 
-from pslite.elastic_job import Indices, LoopJob
 from pslite.errors import SpecError, UsageError
 from pslite.job.spec import Descent, Mean, Part, Segment
 from pslite.mxnet.arrays import reading, trainable, write
 from pslite.mxnet.sparse import STYPE, rows_of
 from pslite.numeric.gradients import Bundle
+from pslite.worker.training_loop import Indices, LoopJob
 
 Array = NDArray[Any]
 

@@ -24,7 +24,6 @@ from mxnet import autograd
 from mxnet.kvstore import KVStore, KVStoreBase
 from numpy.typing import NDArray
 
-from pslite.connect import open_session
 from pslite.errors import CheckpointError, UsageError
 from pslite.job.blocks import Block
 from pslite.job.spec import MAX_SHARDS, JobSpec, Mean, Optimizer, Part, Segment, Sum, block_bytes_for
@@ -33,7 +32,8 @@ from pslite.mxnet.rules import rule_of
 from pslite.mxnet.sparse import STYPE, dense, is_sparse, lazy, numbers_of, put, rows_of, same_dense, table_part
 from pslite.numeric.gradients import Bundle, Contribution, GradientSums
 from pslite.numeric.optimizers import slots
-from pslite.session import Given, OpenSession
+from pslite.worker.connect import open_session
+from pslite.worker.session import Given, OpenSession
 
 Array = NDArray[Any]
 Key = int | str

@@ -25,7 +25,6 @@ from pslite.fault_points import FaultHook, FaultPoint
 from pslite.job.blocks import Block, cut
 from pslite.job.plan import Member, Plan
 from pslite.job.spec import JobSpec
-from pslite.membership import Membership
 from pslite.net.authentication import Identity
 from pslite.net.data_frames import (
     AGAIN,
@@ -77,10 +76,11 @@ from pslite.numeric.gradient_encoding import Encoding, encoding_of, wire_bytes
 from pslite.numeric.gradients import Array, Bundle, Contribution, Supply
 from pslite.numeric.optimizers import slots
 from pslite.numeric.sparse_rows import checked_length, parse
-from pslite.process import Host
-from pslite.replica import Replica
-from pslite.session import Given, Share, Stopwatch
 from pslite.storage.checkpoints import Checkpoint, Saver, to_resume
+from pslite.worker.control_connection import Membership
+from pslite.worker.model_replica import Replica
+from pslite.worker.script_process import Host
+from pslite.worker.session import Given, Share, Stopwatch
 
 #: how long a broken data connection may take to be there again, or the coordinator to say why it will not
 _VERDICT_SECONDS = 10.0
@@ -97,7 +97,7 @@ class _Stage:
 
 
 class Worker(Membership):
-    """One worker of an elastic job; see `pslite.session.Session`.
+    """One worker of an elastic job; see `pslite.worker.session.Session`.
 
     Parameters
     ----------

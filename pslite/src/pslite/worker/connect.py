@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pslite.errors import UsageError
 from pslite.job.spec import JobSpec
 from pslite.launch.environment import TaskEnvironment, role_of, task_environment
-from pslite.session import OpenSession, Session, SingleSession
-from pslite.worker import Worker
+from pslite.worker.ps.worker import Worker
+from pslite.worker.session import OpenSession, Session, SingleSession
 
 
 def session_for(spec: JobSpec, environ: Mapping[str, str] | None = None) -> Session:
@@ -24,7 +24,7 @@ def session_for(spec: JobSpec, environ: Mapping[str, str] | None = None) -> Sess
     """
     environ = os.environ if environ is None else environ
     if spec.architecture == "allreduce" and role_of(environ) == "worker":
-        from pslite.allreduce import AllReduceWorker  # noqa: PLC0415  (it needs torch, which others do not have)
+        from pslite.worker.allreduce.worker import AllReduceWorker  # noqa: PLC0415  (it needs torch, which others do not have)
 
         place = task_environment(environ, "worker")
         host = environ.get("DL2_HOST", "")

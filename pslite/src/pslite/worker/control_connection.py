@@ -27,8 +27,8 @@ from pslite.net.messages import (
     Refused,
     RollBack,
 )
-from pslite.process import Host, ScriptProcess
-from pslite.session import Drained
+from pslite.worker.script_process import Host, ScriptProcess
+from pslite.worker.session import Drained
 
 #: the least time between two progress reports of a fast loop
 _PROGRESS_SECONDS = 0.1

@@ -15,14 +15,14 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pslite.connect import session_for
 from pslite.errors import SpecError, UsageError
 from pslite.job.assignment import DEFAULT_SHARDS, sample_slice
 from pslite.job.sampler import permutation, stream
 from pslite.job.spec import JobSpec, Segment, block_bytes_for
 from pslite.launch.environment import architecture_of
 from pslite.numeric.gradients import Bundle, GradientSums
-from pslite.session import Session, SingleSession
+from pslite.worker.connect import session_for
+from pslite.worker.session import Session, SingleSession
 
 Indices = NDArray[np.int64]
 

@@ -13,7 +13,7 @@ import torch
 from pslite.errors import SpecError
 from pslite.job.schedules import Schedule
 from pslite.job.spec import SGD, Adam, Descent
-from pslite.torch import Group
+from pslite.torch.parameters import Group
 
 
 def groups_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule) -> list[Group]:

@@ -28,13 +28,10 @@ from numpy.typing import NDArray
 
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, UsageError
 from pslite.fault_points import FaultHook
-from pslite.group import Bytes, Group, RelayStore, Work
-from pslite.handover import Giving, Taking
 from pslite.job.blocks import cut
 from pslite.job.plan import Plan
 from pslite.job.reduction_tree import held
 from pslite.job.spec import JobSpec
-from pslite.membership import Membership
 from pslite.net.authentication import Identity
 from pslite.net.messages import (
     Abort,
@@ -60,12 +57,15 @@ from pslite.net.messages import (
     Drained as DrainedMessage,
 )
 from pslite.numeric.gradients import Bundle, Contribution, Supply
-from pslite.process import Host
-from pslite.replica import Replica
-from pslite.session import Share, Stopwatch
-from pslite.slices import Division
 from pslite.storage.checkpoints import Saver, to_resume
-from pslite.summing import Summing, room
+from pslite.worker.allreduce.process_group import Bytes, Group, RelayStore, Work
+from pslite.worker.allreduce.slices import Division
+from pslite.worker.allreduce.state_transfer import Giving, Taking
+from pslite.worker.allreduce.summing import Summing, room
+from pslite.worker.control_connection import Membership
+from pslite.worker.model_replica import Replica
+from pslite.worker.script_process import Host
+from pslite.worker.session import Share, Stopwatch
 
 _LOOK_SECONDS = 1.0
 #: how long the end of a process may wait until a group's threads have ended
@@ -91,7 +91,7 @@ class _Stage:
 
 
 class AllReduceWorker(Membership):
-    """One worker of an elastic all-reduce job; see `pslite.session.Session`.
+    """One worker of an elastic all-reduce job; see `pslite.worker.session.Session`.
 
     Parameters
     ----------

@@ -1,25 +1,24 @@
 """A worker's view of a job: its weights, its share of the next step, and the exchange that ends a step.
 
-Two kinds: `pslite.worker.Worker` inside an elastic job, and `SingleSession`, the whole job in one process without any
-network, which gives the same bits as `exact` mode does at any size (or as `fast` mode with one worker).
+Two kinds: `pslite.worker.ps.worker.Worker` inside an elastic job, and `SingleSession`, the whole job in one process
+without any network, which gives the same bits as `exact` mode does at any size (or as `fast` mode with one worker).
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from pslite.job.blocks import Block, cut
+from pslite.job.blocks import Block, cut, digest_of
 from pslite.job.plan import reduction
 from pslite.job.reduction_tree import span
 from pslite.job.spec import JobSpec
 from pslite.numeric.gradients import Array, Bundle, Contribution, Supply
-from pslite.replica import Replica
 from pslite.storage.checkpoints import complete, to_resume, write_blocks
+from pslite.worker.model_replica import Replica
 
 
 class Drained(SystemExit):
@@ -240,11 +239,6 @@ class SingleSession:
     def digest(self) -> str:
         """Return the digest of the weights, as a coordinator would report it."""
         return digest_of(self._replica.digests())
-
-
-def digest_of(blocks: dict[int, bytes]) -> str:
-    """Return the digest of a whole model, from the SHA-256 of each block's weights, taken in block order."""
-    return hashlib.sha256(b"".join(blocks[number] for number in sorted(blocks))).hexdigest()
 
 
 class Stopwatch:

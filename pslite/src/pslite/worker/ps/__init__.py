@@ -1,0 +1,1 @@
+"""A worker whose model lies on parameter servers."""
