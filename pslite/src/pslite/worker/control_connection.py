@@ -27,6 +27,7 @@ from pslite.net.messages import (
     Refused,
     RollBack,
 )
+from pslite.worker.progress import Progress
 from pslite.worker.script_process import Host, ScriptProcess
 from pslite.worker.session import Drained
 
@@ -49,8 +50,6 @@ class Membership(ABC):
         who we are, with the job's token.
     coordinator
         host:port of the coordinator.
-    spec
-        the job as this worker's script describes it; must equal the other workers'.  None: it says so later.
     say
         takes lines for the user.
     join_timeout
@@ -66,17 +65,13 @@ class Membership(ABC):
         self,
         identity: Identity,
         coordinator: str,
-        spec: JobSpec | None,
         *,
         say: Callable[[str], None],
         join_timeout: float = 60.0,
         process: Host | None = None,
         faults: FaultHook | None = None,
     ) -> None:
-        self.spec: JobSpec
-        if spec is not None:
-            self.spec = spec
-        self.version = 0
+        self._progress = Progress()
         self._identity = identity
         self._faults = FaultPoints(faults, identity.task)
         self._coordinator = coordinator
@@ -93,8 +88,6 @@ class Membership(ABC):
         #: the version after which we are to leave; -1: any
         self._last = -1
         self._over = False
-        #: whether weights are here, so that a script that ends leaves the job in its middle
-        self._entered = False
         self._raised = False
         self._loss = 0.0
         self._loss_samples = 0
@@ -106,6 +99,16 @@ class Membership(ABC):
         self._step_seconds = deque[float](maxlen=MAX_STEPS)
         self._line: CoordinatorClient | None = None
         self._thread: threading.Thread | None = None
+
+    @property
+    @abstractmethod
+    def spec(self) -> JobSpec:
+        """The job as this worker's script describes it; must equal the other workers'."""
+
+    @property
+    def version(self) -> int:
+        """Completed updates."""
+        return self._progress.version
 
     @abstractmethod
     def _hear(self, message: FromCoordinator) -> None:
@@ -139,9 +142,9 @@ class Membership(ABC):
         line = self._line
         assert line is not None
         if not self._over:
-            if not self._raised and self._entered and self.spec.open:
+            if not self._raised and self._progress.entered and self.spec.open:
                 self.finish()
-            elif not self._raised and self._entered and self.version < self.spec.total_versions:
+            elif not self._raised and self._progress.entered and self.version < self.spec.total_versions:
                 self._send(
                     Failed(
                         reason=f"its script ended at version {self.version} of {self.spec.total_versions}, "

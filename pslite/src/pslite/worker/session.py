@@ -63,16 +63,30 @@ class Share:
 class Session(Protocol):
     """What the adapters (PyTorch, plain numpy) program against."""
 
-    spec: JobSpec
-    blocks: tuple[Block, ...]
-    #: filled by the adapter with initial weights before `start`; holds the weights of `version` afterwards. Another
-    #: bundle after each step: until a new version is complete the old one stays as it is
-    weights: Bundle
-    #: where memory for gradients comes from
-    supply: Supply
-    #: completed updates
-    version: int
     share: Share
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job."""
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Its blocks."""
+
+    @property
+    def weights(self) -> Bundle:
+        """Filled by the adapter with initial weights before `start`; holds the weights of `version` afterwards.
+
+        Another bundle after each step: until a new version is complete the old one stays as it is.
+        """
+
+    @property
+    def supply(self) -> Supply:
+        """Where memory for gradients comes from."""
+
+    @property
+    def version(self) -> int:
+        """Completed updates."""
 
     @property
     def is_chief(self) -> bool:

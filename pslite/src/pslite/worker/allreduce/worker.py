@@ -124,9 +124,8 @@ class AllReduceWorker(Membership):
         process: Host | None = None,
         faults: FaultHook | None = None,
     ) -> None:
-        super().__init__(
-            identity, coordinator, spec, say=say, join_timeout=join_timeout, process=process, faults=faults
-        )
+        super().__init__(identity, coordinator, say=say, join_timeout=join_timeout, process=process, faults=faults)
+        self._spec = spec
         self.blocks = cut(spec)
         self.weights = Bundle(spec, self.blocks)
         self.supply = Supply(spec, self.blocks)
@@ -162,6 +161,11 @@ class AllReduceWorker(Membership):
         self._recovery = 0
         self._commit = 0
         self._chief: str | None = None
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job."""
+        return self._spec
 
     @property
     def is_chief(self) -> bool:
@@ -324,7 +328,7 @@ class AllReduceWorker(Membership):
             self._broke(str(error))
         self._replica.apply(self._summing.total(group, contributions), self.version, self._before_change)
         self._giving.clear()
-        self.version += 1
+        self._progress.version += 1
         self._save(group)
         self._settle(group, plan)
         if stamp:
@@ -386,7 +390,7 @@ class AllReduceWorker(Membership):
         """Take a plan into use: all of its workers do so, at the newest version that one of them has."""
         group, plan = stage.group, stage.plan
         assert group is not None
-        self._was_member = self._entered
+        self._was_member = self._progress.entered
         self._watch.total_ms = 0.0
         self._watch.start()
         self._plan, self._group = plan, group
@@ -421,7 +425,7 @@ class AllReduceWorker(Membership):
         self._divide(group, [rank for rank in range(group.size) if rank not in behind])
 
     def _versions(self, group: Group) -> list[int]:
-        mine = self.version if self._entered else -1
+        mine = self.version if self._progress.entered else -1
         if group.size == 1:
             return [mine]
         try:
@@ -440,14 +444,14 @@ class AllReduceWorker(Membership):
             self._say(f"the job goes on from version {found.version}: {found.place}")
             self._send(Restored(version=found.version))
             self._replica.restore(found)
-            self.version = found.version
-        self._entered = True
+            self._progress.version = found.version
+        self._progress.entered = True
 
     def _take_state(self, plan: Plan) -> None:
         """Get weights and optimizer state; until all of it is here we keep what we have."""
         assert self._taking is not None
         states = self._replica.states
-        if self._entered:
+        if self._progress.entered:
             states = [np.empty_like(state) for state in states]
         try:
             version = self._taking.take(plan.workers[self._giver], plan.number, states, self._look)
@@ -458,8 +462,8 @@ class AllReduceWorker(Membership):
             raise
         self._replica.states = states
         self._replica.show()
-        self.version = version
-        self._entered = True
+        self._progress.version = version
+        self._progress.entered = True
         self._behind = False
 
     def _recover(self) -> None:
@@ -483,7 +487,7 @@ class AllReduceWorker(Membership):
                 if self._recovery > known:
                     stage = self._stages.get(self._recovery)
                 else:
-                    stage = self._stages.get(max(self._stages, default=0)) if not self._entered else None
+                    stage = self._stages.get(max(self._stages, default=0)) if not self._progress.entered else None
             if stage is not None and stage.plan.number > known and stage.group is not None:
                 return stage
             self._bell.wait(_LOOK_SECONDS)

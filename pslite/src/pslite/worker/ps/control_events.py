@@ -1,0 +1,192 @@
+"""What other threads of a worker hand to the thread of its script, with one handler for each kind."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from pslite.errors import ProtocolError, PsliteError, Unreachable, UsageError
+from pslite.fault_points import FaultPoint, FaultPoints
+from pslite.net.data_frames import Link
+from pslite.net.messages import (
+    Abort,
+    BarrierOpen,
+    Begin,
+    Complete,
+    FromCoordinator,
+    Message,
+    Nack,
+    PlanDone,
+    Prepare,
+    Promote,
+    Ready,
+    Resume,
+    Seat,
+    TakeOver,
+)
+from pslite.worker.ps.data_plane import DataPlane
+from pslite.worker.ps.initial_state import InitialState
+from pslite.worker.ps.model_memory import ModelMemory
+from pslite.worker.ps.plans import PlanTable, PreparedPlan
+from pslite.worker.ps.recovery import Recovery
+
+#: messages that the script's thread takes up; connections and prepared plans come from threads that make them
+Event = (
+    PreparedPlan | Link | Abort | Begin | TakeOver | Promote | PlanDone | Seat | BarrierOpen | Resume | Complete
+)  # fmt: skip
+
+
+class ControlEvents:
+    """Queue of events, filled by any thread and emptied by the script's.
+
+    Parameters
+    ----------
+    send
+        takes messages for the coordinator.
+    faults
+        the worker's fault points.
+
+    """
+
+    #: connections go there; set before anything is opened
+    plane: DataPlane
+    #: set as soon as it is known what is trained
+    model: ModelMemory
+    initial: InitialState
+    recovery: Recovery
+
+    def __init__(self, plans: PlanTable, send: Callable[[Message], None], faults: FaultPoints) -> None:
+        self._plans = plans
+        self._send = send
+        self._faults = faults
+        self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._closed = False
+        #: rank and number of workers before there is a plan
+        self.seat: tuple[int, int] | None = None
+        self.barriers_open = 0
+        #: the last plan for which everything has moved, where workers stand still until then
+        self.resumed = 0
+        #: the worker that writes files, once all have the last version
+        self.chief = ""
+        #: the last plan that all members have moved to, until this worker is in it too
+        self._done_plan = 0
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            PreparedPlan: self._prepared,
+            Link: self._opened,
+            Abort: self._aborted,
+            Begin: self._begin,
+            TakeOver: self._workers_died,
+            Promote: self._servers_died,
+            PlanDone: self._plan_done,
+            Seat: self._seated,
+            BarrierOpen: self._barrier_open,
+            Resume: self._resume,
+            Complete: self._complete,
+        }
+
+    # --- any thread -----------------------------------------------------------------------------------------------
+
+    def hear(self, message: FromCoordinator) -> None:
+        """Take a message of the coordinator."""
+        if isinstance(message, Prepare):
+            threading.Thread(target=self._prepare, args=(message,), name="pslite-prepare", daemon=True).start()
+        elif isinstance(message, Event):
+            self._queue.put(message)
+        else:
+            raise ProtocolError(f"unexpected {type(message).__name__} from the coordinator")
+
+    def put(self, event: PreparedPlan | Link) -> None:
+        """Hand over what was prepared or opened."""
+        self._queue.put(event)
+        self.plane.wake()
+        if self._closed:
+            self.discard()
+
+    def _prepare(self, message: Prepare) -> None:
+        """Open the connections that a plan needs; runs beside the computation."""
+        plan, previous = message.plan, message.previous
+        try:
+            self._faults.reached(FaultPoint.PREPARE, plan)
+            if not message.spec.agrees(self.model.spec):
+                raise UsageError("the job's description has changed")
+            if message.spec != self.model.spec:
+                self.model.respecify(message.spec)
+            self.plane.reach({m.task: m for p in (plan, previous) if p is not None for m in p.servers}.values())
+            self._faults.reached(FaultPoint.PREPARED, plan)
+        except (PsliteError, ValueError) as error:
+            # the connections that are made stay: the plan that is tried next probably needs them
+            about = error.task if isinstance(error, Unreachable) else ""
+            self._send(Nack(plan=plan.number, reason=str(error) or type(error).__name__, about=about))
+            return
+        self.put(PreparedPlan(plan, previous))
+        self._send(Ready(plan=plan.number))
+
+    # --- the script's thread --------------------------------------------------------------------------------------
+
+    def take_all(self) -> None:
+        """Take up all events that there are."""
+        while not self._queue.empty():
+            event = self._queue.get()
+            self._handlers[type(event)](event)
+        done, plan = self._done_plan, self._plans.current
+        if done and plan is not None and plan.number == done:
+            self._done_plan = 0
+            self.plane.close_unused(self._plans.settle(done))
+
+    def discard(self) -> None:
+        """Close connections that were opened and are not needed."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                event = self._queue.get_nowait()
+                if isinstance(event, Link):
+                    event.close()
+
+    def close(self) -> None:
+        """Take nothing more."""
+        self._closed = True
+        self.discard()
+
+    # --- handlers -------------------------------------------------------------------------------------------------
+
+    def _prepared(self, prepared: PreparedPlan) -> None:
+        if self._plans.add(prepared):
+            self._faults.reached(FaultPoint.PLAN_STAGED, prepared.plan)
+            self.plane.reopen_missing()
+
+    def _opened(self, link: Link) -> None:
+        if self.plane.adopt(link):
+            self.recovery.reconnected(link.task)
+
+    def _aborted(self, message: Abort) -> None:
+        # its connections stay: the plan that is tried next probably needs them
+        self._plans.give_up(message.plan)
+
+    def _begin(self, message: Begin) -> None:
+        self._faults.reached(FaultPoint.FIRST_WEIGHTS)
+        self.initial.begin(message.plan, message.checkpoint)
+
+    def _workers_died(self, message: TakeOver) -> None:
+        # in async mode a dead worker's samples are left out until a plan gives them to others
+        self._plans.lose_workers(message.gone, {} if self.model.spec.asynchronous else message.nodes)
+        self.initial.send_to_newcomers()
+
+    def _servers_died(self, message: Promote) -> None:
+        self.recovery.follow(message)
+
+    def _plan_done(self, message: PlanDone) -> None:
+        self._done_plan = message.plan
+
+    def _seated(self, message: Seat) -> None:
+        self.seat = message.rank, message.workers
+
+    def _barrier_open(self, _: BarrierOpen) -> None:
+        self.barriers_open += 1
+
+    def _resume(self, message: Resume) -> None:
+        self.resumed = message.plan
+
+    def _complete(self, message: Complete) -> None:
+        self.chief = message.chief

@@ -1,0 +1,236 @@
+"""Receives frames from servers: says where each payload goes, and takes what has arrived."""
+
+from __future__ import annotations
+
+import mmap
+import zlib
+from collections.abc import Callable
+from typing import NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
+
+import numpy as np
+
+from pslite.errors import ProtocolError
+from pslite.fault_points import FaultPoint, FaultPoints
+from pslite.net.data_frames import (
+    AGAIN,
+    FIRST_STATE,
+    MAX_REGIONS,
+    PARAM,
+    PARAM_ROWS,
+    REGION,
+    WHOLE,
+    WRONG_OWNER,
+    Header,
+    Link,
+)
+from pslite.net.shared_memory import MappedMemory
+from pslite.numeric.optimizers import slots
+from pslite.numeric.sparse_rows import checked_length, parse
+from pslite.worker.progress import Progress
+from pslite.worker.ps.data_plane import DataPlane
+from pslite.worker.ps.initial_state import InitialState
+from pslite.worker.ps.model_memory import ModelMemory
+from pslite.worker.ps.plans import PlanTable
+from pslite.worker.ps.state_fetch import StateFetch
+
+
+class FrameReceiver:
+    """Takes frames into the model's memory; the handlers of each kind of frame are in `_HANDLERS`.
+
+    A frame that is not needed any more, such as weights that another server has sent already, is received into memory
+    that nobody looks at, and dropped.
+    """
+
+    def __init__(
+        self,
+        model: ModelMemory,
+        plans: PlanTable,
+        progress: Progress,
+        plane: DataPlane,
+        fetch: StateFetch,
+        initial: InitialState,
+        faults: FaultPoints,
+    ) -> None:
+        self._model = model
+        self._plans = plans
+        self._progress = progress
+        self._plane = plane
+        self._fetch = fetch
+        self._initial = initial
+        self._faults = faults
+        #: rows that are coming in
+        self._rows: WeakKeyDictionary[Link, bytearray] = WeakKeyDictionary()
+        #: connections over which a frame comes that is dropped, and memory for it
+        self._dropping: WeakSet[Link] = WeakSet()
+        self._spare = bytearray()
+
+    def payload(self, link: Link, header: Header) -> memoryview:
+        """Return the memory for the payload of a frame."""
+        self._faults.reached(FaultPoint.PAYLOAD, link, header)
+        handler = _HANDLERS.get(header.kind)
+        if handler is None or (handler.of_block and header.block >= len(self._model.blocks)):
+            raise _misplaced(link)
+        return handler.payload(self, link, header)
+
+    def arrived(self, link: Link, header: Header) -> None:
+        """Take a frame whose payload is complete."""
+        if self._faults.reached(FaultPoint.FRAME, link, header):
+            return
+        if link in self._dropping:
+            self._dropping.discard(link)
+        else:
+            _HANDLERS[header.kind].arrived(self, link, header)
+
+    def shared(self, link: Link, header: Header) -> None:
+        """Take weights that lie in the server's memory, or that memory."""
+        if header.kind == REGION:
+            if link.role != "ps" or header.place in link.regions or len(link.regions) >= MAX_REGIONS:
+                raise ProtocolError(f"{link.task} may not hand over shared memory number {header.place}")
+            link.regions[header.place] = MappedMemory(link.descriptor())
+            return
+        region = link.regions.get(header.place)
+        if header.kind != PARAM or region is None:
+            raise _misplaced(link)
+        view = self.payload(link, header)
+        block = self._model.blocks[header.block]
+        if not header.length == view.nbytes == block.nbytes:
+            raise ProtocolError(f"{link.task} announced {header.length} bytes, {block.nbytes} are right")
+        there = region.array(block, header.node * mmap.PAGESIZE)
+        np.copyto(np.frombuffer(view, dtype=there.dtype), there)
+        self.arrived(link, header)
+
+    # --- where payloads go ----------------------------------------------------------------------------------------
+
+    def _nothing(self, link: Link, header: Header) -> memoryview:  # noqa: ARG002  (as the other handlers)
+        return memoryview(b"")
+
+    def _weights_place(self, link: Link, header: Header) -> memoryview:
+        """Return where weights go: straight into the bundle of their version."""
+        progress = self._progress
+        if self._plans.current is None:
+            if self._plans.begin(header.plan) is None:
+                raise ProtocolError(f"{link.task} speaks of plan {header.plan}, which was not prepared")
+            progress.awaited = header.first
+        block = self._model.blocks[header.block]
+        if not progress.wants(header.block, header.version):
+            if header.version <= progress.awaited:
+                # from a server that has taken another one's place; the same bytes as before
+                rows = header.kind == PARAM_ROWS
+                return self._drop(link, checked_length(block, header.length) if rows else block.nbytes)
+            raise ProtocolError(
+                f"{link.task} sent block {header.block} at version {header.version}, awaited is {progress.awaited}"
+            )
+        if header.kind == PARAM:
+            return self._model.arriving(header.version).views[header.block]
+        if not block.row:
+            raise ProtocolError(f"{link.task} sent rows of block {header.block}, which has none")
+        self._rows[link] = bytearray(checked_length(block, header.length))
+        return memoryview(self._rows[link])
+
+    def _fetched_place(self, link: Link, header: Header) -> memoryview:
+        """Return where the state goes that was asked for; it comes again if its owner has changed."""
+        place = self._fetch.place(header.block, header.version)
+        if place is not None:
+            return place
+        block = self._model.blocks[header.block]
+        return self._drop(link, (1 + slots(block.optimizer)) * block.nbytes)
+
+    def _first_state_place(self, link: Link, header: Header) -> memoryview:
+        """Return where the state goes with which this worker begins, sent by another one through the server."""
+        replica, progress = self._model.replica, self._progress
+        if replica is None:
+            raise _misplaced(link)
+        whole: memoryview = replica.states[header.block].reshape(-1).data.cast("B")
+        if self._plans.current is None and self._plans.begin(header.plan) is not None:
+            progress.awaited = header.first
+        if not progress.entered and progress.wants(header.block, header.version):
+            return whole
+        return self._drop(link, whole.nbytes)
+
+    def _drop(self, link: Link, length: int) -> memoryview:
+        """Have a frame be dropped, also if it is needed by the time when all of it is here."""
+        self._dropping.add(link)
+        if len(self._spare) < length:
+            self._spare = bytearray(length)
+        return memoryview(self._spare)[:length]
+
+    # --- what has arrived -----------------------------------------------------------------------------------------
+
+    def _weights_arrived(self, link: Link, header: Header) -> None:
+        progress, number = self._progress, header.block
+        if not progress.wants(number, header.version):
+            return
+        block = self._model.blocks[number]
+        if header.kind == PARAM_ROWS:
+            rows = parse(block, memoryview(self._rows.pop(link)))
+            self._model.part(block, header.version).reshape(-1, block.row)[rows.numbers] = rows.values
+        self._divert_others(link, header)
+        progress.missing.discard(number)
+        take = self._model.arriving(progress.awaited).take
+        if take is not None:
+            take(block)
+        self._faults.reached(FaultPoint.WEIGHTS_HERE, number, progress.awaited)
+        if header.next_plan:
+            self._plans.next = header.next_plan, header.next_first
+
+    def _fetched_arrived(self, link: Link, header: Header) -> None:
+        self._divert_others(link, header)
+        self._fetch.arrived(header.block)
+
+    def _first_state_arrived(self, link: Link, header: Header) -> None:
+        replica, progress = self._model.replica, self._progress
+        assert replica is not None
+        if progress.entered or header.block not in progress.missing:
+            return
+        if zlib.crc32(replica.states[header.block].reshape(-1).data.cast("B")) != header.crc:
+            raise ProtocolError(f"the state of block {header.block} came damaged through {link.task}")
+        self._divert_others(link, header)
+        progress.missing.discard(header.block)
+
+    def _refused(self, link: Link, header: Header) -> None:
+        """A server has refused a push, as it does not own the block: the coordinator may know why."""
+        if header.version < self._progress.version or header.block not in self._progress.missing:
+            return  # what came twice came late, and has been answered
+        self._plane.doubt(
+            link.task,
+            f"{link.task} refused block {header.block} of step {header.version} under plan {header.plan}: "
+            "it does not own it",
+        )
+
+    def _asked_again(self, link: Link, header: Header) -> None:  # noqa: ARG002  (as the other handlers)
+        self._initial.send_to_newcomers([header.block])
+
+    def _divert_others(self, link: Link, header: Header) -> None:
+        """Drop what another server is sending of the block that has just come: it is not to be written over."""
+        for other in self._plane.links.values():
+            late = other.coming if other is not link else None
+            if late is None or (late.block, late.version) != (header.block, header.version):
+                continue
+            if late.kind == header.kind or {late.kind, header.kind} == {PARAM, PARAM_ROWS}:
+                self._dropping.add(other)
+                other.divert()
+
+
+class _Handler(NamedTuple):
+    """What a receiver does with a kind of frame."""
+
+    payload: Callable[[FrameReceiver, Link, Header], memoryview]
+    arrived: Callable[[FrameReceiver, Link, Header], None]
+    #: whether its block must be one of the job's
+    of_block: bool = True
+
+
+_WEIGHTS = _Handler(FrameReceiver._weights_place, FrameReceiver._weights_arrived)  # noqa: SLF001  (its own table)
+_HANDLERS = {
+    PARAM: _WEIGHTS,
+    PARAM_ROWS: _WEIGHTS,
+    WHOLE: _Handler(FrameReceiver._fetched_place, FrameReceiver._fetched_arrived),  # noqa: SLF001
+    FIRST_STATE: _Handler(FrameReceiver._first_state_place, FrameReceiver._first_state_arrived),  # noqa: SLF001
+    WRONG_OWNER: _Handler(FrameReceiver._nothing, FrameReceiver._refused, of_block=False),  # noqa: SLF001
+    AGAIN: _Handler(FrameReceiver._nothing, FrameReceiver._asked_again, of_block=False),  # noqa: SLF001
+}
+
+
+def _misplaced(link: Link) -> ProtocolError:
+    return ProtocolError(f"{link.task} sent a frame that does not belong here")

@@ -1,0 +1,104 @@
+"""Sends the gradient sums of a step to the servers that own its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from weakref import WeakKeyDictionary
+
+from pslite.job.blocks import Block
+from pslite.job.plan import Plan
+from pslite.net.data_frames import MAX_REGIONS, PUSH, Header, Link, region_header
+from pslite.numeric.gradient_encoding import wire_bytes
+from pslite.numeric.gradients import Bundle, Contribution
+from pslite.worker.progress import Progress
+from pslite.worker.ps.data_plane import DataPlane
+from pslite.worker.ps.model_memory import ModelMemory
+from pslite.worker.ps.plans import PlanTable
+
+
+class GradientSender:
+    """Pushes each block of a contribution to its owner: in shared memory, as rows, in 16 bits, or as it is."""
+
+    def __init__(self, model: ModelMemory, plans: PlanTable, progress: Progress, plane: DataPlane) -> None:
+        self._model = model
+        self._plans = plans
+        self._progress = progress
+        self._plane = plane
+        #: what was pushed in this step, for servers that take the place of others
+        self._sent: list[Contribution] = []
+        #: number of the last bundle whose memory is shared, and the numbers that each server knows
+        self._regions = 0
+        self._known: WeakKeyDictionary[Link, set[int]] = WeakKeyDictionary()
+
+    @property
+    def nodes(self) -> set[int]:
+        """Tree nodes whose sums were pushed in this step."""
+        return {contribution.node for contribution in self._sent}
+
+    def begin_step(self) -> None:
+        """Forget what was pushed: the next version is complete, and its memory is used again."""
+        self._sent.clear()
+
+    def push(self, contributions: Sequence[Contribution]) -> None:
+        """Send all blocks of contributions to this step."""
+        self._sent += contributions
+        self._send(contributions, self._model.blocks)
+
+    def push_again(self, blocks: Iterable[int]) -> None:
+        """Send some blocks of all that was pushed in this step again."""
+        self._send(self._sent, [self._model.blocks[number] for number in blocks])
+
+    def _send(self, contributions: Sequence[Contribution], blocks: Iterable[Block]) -> None:
+        plan = self._plans.current
+        assert plan is not None
+        bundles = [contribution.bundle for contribution in contributions]
+        regions = [self._region(bundle) for bundle in bundles]
+        fillers = {fill for fill in (bundle.fill for bundle in bundles) if fill is not None}
+        segment = -1
+        for block in blocks:
+            link = self._plane.links.get(plan.owner(block.number).task)
+            if link is None:
+                continue  # its server is gone; who takes its place is sent everything
+            if fillers and block.segment != segment:
+                segment = block.segment
+                for fill in fillers:
+                    fill(segment)
+            for contribution, region in zip(contributions, regions, strict=True):
+                self._send_block(link, plan, block, contribution, region if link.local and not block.row else 0)
+            if fillers:
+                self._plane.flush(link)
+
+    def _send_block(self, link: Link, plan: Plan, block: Block, contribution: Contribution, region: int) -> None:
+        bundle, encoding = contribution.bundle, self._model.encoding
+        rows = bundle.rows[block.segment].within(block) if block.row else None
+        length = wire_bytes(self._model.spec, block) if rows is None else rows.nbytes
+        narrow = encoding if length != block.nbytes else None
+        next_plan, next_first = self._plans.next or (0, 0)
+        header = Header(
+            PUSH, plan.number, block.number, contribution.node, block.nbytes if region else length,
+            self._progress.version, self._plans.first, next_plan, next_first, place=region,
+        )  # fmt: skip
+        if region:
+            self._announce(link, region, bundle)
+            link.send(header)
+        elif rows is not None:
+            link.send(header, *rows.views())
+        elif narrow is None:
+            link.send(header, bundle.views[block.number])
+        else:
+            link.send(header, bundle.packed(block, narrow))
+            self._plane.flush(link)  # it travels while the next ones are packed
+
+    def _region(self, bundle: Bundle) -> int:
+        """Return the number of a bundle's shared memory, 0 if it has none."""
+        if not bundle.place and bundle.region.fd >= 0 and self._regions < MAX_REGIONS:
+            self._regions += 1
+            bundle.place = self._regions
+        return bundle.place
+
+    def _announce(self, link: Link, region: int, bundle: Bundle) -> None:
+        """Hand a server the descriptor of shared memory that it does not know yet."""
+        known = self._known.setdefault(link, set())
+        if region not in known:
+            known.add(region)
+            link.hand(region_header(region), bundle.region.fd)

@@ -1,0 +1,125 @@
+"""The state with which a job begins, and with which workers begin that come later."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Collection
+
+from pslite.job.plan import Plan
+from pslite.net.data_frames import FIRST_STATE, INIT, RESTORE, Header
+from pslite.net.messages import Message, Restored
+from pslite.storage.checkpoints import Checkpoint, to_resume
+from pslite.worker.model_replica import Replica
+from pslite.worker.progress import Progress
+from pslite.worker.ps.data_plane import DataPlane
+from pslite.worker.ps.model_memory import ModelMemory
+from pslite.worker.ps.plans import PlanTable
+from pslite.worker.session import Given
+
+
+class InitialState:
+    """Sends the first weights if this worker is the chief, and where workers update, their state to newcomers.
+
+    Parameters
+    ----------
+    task
+        of this worker.
+    send
+        takes messages for the coordinator.
+    say
+        takes lines for the user.
+
+    """
+
+    def __init__(
+        self,
+        task: str,
+        model: ModelMemory,
+        plans: PlanTable,
+        progress: Progress,
+        plane: DataPlane,
+        *,
+        send: Callable[[Message], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._task = task
+        self._model = model
+        self._plans = plans
+        self._progress = progress
+        self._plane = plane
+        self._send = send
+        self._say = say
+        #: what the job begins with instead of the chief's own weights
+        self.given: Given | Checkpoint | None = None
+        #: the last plan whose newcomers were sent our state
+        self._helped = 0
+
+    def begin(self, plan: int, checkpoint: int) -> None:
+        """Begin the job as its chief: with our weights, or with those of a checkpoint."""
+        progress = self._progress
+        prepared = self._plans.begin(plan)
+        assert prepared is not None
+        self.given = found = self.given or to_resume(self._model.spec, checkpoint)
+        progress.awaited = 0
+        if found is not None:
+            progress.awaited = found.version
+            self._say(f"the job goes on from version {found.version}: {found.place}")
+            self._send(Restored(version=found.version))
+        if self._model.replica is None:
+            progress.began = True
+            self.send_blocks(progress.missing)
+        else:
+            # the other workers get it from us
+            self._fill(self._model.replica)
+            progress.missing.clear()
+
+    def _fill(self, replica: Replica) -> None:
+        if self.given is None:
+            replica.begin()
+        else:
+            replica.restore(self.given)
+
+    def send_blocks(self, numbers: Collection[int]) -> None:
+        """Send servers their blocks; who is not there, or takes its place, is sent all that it lacks later."""
+        plan, model = self._plans.current, self._model
+        assert plan is not None
+        links = {number: self._plane.links.get(plan.owner(number).task) for number in numbers}
+        if self.given is None:
+            for number, link in links.items():
+                view = model.arriving(0).views[number]
+                if link is not None:
+                    link.send(Header(INIT, plan.number, number, 0, view.nbytes, 0, 0), view)
+            return
+        version = self._progress.awaited
+        for block, state in self.given.states():
+            link = links.get(block.number)
+            model.arriving(version).views[block.number][:] = state[0].data.cast("B")
+            if link is not None:
+                whole = state.reshape(-1).data.cast("B")
+                link.send(Header(RESTORE, plan.number, block.number, 0, whole.nbytes, version, version), whole)
+
+    def send_to_newcomers(self, again: Collection[int] = ()) -> None:
+        """Send our state to workers that the plan adds, if that falls to us; they get it at the plan's first version.
+
+        Nobody goes on to the next one without them: so another worker can still do it, should we die.  `again` has the
+        blocks whose server is gone, perhaps before it had passed them on.
+        """
+        replica, plan = self._model.replica, self._plans.current
+        if replica is None or plan is None or self._plans.prepared is None:
+            return
+        if not self._progress.entered or self._progress.version != self._plans.first:
+            return
+        helped = self._helped == plan.number
+        if (helped and not again) or self._plans.newcomers_helper() != self._task:
+            return
+        self._helped = plan.number
+        for number in again if helped else range(len(self._model.blocks)):
+            self._send_state(plan, number, replica)
+
+    def _send_state(self, plan: Plan, number: int, replica: Replica) -> None:
+        link = self._plane.links.get(plan.owner(number).task)
+        if link is None:
+            return
+        whole, version = replica.states[number].reshape(-1).data.cast("B"), self._progress.version
+        crc = zlib.crc32(whole)
+        link.send(Header(FIRST_STATE, plan.number, number, 0, whole.nbytes, version, version, crc=crc), whole)

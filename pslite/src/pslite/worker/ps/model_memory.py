@@ -1,0 +1,55 @@
+"""The arrays of a worker's model: its weights, where new ones arrive, and where gradients come from."""
+
+from __future__ import annotations
+
+from pslite.job.blocks import Block, cut
+from pslite.job.spec import JobSpec
+from pslite.numeric.gradient_encoding import encoding_of
+from pslite.numeric.gradients import Array, Bundle, Supply
+from pslite.worker.model_replica import Replica
+
+
+class ModelMemory:
+    """Memory for a job's model in one worker.
+
+    Where servers update, there are two bundles, for weights of even and of odd versions: a step can be done over until
+    all blocks of the next version are here.  Where workers update, the sums of gradients arrive in one bundle, and a
+    replica has the state of all blocks.
+    """
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.spec = spec
+        self.blocks = cut(spec)
+        self.weights = Bundle(spec, self.blocks)
+        self.supply = Supply(spec, self.blocks)
+        self.encoding = encoding_of(spec)
+        second = Bundle(spec, self.blocks)
+        on_servers = spec.update == "server"
+        self._bundles = (self.weights if on_servers else second, second)
+        self.replica = None if on_servers else Replica(spec, self.blocks, self.weights)
+
+    def respecify(self, spec: JobSpec) -> None:
+        """Go on with the job's description, where that of this worker's script agrees with it and is not the same."""
+        self.spec, self.blocks = spec, cut(spec)
+
+    def arriving(self, version: int) -> Bundle:
+        """Return where the blocks of a version arrive."""
+        return self._bundles[version % 2]
+
+    def part(self, block: Block, version: int) -> Array:
+        """Return the elements of a block in the bundle of a version."""
+        return self.arriving(version).arrays[block.segment][block.offset : block.offset + block.size]
+
+    def show(self, version: int) -> None:
+        """Have `weights` be those of a version that is complete."""
+        if self.replica is None:
+            self.weights = self.arriving(version)
+        else:
+            self.replica.show()
+
+    def advance(self, version: int) -> None:
+        """Have `weights` be those of the version after `version`, of which all blocks are here."""
+        if self.replica is None:
+            self.weights = self.arriving(version + 1)
+        else:
+            self.replica.apply(self.arriving(version), version)

@@ -1,0 +1,72 @@
+"""Repeats what may have been lost when a connection to a server broke, or when servers died."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pslite.fault_points import FaultPoint, FaultPoints
+from pslite.net.data_frames import AGAIN, Header
+from pslite.net.messages import Promote
+from pslite.worker.progress import Progress
+from pslite.worker.ps.data_plane import DataPlane
+from pslite.worker.ps.gradient_sender import GradientSender
+from pslite.worker.ps.initial_state import InitialState
+from pslite.worker.ps.plans import PlanTable
+from pslite.worker.ps.state_fetch import StateFetch
+
+
+class Recovery:
+    """Sends again, and asks again, what a server may not have got or its answer may not have come."""
+
+    def __init__(
+        self,
+        plans: PlanTable,
+        progress: Progress,
+        plane: DataPlane,
+        sender: GradientSender,
+        initial: InitialState,
+        fetch: StateFetch,
+        faults: FaultPoints,
+    ) -> None:
+        self._plans = plans
+        self._progress = progress
+        self._plane = plane
+        self._sender = sender
+        self._initial = initial
+        self._fetch = fetch
+        self._faults = faults
+
+    def reconnected(self, server: str) -> None:
+        """Go on with a server over a new connection: what was on the one before may be lost, in both directions."""
+        plan, progress = self._plans.current, self._progress
+        if plan is not None:
+            numbers = plan.blocks_of(server)
+            if progress.began and not progress.entered:
+                self._initial.send_blocks(progress.missing.intersection(numbers))
+            self._initial.send_to_newcomers(numbers)
+            self._sender.push_again(progress.unanswered(numbers))
+            self._fetch.ask(numbers)
+        self._ask_again(progress.missing)
+        self._faults.reached(FaultPoint.RESUMED, server)
+
+    def follow(self, message: Promote) -> None:
+        """Go on with the servers that own the blocks of dead ones: what was pushed in this step is pushed to them."""
+        self._plans.replace_owners(message.gone, message.owners)
+        self._plane.forget(message.gone)
+        self._plane.clear_doubts()
+        if self._plans.current is not None:
+            self._sender.push_again(message.owners)
+            # a worker that is behind has been sent them, but perhaps over a connection that broke
+            self._ask_again(message.owners.keys() & self._progress.missing)
+            self._fetch.ask(message.owners)
+        self._faults.reached(FaultPoint.OWNERS_CHANGED)
+
+    def _ask_again(self, numbers: Iterable[int]) -> None:
+        """Ask all servers that may have them for blocks that are missing; what they have sent may be lost."""
+        progress = self._progress
+        version = progress.awaited if progress.entered or progress.began else -1
+        for number in numbers:
+            for owner in self._plans.may_own(number):
+                link = self._plane.links.get(owner)
+                if link is not None:
+                    link.send(Header(AGAIN, 0, number, 0, 0, version, 0))

@@ -1,0 +1,58 @@
+"""Fetches weights and optimizer state from the servers, at the present version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from pslite.net.data_frames import FETCH, Header
+from pslite.numeric.gradients import Array
+from pslite.numeric.optimizers import slots
+from pslite.worker.progress import Progress
+from pslite.worker.ps.data_plane import DataPlane
+from pslite.worker.ps.model_memory import ModelMemory
+from pslite.worker.ps.plans import PlanTable
+
+
+class StateFetch:
+    """Blocks whose state is on its way to this worker."""
+
+    def __init__(self, model: ModelMemory, plans: PlanTable, progress: Progress, plane: DataPlane) -> None:
+        self._model = model
+        self._plans = plans
+        self._progress = progress
+        self._plane = plane
+        self._awaited: dict[int, Array] = {}
+
+    def begin(self) -> list[Array]:
+        """Ask for all blocks; returns where they arrive, each of shape (1 + slots, size)."""
+        states = [np.empty((1 + slots(b.optimizer), b.size), dtype=b.dtype) for b in self._model.blocks]
+        self._awaited = dict(enumerate(states))
+        self.ask(self._awaited)
+        return states
+
+    @property
+    def done(self) -> bool:
+        """Whether all that was asked for is here."""
+        return not self._awaited
+
+    def ask(self, blocks: Iterable[int]) -> None:
+        """Ask the present owners for those of some blocks that have not come."""
+        plan = self._plans.current
+        assert plan is not None
+        for number in self._awaited.keys() & set(blocks):
+            link = self._plane.links.get(plan.owner(number).task)
+            if link is not None:
+                link.send(Header(FETCH, plan.number, number, 0, 0, self._progress.version, self._plans.first))
+
+    def place(self, block: int, version: int) -> memoryview | None:
+        """Return where the state of a block goes; None if it is not awaited, since it came from another owner."""
+        if block not in self._awaited or version != self._progress.version:
+            return None
+        view: memoryview = self._awaited[block].reshape(-1).data.cast("B")
+        return view
+
+    def arrived(self, block: int) -> None:
+        """Note that the state of a block is here."""
+        self._awaited.pop(block, None)
