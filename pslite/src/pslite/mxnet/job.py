@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import mxnet as mx
 import numpy as np
@@ -18,7 +17,7 @@ from pslite.job.spec import Descent, Mean, Part, Segment
 from pslite.mxnet.arrays import reading, trainable, write
 from pslite.mxnet.sparse import STYPE, rows_of
 from pslite.numeric.gradients import Bundle
-from pslite.worker.training_loop import Indices, LoopJob
+from pslite.worker.training_loop import Indices, LoopJob, LoopSettings
 
 Array = NDArray[Any]
 
@@ -36,45 +35,14 @@ class ElasticJob(LoopJob):
         runs on the servers.
     dataset
         with `len` and an index, such as gluon.data.ArrayDataset; item i must be the same in every worker.
-    batch_size
-        samples in one update, over all workers, whatever their number.
-    epochs
-        how often each sample is used.
-    seed
-        of the order of samples and of every random number drawn in the loop.
-    mode
-        "exact" gives the same weights, bit for bit, at any size; "fast" does one forward and backward pass per worker.
-        "async" applies a push when it comes: no worker waits for others, and nothing is exact.
-    staleness
-        in async mode: by how many versions a worker may be ahead of the slowest.
-    shards
-        logical parts of a batch, the most workers that can be used; 16 unless given.
     optimizers
         by the names of parameters (those of `collect_params`), optimizers of their own.
     collate
         makes a batch of a list of items; Gluon's default_batchify_fn unless given.
     threads
         threads of MXNet's operators; 1 in exact mode unless given, since more can change the last bits.
-    clip_norm
-        largest norm of the gradient over all parameters; 0 for any.
-    clip_value
-        largest absolute value of an element of the gradient; 0 for any.
-    wire
-        type in which gradients of float32 parameters travel: "bfloat16" and "float16" halve what workers send.
-    update
-        "worker": every worker runs the optimizer; servers only add up gradients, and have nothing that would move.
-    durability
-        "durable": every server's part is kept by another one too, so that the job survives the death of one server,
-        and loses nothing. Two servers at least; they answer when both have a step. "none": the job goes back to its
-        newest checkpoint, or to its beginning, when a server dies.
-    on_loss
-        if state is lost with a server, or with the last worker: "restore": the job goes back; "fail": it ends.
-    checkpoint
-        folder in which the servers keep the last two checkpoints; all tasks must be able to reach it.
-    checkpoint_every
-        versions from one checkpoint to the next; 0 for those of an epoch.
-    resume
-        go on from the newest checkpoint in the folder, whatever the number of workers and servers it was made with.
+    batch_size, epochs, settings
+        as for `pslite.worker.training_loop.LoopJob`: mode, seed, clipping, durability, checkpoints and others.
 
     Raises
     ------
@@ -91,32 +59,12 @@ class ElasticJob(LoopJob):
         dataset: Any,
         batch_size: int,
         epochs: int,
-        seed: int = 0,
-        mode: Literal["exact", "fast", "async"] = "exact",
-        staleness: int = 0,
-        shards: int | None = None,
         optimizers: Mapping[str, Descent] | None = None,
         collate: Callable[[list[Any]], Any] = default_batchify_fn,
         threads: int | None = None,
-        clip_norm: float = 0.0,
-        clip_value: float = 0.0,
-        wire: Literal["float32", "bfloat16", "float16"] = "float32",
-        update: Literal["server", "worker"] = "server",
-        durability: Literal["none", "durable"] = "none",
-        on_loss: Literal["restore", "fail"] = "restore",
-        checkpoint: str | os.PathLike[str] | None = None,
-        checkpoint_every: int = 0,
-        resume: bool = True,
+        **settings: Unpack[LoopSettings],
     ) -> None:
-        self.check(
-            dataset,
-            mode,
-            batch_size=batch_size,
-            epochs=epochs,
-            seed=seed,
-            checkpoint_every=checkpoint_every,
-            staleness=staleness,
-        )
+        self.check(dataset, batch_size, epochs, settings)
         self._collate = collate
         self._layout = _Layout(net, optimizer, optimizers or {})
         super().__init__(
@@ -124,21 +72,9 @@ class ElasticJob(LoopJob):
             dataset,
             batch_size=batch_size,
             epochs=epochs,
-            seed=seed,
-            mode=mode,
-            staleness=staleness,
-            shards=shards,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            wire=wire,
-            update=update,
-            durability=durability,
-            on_loss=on_loss,
-            checkpoint=checkpoint,
-            checkpoint_every=checkpoint_every,
-            resume=resume,
+            **settings,
         )
-        threads = threads or (1 if mode == "exact" else None)
+        threads = threads or (1 if self.spec.mode == "exact" else None)
         if threads:
             check_call(_LIB.MXSetNumOMPThreads(threads))
 

@@ -10,7 +10,7 @@ import os
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,10 +48,70 @@ class Layout(Protocol):
         """Put the change of the buffers, times the number of samples that made it, where the gradients go."""
 
 
+class LoopSettings(TypedDict, total=False):
+    """Settings that the `ElasticJob` of every adapter takes by these names; what is not given is as in `LoopJob`."""
+
+    seed: int
+    mode: Literal["exact", "fast", "async"]
+    staleness: int
+    shards: int | None
+    clip_norm: float
+    clip_value: float
+    wire: Literal["float32", "bfloat16", "float16"]
+    update: Literal["server", "worker"]
+    durability: Literal["none", "durable"]
+    on_loss: Literal["restore", "fail"]
+    checkpoint: str | os.PathLike[str] | None
+    checkpoint_every: int
+    resume: bool
+
+
 class LoopJob(ABC):
     """An elastic training job, seen from the user's script; iterate over it once.
 
-    The parameters are those of the adapters' `ElasticJob`.
+    Parameters
+    ----------
+    layout
+        how the model lies in flat arrays.
+    dataset
+        with `len` and an index; item i must be the same in every worker.
+    batch_size
+        samples in one update, over all workers, whatever their number.
+    epochs
+        how often each sample is used.
+    seed
+        of the order of samples and of every random number drawn in the loop.
+    mode
+        "exact" gives the same weights, bit for bit, at any size; "fast" does one forward and backward pass per worker.
+        "async" applies a push when it comes: no worker waits for others, and nothing is exact.
+    staleness
+        in async mode: by how many versions a worker may be ahead of the slowest.
+    shards
+        logical parts of a batch, the most workers that can be used; 16 unless given.
+    clip_norm
+        largest norm of the gradient over all parameters; 0 for any.
+    clip_value
+        largest absolute value of an element of the gradient; 0 for any.
+    wire
+        type in which gradients of float32 parameters travel: "bfloat16" and "float16" halve what workers send.
+    update
+        "worker": every worker runs the optimizer; servers only add up gradients, and have nothing that would move.
+    durability
+        "durable": every server's part is kept by another one too, so that the job survives the death of one server,
+        and loses nothing. Two servers at least; they answer when both have a step. "none": the job goes back to its
+        newest checkpoint, or to its beginning, when a server dies.
+    on_loss
+        if state is lost with a server, or with the last worker: "restore": the job goes back; "fail": it ends.
+    checkpoint
+        folder in which the servers keep the last two checkpoints, weights and optimizer state; all tasks must be able
+        to reach it.
+    checkpoint_every
+        versions from one checkpoint to the next; 0 for those of an epoch.
+    resume
+        go on from the newest checkpoint in the folder, whatever the number of workers and servers it was made with.
+    architecture
+        "ps": parameters live on servers; "allreduce": every worker has all of them, and there are no servers. What
+        dl2-run says, unless given. The weights have the same bits in exact mode.
 
     Raises
     ------
@@ -67,19 +127,19 @@ class LoopJob(ABC):
         *,
         batch_size: int,
         epochs: int,
-        seed: int,
-        mode: Literal["exact", "fast", "async"],
-        staleness: int,
-        shards: int | None,
-        clip_norm: float,
-        clip_value: float,
-        wire: Literal["float32", "bfloat16", "float16"],
-        update: Literal["server", "worker"],
-        durability: Literal["none", "durable"],
-        on_loss: Literal["restore", "fail"],
-        checkpoint: str | os.PathLike[str] | None,
-        checkpoint_every: int,
-        resume: bool,
+        seed: int = 0,
+        mode: Literal["exact", "fast", "async"] = "exact",
+        staleness: int = 0,
+        shards: int | None = None,
+        clip_norm: float = 0.0,
+        clip_value: float = 0.0,
+        wire: Literal["float32", "bfloat16", "float16"] = "float32",
+        update: Literal["server", "worker"] = "server",
+        durability: Literal["none", "durable"] = "none",
+        on_loss: Literal["restore", "fail"] = "restore",
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 0,
+        resume: bool = True,
         architecture: Literal["ps", "allreduce"] | None = None,
     ) -> None:
         samples = len(dataset)
@@ -119,11 +179,19 @@ class LoopJob(ABC):
         self._order: tuple[int, Indices] | None = None
 
     @staticmethod
-    def check(dataset: Any, mode: str, **whole: Any) -> None:
-        """Check what an adapter is given before it looks at the model; `whole` must be whole numbers."""
+    def check(dataset: Any, batch_size: Any, epochs: Any, settings: LoopSettings) -> None:
+        """Check what an adapter is given before it looks at the model."""
+        whole = {
+            "batch_size": batch_size,
+            "epochs": epochs,
+            "seed": settings.get("seed", 0),
+            "checkpoint_every": settings.get("checkpoint_every", 0),
+            "staleness": settings.get("staleness", 0),
+        }
         for name, value in whole.items():
             if isinstance(value, bool) or not isinstance(value, int):
                 raise SpecError(f"{name} is {value!r}: it must be a whole number")
+        mode = settings.get("mode", "exact")
         if mode not in ("exact", "fast", "async"):
             raise SpecError(f"mode is {mode!r}: it must be 'exact', 'fast' or 'async'")
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
