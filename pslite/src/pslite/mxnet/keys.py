@@ -1,0 +1,196 @@
+"""Keys of a KVStore: their values, their places in the job's arrays, and the job's description that follows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+from pslite.errors import UsageError
+from pslite.job.spec import MAX_SHARDS, JobSpec, Mean, Optimizer, Part, Segment, Sum, block_bytes_for
+from pslite.mxnet.arrays import reading, trainable
+from pslite.mxnet.rules import rule_of
+from pslite.mxnet.sparse import dense, is_sparse, lazy, table_part
+from pslite.numeric.gradients import Bundle
+
+Array = NDArray[Any]
+Key = int | str
+
+#: elements from which on a key is not packed together with others, so that it need not be copied
+_LARGE = 1 << 16
+
+
+@dataclass(eq=False)
+class KeyTensor:
+    """One key: its initial value, and its place in the job's arrays."""
+
+    key: Key
+    value: Any
+    dtype: Literal["float32", "float64"]
+    #: whether it has a gradient that is MXNet's own (Gluon); in Module none has
+    marked: bool
+    segment: int = -1
+    offset: int = 0
+    #: it is a segment of its own
+    alone: bool = False
+    #: its gradients are row_sparse
+    sparse: bool = False
+    #: it is a segment of which only rows travel
+    by_rows: bool = False
+    #: the script's array in which its weights arrive, if they do
+    home: Any = None
+    #: arrays that can be pushed
+    checked: list[Any] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(self.value.size)
+
+    def of(self, bundle: Bundle) -> Array:
+        """Return its part of a bundle, shape (size,)."""
+        return bundle.arrays[self.segment][self.offset : self.offset + self.size]
+
+
+class KeyTable:
+    """All keys of a KVStore: pushed in each step, changed by the workers' own passes, or frozen."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[Key, KeyTensor] = {}
+        self._frozen: set[Key] = set()
+        #: keys that are pushed in every step
+        self.trained: list[KeyTensor] = []
+        #: keys that are never pushed, but change as the worker computes (BatchNorm's running statistics), and where
+        self.running: list[tuple[KeyTensor, list[Any]]] = []
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._tensors
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __getitem__(self, key: Key) -> KeyTensor:
+        """Return a key's tensor.  Raises UsageError if it has none."""
+        found = self._tensors.get(key)
+        if found is None:
+            raise UsageError(f"key {key!r} has not been given a value: call init or broadcast first")
+        return found
+
+    def all(self) -> Iterable[KeyTensor]:
+        """Give all tensors."""
+        return self._tensors.values()
+
+    def moving(self) -> list[KeyTensor]:
+        """Return the tensors that have a place in the job's arrays."""
+        return [*self.trained, *(tensor for tensor, _ in self.running)]
+
+    def freeze(self, keys: Iterable[Key]) -> None:
+        """Say that some keys are never pushed."""
+        self._frozen |= set(keys)
+
+    def add(self, key: Key, value: Any) -> None:
+        """Give a key its initial value."""
+        (whole,) = dense([value.copy()])
+        kind = trainable(f"key {key!r}", whole)
+        self._tensors[key] = KeyTensor(key, whole, kind, value.grad is not None, sparse=is_sparse(value))
+
+    def choose_trained(self, optimizer: Any, asked: Iterable[tuple[KeyTensor, list[Any]]]) -> None:
+        """Say which keys are pushed in each step: those with gradients, or all that are not known to be frozen.
+
+        Of the others, those whose values are `asked` for and that the workers' own passes change are averaged.
+        """
+        tensors = [tensor for tensor in self._tensors.values() if tensor.key not in self._frozen]
+        self.trained = [tensor for tensor in tensors if tensor.marked] or tensors
+        trained = {tensor.key for tensor in self.trained}
+        held = {tensor.key: arrays for tensor, arrays in asked}
+        parameters = {} if optimizer is None else optimizer.param_dict
+        self.running = [
+            (tensor, held[tensor.key])
+            for tensor in tensors
+            if tensor.key not in trained and tensor.key in held and _changes(parameters, tensor.key)
+        ]
+
+    def describe(self, optimizer: Any, *, workers: int, staleness: int) -> JobSpec:
+        """Return the job that trains these keys, and give each its place in the job's arrays."""
+        if staleness and optimizer is None:
+            raise UsageError("in asynchronous training the servers update the weights: set_optimizer must come first")
+        segments = []
+        for number, ((dtype, rule, _), members) in enumerate(self._kinds(optimizer).items()):
+            offset = 0
+            for tensor in members:
+                tensor.segment, tensor.offset = number, offset
+                offset += tensor.size
+            by_rows = members[0].by_rows
+            parts: tuple[Part, ...]
+            if by_rows:
+                parts = (table_part(str(members[0].key), tuple(members[0].value.shape)),)
+            else:
+                parts = tuple(Part(str(tensor.key), tuple(tensor.value.shape) or (1,)) for tensor in members)
+            segments.append(Segment(dtype=dtype, optimizer=rule, parts=parts, sparse=by_rows, lazy=by_rows))
+        return JobSpec(
+            segments=tuple(segments),
+            samples=1,
+            batch=1,
+            epochs=0,
+            seed=0,
+            mode="open",
+            staleness=staleness,
+            shards=MAX_SHARDS,
+            block_bytes=block_bytes_for(sum(segment.nbytes for segment in segments)),
+            fixed=self._digest_of_fixed(),
+            clip_value=0.0 if optimizer is None else float(optimizer.clip_gradient or 0.0),
+            scale=1.0 if optimizer is None else float(optimizer.rescale_grad) * workers,
+        )
+
+    def _kinds(self, optimizer: Any) -> dict[_Kind, list[KeyTensor]]:
+        """Return the tensors of each segment."""
+        kinds: dict[_Kind, list[KeyTensor]] = {}
+        for tensor in self.trained:
+            if tensor.sparse and optimizer is None:
+                raise UsageError(
+                    f"key {tensor.key!r} is row_sparse: the servers update it, set_optimizer must come first"
+                )
+            rule: Optimizer = Sum() if optimizer is None else rule_of(optimizer, tensor.key)
+            tensor.by_rows = tensor.sparse and lazy(optimizer)
+            tensor.alone = tensor.size >= _LARGE and not tensor.by_rows
+            own = tensor.key if tensor.alone or tensor.by_rows else None
+            kinds.setdefault((tensor.dtype, rule, own), []).append(tensor)
+        for tensor, _ in self.running:
+            kinds.setdefault((tensor.dtype, Mean(), None), []).append(tensor)
+        return kinds
+
+    def _digest_of_fixed(self) -> str:
+        """Return the digest of the values that are not trained, "" if all are."""
+        fixed, any_fixed = hashlib.sha256(), False
+        for tensor in self._tensors.values():
+            if tensor.segment < 0:
+                any_fixed = True
+                fixed.update(f"{tensor.key} {tensor.value.shape} {tensor.dtype}\n".encode())
+                fixed.update(reading(tensor.value).data)
+        return fixed.hexdigest() if any_fixed else ""
+
+
+#: what tensors of one segment have in common: type, update rule, and the key of one that is alone in its segment
+_Kind = tuple[Literal["float32", "float64"], Optimizer, Key | None]
+
+
+def _changes(parameters: Any, key: Key) -> bool:
+    """Whether a key without a gradient is one that the worker's own passes change."""
+    return key not in parameters or not parameters[key]._differentiable  # noqa: SLF001  (nothing else tells)
+
+
+def pairs(keys: Any, values: Any) -> list[tuple[Key, list[Any]]]:
+    """Return (key, arrays) for a key or several, with one array or several each."""
+    if isinstance(keys, (list, tuple)):
+        if len(keys) != len(values):
+            raise UsageError(f"{len(keys)} keys, but {len(values)} values")
+        return [(key, listed(value)) for key, value in zip(keys, values, strict=True)]
+    return [(keys, listed(values))]
+
+
+def listed(value: Any) -> list[Any]:
+    """Return a list of what may be one thing or several."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -1,0 +1,114 @@
+"""One step of a KVStore: gradients go to the servers, and weights come from there to where they were asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from pslite.job.blocks import Block
+from pslite.mxnet.arrays import gather, memory, near, write
+from pslite.mxnet.keys import Key, KeyTensor
+from pslite.mxnet.sparse import rows_of
+from pslite.numeric.gradients import Bundle
+from pslite.worker.session import OpenSession
+
+
+class StepExchange:
+    """One exchange: gradients on their way to the servers, and weights from there to where they were asked for.
+
+    Each segment is copied just before it is sent, and as soon as it has come back, so that servers need not wait for
+    all.  Large keys are not copied at all where nobody looks into our memory: they are sent from the script's arrays,
+    and arrive in them.
+    """
+
+    def __init__(
+        self,
+        tensors: Iterable[KeyTensor],
+        pushed: dict[Key, list[Any]],
+        running: list[tuple[KeyTensor, list[Any]]],
+        outs: list[tuple[KeyTensor, list[Any]]],
+        session: OpenSession,
+    ) -> None:
+        self._session = session
+        self._pushed = pushed
+        self._running = {tensor.key: arrays for tensor, arrays in running}
+        self._outs: dict[Key, list[Any]] = {}
+        for tensor, arrays in [*outs, *running]:
+            self._outs.setdefault(tensor.key, []).extend(arrays)
+        self._members: list[list[KeyTensor]] = [[] for _ in session.spec.segments]
+        for tensor in tensors:
+            if tensor.segment >= 0:
+                self._members[tensor.segment].append(tensor)
+        self._missing = Counter(block.segment for block in session.blocks)
+        self._coming = session.coming
+        self._lent = session.lent
+        self._filled: set[int] = set()
+        self._bundle: Bundle
+
+    def prepare(self, bundle: Bundle) -> None:
+        """Have gradients go into a bundle, and weights come out of the session's."""
+        # nothing of MXNet's is under way from here on: to ask for each array costs 0.08 ms
+        mx.nd.waitall()
+        self._bundle = bundle
+        bundle.fill = self._fill
+        if self._coming is None:
+            return
+        self._coming.take = self._take
+        for members in self._members:
+            tensor = members[0]
+            if tensor.alone:
+                tensor.home = None if self._lent else self._home(tensor)
+                place = None if tensor.home is None else memory(tensor.home, tensor.of(self._coming))
+                self._coming.point(tensor.segment, place)
+
+    def _home(self, tensor: KeyTensor) -> Any:
+        """Return the script's array in which weights can arrive, if there is one; not in a gradient that is sent."""
+        pushed = self._pushed[tensor.key]
+        asked = self._outs.get(tensor.key, ())
+        return next((a for a in asked if near(a) and not any(a is one for one in pushed)), None)
+
+    def finish(self) -> None:
+        """Write what was not written as it came."""
+        if self._coming is not None:
+            self._coming.take = None
+        for segment, missing in self._missing.items():
+            if missing:
+                self._write(segment, self._session.weights)
+
+    def _fill(self, segment: int) -> None:
+        if segment in self._filled:
+            return  # it is sent a second time, to a server that has taken the place of another
+        self._filled.add(segment)
+        for tensor in self._members[segment]:
+            pushed = self._pushed.get(tensor.key)
+            into = tensor.of(self._bundle)
+            if pushed is None:
+                arrays = self._running[tensor.key]
+                gather(arrays, into)
+                np.divide(into, len(arrays), out=into)
+                np.subtract(into, tensor.of(self._session.weights), out=into)
+            elif tensor.by_rows:
+                self._bundle.rows[segment] = rows_of(pushed)
+            elif not tensor.alone:
+                gather(pushed, into)
+            else:
+                stays = not self._lent and len(pushed) == 1 and near(pushed[0])
+                self._bundle.point(segment, memory(pushed[0], into) if stays else None)
+                if not stays:
+                    gather(pushed, tensor.of(self._bundle))
+
+    def _take(self, block: Block) -> None:
+        self._missing[block.segment] -= 1
+        if not self._missing[block.segment] and self._coming is not None:
+            self._write(block.segment, self._coming)
+
+    def _write(self, segment: int, weights: Bundle) -> None:
+        for tensor in self._members[segment]:
+            values = tensor.of(weights)
+            for array in self._outs.get(tensor.key, ()):
+                if array is not tensor.home:
+                    write(array, values)
