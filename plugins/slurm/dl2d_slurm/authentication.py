@@ -15,7 +15,7 @@ from dl2d_slurm.states import job_state
 _ID = re.compile(r"[0-9]{1,18}")
 _FIELD = re.compile(r"([A-Z_]+):\s*(\S*)")
 #: A credential with our short payload has some 250 characters.
-_LONGEST_PROOF = 4096
+_MAX_PROOF = 4096
 #: munge's exit statuses that say nothing of the credential: SNAFU, no memory, no socket, time-out (munge.h).
 _MUNGE_TROUBLE = frozenset({1, 5, 6, 7})
 _MUNGE_WORDS = {
@@ -38,7 +38,7 @@ def proven_uid(commands: Commands, rm_id: str, proof: str, *, socket: str) -> in
     Unavailable
         munged does not answer.
     """
-    if len(proof) > _LONGEST_PROOF or not proof.isascii():
+    if len(proof) > _MAX_PROOF or not proof.isascii():
         raise Denied(f"the proof for job {rm_id} is not a munge credential")
     chosen = (f"--socket={socket}",) if socket else ()
     answer = commands.run("unmunge", *chosen, "--numeric", "--keys=STATUS,UID,LENGTH", stdin=proof)

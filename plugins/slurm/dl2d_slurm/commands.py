@@ -24,7 +24,7 @@ _UNAVAILABLE = re.compile(
 )
 _DENIED = re.compile(r"only permitted by root|permission denied|invalid user id|not permitted", re.IGNORECASE)
 _NOT_FOUND = re.compile(r"invalid node name|invalid job id", re.IGNORECASE)
-_MOST_SAID = 2000
+_MAX_SHOWN = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,4 +135,4 @@ def failure(what: str, answer: Answer) -> ResourceManagerError:
 
 def _short(said: str) -> str:
     text = "; ".join(line.strip() for line in said.splitlines() if line.strip())
-    return text if len(text) <= _MOST_SAID else text[:_MOST_SAID] + " ..."
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + " ..."

@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 _HANDLE = re.compile(r"^([0-9]+)(?:;\S*)?$", re.MULTILINE)
 _CLUSTER_NAME = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
-_MOST_REPORTED = 1000
+_MAX_REPORTED = 1000
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -140,7 +140,7 @@ class SlurmManager:
         return answer.stdout
 
     def _report_once(self, remark: str) -> None:
-        if remark not in self._reported and len(self._reported) < _MOST_REPORTED:
+        if remark not in self._reported and len(self._reported) < _MAX_REPORTED:
             self._reported.add(remark)
             log.warning("strange answer from Slurm", remark=remark)
 

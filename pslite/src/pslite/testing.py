@@ -23,7 +23,7 @@ _PACE = "PSLITE_PACE_FILE"
 #: of jobs whose processes may be starved: newcomers and dl2-run's word on how a process ended are waited for
 _SETTINGS = Settings(grace=60.0, start=60.0, verdict=6.0, balance="even")
 #: of `pace`, in seconds: one pause at the most, and between two looks at whether it is over
-_LONGEST_PAUSE, _LOOK = 5.0, 0.05
+_MAX_PAUSE, _LOOK = 5.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -165,6 +165,6 @@ def pace(version: int, total: int) -> None:
     """
     path = os.environ.get(_PACE)
     left = max(1, total - version)
-    until = time.monotonic() + min(_LONGEST_PAUSE, max(0.01 * (total / left) ** 2, 60.0 / (left * (left + 1))))
+    until = time.monotonic() + min(_MAX_PAUSE, max(0.01 * (total / left) ** 2, 60.0 / (left * (left + 1))))
     while path and Path(path).exists() and (rest := until - time.monotonic()) > 0:
         time.sleep(min(rest, _LOOK))

@@ -22,7 +22,7 @@ from pslite.job.measurements import StepTimes, Throughput
 from pslite.job.plan import Plan
 
 #: reports of a member that are looked at, newest last; one comes with a heartbeat that had a step
-_MOST_REPORTS = 60
+_MAX_REPORTS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,9 +180,9 @@ class LoadBalancer:
     def note(self, task: str, pace: Throughput | None, steps: StepTimes | None) -> None:
         """Take what a member has said with a heartbeat."""
         if pace is not None and pace.amount > 0 and pace.seconds > 0:
-            self._paces.setdefault(task, deque(maxlen=_MOST_REPORTS)).append(pace)
+            self._paces.setdefault(task, deque(maxlen=_MAX_REPORTS)).append(pace)
         if steps is not None:
-            self._steps.setdefault(task, deque(maxlen=_MOST_REPORTS)).append(steps)
+            self._steps.setdefault(task, deque(maxlen=_MAX_REPORTS)).append(steps)
 
     def consider(self, now: float, plan: Plan, shards: int, sizes: Sequence[int], left: int) -> Proposal | None:
         """Look at what was measured under the plan in force; return another dealing if that is worth a plan.

@@ -8,11 +8,11 @@ import msgspec
 
 from pslite.errors import SpecError
 
-_MOST = 2**40
+_MAX_VALUE = 2**40
 
 
 def _whole(name: str, value: int, least: int) -> None:
-    if not least <= value <= _MOST:
+    if not least <= value <= _MAX_VALUE:
         raise SpecError(f"{name} is {value!r}: it must be a whole number of {least} or more")
 
 

@@ -14,7 +14,7 @@ from pslite.job.schedules import Constant, Cosine, Milestones, Polynomial, Sched
 from pslite.job.spec import LAMB, SGD, Adam, Descent
 
 #: the rate below which MXNet's FactorScheduler does not fall
-_LEAST_RATE = 1e-8
+_MIN_RATE = 1e-8
 _ELSEWHERE = (
     "have the workers update their weights themselves: Trainer(..., update_on_kvstore=False), "
     "or MXNET_UPDATE_ON_KVSTORE=0 in the environment for Module"
@@ -118,7 +118,7 @@ def schedule_of(scheduler: Any) -> Schedule:
             raise SpecError(f"{kind.__name__} with a warm-up cannot run on the servers: use PolyScheduler or Cosine")
         if kind is names.MultiFactorScheduler:
             return Milestones(at=tuple(scheduler.step), by=float(scheduler.factor))
-        if scheduler.stop_factor_lr > _LEAST_RATE:
+        if scheduler.stop_factor_lr > _MIN_RATE:
             raise SpecError("FactorScheduler with a stop_factor_lr cannot run on the servers: use MultiFactorScheduler")
         return StepDecay(every=scheduler.step, by=float(scheduler.factor))
     if kind in (names.PolyScheduler, names.CosineScheduler):

@@ -37,7 +37,7 @@ from pslite.net.messages import (
 from pslite.net.reliable_channel import ReliableChannel
 
 #: pauses between two tries to reach a coordinator, the first and the longest
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+_MIN_PAUSE, _MAX_PAUSE = 0.02, 0.5
 #: for so many seconds a connection that ends in the handshake is tried again, the first time
 _LET_IN_SECONDS = 3.0
 
@@ -226,7 +226,7 @@ class CoordinatorClient:
 
     def _reconnect(self, deadline: float, taken: int, term: int, lost: str) -> None:
         """In a thread of its own: try until somebody takes us back, or time is over."""
-        pause = _FIRST_PAUSE
+        pause = _MIN_PAUSE
         last = ""
         while not self._closed.is_set():
             left = deadline - time.monotonic()
@@ -247,7 +247,7 @@ class CoordinatorClient:
                     self._drop_found()
                 return
             self._closed.wait(min(pause, max(0.0, deadline - time.monotonic())))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _MAX_PAUSE)
 
     def _try(self, seconds: float, taken: int, term: int) -> _Found:
         deadline = time.monotonic() + seconds
@@ -330,7 +330,7 @@ def _reach(address: str, identity: Identity, timeout: float) -> tuple[socket.soc
         except AuthenticationError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(_FIRST_PAUSE)
+            time.sleep(_MIN_PAUSE)
 
 
 def _channel(sock: socket.socket) -> Channel[FromCoordinator]:

@@ -18,7 +18,7 @@ from pslite.net.data_frames import Link
 from pslite.net.transport import reach
 
 #: seconds between two tries to open a connection again, the first and the longest
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+_MIN_PAUSE, _MAX_PAUSE = 0.02, 0.5
 
 
 class ServerConnections:
@@ -61,13 +61,13 @@ class ServerConnections:
             return
 
         def try_again() -> None:
-            pause = _FIRST_PAUSE
+            pause = _MIN_PAUSE
             # if the server has gone, we are about to hear of it
             while not self._closed.wait(pause) and wanted():
                 with contextlib.suppress(PsliteError):
                     self.reach(member, identity)
                     return
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                pause = min(2 * pause, _MAX_PAUSE)
 
         threading.Thread(target=try_again, name="pslite-redial", daemon=True).start()
 

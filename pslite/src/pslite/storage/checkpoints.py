@@ -38,7 +38,7 @@ FORMAT: Final = 1
 KEPT: Final = 2
 _RECORD: Final = "checkpoint.json"
 _PART: Final = ".part"
-_MOST_RECORD_BYTES: Final = 64 << 20
+_MAX_RECORD_BYTES: Final = 64 << 20
 #: what may differ between the job that wrote a checkpoint and the one that goes on from it
 _MAY_DIFFER: Final = {
     "epochs", "checkpoint", "checkpoint_every", "resume", "architecture", "durability", "on_loss"
@@ -162,7 +162,7 @@ class Checkpoint:
         self.place = place
         try:
             with (place / _RECORD).open("rb") as file:
-                data = file.read(_MOST_RECORD_BYTES)
+                data = file.read(_MAX_RECORD_BYTES)
             self.record = _decode(data)
         except (OSError, msgspec.MsgspecError) as error:
             raise CheckpointError(f"{place / _RECORD}: cannot be read: {error}") from error
