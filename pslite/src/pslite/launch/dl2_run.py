@@ -63,52 +63,53 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of dl2-run; returns the exit status."""
     options = _parser().parse_args(arguments)
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    environ = dict(os.environ)
-    quiet = options.quiet or environ.get("DL2_QUIET") == "1"
-    if quiet:
-        environ["DL2_QUIET"] = "1"
-    if options.encrypt:
-        environ[VARIABLE] = options.encrypt
-    if options.balance:
-        environ["DL2_BALANCE"] = options.balance
+    environ = _environment(options)
 
     def say(text: str) -> None:
-        if not quiet:
+        if environ.get("DL2_QUIET") != "1":
             sys.stderr.write(f"dl2-run: {text}\n")
             sys.stderr.flush()
 
     try:
-        if is_launched(environ):
-            if environ["DMLC_ROLE"] == "scheduler":
-                from pslite.launch import launcher  # noqa: PLC0415  (see below)
-
-                return launcher.launched(environ, say)
-            environ.update(task_variables(environ))
-        role = role_of(environ)
-        if role == "ps":
-            return _task(role, [sys.executable, "-m", "pslite.launch.server_process"], environ, say)
-        if not command:
-            raise UsageError("no command given: dl2-run [options] python train.py ...")
-        if role == "worker":
-            return _task(role, command, with_hooks(environ), say)
-        if options.workers < 1 or options.servers < 0:
-            raise UsageError("--workers must be at least 1, --servers at least 0")
-        # beside a worker or a server a coordinator would take memory, and time at the start
-        from pslite.launch import launcher  # noqa: PLC0415
-
-        tasks = launcher.Tasks(command, options.workers, options.servers, encryption_of(environ))
-        if role == "coordinator":
-            return launcher.coordinate(tasks, environ, say)
-        return launcher.standalone(tasks, environ, say)
-    except UsageError as error:
-        sys.stderr.write(f"dl2-run: {error}\n")
-        return 2
+        return _run(options, environ, say)
     except PsliteError as error:
         sys.stderr.write(f"dl2-run: {error}\n")
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def _environment(options: argparse.Namespace) -> dict[str, str]:
+    """Return this process's environment with what the options say."""
+    chosen = {VARIABLE: options.encrypt, "DL2_BALANCE": options.balance, "DL2_QUIET": "1" if options.quiet else ""}
+    return {**os.environ, **{name: value for name, value in chosen.items() if value}}
+
+
+def _run(options: argparse.Namespace, environ: dict[str, str], say: Callable[[str], None]) -> int:
+    """Do what the role asks for; returns the exit status."""
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if is_launched(environ):
+        if environ["DMLC_ROLE"] == "scheduler":
+            from pslite.launch import launcher  # noqa: PLC0415  (see below)
+
+            return launcher.launched(environ, say)
+        environ.update(task_variables(environ))
+    role = role_of(environ)
+    if role == "ps":
+        return _task(role, [sys.executable, "-m", "pslite.launch.server_process"], environ, say)
+    if not command:
+        raise UsageError("no command given: dl2-run [options] python train.py ...")
+    if role == "worker":
+        return _task(role, command, with_hooks(environ), say)
+    if options.workers < 1 or options.servers < 0:
+        raise UsageError("--workers must be at least 1, --servers at least 0")
+    # beside a worker or a server a coordinator would take memory, and time at the start
+    from pslite.launch import launcher  # noqa: PLC0415
+
+    tasks = launcher.Tasks(command, options.workers, options.servers, encryption_of(environ))
+    if role == "coordinator":
+        return launcher.coordinate(tasks, environ, say)
+    return launcher.standalone(tasks, environ, say)
 
 
 def with_hooks(environ: Mapping[str, str]) -> dict[str, str]:
