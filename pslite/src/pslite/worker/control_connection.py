@@ -1,4 +1,4 @@
-"""A worker's place in its job: the control connection, kept by a thread of its own while the user's thread computes."""
+"""The control connection of a worker, kept by a thread of its own while the script's thread computes."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _FAIL_GRACE_SECONDS = 5.0
 
 
 class Membership(ABC):
-    """What every kind of worker has to do with its coordinator.
+    """Base of all workers: joining, heartbeats, progress reports, and the orders to leave, to go back or to end.
 
     Parameters
     ----------
     identity
-        who we are, with the job's token.
+        the worker's, with the job's token.
     coordinator
         host:port of the coordinator.
     say
@@ -55,7 +55,7 @@ class Membership(ABC):
     join_timeout
         seconds to reach the coordinator.
     process
-        what we live in; None for a process that runs one script.
+        the process around the worker; None for one that runs a script.
     faults
         called at fault points, by tests.
 
@@ -80,12 +80,12 @@ class Membership(ABC):
         self._process = process or ScriptProcess()
         self._job = ""
         self._lock = threading.Lock()
-        #: set by the control thread: why the job has failed, and whether we are to leave
+        #: set by the control thread: why the job has failed
         self._failure = ""
         #: set by the control thread: why the job goes back to a checkpoint
         self._rolled_back = ""
+        #: whether the worker is to leave, and after which version; -1: any
         self._exit = False
-        #: the version after which we are to leave; -1: any
         self._last = -1
         self._over = False
         self._raised = False
@@ -154,7 +154,7 @@ class Membership(ABC):
             self._send(Leave())
             self._over = True
         if self._thread is not None:
-            # until the coordinator knows all that we have said, or the one that takes its place
+            # until the coordinator, or the one that takes its place, has all messages
             self._thread.join(line.lease + _END_SECONDS)
         line.close()
         self._close()

@@ -99,7 +99,7 @@ class Session(Protocol):
         """Push gradient sums of this step, first those of `share.nodes`, and wait for the next version.
 
         Returns the tree nodes that have to be computed and given to another call, because a worker is gone before it
-        has pushed them; none where the version is complete.  Raises Drained if we leave the job here.
+        has pushed them; none where the version is complete.  Raises Drained if the worker leaves the job here.
         """
 
     def finish(self) -> None:

@@ -28,7 +28,7 @@ class DataPlane:
     Parameters
     ----------
     identity
-        who we are, with the job's token.
+        the worker's, with the job's token.
     plans
         say which servers are needed.
     opened
@@ -199,7 +199,7 @@ class DataPlane:
             closable.close()
 
     def _lost(self, link: Link, reason: str) -> None:
-        """Handle the end of a connection: its server has left, is gone, as we shall hear, or is connected to again."""
+        """Handle the end of a connection: its server has left, has died, or is connected to again."""
         self._unlink(link)
         if link.task in self._plans.servers():
             self._reopen(link.task, reason)

@@ -51,11 +51,11 @@ class InitialState:
         self._say = say
         #: what the job begins with instead of the chief's own weights
         self.given: Given | Checkpoint | None = None
-        #: the last plan whose newcomers were sent our state
+        #: the last plan whose newcomers were sent this worker's state
         self._helped = 0
 
     def begin(self, plan: int, checkpoint: int) -> None:
-        """Begin the job as its chief: with our weights, or with those of a checkpoint."""
+        """Begin the job as its chief: with this worker's weights, or with those of a checkpoint."""
         progress = self._progress
         prepared = self._plans.begin(plan)
         assert prepared is not None
@@ -69,7 +69,7 @@ class InitialState:
             progress.began = True
             self.send_blocks(progress.missing)
         else:
-            # the other workers get it from us
+            # the other workers get it from this one
             self._fill(self._model.replica)
             progress.missing.clear()
 
@@ -99,10 +99,10 @@ class InitialState:
                 link.send(Header(RESTORE, plan.number, block.number, 0, whole.nbytes, version, version), whole)
 
     def send_to_newcomers(self, again: Collection[int] = ()) -> None:
-        """Send our state to workers that the plan adds, if that falls to us; they get it at the plan's first version.
+        """Send the state of the plan's first version to workers that the plan adds, if this worker is to do so.
 
-        Nobody goes on to the next one without them: so another worker can still do it, should we die.  `again` has the
-        blocks whose server is gone, perhaps before it had passed them on.
+        No worker goes on to the next version without them, so another one can still do it should this one die.  `again`
+        has the blocks whose server is gone, perhaps before it had passed them on.
         """
         replica, plan = self._model.replica, self._plans.current
         if replica is None or plan is None or self._plans.prepared is None:

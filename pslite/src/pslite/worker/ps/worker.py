@@ -41,7 +41,7 @@ class Worker(Membership):
     Parameters
     ----------
     identity
-        who we are, with the job's token.
+        the worker's, with the job's token.
     coordinator
         host:port of the coordinator.
     spec
@@ -51,7 +51,7 @@ class Worker(Membership):
     join_timeout
         seconds to reach the coordinator.
     process
-        what we live in; None for a process that runs one script.
+        the process around the worker; None for one that runs a script.
     faults
         called at fault points, by tests.
 
@@ -70,7 +70,7 @@ class Worker(Membership):
     ) -> None:
         super().__init__(identity, coordinator, say=say, join_timeout=join_timeout, process=process, faults=faults)
         self.share: Share
-        #: whether there was a plan before the one we came with
+        #: whether the job had begun when this worker came
         self.late = False
         self._plans = PlanTable(identity.task)
         self._events = ControlEvents(self._plans, self._send, self._faults)
@@ -87,7 +87,7 @@ class Worker(Membership):
         #: tree nodes that the next call of `exchange` has to bring
         self._due: tuple[int, ...] = ()
         self._barriers = 0
-        #: whether we write files; None until the end
+        #: whether this worker writes files; None until the end
         self._writes_files: bool | None = None
         #: whether the script waits for something that can be done when the last version is there
         self._patient = False
@@ -138,7 +138,7 @@ class Worker(Membership):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Our rank, and the number of workers: by the plan in force, before the first by the order of coming."""
+        """Rank and number of workers, by the plan in force; before the first plan by the order of joining."""
         if self._plans.current is None:
             return self._events.seat or (0, 1)
         there = self._plans.workers()
@@ -174,11 +174,11 @@ class Worker(Membership):
         Raises
         ------
         AuthenticationError
-            the coordinator refused us.
+            the coordinator refused this worker.
         JobFailed
             the job failed meanwhile.
         Drained
-            we are not needed.
+            this worker is not needed.
 
         """
         if self._line is None:
@@ -201,11 +201,11 @@ class Worker(Membership):
         self._join(Join(host=socket.gethostname(), pid=os.getpid(), spec=spec))
 
     def begin_with(self, given: Given) -> None:
-        """Have the job begin with that state, if we are its first worker; call it before `start`."""
+        """Have the job begin with that state, if this is its first worker; call it before `start`."""
         self._initial.given = given
 
     def finish(self) -> None:
-        """Say that the last version is reached, and wait until everybody has it: others may need what we have.
+        """Say that the last version is reached, and wait until everybody has it: others may need what this worker has.
 
         Of an open job nobody knows where it ends: there its workers do not wait for each other.  The control thread
         lives on until the script ends.
@@ -248,7 +248,8 @@ class Worker(Membership):
     def fetch(self) -> list[Array]:
         """Return weights and optimizer state of every block at the present version, as the servers have them.
 
-        Call it between steps: servers cannot go on to the next version without us.  Each has shape (1 + slots, size).
+        Call it between steps: servers cannot go on to the next version without this worker's push.  Each array
+        has shape (1 + slots, size).
         """
         if self._model.replica is not None:
             return [state.copy() for state in self._model.replica.states]
@@ -304,7 +305,7 @@ class Worker(Membership):
         Raises
         ------
         Drained
-            this was our last step.
+            this was the worker's last step.
         JobFailed
             the job failed.
 
@@ -337,7 +338,7 @@ class Worker(Membership):
         return self._due if missing else ()
 
     def _left_undone(self) -> tuple[int, ...]:
-        """Return the nodes of this step that fall to us and are not pushed yet."""
+        """Return the nodes of dead workers that this one computes in this step and has not pushed yet."""
         inherited = self._plans.inherited
         return tuple(node for node in inherited if node not in self._sender.nodes) if inherited else ()
 
@@ -360,7 +361,7 @@ class Worker(Membership):
             self._enter(following, self.version)
 
     def _set_share(self) -> None:
-        """What we do in the coming step: our own part, and what falls to us of others'."""
+        """Set what is computed in the coming step: this worker's own part, and that of dead ones."""
         plan = self._plans.current
         assert plan is not None
         self.share = Share(self.spec, len(plan.workers), plan.worker_index(self._identity.task), plan.shares)
@@ -384,7 +385,7 @@ class Worker(Membership):
             self._suspension.stop()
 
     def _report_suspension(self) -> None:
-        """Say with the first push under a plan how long we have waited for it."""
+        """Report with the first push under a plan how long the worker has waited for it."""
         plan = self._plans.current
         assert plan is not None
         if self._report_first_push:
@@ -396,7 +397,7 @@ class Worker(Membership):
         self._suspension.total_ms = 0.0
 
     def _leave_unless_member(self, following: PreparedPlan) -> None:
-        """Leave the job with this step if the next plan is without us; does not return then."""
+        """Leave the job with this step if the next plan is without this worker; does not return then."""
         if following.plan.worker_index(self._identity.task) < 0:
             self._pump(lambda: not self._plane.unsent)
             self._plane.leaving = True
