@@ -461,7 +461,7 @@ def test_weights_that_are_half_here_do_not_come_into_what_another_server_has_sen
         link, _ = held
         link.sock.released = True
         with contextlib.suppress(PeerLost):  # the server may have left
-            link.receive(moment.rehearsal.members["worker-1"])
+            link.receive(moment.rehearsal.members["worker-1"]._plane.receiver)
 
     faults = [
         Fault(
