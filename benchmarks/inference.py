@@ -11,8 +11,8 @@ weights, and takes steps until there is no more. `dl2` has the weights that come
 `dl2-untold` those weights alone; they and `lookahead` are told the speeds of 25 sizes of each type and of two sizes of
 each job.
 
-- slot: the same speeds in each slot, so what is believed changes little.
-- slot_with_news: in each slot all speeds are up to 10 % off in another way, so all that is believed is worked out anew.
+- slot: the same speeds in each slot.
+- slot_with_news: in each slot all speeds are up to 10 % off in another way.
 - slot_of_a_stream: what a simulated cluster shows, of the preset `realistic` (speeds measured with noise, wrong epochs,
   interference, failures, costs of resizes): several of ten times as many jobs, the slots in which so many jobs, or up
   to a tenth more or fewer, are there. They are gone through several times, and of each slot the least counts: a

@@ -28,7 +28,8 @@ from dl2d.learning.rollout import Ground, play
 from dl2d.learning.training import Trainer, TrainingSettings
 from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.sources import load_source
-from dl2d.throughput.gaussian_process import Belief
+from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.observations import by_kind
 
 
 def original(workloads: list[Workload], rounds: int, network: NetworkKind) -> dict[str, float]:
@@ -70,7 +71,7 @@ def jumps(workloads: list[Workload]) -> dict[str, float]:
         state = reached
     seconds = time.process_time() - begin
     ground = Ground(workloads)
-    surfaces = ground.surfaces(Belief(state.measured), settings.deciding_optimism)
+    surfaces = ground.surfaces(GaussianProcess(by_kind(state.measured)), settings.deciding_optimism)
     every = np.arange(len(workloads))
     begin = time.process_time()
     played = play(ground, surfaces, every, state.best[None], seeds=every.tolist())

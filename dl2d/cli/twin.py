@@ -26,8 +26,7 @@ from dl2d.learning.training_set import Lesson
 from dl2d.learning.twin import DAY_SECONDS
 from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2 import from_arrays
-from dl2d.throughput.news import merged
-from dl2d.throughput.observations import Table
+from dl2d.throughput.observations import as_measured, by_kind, merged_kinds
 
 NAME: Final = "dl2"
 #: The search begins with weights that are good already: it looks and goes less far than one that begins with none.
@@ -78,7 +77,7 @@ def learn(
     how, known = _training_settings(settings, lesson, parent, chosen)
     tell("setting up", 0, 1)
     trainer = Trainer(lesson.training, lesson.validation, how)
-    measured = merged(Table.of(known), Table.of(lesson.measured)).measured()
+    measured = as_measured(merged_kinds(by_kind(known), by_kind(lesson.measured)))
     state = trainer.start(parent.weights["scorer"], measured)
     tell("setting up", 1, 1)
     tell("searching", 0, how.iterations)

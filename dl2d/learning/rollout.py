@@ -19,7 +19,7 @@ from dl2d.policies.surfaces import Grid, Surface, Surfaces, alike, amounts_of, s
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.library import Library
 from dl2d.simulation.workload.format import Workload, to_request
-from dl2d.throughput.gaussian_process import Belief
+from dl2d.throughput.gaussian_process import GaussianProcess
 
 
 class Measurements:
@@ -91,11 +91,11 @@ class Ground:
                     self._groups.append(_Like(request, names, capacity))
                 self.group[number, place] = places[key]
 
-    def surfaces(self, belief: Belief, optimism: float) -> Surfaces:
+    def surfaces(self, belief: GaussianProcess, optimism: float) -> Surfaces:
         """What is believed of all groups, in their order."""
         grids = [
             Grid(
-                belief.grid(like.request, optimism),
+                belief.speeds(like.request, optimism),
                 worker=amounts_of(like.request.worker, like.names),
                 ps=amounts_of(like.request.ps, like.names),
                 capacity=like.capacity,

@@ -24,7 +24,8 @@ from dl2d.policies.dl2 import as_arrays, from_arrays
 from dl2d.policies.jumps import FEATURES, Floats, Ints, initial_weights
 from dl2d.policies.surfaces import Surfaces
 from dl2d.simulation.workload.format import Workload
-from dl2d.throughput.gaussian_process import Belief
+from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.observations import by_kind
 
 _STATE: Final = "state.npz"
 #: What follows the seed in the seeds of generators.
@@ -139,7 +140,7 @@ class Trainer:
             if progress is not None:
                 progress(number, settings.rounds)
             rng = np.random.default_rng([settings.seed, _EXPLORING, number])
-            surfaces = self._ground.surfaces(Belief(measurements.speeds()), settings.optimism)
+            surfaces = self._ground.surfaces(GaussianProcess(by_kind(measurements.speeds())), settings.optimism)
             workloads = self._draw(settings.explored, rng)
             self._play(surfaces, workloads, weights[None], rng, measurements)
         state = State(search=Search.at(weights), best=weights, looks=(), measured=measurements.speeds())
@@ -154,7 +155,7 @@ class Trainer:
         settings = self.settings
         while state.search.iteration < settings.iterations:
             measurements = Measurements(state.measured)
-            surfaces = self._ground.surfaces(Belief(state.measured), settings.deciding_optimism)
+            surfaces = self._ground.surfaces(GaussianProcess(by_kind(state.measured)), settings.deciding_optimism)
             search, costs = state.search, np.zeros(1)
             last = min(search.iteration - search.iteration % settings.every + settings.every, settings.iterations)
             while search.iteration < last:
@@ -216,7 +217,7 @@ class Trainer:
         )  # fmt: skip
 
     def _look(self, state: State, training: float | None) -> State:
-        surfaces = self._looked_at.surfaces(Belief(state.measured), self.settings.deciding_optimism)
+        surfaces = self._looked_at.surfaces(GaussianProcess(by_kind(state.measured)), self.settings.deciding_optimism)
         count = len(self.validation[0])
         every = np.arange(count * len(self.validation))
         jct = play(self._looked_at, surfaces, every, state.search.weights[None], seeds=every.tolist()).jct

@@ -14,7 +14,8 @@ from dl2d.core.measured import MeasuredSpeeds
 from dl2d.learning.twin import Day, Speeds, costs_of, days_of, learnt_from, resampled, thinned, workload_of
 from dl2d.simulation.speeds.realism import Realism
 from dl2d.simulation.workload.format import Workload
-from dl2d.throughput.gaussian_process import Belief
+from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.observations import by_kind
 
 #: What follows the seed in the seeds of generators.
 _TRAINING, _VALIDATION, _TEST = range(3)
@@ -76,7 +77,7 @@ def lesson_of(history: History, slot_seconds: float, *, seed: int, draws: int = 
     kept = max(1, len(days) // _ONE_OF)
     trained_on, held_out = days[:-kept], days[-kept:]
     measured = learnt_from(history, days)
-    speeds = Speeds(Belief(measured), [job.request for day in days for job in day.jobs])
+    speeds = Speeds(GaussianProcess(by_kind(measured)), [job.request for day in days for job in day.jobs])
     training = list(_played(trained_on, speeds, slot_seconds, np.random.default_rng([seed, _TRAINING]), draws))
     rng = np.random.default_rng([seed, _VALIDATION])
     validation = list(_played(trained_on[-_MOST_LOOKED_AT:], speeds, slot_seconds, rng, 2 * _MOST_LOOKED_AT))

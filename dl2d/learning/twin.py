@@ -27,7 +27,7 @@ from dl2d.core.resources import Resources
 from dl2d.simulation.speeds.models import MAX_TASKS, Table
 from dl2d.simulation.speeds.realism import Realism
 from dl2d.simulation.workload.format import NodeGroup, SimulatedJob, Workload
-from dl2d.throughput.gaussian_process import Belief
+from dl2d.throughput.gaussian_process import GaussianProcess
 
 _Floats = NDArray[np.float64]
 
@@ -135,7 +135,7 @@ class Speeds:
         Of all jobs; kinds are drawn up to the largest bounds among them.
     """
 
-    def __init__(self, belief: Belief, requests: Iterable[JobRequest]) -> None:
+    def __init__(self, belief: GaussianProcess, requests: Iterable[JobRequest]) -> None:
         largest: dict[TrainingKind, JobRequest] = {}
         for request in requests:
             kind = TrainingKind.of(request)
@@ -145,7 +145,7 @@ class Speeds:
                 max_workers=min(max(before.max_workers, request.max_workers), MAX_TASKS),
                 max_ps=min(max(before.max_ps, request.max_ps), MAX_TASKS),
             )
-        self._known = {kind: belief.mean_sd(largest[kind]) for kind in sorted(largest)}
+        self._known = {kind: belief.predict(largest[kind]) for kind in sorted(largest)}
         self._factors: dict[tuple[int, int], _Field] = {}
 
     @property

@@ -6,7 +6,6 @@ policy sizes workers and parameter servers in each slot. How it decides is our o
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -44,11 +43,17 @@ from dl2d.policies.layout import Layouts, largest, least_seconds
 from dl2d.policies.resizing import in_next_slot, stays
 from dl2d.policies.scouts import BOLDER, scouts
 from dl2d.policies.surfaces import Grid, Surface, Surfaces, alike, amounts_of, sizes_of, surfaces, weight_of
-from dl2d.throughput.drift import up_to_date
-from dl2d.throughput.gaussian_process import OPTIMISM, Belief
-from dl2d.throughput.level import at_level, levels
-from dl2d.throughput.news import merged, news
-from dl2d.throughput.observations import Table
+from dl2d.throughput.gaussian_process import OPTIMISM, GaussianProcess
+from dl2d.throughput.observations import (
+    Points,
+    by_kind,
+    calibration,
+    informative,
+    merged_kinds,
+    scaled,
+    speeds_at,
+    without_drift,
+)
 from dl2d.throughput.relabelling import Labels, Shown
 from dl2d.throughput.remaining import samples_left
 
@@ -57,8 +62,6 @@ _NAME: Final = "dl2"
 SHIPPED: Final = Path(__file__).parent / "default"
 #: Jumps that are told of a job.
 _ALTERNATIVES: Final = 3
-#: Surfaces that are kept from one decision to the next.
-_MOST_KEPT: Final = 1000
 
 
 class Dl2:
@@ -66,8 +69,8 @@ class Dl2:
 
     Speeds are believed from what was measured: when the checkpoint was trained, and on this cluster, which counts where
     both measured one size; a kind that is faster or slower here altogether has all its speeds from there put right
-    (``dl2d.throughput.level``). All sizes are chosen in the totals of the cluster; then the tasks are packed, in an
-    order that leaves little unused, and what has no room is left off and what is free given to others. Where the
+    (``dl2d.throughput.observations``). All sizes are chosen in the totals of the cluster; then the tasks are packed,
+    in an order that leaves little unused, and what has no room is left off and what is free given to others. Where the
     placement lays a job on as few nodes as hold it, its speeds are those there (``dl2d.policies.layout``).
 
     Parameters
@@ -128,13 +131,7 @@ class Dl2:
         own = {"optimism": optimism, "resize_seconds": resize_seconds, "slot_seconds": slot_seconds}
         self._version = version_of(checkpoint, own)
         self._least_seconds = {speeds.kind: least_seconds(speeds.points) for speeds in known}
-        self._known_kinds = frozenset(self._least_seconds)
-        self._known = up_to_date(Table.of(known)).among(tuple(sorted(self._known_kinds)))
-        #: Kept for speed alone: by how much kinds are faster here, and speeds at that level; what was measured last,
-        #: what that comes to, the belief, and surfaces that follow.
-        self._levelled: tuple[dict[TrainingKind, float], Table] = {}, self._known
-        self._belief: tuple[tuple[MeasuredSpeeds, ...], Table, Belief] | None = None
-        self._surfaces: dict[tuple[object, ...], Surface | None] = {}
+        self._known = by_kind(known)
 
     @property
     def name(self) -> str:
@@ -176,7 +173,7 @@ class Dl2:
 
     def _group(self, deciding: _Deciding) -> tuple[list[Surface], list[int]]:
         """Surfaces, and which of them each job has, alike jobs the same; -1 for a job that no size is known for."""
-        belief = self._believe(deciding.snapshot)
+        belief = GaussianProcess(self._observations(deciding.snapshot))
         labels = Labels(deciding.snapshot, belief)
         every = [labels.of(job) for job in deciding.snapshot.jobs]
         first = scouts(deciding.snapshot, labels) if self._explored > 0 else frozenset()
@@ -184,9 +181,6 @@ class Dl2:
             self._hoped(shown.request) * (BOLDER if job.key in first else 1.0)
             for job, shown in zip(deciding.snapshot.jobs, every, strict=True)
         ]
-        belief.look_ahead(
-            (shown.request, optimism, shown.own) for shown, optimism in zip(every, hoped, strict=True) if shown.own
-        )
         whole = (*deciding.names, *deciding.capacity.tolist())
         # Keys are long: they are hashed as seldom as can be.
         numbers: dict[tuple[object, ...], int] = {}
@@ -201,12 +195,7 @@ class Dl2:
             of_key.append(number)
             if number == len(firsts):
                 firsts.append((shown, deciding.floors[place], held, optimism))
-        if len(self._surfaces) + len(numbers) > _MOST_KEPT:
-            self._surfaces.clear()
-        missing = [key for key in numbers if key not in self._surfaces]
-        made = surfaces([self._grid(belief, deciding, *firsts[numbers[key]]) for key in missing])
-        self._surfaces.update(zip(missing, made, strict=True))
-        found = [self._surfaces[key] for key in numbers]
+        found = surfaces([self._grid(belief, deciding, *first) for first in firsts])
         groups: dict[Surface, int] = {}
         of_job = []
         for number in of_key:
@@ -216,14 +205,20 @@ class Dl2:
 
     def _hoped(self, request: JobRequest) -> float:
         """Deviations that are hoped for where nobody is bolder."""
-        return self._optimism if TrainingKind.of(request) in self._known_kinds else self._explored
+        return self._optimism if TrainingKind.of(request) in self._known else self._explored
 
     def _grid(
-        self, belief: Belief, deciding: _Deciding, shown: Shown, floor: Allocation, held: Allocation, optimism: float
+        self,
+        belief: GaussianProcess,
+        deciding: _Deciding,
+        shown: Shown,
+        floor: Allocation,
+        held: Allocation,
+        optimism: float,
     ) -> Grid:
         """What a job's surface is made of."""
         request = shown.request
-        rates = belief.grid(request, optimism, shown.own)
+        rates = belief.speeds(request, optimism, shown.own)
         if deciding.layouts is not None:
             rates = deciding.layouts.together(request, rates)
         rates = in_next_slot(rates, held, self._resize_seconds / self._slot_seconds)
@@ -305,47 +300,31 @@ class Dl2:
             deciding.filling.refuse(job, reason)
         return alternatives
 
-    def _believe(self, snapshot: Snapshot) -> Belief:
-        measured = snapshot.speeds
-        if self._belief is None or self._belief[0] != measured:
-            table = self._table(snapshot)
-            # Most of what comes in says what is known already: then neither belief nor surfaces change.
-            was, belief = (self._known, self._before) if self._belief is None else self._belief[1:]
-            if not table.same(was):
-                belief = self._before if table.same(self._known) else Belief(table, before=belief)
-                self._surfaces.clear()
-            self._belief = measured, table, belief
-        return self._belief[2]
-
     def _expected(self, request: JobRequest) -> Floats:
-        """What is believed of a job's speeds before anything is measured here."""
-        return self._before.grid(request)
+        """Samples/s of a job as predicted from the checkpoint's measurements alone."""
+        return self._checkpoint_model.speeds(request)
 
     @cached_property
-    def _before(self) -> Belief:
-        """What is believed before anything is measured here; worked out when the first decision asks."""
-        return Belief(self._known)
+    def _checkpoint_model(self) -> GaussianProcess:
+        return GaussianProcess(self._known)
 
-    def _table(self, snapshot: Snapshot) -> Table:
-        """What the checkpoint knows, at the level of this cluster, and what was measured that is news to it."""
-        measured = up_to_date(Table.of(snapshot.speeds))
-        seen = measured.kinds
-        kinds = tuple(sorted({*self._known.kinds, *measured.kinds}))
-        known, measured = self._known.among(kinds), measured.among(kinds)
+    def _observations(self, snapshot: Snapshot) -> dict[TrainingKind, Points]:
+        """The checkpoint's measurements, calibrated for this cluster, and informative ones that were made on it."""
         requests = largest(snapshot)
-        # A kind that has no job now has its say in what all share.
-        alike = {kind[1:]: request for kind, request in requests.items()}
-        grids = {
-            kind: self._expected(requests.get(kind) or replace(alike[kind[1:]], model=kind.model))
-            for kind in seen
-            if kind in self._known_kinds and kind[1:] in alike
-        }
-        expected = measured.in_grids(grids)
-        faster = levels(measured, expected, known.find(measured)[1])
-        if self._levelled[0] != faster:
-            self._levelled = faster, at_level(self._known, faster)
-        times = [math.exp(faster[kind]) if kind in faster else float(kind in requests) for kind in kinds]
-        return merged(self._levelled[1], news(measured, expected * np.array(times)[measured.kind_of]))
+        in_group = {kind[1:]: request for kind, request in requests.items()}
+        known = dict(self._known)
+        measured = {kind: without_drift(points) for kind, points in by_kind(snapshot.speeds).items()}
+        for kind in known.keys() & measured.keys():
+            # A kind that has no job now is asked about within the bounds of another.
+            request = requests.get(kind) or in_group.get(kind[1:])
+            if request is None:
+                continue
+            expected = speeds_at(self._expected(replace(request, model=kind.model)), measured[kind])
+            factor = calibration(measured[kind], expected, known[kind])
+            known[kind] = scaled(known[kind], factor)
+            if kind in requests or factor != 1.0:
+                measured[kind] = informative(measured[kind], factor * expected)
+        return merged_kinds(known, measured)
 
 
 class _Deciding:

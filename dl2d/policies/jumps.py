@@ -11,7 +11,7 @@ Everything here works on N clusters at once, each with weights of its own: the p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,10 +45,6 @@ FEATURES: Final = tuple(_PRODUCTS)
 _COUNT: Final = len(FEATURES)
 #: Of its declared work a job counts as having this part left, at least: it may have declared too little.
 LEAST_LEFT: Final = 0.01
-#: Jumps are made together as long as there are more than so many a cluster, and one for so many jobs.
-_FEW: Final = 8
-#: From so many sizes, of all jobs together, is looked at once where jobs are few: short arrays are slow.
-_ROWS: Final = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -212,240 +208,108 @@ def choose(
     growing
         Only to sizes that have no fewer workers and no fewer PSs.
     """
-    looking = _Looking(surfaces, crowd, states.copy(), free.copy(), weights, growing=growing)
-    while looking.many():
-        pass
-    looking.one_by_one()
-    made: Ints = np.concatenate(looking.jumps) if looking.jumps else np.zeros((0, 3), dtype=np.int64)
-    return Chosen(looking.states, looking.scores, made)
+    search = _Search(surfaces, crowd, states.copy(), free.copy(), weights, growing=growing)
+    (stopped,) = np.nonzero(search.present)
+    while len(stopped):
+        search.plan(stopped)
+        stopped = search.make()
+    made: Ints = np.concatenate(search.made) if search.made else np.zeros((0, 3), dtype=np.int64)
+    return Chosen(search.states, search.scores, made)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    """The linear part of a score, or a hidden unit, of K jobs."""
+class _Steps(NamedTuple):
+    """Steps of jobs, those of each job in the order in which they are made; all shape (steps,)."""
 
-    #: Weights of cost and of gain, (K, 1, 1).
-    cost: Floats
-    gain: Floats
-    #: What lasts, weighed, in the order in which it is added, each (K, 1, C).
-    lasting: list[Floats]
-    #: The constant, of jobs that do not start and of such as do, (2, K).
-    constants: Floats
+    #: Place of the job among those that are present, and its sizes before and after.
+    job: Ints
+    before: Ints
+    after: Ints
+    #: Score of the step, and the least score of those of this job up to it.
+    score: Floats
+    least: Floats
 
-    # The same numbers in the same order as ``score`` adds them.
-
-    def begun(self, some: Ints | slice, cost: Floats, gain: Floats) -> Floats:
-        """What cost and gain of some jobs' jumps come to; all shape (k, S, sizes)."""
-        total = self.cost[some] * cost
-        total += self.gain[some] * gain
-        return total
-
-    def end(self, total: Floats, some: Ints | slice, starts: Ints, of: Ints) -> None:
-        """Add the rest; which of the jumps are starts, shape (k, S), and of which jobs they are, (k,)."""
-        for weighed in self.lasting:
-            total += weighed[some, :, : total.shape[2]]
-        total += self.constants[starts, of[:, None]][:, :, None]
+    def some(self, which: Ints | Bools) -> _Steps:
+        """Those at some places."""
+        return _Steps._make(values[which] for values in self)
 
 
-class _Scores:
-    """``score`` of the jobs of a crowd, again and again, number for number: what stays is worked out once."""
+class _Search:
+    """Sizes while they are chosen.
 
-    def __init__(self, surfaces: Surfaces, crowd: Crowd, rows: Ints, jobs: Ints, weights: Floats) -> None:
-        self._surfaces = surfaces
-        self._which = crowd.surface[rows, jobs]
-        self._from_nothing = surfaces.from_nothing[self._which] > 0
-        own, lasting = weights[rows], _lasting(surfaces, crowd, rows, jobs)
-        self._parts = []
-        for at in (0, *range(_COUNT, weights.shape[1], _COUNT + 2)):
-            goes, starts = (
-                _summed(own, _of_job(crowd, rows, jobs, np.full(len(rows), start)), at) for start in (0.0, 1.0)
-            )
-            weighed = [(goes[name] * lasting[name])[:, None] for name in lasting]
-            constants = np.stack([goes["1"][:, 0], starts["1"][:, 0]])
-            self._parts.append(_Part(goes["cost"][:, None], goes["gain"][:, None], weighed, constants))
-        self._hidden = [(own[:, at - 2, None, None], own[:, at - 1, None, None])
-                        for at in range(2 * _COUNT + 2, weights.shape[1] + 1, _COUNT + 2)]  # fmt: skip
-        #: What each part makes of cost and gain, shape (surfaces, C, C): in one cluster it is the same for all jobs.
-        self._moves: list[Floats] = []
-        if len(weights) == 1 and len(rows):
-            self._moves = [part.begun(slice(1), surfaces.cost, surfaces.gain) for part in self._parts]
-            self._moves[0] = np.where(surfaces.there, self._moves[0], -np.inf)
-
-    def there(self, of: Ints, states: Ints, most: int) -> Bools | None:
-        """Which jumps there are, shape (k, S, most); None where scores themselves are -inf where there is none."""
-        return None if self._moves else self._surfaces.there[self._which[of][:, None], states, :most]
-
-    def __call__(self, of: Ints, states: Ints, most: int) -> Floats:
-        """Of jumps of k jobs, by their place, from S sizes each, (k, S), to the first ``most``; (k, S, most)."""
-        which, some = self._which[of][:, None], _picked(of, len(self._which))
-        if self._moves:
-            totals = [moves[which, states, :most] for moves in self._moves]
-        else:
-            cost, gain = self._surfaces.cost[which, states, :most], self._surfaces.gain[which, states, :most]
-            totals = [part.begun(some, cost, gain) for part in self._parts]
-        starts = (self._from_nothing[of][:, None] & (states == 0)).astype(np.int64)
-        for part, total in zip(self._parts, totals, strict=True):
-            part.end(total, some, starts, of)
-        total, *hidden = totals
-        for inside, (bias, outer) in zip(hidden, self._hidden, strict=True):
-            total += outer[some] * np.tanh(inside + bias[some])
-        return total
-
-
-def _picked(of: Ints, count: int) -> Ints | slice:
-    """Some of so many, in ascending order; all of them need not be picked one by one."""
-    return of if len(of) < count else slice(None)
-
-
-class _Looking:
-    """Sizes while they are chosen. Jobs go by their place among those that are present."""
+    While nothing lacks room jobs do not compete: each makes its own best steps one after the other, and in the order of
+    scores a step comes right after an earlier one of the same job with a lower score. So steps of all jobs are planned
+    ahead, and made in the order of ``least`` up to the first that has no room; then all jobs whose next step has none
+    plan anew, with the room that is left.
+    """
 
     def __init__(
         self, surfaces: Surfaces, crowd: Crowd, states: Ints, free: Ints, weights: Floats, *, growing: bool
     ) -> None:
         self.states, self.free = states, free
         self.scores = np.full(states.shape, np.nan)
-        self.jumps: list[Ints] = []
-        self._surfaces, self._growing = surfaces, growing
+        self.made: list[Ints] = []
+        self._surfaces, self._crowd, self._weights, self._growing = surfaces, crowd, weights, growing
         self._rows, self._jobs = np.nonzero(crowd.present)
+        self.present = np.ones(len(self._rows), dtype=np.bool_)
         self._which = crowd.surface[self._rows, self._jobs]
-        own = np.broadcast_to(weights, (len(states), weights.shape[1]))
-        self._scores = _Scores(surfaces, crowd, self._rows, self._jobs, own)
-        #: Of each resource, what each size takes, (jobs, C); and the most that any does, (jobs, R).
-        self._need = [surfaces.need[self._which, :, number] for number in range(surfaces.need.shape[2])]
-        self._largest = surfaces.need.max(axis=1)[self._which]
+        nothing, none = np.zeros(0, dtype=np.int64), np.zeros(0)
+        self._planned = _Steps(nothing, nothing, nothing, none, none)
 
-    def many(self) -> bool:
-        """Make all jumps up to the first, in each cluster, that has no room; says whether they were worth the effort.
+    def plan(self, jobs: Ints) -> None:
+        """Plan the steps of some jobs as if each found as much room all the way as there is now."""
+        now, least, found = self.states[self._rows[jobs], self._jobs[jobs]], np.full(len(jobs), np.inf), [self._planned]
+        while len(jobs):
+            score, to = self._best(jobs, now)
+            (going,) = np.nonzero(score > -np.inf)
+            jobs, before, now, score = jobs[going], now[going], to[going], score[going]
+            least = np.minimum(least[going], score)
+            found.append(_Steps(jobs, before, now, score, least))
+        together = _Steps._make(np.concatenate(values) for values in zip(*found, strict=True))
+        self._planned = together.some(np.argsort(together.job, kind="stable"))
 
-        As long as there is room, jobs do not stand in one another's way: each goes through its own jumps, and the
-        jumps of all come in the order of the lowest score on the way to each. So they are made at once. What comes of
-        it is what ``one_by_one`` would make of it.
-        """
-        rows, jobs = self._rows, self._jobs
-        of, before, after, order, top = self._ways(self.states[rows, jobs])
-        if not len(of):
-            return False
-        # Of equals, in the order of jobs and of each job's way, in which they are.
-        sort = np.lexsort((-order, rows[of]))
-        of, before, after, top = of[sort], before[sort], after[sort], top[sort]
-        row, job = rows[of], jobs[of]
-        which = self._which[of]
-        need = self._surfaces.need[which, after] - self._surfaces.need[which, before]
-        taken = need.cumsum(axis=0)
-        first = np.searchsorted(row, np.arange(len(self.states)))[row]
-        taken -= np.where(first[:, None] > 0, taken[first - 1], 0)
-        stuck = (taken > self.free[row]).any(axis=1)
-        # Whatever comes after a jump without room has to wait until it was looked at again.
-        behind = stuck.cumsum()
-        made = behind - np.where(first > 0, behind[first - 1], 0) == 0
-        row, job, after, top = row[made], job[made], after[made], top[made]
-        # Of several jumps of one job, and of one cluster, the last one stands.
-        self.free[row] = self.free[row] - taken[made]
-        self.states[row, job] = after
-        self.scores[row, job] = top
-        self.jumps.append(np.stack([row, job, after], axis=1))
-        return bool(stuck.any()) and len(row) > _FEW * len(self.states) + len(rows) // _FEW
+    def make(self) -> Ints:
+        """Make planned steps up to the first, in each cluster, without room; returns jobs that have to plan anew."""
+        # Of equals, in the order of jobs and of each job's steps, in which they are.
+        steps = self._planned.some(np.lexsort((-self._planned.least, self._rows[self._planned.job])))
+        rows, which = self._rows[steps.job], self._which[steps.job]
+        need = self._surfaces.need[which, steps.after] - self._surfaces.need[which, steps.before]
+        first = np.searchsorted(rows, rows)  # where the steps of each one's cluster begin
+        taken = _sums(need, first)
+        lacking: Bools = np.asarray((taken > self.free[rows]).any(axis=1))
+        makes = _sums(lacking, first) == 0
+        made = steps.some(makes)
+        rows, jobs = self._rows[made.job], self._jobs[made.job]
+        # Of several steps of one job, and of one cluster, the last one stands.
+        self.free[rows] = self.free[rows] - taken[makes]
+        self.states[rows, jobs] = made.after
+        self.scores[rows, jobs] = made.score
+        self.made.append(np.stack([rows, jobs, made.after], axis=1))
+        left = steps.some(~makes)
+        lacking = np.asarray((need[~makes] > self.free[self._rows[left.job]]).any(axis=1))
+        _, nexts = np.unique(left.job, return_index=True)
+        stopped: Ints = left.job[nexts[lacking[nexts]]]
+        left = left.some(~np.isin(left.job, stopped))
+        self._planned = left.some(np.argsort(left.job, kind="stable"))
+        return stopped
 
-    def _ways(self, now: Ints) -> tuple[Ints, Ints, Ints, Floats, Floats]:
-        """All jumps of each job from where it is, (jobs,), if it finds as much room all the way as there is now.
-
-        Returns
-        -------
-        Of each jump: the job's place, the sizes before and after, the lowest score on the way to there, its own.
-        """
-        count, most = len(now), self._surfaces.sizes.shape[1]
-        # By job and size, in one row: where the best jump leads and its score, and whether the job comes by.
-        every = np.arange(count * most)
-        onward, top, passed = every.copy(), np.full(count * most, -np.inf), np.zeros(count * most, dtype=np.bool_)
-        alive, begin = np.arange(count), np.arange(0, count * most, most)
-        while len(alive):
-            # Jumps lead to sizes that stand before, but from the start: so each looks from where it is, and from some
-            # that it may come to.
-            back = np.where(now > 0, now, most)
-            far = int(back.max())
-            ahead = min(max(_ROWS // len(alive), 1), far)
-            states = np.maximum(back[:, None] - np.arange(ahead), 1)
-            states[:, 0] = now
-            best, to = self._best(alive, states, far)
-            here = begin[:, None] + states
-            onward[here], top[here] = np.where(best > -np.inf, begin[:, None] + to, here), best
-            at = begin + now
-            for _ in range(ahead):
-                passed[at] = True
-                at = onward.take(at)
-            # On go those that came to where they have not looked from.
-            now = at - begin
-            beyond = (now <= back - ahead) & (now > 0)
-            alive, begin, now = alive[beyond], begin[beyond], now[beyond]
-        passed &= onward != every
-        way = -np.arange(most) % most
-        left = passed.reshape(count, most)[:, way]
-        lowest = np.minimum.accumulate(np.where(left, top.reshape(count, most)[:, way], np.inf), axis=1)
-        of, step = np.nonzero(left)
-        before = of * most + way[step]
-        return of, way[step], onward[before] - of * most, lowest[of, step], top[before]
-
-    def one_by_one(self) -> None:
-        """Make jumps until none has room."""
-        surfaces, states, free = self._surfaces, self.states, self.free
-        count = len(states)
-        best = np.full(states.shape, -np.inf)
-        target = np.zeros(states.shape, dtype=np.int64)
-        places = np.zeros(states.shape, dtype=np.int64)
-        rows, jobs = self._rows, self._jobs
-        places[rows, jobs] = np.arange(len(rows))
-        (of,) = np.nonzero(~surfaces.ends[self._which, states[rows, jobs]])
-        if not len(of):
-            return
-        rows, jobs = rows[of], jobs[of]
-        best[rows, jobs], target[rows, jobs] = self._best_now(of, states[rows, jobs])
-        rows = np.unique(rows)
-        while len(rows):
-            jobs = best[rows].argmax(axis=1) if len(rows) < count else best.argmax(axis=1)
-            top = best[rows, jobs]
-            going = top > -np.inf
-            if not going.all():
-                rows, jobs, top = rows[going], jobs[going], top[going]
-                if not len(rows):
-                    break
-            of, now, to = places[rows, jobs], states[rows, jobs], target[rows, jobs]
-            which = self._which[of]
-            step = surfaces.need[which, to] - surfaces.need[which, now]
-            fits = (step <= free[rows]).all(axis=1)
-            moved, at = rows[fits], jobs[fits]
-            states[moved, at] = to[fits]
-            self.scores[moved, at] = top[fits]
-            free[moved] -= step[fits]
-            self.jumps.append(np.stack([moved, at, to[fits]], axis=1))
-            # Where there was no room the best jump of those with room is looked for; room only gets less.
-            best[rows, jobs], target[rows, jobs] = self._best_now(of, states[rows, jobs])
-
-    def _best_now(self, of: Ints, now: Ints) -> tuple[Floats, Ints]:
-        """Score and size of the best jump with room of some jobs; -inf where there is none."""
-        top, to = self._best(of, now[:, None], self._surfaces.sizes.shape[1])
-        return top[:, 0], to[:, 0]
-
-    def _best(self, of: Ints, states: Ints, most: int) -> tuple[Floats, Ints]:
-        """Score and size, of the first ``most``, of the best jump with room of k jobs, from each of some (k, S) sizes.
-
-        Returns
-        -------
-        Both shape (k, S); -inf where there is none.
-        """
-        surfaces, which, some = self._surfaces, self._which[of][:, None], _picked(of, len(self._which))
-        free = self.free[self._rows[of]]
-        limits = [there for there in (self._scores.there(of, states, most),) if there is not None]
-        if (self._largest[of] > free).any():
-            left = free[:, None] + surfaces.need[which, states]
-            limits += [need[some, None, :most] <= left[:, :, number, None] for number, need in enumerate(self._need)]
+    def _best(self, jobs: Ints, now: Ints) -> tuple[Floats, Ints]:
+        """Score and size of the best step with room of each of K jobs, shape (K,); -inf where there is none."""
+        surfaces, rows, which = self._surfaces, self._rows[jobs], self._which[jobs]
+        weights = self._weights if len(self._weights) == 1 else self._weights[rows]
+        scores = score(weights, look(surfaces, self._crowd, rows, self._jobs[jobs], now))
+        possible = surfaces.there[which, now]
+        left = self.free[rows] + surfaces.need[which, now]
+        for resource in range(left.shape[1]):
+            possible &= surfaces.need[which, :, resource] <= left[:, resource, None]
         if self._growing:
-            sizes = surfaces.sizes[which, :most]
-            limits.append(np.asarray((sizes >= surfaces.sizes[which, states][:, :, None]).all(axis=3)))
-        total = self._scores(of, states, most)
-        if limits:
-            for limit in limits[1:]:
-                limits[0] &= limit
-            total = np.where(limits[0], total, -np.inf)
-        first: Ints = total.argmax(axis=2)
-        return total.reshape(-1).take(np.arange(0, total.size, most).reshape(first.shape) + first), first
+            possible &= (surfaces.sizes[which] >= surfaces.sizes[which, now][:, None]).all(axis=2)
+        scores = np.where(possible, scores, -np.inf)
+        to: Ints = scores.argmax(axis=1)
+        return scores[np.arange(len(to)), to], to
+
+
+def _sums(values: Ints | Bools, first: Ints) -> Ints:
+    """Running sums along the first axis that start anew where ``first``, the start of each one's part, says."""
+    sums: Ints = values.cumsum(axis=0, dtype=np.int64)
+    before: Ints = np.concatenate([np.zeros_like(sums[:1]), sums])[first]
+    return sums - before

@@ -17,9 +17,8 @@ from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.growing import Alike, Growing
 from dl2d.policies.resizing import in_next_slot
-from dl2d.throughput.drift import up_to_date
-from dl2d.throughput.gaussian_process import OPTIMISM, Belief
-from dl2d.throughput.observations import Table
+from dl2d.throughput.gaussian_process import OPTIMISM, GaussianProcess
+from dl2d.throughput.observations import by_kind, without_drift
 from dl2d.throughput.relabelling import Labels
 from dl2d.throughput.remaining import samples_left
 
@@ -32,8 +31,9 @@ _CUT = 8
 class _Hoped:
     """What a belief hopes for in the next slot, as speeds that are known."""
 
-    def __init__(self, snapshot: Snapshot, optimism: float, lost: float, before: Belief | None) -> None:
-        self.belief = Belief(up_to_date(Table.of(snapshot.speeds)), before=before)
+    def __init__(self, snapshot: Snapshot, optimism: float, lost: float) -> None:
+        measured = by_kind(snapshot.speeds)
+        self.belief = GaussianProcess({kind: without_drift(points) for kind, points in measured.items()})
         self._labels = Labels(snapshot, self.belief)
         self._held = snapshot.held()
         self._optimism = optimism
@@ -44,7 +44,7 @@ class _Hoped:
     def grid(self, job: Job) -> NDArray[np.float64]:
         """See ``KnownSpeeds.grid``."""
         shown = self._labels.of(job)
-        rates, held = self.belief.grid(shown.request, self._optimism, shown.own), self._held[job.key]
+        rates, held = self.belief.speeds(shown.request, self._optimism, shown.own), self._held[job.key]
         if (id(rates), held) not in self._grids:
             self._grids[id(rates), held] = in_next_slot(rates, held, self._lost)
         return self._grids[id(rates), held]
@@ -169,8 +169,6 @@ class Lookahead:
         self._slot_seconds = slot_seconds
         self._fitted = fitted
         self._sample_sizes = sample_sizes
-        #: The last one, kept for speed alone.
-        self._belief: Belief | None = None
 
     @property
     def name(self) -> str:
@@ -203,8 +201,7 @@ class Lookahead:
         known = self._known
         if known is None and not self._fitted:
             lost = self._resize_seconds / self._slot_seconds
-            known = hoped = _Hoped(snapshot, self._optimism, lost, self._belief)
-            self._belief = hoped.belief
+            known = _Hoped(snapshot, self._optimism, lost)
         growing = Growing(snapshot, packing, known=known, sample_sizes=self._sample_sizes)
         left = [samples_left(job) for job in snapshot.jobs]
         jumps: dict[Alike, _Jumps] = {}

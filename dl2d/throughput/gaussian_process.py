@@ -1,424 +1,523 @@
-"""What a scheduler believes of speeds that it never measured: one Gaussian process over all kinds of jobs.
+"""Gaussian process regression of training speed: one posterior over all kinds of jobs and all sizes.
 
-Logarithms of samples/s are the sum of what all kinds share, of what is a kind's own, of its level, and of what is each
-size's alone. So what one kind showed (that servers help, that many workers do not) is expected of the next one, until
-it shows otherwise; and next to a good size there may be a better one.
+Model. The logarithm of the speed y, in samples/s, of a job of kind k with w workers and p parameter servers is a sum
+of independent parts, with s = (w, p):
 
-Sources: Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, sections 2.2 and 4.2 (Matern-3/2);
-upper confidence bounds: Srinivas et al., "Gaussian process optimization in the bandit setting", ICML 2010.
+    log y_k(s) = c + t(s) + g(s) + h_k(s) + r_k(s) + noise
+
+    c       mean of log y - t over all kinds that were measured
+    t(s)    prior trend: a quarter of a doubling for each doubling of w and of p; for all-reduce, half for each of w
+    g(s)    shared by all kinds of one group (architecture, consistency): Matern-3/2, length 2, variance 0.5
+    h_k(s)  of kind k alone: Matern-3/2, length 1.5, variance 0.12, plus a constant of variance 9, the kind's level
+    r_k(s)  of kind k at this one size, independent from size to size: standard deviation 0.1
+    noise   of a mean of m measurements: standard deviation 0.05 / sqrt(m), but at least 0.01
+
+Lengths are in doublings: inputs of both kernels are (log2 w, log2 p, log2 w/p), for all-reduce log2 w alone.
+
+Inference. The covariance of all measurements is block-diagonal but for g, which has U distinct sizes (at most 64). Let
+K = L L' be the covariance of g there and g = L z with z ~ N(0, I). Kind k was measured at n sizes X_k (at most 40);
+S_k, of shape (n, U), picks them out of the U, H_k is the covariance of h_k at them, N_k = diag(noise variances), and
+y_k = log y - t - c. Then
+
+    A_k = (H_k + 0.1^2 I + N_k)^-1                                     (n, n)
+    P   = I + L' (sum_k S_k' A_k S_k) L                                (U, U), precision of z given all measurements
+    m   = P^-1 L' sum_k S_k' A_k y_k                                   (U,), mean of z
+
+and of log y_k at other sizes X, with W = L^-1 K(U, X) and G = A_k H_k(X_k, X):
+
+    mean     = c + t(X) + W' m + G' (y_k - S_k L m)
+    variance = 0.5 - colsum(W * W) + 9.12 - colsum(G * H_k(X_k, X)) + colsum(V * V) + 0.1^2
+               where V = R (W - L' S_k' G) and R' R = P^-1
+
+Cost: K n^3 + U^3 for K kinds, in place of (K n)^3; n (n + U) for each size that is predicted.
+
+Sources: Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006: section 2.2 (prediction), 4.2
+(Matern-3/2), 5.4.2 (leave-one-out residuals). Kinds with a shared part: Hensman, Lawrence and Rattray, "Hierarchical
+Bayesian modelling of gene expression time series across irregularly sampled replicates and clusters", 2013. Speeds with
+a bonus for uncertainty: Srinivas et al., "Gaussian process optimization in the bandit setting", ICML 2010.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache, partial
-from itertools import chain, starmap
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dl2d.core.jobs import Allocation, Architecture, JobRequest
-from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
-from dl2d.throughput.observations import JOBS, Floats, Table
-from dl2d.throughput.recent import Recent
-from dl2d.throughput.shared import Lattice, Points, Shared, Told
-from dl2d.throughput.sizes import (
-    LEVEL,
-    MOST_OF_GROUP,
-    OWN_PART,
-    ROUGH,
-    SHARED_PART,
-    Atlas,
-    Bounds,
-    Group,
-    group_of,
-    owns,
-    trend_of,
-)
-from dl2d.throughput.told import UNEXPECTED, Kind, Measured, counts_of, failed_in, kinds_of, measured_of, usable_in
+from dl2d.core.jobs import Architecture, Consistency, JobRequest
+from dl2d.core.measured import SpeedPoint, TrainingKind
+from dl2d.throughput.observations import Points, as_points, sizes_of
 
-#: Deviations that are best hoped for while speeds are being learned.
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+#: Weight of the standard deviation in predicted speeds while speeds are being learned.
 OPTIMISM: Final = 0.5
-#: Counts of one role that are all looked at, and how many there are at most; those between are interpolated.
-_ALL_COUNTS: Final = 24
-_MOST_COUNTS: Final = 40
-#: Numbers that are kept of the grids of a belief.
-_MOST_OF_GRIDS: Final = 1 << 23
-#: Jobs of kinds of their own that are looked at together.
-_MOST_AT_ONCE: Final = 64
+
+# The prior (see above). Lengths in doublings, variances and deviations of natural logarithms.
+_SHARED_LENGTH: Final = 2.0
+_SHARED_VARIANCE: Final = 0.5
+_OWN_LENGTH: Final = 1.5
+_OWN_VARIANCE: Final = 0.12
+_LEVEL_VARIANCE: Final = 9.0
+_ROUGHNESS: Final = 0.1
+_TREND: Final = 0.25
+_MIN_NOISE: Final = 0.01
+
+# Limits on the size of matrices.
+#: Sizes of one kind that are conditioned on together; where more were measured, some are selected.
+_MAX_SIZES: Final = 40
+#: Sizes at which the shared part is inferred; where kinds have more, close ones are merged.
+_MAX_SHARED_SIZES: Final = 64
+#: Counts of one role that are predicted: all of them up to 40; where there are more, all up to 24 and 16 in geometric
+#: progression, with linear interpolation in log2 between them.
+_MAX_COUNTS: Final = 40
+_DENSE_COUNTS: Final = 24
+#: Added to the diagonal of the shared covariance for its Cholesky factorisation.
+_JITTER: Final = 1e-9
+
+# Measurements that may be of jobs which are not what their users declare.
+#: Fewer jobs than this may all be wrong.
+_TRUSTED_JOBS: Final = 3
+#: Standard deviations between a measurement and its prediction from other sizes, of which there are so many at least,
+#: from which on the measurement of few jobs is taken for an outlier.
+_OUTLIER: Final = 4.0
+_MIN_OTHERS: Final = 4
 
 
-class Belief:
-    """Means and deviations of the logarithms of speeds, given what was measured.
+class Group(NamedTuple):
+    """Kinds with a shared part."""
 
-    Inputs are log2 w, log2 p and log2 w/p, for all-reduce log2 w alone; Matern-3/2 in both parts. Kinds of one
-    architecture and consistency share a part. A kind that was never measured has the shared shape, and as its level the
-    mean of the logarithms that were measured of the others, with a deviation of 3 (1 sample/s where there is nothing).
+    architecture: Architecture
+    consistency: Consistency
+
+    @property
+    def has_ps(self) -> bool:
+        """Whether its jobs have parameter servers."""
+        return self.architecture is Architecture.PS
+
+    @classmethod
+    def of(cls, kind: TrainingKind) -> Group:
+        """Group of a kind."""
+        return cls(kind.architecture, kind.consistency)
+
+
+class Bounds(NamedTuple):
+    """Largest counts of a job."""
+
+    workers: int
+    ps: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Data:
+    """Measurements of one kind at n sizes."""
+
+    #: Workers and PSs, shape (n, 2); inputs of the kernels, shape (n, 3) or (n, 1); prior trend, shape (n,).
+    sizes: Ints
+    inputs: Floats
+    trend: Floats
+    #: Logarithm of samples/s less the trend, and variance of its noise, shape (n,).
+    residuals: Floats
+    noise: Floats
+    #: Whether so few jobs were measured that all of them may be wrong, shape (n,).
+    doubtful: Bools
+
+    @classmethod
+    def of(cls, points: Points, group: Group, noise: float) -> _Data:
+        """Of the points with a speed."""
+        workers, ps, speed = points["workers"], points["ps"], points["speed"]
+        points = points[(workers > 0) & ((ps > 0) | (not group.has_ps)) & (speed > 0) & (speed < np.inf)]
+        sizes, jobs = sizes_of(points), points["jobs"]
+        inputs, trend = _inputs(sizes, group)
+        variances = np.maximum(noise**2 / np.maximum(points["measurements"], 1.0), _MIN_NOISE**2)
+        residuals = np.log(points["speed"]) - trend
+        return cls(sizes, inputs, trend, residuals, variances, (jobs > 0) & (jobs < _TRUSTED_JOBS))
+
+    def take(self, which: Ints | Bools) -> _Data:
+        """Those at some places."""
+        return _Data(
+            self.sizes[which], self.inputs[which], self.trend[which], self.residuals[which], self.noise[which],
+            self.doubtful[which],
+        )  # fmt: skip
+
+    def inside(self, bounds: Bounds, group: Group) -> tuple[Ints, Ints]:
+        """Places of those within bounds, and their places among all sizes from (1, 1) on, workers last."""
+        workers, ps = self.sizes.T
+        (which,) = np.nonzero((workers <= bounds.workers) & ((ps <= bounds.ps) | (not group.has_ps)))
+        row = ps[which] - 1 if group.has_ps else 0
+        return which, row * bounds.workers + workers[which] - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kind:
+    """Measurements of one kind, or of one job on its own."""
+
+    #: Those that are conditioned on together, at n sizes.
+    joint: _Data
+    #: S_k as places among the U sizes of the shared part, shape (n,); A_k, shape (n, n).
+    shared: Ints
+    precision: Floats
+    #: Those that change the prediction at their own size only; None where there are none.
+    separate: _Data | None = None
+
+    @classmethod
+    def of(cls, joint: _Data, shared: Ints, separate: _Data | None = None) -> _Kind:
+        """With A_k."""
+        covariance = _own_covariance(joint.inputs, joint.inputs)
+        return cls(joint, shared, _precision(covariance, joint.noise), separate)
+
+    @property
+    def parts(self) -> tuple[_Data, ...]:
+        """All measurements."""
+        return (self.joint,) if self.separate is None else (self.joint, self.separate)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shared:
+    """Posterior of the shared part g = L z of a group, at U sizes."""
+
+    #: Inputs of the U sizes, shape (U, 3) or (U, 1).
+    inputs: Floats
+    #: L^-1, shape (U, U); m, (U,); R, (U, U).
+    inverse: Floats
+    mean: Floats
+    root: Floats
+    #: L m, the posterior mean of g, shape (U,); and R L', (U, U).
+    mean_at_sizes: Floats
+    root_at_sizes: Floats
+
+    @classmethod
+    def of(cls, inputs: Floats, kinds: Iterable[_Kind], centre: float) -> _Shared:
+        """Condition on the measurements of all kinds of a group."""
+        count = len(inputs)
+        factor = np.linalg.cholesky(_shared_covariance(inputs, inputs) + _JITTER * np.eye(count))
+        information, weighted = np.zeros((count, count)), np.zeros(count)
+        for kind in kinds:
+            pick = (kind.shared[:, None] == np.arange(count)).astype(np.float64)  # S_k
+            picked = pick.T @ kind.precision
+            information += picked @ pick
+            weighted += picked @ (kind.joint.residuals - centre)
+        root = np.linalg.inv(np.linalg.cholesky(np.eye(count) + factor.T @ information @ factor))
+        mean = root.T @ (root @ (factor.T @ weighted))
+        return cls(inputs, np.linalg.inv(factor), mean, root, factor @ mean, root @ factor.T)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Targets:
+    """N sizes whose speed is predicted."""
+
+    #: Inputs, shape (N, 3) or (N, 1), and prior trend, (N,).
+    inputs: Floats
+    trend: Floats
+    #: W and R W, shape (U, N); None where no kind of the group was measured.
+    weights: Floats | None = None
+    spread: Floats | None = None
+
+
+class GaussianProcess:
+    """Predicted training speeds of all kinds of jobs, with uncertainty, from measured ones.
+
+    A kind that was never measured is predicted from the shared part alone, at the mean level of all others; where
+    nothing was measured at all that is 1 sample/s at (1, 1).
 
     A run that failed (speed 0) says nothing about its neighbours: in the DL2 authors' measurements those are as fast as
-    others. Its size alone is a hole: speed 0.
+    others. Its own size is predicted to have speed 0.
 
-    Exact with up to 40 sizes a kind and 64 in all. Of more sizes of a kind, 40 count for others: the fastest ones, and
-    such as are far from each other; each of the rest counts for itself alone. Of more sizes in all, neighbours are
-    taken together in what kinds share. Cost: for K kinds with n sizes each and U distinct sizes, K (n^3 + U^2) + U^3 to
-    begin with, n (n + U) for each size that is asked about. Memory: U^2, and n^2 for each kind.
+    Exact with up to 40 sizes a kind and 64 in all. Of more sizes of a kind, 40 are conditioned on together, the fastest
+    20 and others that are far apart, and the rest change the prediction at their own size only. Of more in all, close
+    sizes share one value of g.
 
     Parameters
     ----------
-    measured
-        Of all kinds; one that is left out is one that was never measured.
+    observations
+        Points by kind; a kind that is left out was never measured.
     noise
-        Deviation of the logarithm of one measurement. That of a mean of m is noise / sqrt(m), but at least 0.01.
-    before
-        A belief from much the same measurements, of which is taken over what is the same. For speed alone.
+        Standard deviation of the logarithm of one measurement.
     """
 
-    def __init__(
-        self, measured: Iterable[MeasuredSpeeds] | Table, *, noise: float = 0.05, before: Belief | None = None
-    ) -> None:
+    def __init__(self, observations: Mapping[TrainingKind, Points], *, noise: float = 0.05) -> None:
         if not noise > 0:
             msg = f"noise: must be more than 0, not {noise!r}"
             raise ValueError(msg)
         self._noise = noise
-        known: dict[TrainingKind, _Known] = {}
-        if before is not None and before._noise == noise:  # noqa: SLF001 - its own
-            known = before._measured  # noqa: SLF001 - its own
-        self._atlases: dict[Group, Atlas] = {} if before is None else before._atlases.copy()  # noqa: SLF001
-        table = measured if isinstance(measured, Table) else Table.of(measured)
-        self._measured: dict[TrainingKind, _Known] = self._kinds(table, known)
-        found = {kind: known.of for kind, known in self._measured.items() if len(known.of.sizes.counts)}
-        self._centre = float(np.mean([told.level for told in found.values()])) if found else 0.0
-        #: Kinds by what they share; that is worked out when it is asked about.
-        self._members: dict[Group, dict[TrainingKind, Kind]] = {group_of(kind): {} for kind in sorted(found)}
-        for kind, told in found.items():
-            self._members[group_of(kind)][kind] = told
-        self._groups: dict[Group, Shared] = {}
-        self._lattices: dict[Group, Lattice] = {} if before is None else before._lattices.copy()  # noqa: SLF001
-        self._crossed: Recent[tuple[Group, Bounds], tuple[Floats, Floats, Floats]] = Recent(MOST_OF_GROUP)
-        self._known: Recent[tuple[TrainingKind, Bounds, tuple[SpeedPoint, ...]], tuple[Floats, Floats]]
-        self._known = Recent(_MOST_OF_GRIDS)
-        self._grids: Recent[tuple[TrainingKind, Bounds, tuple[SpeedPoint, ...], float], tuple[Floats]]
-        self._grids = Recent(_MOST_OF_GRIDS)
-
-    def _kinds(self, table: Table, before: Mapping[TrainingKind, _Known]) -> dict[TrainingKind, _Known]:
-        """What was measured of each kind; what is the same ``before`` is taken over."""
-        found: dict[TrainingKind, _Known | None] = {}
-        news: dict[Group, list[TrainingKind]] = defaultdict(list)
-        rows = {kind: table.rows[part, : JOBS + 1] for kind, part in zip(table.kinds, table.parts, strict=True)}
-        for kind, points in rows.items():
-            was = before.get(kind)
-            found[kind] = was if was is not None and np.array_equal(was.rows, points) else None
-            if found[kind] is None:
-                news[group_of(kind)].append(kind)
-        said = table.some(usable_in(table))
-        for group, kinds in news.items():
-            atlas = self._atlases.setdefault(group, Atlas(group))
-            earlier = [before[kind].of if kind in before else None for kind in kinds]
-            for kind, made in zip(kinds, kinds_of(said.among(tuple(kinds)), self._noise, atlas, earlier), strict=True):
-                found[kind] = _Known(rows[kind].copy(), failed_in(rows[kind]), made)
-        return {kind: known for kind, known in found.items() if known is not None}
+        self._failed = {kind: sizes_of(points[points["speed"] == 0.0]) for kind, points in observations.items()}
+        groups: dict[Group, dict[TrainingKind, tuple[_Data, _Data | None]]] = {}
+        for name, points in sorted(observations.items()):
+            data = _Data.of(points, Group.of(name), noise)
+            if len(data.sizes):
+                groups.setdefault(Group.of(name), {})[name] = _selected(data)
+        levels = [joint.residuals.mean() for kinds in groups.values() for joint, _ in kinds.values()]
+        self._centre = float(np.mean(levels)) if levels else 0.0
+        self._kinds: dict[TrainingKind, _Kind] = {}
+        self._shared: dict[Group, _Shared] = {}
+        for group, kinds in groups.items():
+            inputs, places = _shared_sizes([joint.sizes for joint, _ in kinds.values()], group)
+            own = {
+                name: _Kind.of(_without_outliers(joint), shared, separate)
+                for (name, (joint, separate)), shared in zip(kinds.items(), places, strict=True)
+            }
+            self._kinds |= own
+            self._shared[group] = _Shared.of(inputs, own.values(), self._centre)
+        # Many jobs ask for the same prediction.
+        self._targets: dict[tuple[Group, Bounds], _Targets] = {}
+        self._predicted: dict[tuple[TrainingKind, Bounds, tuple[SpeedPoint, ...]], tuple[Floats, Floats]] = {}
+        self._speeds: dict[tuple[TrainingKind, Bounds, tuple[SpeedPoint, ...], float], Floats] = {}
 
     @property
     def kinds(self) -> tuple[TrainingKind, ...]:
         """Kinds that were measured."""
-        return tuple(chain.from_iterable(self._members.values()))
+        return tuple(self._kinds)
 
-    def grid(self, request: JobRequest, optimism: float = 0.0, own: tuple[SpeedPoint, ...] = ()) -> Floats:
-        """Samples per second that are believed, or hoped for, as ``KnownSpeeds.grid`` has them.
+    def speeds(self, request: JobRequest, optimism: float = 0.0, own: tuple[SpeedPoint, ...] = ()) -> Floats:
+        """Upper confidence bound of samples/s: ``exp(mean + optimism * sqrt(variance - its least over all sizes))``.
 
-        ``exp(mean + optimism x deviation)``, where of the variances the least of the grid is taken off: what is not
-        known of all sizes alike is no reason to prefer one.
+        The least variance is subtracted because what is unknown of all sizes alike is no reason to prefer one.
 
-        ``own`` is what a job showed itself, if it is of a kind of its own (see ``mean_sd``).
+        Parameters
+        ----------
+        own
+            As for ``predict``.
 
         Returns
         -------
-        Shape (max_ps + 1, max_workers + 1), zeros where a needed count is 0 or a run failed. Jobs that are alike are
-        given one and the same array; it is not to be written to.
+        Shape (max_ps + 1, max_workers + 1), zeros where a needed count is 0 or a run failed. Jobs that are alike get
+        one and the same array; it is not to be written to.
         """
         asked = (TrainingKind.of(request), Bounds(request.max_workers, request.max_ps), own, optimism)
-        return self._grids.get(asked, lambda: _hope(*self._to_hope(request, optimism, own), optimism))[0]
+        if asked not in self._speeds:
+            mean, deviation = self.predict(request, own)
+            if optimism:
+                variance, trains = deviation**2, np.isfinite(mean)
+                least = variance.min(where=trains, initial=np.inf)
+                mean = mean + optimism * np.sqrt(np.where(trains, np.maximum(variance - least, 0.0), 0.0))
+            speeds: Floats = np.exp(mean)
+            speeds.flags.writeable = False
+            self._speeds[asked] = speeds
+        return self._speeds[asked]
 
-    def look_ahead(self, asked: Iterable[tuple[JobRequest, float, tuple[SpeedPoint, ...]]]) -> None:
-        """Work out together what ``grid`` will say of jobs of kinds of their own: far faster than one by one."""
-        together: dict[tuple[Group, Bounds], dict[tuple[TrainingKind, tuple[SpeedPoint, ...]], list[float]]] = {}
-        for request, optimism, own in asked:
-            kind, bounds = TrainingKind.of(request), Bounds(request.max_workers, request.max_ps)
-            at_once = kind.architecture is Architecture.PS and 1 <= min(bounds) <= max(bounds) <= _MOST_COUNTS
-            if at_once and group_of(kind) in self._members and (kind, bounds, own, optimism) not in self._grids:
-                together.setdefault((group_of(kind), bounds), {}).setdefault((kind, own), []).append(optimism)
-        for (group, bounds), jobs in together.items():
-            table = Table.of(starmap(MeasuredSpeeds, jobs))
-            table = table.some(usable_in(table))
-            # Who showed nothing but holes is of its kind.
-            moved = [job for job, part in zip(jobs, table.parts, strict=True) if part.start < part.stop]
-            shared = self._shared(group)
-            if shared is None or not moved:
-                continue
-            found = self._looks(shared, bounds, table, spread=any(map(any, jobs.values())))
-            if found is None:
-                continue
-            for (kind, own), mean, deviation in zip(moved, *found, strict=True):
-                self._pierced(kind, own, (mean, deviation))
-                for optimism in jobs[kind, own]:
-                    self._grids.get((kind, bounds, own, optimism), partial(_hope, mean, deviation, optimism))
-
-    def _looks(self, shared: Shared, bounds: Bounds, table: Table, *, spread: bool) -> tuple[Floats, Floats] | None:
-        """Of J jobs of kinds of their own with servers what ``_look`` finds, but for the last digits.
-
-        ``table`` has some points of each. Without ``spread`` deviations are 0.
-
-        Returns
-        -------
-        Means and deviations, shape (J, PSs + 1, workers + 1); None where these have too many sizes.
-        """
-        _, _, at, usual = _looked_at(bounds, has_ps=True)
-        counts = table.counts
-        among = self._atlases[shared.lattice.group].among(counts)
-        if among is None:
-            return None
-        every, places = among
-        trend = every.trend[places]
-        logs, noise, _ = measured_of(table.rows, trend, self._noise)
-        nearest = shared.lattice.nearest(every.at[places])
-        beyond = logs - self._centre - shared.believed[nearest]
-        many = np.diff(table.ends, prepend=0)
-        many = many[many > 0]
-        first = many.cumsum() - many
-        mean, wide, left = self._cross(shared, bounds, at)
-        across = every.across(bounds, at)
-        found = np.empty((len(many), len(at)))
-        variance = np.empty_like(found)
-        if spread:
-            # |wide - S gain|^2, with columns S of what is shared, without an array as wide as what is shared for each.
-            usually = LEVEL + OWN_PART[1] + left + np.einsum("ij,ij->j", wide, wide)
-            crossed, certain = 2.0 * (shared.spread.T @ wide), shared.spread.T @ shared.spread
-        # Jobs with as many sizes go together, but only so many: each has an array of its sizes by all.
-        for size in set(many.tolist()):
-            (alike,) = np.nonzero(many == size)
-            for of in np.split(alike, range(_MOST_AT_ONCE, len(alike), _MOST_AT_ONCE)):
-                those = first[of][:, None] + np.arange(size)
-                where = places[those]
-                covariances = every.own[where[:, :, None], where[:, None]]
-                covariances[:, np.arange(size), np.arange(size)] += noise[those] + ROUGH**2
-                if not spread:
-                    weighed = np.linalg.solve(covariances, beyond[those][:, :, None])[:, :, 0]
-                    found[of] = (weighed[:, None] @ across[where])[:, 0]
-                    continue
-                gain = np.linalg.solve(covariances, across[where])
-                found[of] = (beyond[those][:, None] @ gain)[:, 0]
-                near = nearest[those]
-                less = across[where] + crossed[near] - certain[near[:, :, None], near[:, None]] @ gain
-                variance[of] = np.maximum(usually - np.einsum("jns,jns->js", gain, less), 0.0)
-        shape = len(many), bounds.ps + 1, bounds.workers + 1
-        means, deviations = np.full(shape, -np.inf), np.zeros(shape)
-        means[:, 1:, 1:] = (self._centre + usual + (mean + found)).reshape(-1, bounds.ps, bounds.workers)
-        within = (counts <= bounds).all(axis=1)
-        there = np.repeat(np.arange(len(many)), many)[within], counts[within, 1], counts[within, 0]
-        noise = noise[within]
-        gain = ROUGH**2 / (ROUGH**2 + noise)
-        means[there] += gain * ((logs + trend)[within] - means[there])
-        if spread:
-            deviations[:, 1:, 1:] = np.sqrt(variance + ROUGH**2).reshape(-1, bounds.ps, bounds.workers)
-            deviations[there] = np.sqrt((1.0 - gain) ** 2 * (deviations[there] ** 2 - ROUGH**2) + gain * noise)
-        return means, deviations
-
-    def mean_sd(self, request: JobRequest, own: tuple[SpeedPoint, ...] = ()) -> tuple[Floats, Floats]:
+    def predict(self, request: JobRequest, own: tuple[SpeedPoint, ...] = ()) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the logarithm of samples/s; not to be written to.
 
-        With speeds in ``own`` the job is taken as the only one of its kind: they and what kinds share are all that is
-        known of it. Sizes with speed 0 in ``own`` are holes in any case.
+        Parameters
+        ----------
+        own
+            Measurements of this one job, if its speeds are not those of its kind: then it is predicted as a kind of its
+            own, of which these are all measurements. Sizes with speed 0 are predicted to fail in any case.
 
         Returns
         -------
-        Two of shape (max_ps + 1, max_workers + 1); -inf and 0 where nothing is trained (see ``grid``).
+        Two arrays of shape (max_ps + 1, max_workers + 1); -inf and 0 where nothing is trained (see ``speeds``).
         """
-        return self._mean_sd(TrainingKind.of(request), Bounds(request.max_workers, request.max_ps), own)
+        asked = (TrainingKind.of(request), Bounds(request.max_workers, request.max_ps), own)
+        if asked not in self._predicted:
+            self._predicted[asked] = self._predict(*asked)
+        return self._predicted[asked]
 
-    def of_each(
-        self, kinds: Sequence[TrainingKind], request: JobRequest, sizes: Sequence[Allocation]
-    ) -> tuple[Floats, Floats]:
-        """``mean_sd`` of a job at some sizes were it of each of some kinds; two of shape (kinds, sizes)."""
-        bounds = Bounds(request.max_workers, request.max_ps)
-        workers, ps = np.array(sizes).T
-        places = ps * (bounds.workers + 1) + workers
-        found = np.stack([[each.take(places) for each in self._mean_sd(kind, bounds, ())] for kind in kinds], axis=1)
-        return found[0], found[1]
-
-    def _mean_sd(self, kind: TrainingKind, bounds: Bounds, own: tuple[SpeedPoint, ...]) -> tuple[Floats, Floats]:
-        return self._known.get((kind, bounds, own), lambda: self._find(kind, bounds, own))
-
-    def _find(
-        self, kind: TrainingKind, bounds: Bounds, own: tuple[SpeedPoint, ...], *, spread: bool = True
-    ) -> tuple[Floats, Floats]:
-        found = self._look(kind, bounds, self._told_of(kind, own), spread=spread)
-        self._pierced(kind, own, found)
-        for array in found:
-            array.flags.writeable = False
-        return found
-
-    def _pierced(self, kind: TrainingKind, own: tuple[SpeedPoint, ...], found: tuple[Floats, Floats]) -> None:
-        """Make holes of sizes that failed, in means and deviations."""
-        known = self._measured.get(kind)
-        still = [Bounds(*point.allocation) for point in own if point.samples_per_second == 0.0]
-        for size in {*(() if known is None else known.failed), *still}:
-            _pierce(found, size, has_ps=kind.architecture is Architecture.PS)
-
-    def _told_of(self, kind: TrainingKind, own: tuple[SpeedPoint, ...]) -> Told | None:
-        """What is known of a kind, or of a job of a kind of its own."""
-        shared = self._shared(group_of(kind))
-        if shared is None or not own:
-            return None if shared is None else shared.told.get(kind)
-        table = Table.of([MeasuredSpeeds(kind, own)])
-        rows = table.rows[usable_in(table)]
-        if not len(rows):
-            return shared.told.get(kind)
-        sizes = self._atlases[group_of(kind)].sizes(counts_of(rows))
-        told = Measured(sizes, *measured_of(rows, sizes.trend, self._noise))
-        points = Points(owns([(sizes, told.noise)])[0], told.logs - self._centre, shared.lattice.nearest(sizes.at))
-        return Told(points, sizes, told, None)
-
-    def _to_hope(self, request: JobRequest, optimism: float, own: tuple[SpeedPoint, ...]) -> tuple[Floats, Floats]:
-        """Means and deviations; of a job of a kind of its own of which no more is hoped nobody asks for these."""
-        if optimism or not own:
-            return self.mean_sd(request, own)
-        bounds = Bounds(request.max_workers, request.max_ps)
-        return self._find(TrainingKind.of(request), bounds, own, spread=False)
-
-    def _shared(self, group: Group) -> Shared | None:
-        """What the kinds of a group share, if one was measured."""
-        if group not in self._groups and group in self._members:
-            shared = self._groups[group] = Shared.of(
-                group, self._members[group], self._centre, self._lattices.get(group)
-            )
-            self._lattices[group] = shared.lattice
-        return self._groups.get(group)
-
-    def _look(self, kind: TrainingKind, bounds: Bounds, told: Told | None, *, spread: bool) -> tuple[Floats, Floats]:
-        """Means and, unless without ``spread`` they need not be right, deviations."""
+    def _predict(self, name: TrainingKind, bounds: Bounds, own: tuple[SpeedPoint, ...]) -> tuple[Floats, Floats]:
+        group = Group.of(name)
         shape = (bounds.ps + 1, bounds.workers + 1)
         mean, deviation = np.full(shape, -np.inf), np.zeros(shape)
-        has_ps = kind.architecture is Architecture.PS
-        if bounds.workers < 1 or (has_ps and bounds.ps < 1):
+        if bounds.workers < 1 or (group.has_ps and bounds.ps < 1):
             return mean, deviation
-        workers, ps, at, trend = _looked_at(bounds, has_ps=has_ps)
-        group = group_of(kind)
-        own = None if told is None else told.points
-        # What counts for a size alone is weighed by deviations.
-        spread |= told is not None and told.alone is not None
-        found, apart = self._at(group, own, bounds, at, trend, spread=spread)
-        if len(workers) < bounds.workers or (has_ps and len(ps) < bounds.ps):
-            found, apart = (_interpolated(values, workers, ps, bounds, has_ps=has_ps) for values in (found, apart))
-            if told is not None:
-                within, where = told.sizes.inside(bounds)
-                at, trend = told.sizes.at[within], told.sizes.trend[within]
-                found[where], apart[where] = self._at(group, own, None, at, trend, spread=spread)
-        variance = apart**2 + ROUGH**2
-        if told is not None:
-            _tell_kept(told.kept, bounds, found, variance)
-            if told.alone is not None:
-                _tell_alone(told.alone, bounds, found, variance)
-        mean[1 if has_ps else 0 :, 1:] = found.reshape(-1, bounds.workers)
-        deviation[1 if has_ps else 0 :, 1:] = np.sqrt(variance).reshape(-1, bounds.workers)
+        points = as_points(own)
+        kind = self._job(_Data.of(points, group, self._noise), group) or self._kinds.get(name)
+        found, variance = self._on_grid(group, kind, bounds)
+        variance += _ROUGHNESS**2
+        if kind is not None:
+            _update_joint(kind.joint, bounds, group, found, variance)
+            if kind.separate is not None:
+                _update_separate(kind.separate, bounds, group, found, variance)
+        first = int(group.has_ps)
+        mean[first:, 1:] = found.reshape(-1, bounds.workers)
+        deviation[first:, 1:] = np.sqrt(variance).reshape(-1, bounds.workers)
+        for failed in (self._failed.get(name), sizes_of(points[points["speed"] == 0.0])):
+            for workers, ps in () if failed is None else failed.tolist():
+                if workers <= bounds.workers and ps <= bounds.ps:
+                    where = (ps if group.has_ps else slice(None), workers)
+                    mean[where], deviation[where] = -np.inf, 0.0
         return mean, deviation
 
-    def _at(
-        self, group: Group, own: Points | None, bounds: Bounds | None, at: Floats, trend: Floats, *, spread: bool
-    ) -> tuple[Floats, Floats]:
-        """Mean and deviation (0 without ``spread``) at sizes, which may be those of some bounds; shape (sizes,)."""
-        shared, variance = self._shared(group), np.full(len(at), LEVEL + OWN_PART[1])
+    def _job(self, data: _Data, group: Group) -> _Kind | None:
+        """A job as a kind of its own, if it was measured; the shared part is not inferred anew."""
+        shared = self._shared.get(group)
+        return _Kind.of(data, _nearest(data.inputs, shared.inputs)) if len(data.sizes) and shared is not None else None
+
+    def _on_grid(self, group: Group, kind: _Kind | None, bounds: Bounds) -> tuple[Floats, Floats]:
+        """Mean and variance but for roughness at all sizes within bounds, from (1, 1) on, workers last."""
+        workers, ps = _counts(bounds.workers), _counts(bounds.ps) if group.has_ps else np.ones(1, dtype=np.int64)
+        if (group, bounds) not in self._targets:
+            sizes = np.stack(np.meshgrid(workers, ps), axis=-1).reshape(-1, 2)
+            self._targets[group, bounds] = self._targets_at(sizes, group)
+        mean, variance = self._at(group, kind, self._targets[group, bounds])
+        if len(workers) == bounds.workers and (not group.has_ps or len(ps) == bounds.ps):
+            return mean, variance
+        mean, deviation = (_interpolated(each, workers, ps, bounds, group) for each in (mean, np.sqrt(variance)))
+        variance = deviation**2
+        for data in () if kind is None else kind.parts:
+            which, where = data.inside(bounds, group)
+            mean[where], variance[where] = self._at(group, kind, self._targets_at(data.sizes[which], group))
+        return mean, variance
+
+    def _targets_at(self, sizes: Ints, group: Group) -> _Targets:
+        shared, (inputs, trend) = self._shared.get(group), _inputs(sizes, group)
         if shared is None:
-            return self._centre + trend, np.sqrt(variance + SHARED_PART[1])
-        mean, wide, left = self._cross(shared, bounds, at)
-        if own is not None:
-            gain, variance = own.own.gain(bounds, at)
-            mean = mean + (own.logs - shared.believed[own.shared]) @ gain
-        mean = self._centre + trend + mean
-        if not spread:
-            return mean, np.zeros_like(mean)
-        if own is not None:
-            wide = wide - shared.spread.take(own.shared, axis=1) @ gain
-        return mean, np.sqrt(variance + left + np.einsum("ij,ij->j", wide, wide))
+            return _Targets(inputs, trend)
+        weights = shared.inverse @ _shared_covariance(shared.inputs, inputs)
+        return _Targets(inputs, trend, weights, shared.root @ weights)
 
-    def _cross(self, shared: Shared, bounds: Bounds | None, at: Floats) -> tuple[Floats, Floats, Floats]:
-        """``Shared.at``, kept by bounds."""
-        if bounds is None:
-            return shared.at(None, at)
-        return self._crossed.get((shared.lattice.group, bounds), lambda: shared.at(bounds, at))
-
-
-class _Known(NamedTuple):
-    """What a belief keeps of a kind."""
-
-    #: All that was measured, as ``Table`` has it.
-    rows: Floats
-    failed: tuple[Bounds, ...]
-    of: Kind
+    def _at(self, group: Group, kind: _Kind | None, targets: _Targets) -> tuple[Floats, Floats]:
+        """Mean and variance but for roughness, as the module's docstring has them; both shape (N,)."""
+        mean = self._centre + targets.trend
+        variance = np.full(len(mean), _SHARED_VARIANCE + _OWN_VARIANCE + _LEVEL_VARIANCE)
+        shared, weights, spread = self._shared.get(group), targets.weights, targets.spread
+        if shared is None or weights is None or spread is None:
+            return mean, variance
+        mean += shared.mean @ weights
+        variance -= np.einsum("ij,ij->j", weights, weights)
+        if kind is not None:
+            across = _own_covariance(kind.joint.inputs, targets.inputs)
+            gain = kind.precision @ across
+            mean += (kind.joint.residuals - self._centre - shared.mean_at_sizes[kind.shared]) @ gain
+            variance -= np.einsum("ij,ij->j", gain, across)
+            spread = spread - shared.root_at_sizes[:, kind.shared] @ gain
+        variance += np.einsum("ij,ij->j", spread, spread)
+        return mean, np.maximum(variance, 0.0)
 
 
-def _hope(mean: Floats, deviation: Floats, optimism: float) -> tuple[Floats]:
-    """What ``Belief.grid`` says, alone in a tuple; not to be written to."""
-    if optimism:
-        variance, trains = deviation**2, np.isfinite(mean)
-        least = variance.min(where=trains, initial=np.inf)
-        beyond = np.maximum(variance - least, 0.0, where=trains, out=np.zeros_like(variance))
-        mean = mean + optimism * np.sqrt(beyond)
-    grid: Floats = np.exp(mean)
-    grid.flags.writeable = False
-    return (grid,)
+def _selected(data: _Data) -> tuple[_Data, _Data | None]:
+    """What is conditioned on together, and the rest: the fastest half of the limit, then again and again the farthest.
+
+    That is the size whose distance to the nearest selected one is largest, of equals the first.
+    """
+    if len(data.sizes) <= _MAX_SIZES:
+        return data, None
+    fastest = np.argsort(-(data.residuals + data.trend), kind="stable")[: _MAX_SIZES // 2]
+    joint = np.zeros(len(data.sizes), dtype=np.bool_)
+    joint[fastest] = True
+    apart = _distances(data.inputs[fastest], data.inputs).min(axis=0)
+    for _ in range(_MAX_SIZES - len(fastest)):
+        farthest = int(apart.argmax())
+        joint[farthest] = True
+        apart = np.minimum(apart, np.linalg.norm(data.inputs - data.inputs[farthest], axis=1))
+    return data.take(joint), data.take(~joint)
 
 
-def _tell_kept(told: Measured, bounds: Bounds, mean: Floats, variance: Floats) -> None:
-    """Have sizes that count for others have their roughness too; arrays are of all from 1 worker and 1 PS on."""
-    within, where = told.sizes.inside(bounds)
-    noise, before = told.noise[within], mean[where]
-    gain = ROUGH**2 / (ROUGH**2 + noise)
-    mean[where] = before + gain * ((told.logs + told.sizes.trend)[within] - before)
-    variance[where] = (1.0 - gain) ** 2 * (variance[where] - ROUGH**2) + gain * noise
+def _without_outliers(data: _Data) -> _Data:
+    """Raise the noise of measurements of few jobs that are far from what all other sizes predict.
+
+    To the noise variance the square of the leave-one-out residual is added (Rasmussen and Williams, equations 5.10 to
+    5.12): the jobs may not be what their users declare.
+    """
+    if len(data.residuals) < _MIN_OTHERS or not data.doubtful.any():
+        return data
+    covariance = _shared_covariance(data.inputs, data.inputs) + _own_covariance(data.inputs, data.inputs)
+    precision = _precision(covariance, data.noise)
+    weighted, diagonal = precision @ (data.residuals - data.residuals.mean()), np.diagonal(precision)
+    outlier = data.doubtful & (np.abs(weighted) > _OUTLIER * np.sqrt(diagonal))
+    return replace(data, noise=np.where(outlier, data.noise + (weighted / diagonal) ** 2, data.noise))
 
 
-def _tell_alone(told: Measured, bounds: Bounds, mean: Floats, variance: Floats) -> None:
-    """Have what was measured at other sizes count there."""
-    within, where = told.sizes.inside(bounds)
-    noise, expected, before = told.noise[within], mean[where], variance[where]
-    off = (told.logs + told.sizes.trend)[within] - expected
-    doubt = off**2
-    noise = noise + np.where(told.single[within] & (doubt > UNEXPECTED**2 * (before + noise)), doubt, 0.0)
-    gain = before / (before + noise)
-    mean[where] = expected + gain * off
-    variance[where] = before * (1.0 - gain)
+def _update_joint(data: _Data, bounds: Bounds, group: Group, mean: Floats, variance: Floats) -> None:
+    """Condition the roughness of sizes that were measured on their measurement, in place."""
+    which, where = data.inside(bounds, group)
+    noise = data.noise[which]
+    gain = _ROUGHNESS**2 / (_ROUGHNESS**2 + noise)
+    mean[where] += gain * ((data.residuals + data.trend)[which] - mean[where])
+    variance[where] = (1.0 - gain) ** 2 * (variance[where] - _ROUGHNESS**2) + gain * noise
 
 
-def _pierce(found: tuple[Floats, Floats], size: Bounds, *, has_ps: bool) -> None:
-    """Make a size a hole: nothing is trained there."""
-    mean, deviation = found
-    if size.ps < mean.shape[0] and size.workers < mean.shape[1]:
-        where = (size.ps if has_ps else slice(None), size.workers)
-        mean[where], deviation[where] = -np.inf, 0.0
+def _update_separate(data: _Data, bounds: Bounds, group: Group, mean: Floats, variance: Floats) -> None:
+    """Condition single sizes on their own measurement, in place; the noise of outliers is raised."""
+    which, where = data.inside(bounds, group)
+    noise, prior = data.noise[which], variance[where]
+    residual = (data.residuals + data.trend)[which] - mean[where]
+    outlier = data.doubtful[which] & (residual**2 > _OUTLIER**2 * (prior + noise))
+    gain = prior / (prior + noise + np.where(outlier, residual**2, 0.0))
+    mean[where] += gain * residual
+    variance[where] = prior * (1.0 - gain)
 
 
-@lru_cache(maxsize=256)
-def _looked_at(bounds: Bounds, *, has_ps: bool) -> tuple[Floats, Floats, Floats, Floats]:
-    """Counts of workers and of PSs that are looked at, log2 of all sizes of them, trend; not to be written to."""
-    workers, ps = _counts(bounds.workers), _counts(bounds.ps) if has_ps else np.ones(1)
-    at = np.log2(np.stack(np.meshgrid(workers, ps), axis=-1).reshape(-1, 2))
-    return workers, ps, at, trend_of(at, has_ps=has_ps)
+def _shared_sizes(sizes: Sequence[Ints], group: Group) -> tuple[Floats, list[Ints]]:
+    """The U sizes of the shared part: distinct sizes of all kinds, or where these are too many, cells that they lie in.
+
+    Cells of a lattice in log2 are as wide as 1/16 of a doubling, or twice, four times ... that, until they are few
+    enough.
+
+    Returns
+    -------
+    Their inputs, shape (U, 3) or (U, 1), and which of them each size of each kind is, shape (n,).
+    """
+    logs, cells = np.log2(np.maximum(np.concatenate(sizes), 1)), 16.0
+    distinct, places = np.unique(logs, axis=0, return_inverse=True)
+    while len(distinct) > _MAX_SHARED_SIZES:
+        distinct, places = np.unique(np.round(logs * cells) / cells, axis=0, return_inverse=True)
+        cells /= 2.0
+    ends = np.cumsum([len(some) for some in sizes])[:-1]
+    return _inputs_of(distinct, group), np.split(places.reshape(-1), ends)
 
 
-def _counts(most: int) -> Floats:
-    """Counts of one role that are looked at: all, or where there are many, more and more apart."""
-    if most <= _MOST_COUNTS:
-        return np.arange(1.0, most + 1.0)
-    apart = np.round(np.geomspace(_ALL_COUNTS, most, _MOST_COUNTS - _ALL_COUNTS + 1))
-    return np.array([*range(1, _ALL_COUNTS), *dict.fromkeys(apart.tolist())], dtype=np.float64)
+def _inputs(sizes: Ints, group: Group) -> tuple[Floats, Floats]:
+    """Inputs, shape (n, 3) or (n, 1), and prior trend of log samples/s, (n,), of sizes, shape (n, 2)."""
+    logs = np.log2(np.maximum(sizes, 1))
+    doublings = logs.sum(axis=1) if group.has_ps else 2.0 * logs[:, 0]
+    return _inputs_of(logs, group), _TREND * float(np.log(2.0)) * doublings
 
 
-def _interpolated(values: Floats, workers: Floats, ps: Floats, bounds: Bounds, *, has_ps: bool) -> Floats:
-    """Values at all counts, linear in the logarithms of counts; of all PSs with 1 worker, then with 2 and so on."""
-    wanted = np.log2(np.arange(1.0, bounds.workers + 1.0))
+def _inputs_of(logs: Floats, group: Group) -> Floats:
+    workers, ps = logs.T
+    return np.stack([workers, ps, workers - ps] if group.has_ps else [workers], axis=1)
+
+
+def _nearest(inputs: Floats, others: Floats) -> Ints:
+    places: Ints = _distances(inputs, others).argmin(axis=1)
+    return places
+
+
+def _distances(one: Floats, other: Floats) -> Floats:
+    """Euclidean distances of inputs; shape (one, other)."""
+    squares = np.zeros((len(one), len(other)))
+    for column, others in zip(one.T, other.T, strict=True):
+        squares += (column[:, None] - others) ** 2
+    return np.sqrt(squares)
+
+
+def _matern(distances: Floats, length: float, variance: float) -> Floats:
+    scaled = distances * (np.sqrt(3.0) / length)
+    covariances: Floats = variance * (1.0 + scaled) * np.exp(-scaled)
+    return covariances
+
+
+def _shared_covariance(one: Floats, other: Floats) -> Floats:
+    return _matern(_distances(one, other), _SHARED_LENGTH, _SHARED_VARIANCE)
+
+
+def _own_covariance(one: Floats, other: Floats) -> Floats:
+    """Of a kind's own part, its level included."""
+    return _LEVEL_VARIANCE + _matern(_distances(one, other), _OWN_LENGTH, _OWN_VARIANCE)
+
+
+def _precision(covariance: Floats, noise: Floats) -> Floats:
+    """Inverse of the covariance of measurements: roughness and noise are added to that of the function."""
+    return np.asarray(np.linalg.inv(covariance + np.diag(_ROUGHNESS**2 + noise)), dtype=np.float64)
+
+
+def _counts(most: int) -> Ints:
+    """Counts of one role that are predicted, ascending."""
+    if most <= _MAX_COUNTS:
+        return np.arange(1, most + 1)
+    sparse = np.round(np.geomspace(_DENSE_COUNTS, most, _MAX_COUNTS - _DENSE_COUNTS + 1)).astype(np.int64)
+    return np.unique(np.concatenate([np.arange(1, _DENSE_COUNTS), sparse]))
+
+
+def _interpolated(values: Floats, workers: Ints, ps: Ints, bounds: Bounds, group: Group) -> Floats:
+    """Values at all counts within bounds, bilinear in log2 of the counts; workers last."""
+    wanted = np.log2(np.arange(1, bounds.workers + 1))
     rows = np.stack([np.interp(wanted, np.log2(workers), row) for row in values.reshape(len(ps), len(workers))])
-    if has_ps:
-        wanted = np.log2(np.arange(1.0, bounds.ps + 1.0))
+    if group.has_ps:
+        wanted = np.log2(np.arange(1, bounds.ps + 1))
         rows = np.stack([np.interp(wanted, np.log2(ps), column) for column in rows.T], axis=1)
     return rows.reshape(-1)

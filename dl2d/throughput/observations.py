@@ -1,134 +1,189 @@
-"""Measured speeds of several kinds as one array: all are looked at together, in a tenth of the time of one by one."""
+"""Training data of the throughput model: measured speeds as arrays, corrected for drift and joined with known ones.
+
+Four steps lead from what a snapshot has to what the model is conditioned on, each a function of one kind's points:
+
+1. ``without_drift``: speeds that were measured before their kind became faster or slower are brought up to date.
+2. ``calibration``: by which factor a kind is faster here than where the known speeds were measured.
+3. ``informative``: points within 5 % of what the model predicts from the known speeds alone are left out.
+4. ``merged``: the known speeds, calibrated, and the informative points, which count where both have a size.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import chain
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.jobs import Allocation
-from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured import FAR, WRONG, MeasuredSpeeds, SpeedPoint, TrainingKind
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+#: Structured array with a ``SpeedPoint`` in each element, in the order of workers, then PSs.
+Points = NDArray[np.void]
 
-#: Columns of a table, as ``SpeedPoint`` has them; where all speeds are of now those from the sixth on are left out.
-WORKERS, PS, SPEED, TIMES, JOBS, AT, SINCE, BEFORE = range(8)
-_COLUMNS: Final = 8
-#: Bits of a count in the number of a size.
-_BITS: Final = 21
+POINT: Final = np.dtype(
+    [
+        ("workers", np.int64), ("ps", np.int64), ("speed", np.float64), ("measurements", np.float64),
+        ("jobs", np.float64), ("at", np.float64), ("since", np.float64), ("before", np.float64),
+    ]
+)  # fmt: skip
+
+#: Points that a calibration needs at least, and the share of them that may disagree with it.
+_MIN_POINTS: Final = 3
+_DISAGREEING: Final = 0.25
+#: Calibrations are rounded to this, as natural logarithm.
+_CALIBRATION_STEP: Final = 0.02
+#: A speed within this part of the prediction adds no information.
+_PREDICTED: Final = 0.05
+#: A speed within this part of the known one is the same; measured ones are rounded to it.
+_SAME: Final = 0.02
+#: Jobs beyond which it does not matter how many showed a speed.
+_MAX_JOBS: Final = 3.0
 
 
-@dataclass(frozen=True)
-class Table:
-    """Points of K kinds, n in all: those of each kind one after the other, in the order of sizes."""
+def as_points(points: Iterable[SpeedPoint]) -> Points:
+    """Points as an array."""
+    return np.array([(*size, *rest) for size, *rest in sorted(points)], dtype=POINT)
 
-    kinds: tuple[TrainingKind, ...]
-    #: Where the points of each kind end, shape (K,).
-    ends: Ints
-    #: Shape (n, 8) or (n, 5).
-    rows: Floats
 
-    @classmethod
-    def of(cls, measured: Iterable[MeasuredSpeeds]) -> Table:
-        """What was measured."""
-        speeds = tuple(measured)
-        ends = np.cumsum([len(each.points) for each in speeds], dtype=np.int64)
-        numbers = [
-            (workers, ps, speed, times, jobs, at, since, before)
-            for each in speeds
-            for (workers, ps), speed, times, jobs, at, since, before in each.points
-        ]
-        rows = np.fromiter(chain.from_iterable(numbers), np.float64, _COLUMNS * len(numbers)).reshape(-1, _COLUMNS)
-        table = cls(tuple([each.kind for each in speeds]), ends, rows)
-        if (table.codes[1:] > table.codes[:-1]).all():
-            return table
-        return replace(table, rows=rows[np.lexsort((*rows.T[:PS:-1], table.codes))])
+def by_kind(measured: Iterable[MeasuredSpeeds]) -> dict[TrainingKind, Points]:
+    """Measured speeds as arrays."""
+    return {speeds.kind: as_points(speeds.points) for speeds in measured}
 
-    @cached_property
-    def kind_of(self) -> Ints:
-        """Place of each point's kind, shape (n,)."""
-        # Numbers of points: numpy's own differences take five times as long.
-        many = self.ends.copy()
-        many[1:] -= self.ends[:-1]
-        return np.arange(len(self.kinds)).repeat(many)
 
-    @cached_property
-    def counts(self) -> Ints:
-        """Workers and PSs, shape (n, 2)."""
-        counts: Ints = self.rows[:, : PS + 1].astype(np.int64)
-        return counts
-
-    @cached_property
-    def codes(self) -> Ints:
-        """A number for each point, shape (n,), in the order of kinds, then workers, then PSs."""
-        codes: Ints = (self.kind_of << 2 * _BITS) + (self.counts[:, WORKERS] << _BITS) + self.counts[:, PS]
-        return codes
-
-    @cached_property
-    def parts(self) -> list[slice]:
-        """Which points are of each kind."""
-        ends = self.ends.tolist()
-        return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
-
-    def same(self, other: Table) -> bool:
-        """Whether all is the same."""
-        return (
-            self.kinds == other.kinds
-            and np.array_equal(self.ends, other.ends)
-            and np.array_equal(self.rows, other.rows)
+def as_measured(observations: Mapping[TrainingKind, Points]) -> tuple[MeasuredSpeeds, ...]:
+    """Inverse of ``by_kind``."""
+    return tuple(
+        MeasuredSpeeds(
+            kind,
+            tuple(
+                SpeedPoint(Allocation(workers, ps), speed, int(measurements), int(jobs), *times)
+                for workers, ps, speed, measurements, jobs, *times in points.tolist()
+            ),
         )
-
-    def measured(self) -> tuple[MeasuredSpeeds, ...]:
-        """The points themselves."""
-        points = [
-            SpeedPoint(Allocation(int(workers), int(ps)), speed, int(times), int(jobs), *when)
-            for workers, ps, speed, times, jobs, *when in self.rows.tolist()
-        ]
-        return tuple(
-            [MeasuredSpeeds(kind, tuple(points[part])) for kind, part in zip(self.kinds, self.parts, strict=True)]
-        )
-
-    def some(self, which: Bools) -> Table:
-        """Those of the points, of all the kinds."""
-        return Table(self.kinds, np.concatenate([[0], which.cumsum()])[self.ends], self.rows[which])
-
-    def among(self, kinds: tuple[TrainingKind, ...]) -> Table:
-        """The points of these kinds, of some there may be none."""
-        if kinds == self.kinds:
-            return self
-        parts = dict(zip(self.kinds, self.parts, strict=True))
-        rows = [self.rows[parts[kind]] if kind in parts else self.rows[:0] for kind in kinds]
-        return Table(
-            kinds, np.cumsum([len(some) for some in rows], dtype=np.int64), np.concatenate([self.rows[:0], *rows])
-        )
-
-    def find(self, other: Table) -> tuple[Ints, Bools]:
-        """Where points with the kinds and sizes of another table's are, or would be; and whether they are there."""
-        places = self.codes.searchsorted(other.codes)
-        there = np.zeros(len(places), dtype=np.bool_)
-        inside = places < len(self.codes)
-        there[inside] = self.codes[places[inside]] == other.codes[inside]
-        return places, there
-
-    def in_grids(self, grids: Mapping[TrainingKind, Floats]) -> Floats:
-        """What grids by kind, as ``KnownSpeeds.grid`` has them, say of each point; 0 where they say nothing, (n,)."""
-        there = [grids.get(kind, _NO_GRID) for kind in self.kinds]
-        height, width = np.array([grid.shape for grid in there], dtype=np.int64).reshape(-1, 2).T[:, :, None]
-        first = np.cumsum(height * width) - height[:, 0] * width[:, 0]
-        workers, ps = self.counts.T
-        height, width = height[self.kind_of, 0], width[self.kind_of, 0]
-        # All-reduce jobs have one row, whatever servers they are given.
-        ps = np.where(height > 1, ps, 0)
-        inside = (ps < height) & (workers < width)
-        values = np.concatenate([_NO_GRID[0], *(grid.reshape(-1) for grid in there)])
-        return values[np.where(inside, 1 + first[self.kind_of] + ps * width + workers, 0)]
+        for kind, points in observations.items()
+    )
 
 
-_NO_GRID: Final = np.zeros((1, 1))
+def sizes_of(points: Points) -> Ints:
+    """Workers and PSs, shape (n, 2)."""
+    return np.stack([points["workers"], points["ps"]], axis=1)
+
+
+def speeds_at(grid: Floats, points: Points) -> Floats:
+    """What a grid, as ``KnownSpeeds.grid`` has it, says of each point, shape (n,); 0 beyond its bounds."""
+    # All-reduce jobs have one row, whatever PSs they are said to have.
+    workers, ps = points["workers"], points["ps"] if len(grid) > 1 else np.zeros(len(points), dtype=np.int64)
+    inside = (ps < grid.shape[0]) & (workers < grid.shape[1])
+    found = np.zeros(len(points))
+    found[inside] = grid[ps[inside], workers[inside]]
+    return found
+
+
+def without_drift(points: Points) -> Points:
+    """Speeds as they are now, without their times.
+
+    When a cluster or a model's code changes, the sizes that jobs run at show it at once; those that were measured
+    before would look faster, or slower, than they are. A speed that was measured last before others of its kind changed
+    (``SpeedPoint.before``, ``since``) is multiplied by the median of their factors, and counts as measured once.
+    """
+    now = points.copy()
+    changed = points[(points["before"] > 0) & (points["speed"] > 0)]
+    changes = np.log(changed["speed"] / changed["before"])
+    right = np.abs(changes) < WRONG
+    later = points["at"][:, None] < changed["since"][right]
+    outdated = later.any(axis=1)
+    if outdated.any():
+        now["speed"][outdated] *= np.exp(np.nanmedian(np.where(later[outdated], changes[right], np.nan), axis=1))
+        now["measurements"][outdated] = 1.0
+    for time in ("at", "since", "before"):
+        now[time] = 0.0
+    return now
+
+
+def calibration(points: Points, expected: Floats, known: Points) -> float:
+    """Factor between measured and expected speeds of a kind: 1 unless they differ by more than 28 % nearly everywhere.
+
+    The median factor of the sizes that are among the known ones (of all sizes where those are fewer than three), if
+    three quarters of them agree that it is beyond 28 %. Other hardware, or another unit, makes all sizes of a kind
+    faster or slower alike; without this, sizes that were measured here would look better, or worse, than all others.
+
+    Parameters
+    ----------
+    expected
+        Samples/s predicted for each point, shape (n,); 0 where nothing is.
+    """
+    comparable = (points["speed"] > 0) & (expected > 0)
+    both = comparable & np.isin(_codes(points), _codes(known))
+    if both.sum() >= _MIN_POINTS:
+        comparable = both
+    if comparable.sum() < _MIN_POINTS:
+        return 1.0
+    factors = np.log(points["speed"][comparable] / expected[comparable])
+    median = float(np.median(factors))
+    if abs(median) <= FAR or np.quantile(np.sign(median) * factors, _DISAGREEING) <= FAR:
+        return 1.0
+    return float(np.exp(round(median / _CALIBRATION_STEP) * _CALIBRATION_STEP))
+
+
+def scaled(points: Points, factor: float) -> Points:
+    """Points with all speeds multiplied."""
+    faster = points.copy()
+    faster["speed"] *= factor
+    return faster
+
+
+def informative(points: Points, expected: Floats) -> Points:
+    """Points more than 5 % off what is expected; samples/s of each, shape (n,), 0 where nothing is expected."""
+    return points[~_near(points["speed"], expected, _PREDICTED)]
+
+
+def merged(known: Points, measured: Points) -> Points:
+    """Known and measured points; of a size that both have, the measured one unless they are within 2 %.
+
+    Measured speeds are rounded to 2 % and counts of measurements to powers of two, so that noise in them does not
+    change decisions.
+    """
+    if not len(measured):
+        return known
+    _, of_known, of_measured = np.intersect1d(_codes(known), _codes(measured), assume_unique=True, return_indices=True)
+    one, other = known["speed"][of_known], measured["speed"][of_measured]
+    same = (one == other) | _near(one, other, _SAME)
+    together = np.concatenate([np.delete(known, of_known[~same]), _rounded(np.delete(measured, of_measured[same]))])
+    return together[np.argsort(_codes(together), kind="stable")]
+
+
+def merged_kinds(
+    known: Mapping[TrainingKind, Points], measured: Mapping[TrainingKind, Points]
+) -> dict[TrainingKind, Points]:
+    """``merged`` of each kind."""
+    nothing = np.empty(0, dtype=POINT)
+    kinds = sorted({*known, *measured})
+    return {kind: merged(known.get(kind, nothing), measured.get(kind, nothing)) for kind in kinds}
+
+
+def _codes(points: Points) -> Ints:
+    """One number for each size, in the order of sizes."""
+    codes: Ints = (points["workers"] << 32) + points["ps"]
+    return codes
+
+
+def _near(one: Floats, other: Floats, limit: float) -> Bools:
+    """Whether speeds, none of them 0, differ by less than ``limit``, as natural logarithm."""
+    moves = (one > 0) & (other > 0)
+    near: Bools = moves & (np.abs(np.log(np.divide(one, other, where=moves, out=np.ones_like(one)))) < limit)
+    return near
+
+
+def _rounded(points: Points) -> Points:
+    rounded = points.copy()
+    moves = rounded["speed"] > 0
+    rounded["speed"][moves] = np.exp(np.round(np.log(rounded["speed"][moves]) / _SAME) * _SAME)
+    counted = rounded["measurements"] > 0
+    rounded["measurements"][counted] = np.exp2(np.floor(np.log2(rounded["measurements"][counted])))
+    np.minimum(rounded["jobs"], _MAX_JOBS, out=rounded["jobs"])
+    return rounded

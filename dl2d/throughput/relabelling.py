@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import Job, JobKey, JobRequest
 from dl2d.core.measured import FAR, SpeedPoint, TrainingKind
-from dl2d.throughput.gaussian_process import Belief
+from dl2d.throughput.gaussian_process import GaussianProcess
 
 _Floats = NDArray[np.float64]
 
@@ -71,7 +71,7 @@ class Labels:
     and what all kinds share, is believed of it.
     """
 
-    def __init__(self, snapshot: Snapshot, belief: Belief) -> None:
+    def __init__(self, snapshot: Snapshot, belief: GaussianProcess) -> None:
         self._belief = belief
         self._taken: dict[JobKey, Shown] = {}
         shown = {speeds.job: speeds.points for speeds in snapshot.job_speeds}
@@ -90,7 +90,7 @@ class Labels:
             like = kind, most_workers, most_ps
             mean = means.get(like)
             if mean is None:
-                mean = means[like] = belief.mean_sd(request)[0]
+                mean = means[like] = belief.predict(request)[0]
             if not _is_near(mean, moved):
                 odd[kind[1:], most_workers, most_ps].append(_Odd(job, still, tuple(map(_plain, moved))))
         for jobs in odd.values():
@@ -105,8 +105,10 @@ class Labels:
         said = [TrainingKind.of(each.job.request) for each in odd]
         rivals = [kind for kind in self._belief.kinds if kind[1:] == said[0][1:]]
         kinds = list(dict.fromkeys([*rivals, *said]))
-        sizes = [point.allocation for each in odd for point in each.moved]
-        fit = _misfits(odd, *self._belief.of_each(kinds, odd[0].job.request, sizes))
+        workers, ps = np.array([point.allocation for each in odd for point in each.moved]).T
+        predicted = [self._belief.predict(replace(odd[0].job.request, model=kind.model)) for kind in kinds]
+        means, deviations = (np.stack([each[ps, workers] for each in some]) for some in zip(*predicted, strict=True))
+        fit = _misfits(odd, means, deviations)
         own = np.array([kinds.index(kind) for kind in said]), np.arange(len(odd))
         wrong = fit.strange[own] > _STRANGE
         one_of = (fit.apart <= _ONE) & (fit.doubt < _KNOWN)

@@ -21,7 +21,8 @@ from dl2d.policies.jumps import initial_weights
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
 from dl2d.simulation.workload.format import Workload, read_workload
-from dl2d.throughput.gaussian_process import Belief
+from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.observations import by_kind
 
 PAPER = preset(PresetName.DL2_PAPER)
 QUICK = TrainingSettings(
@@ -135,7 +136,7 @@ def test_on_clusters_it_is_played_as_in_a_replay(seed: int) -> None:
     policy = Dl2(trainer.checkpoint(state, {}), slot_seconds=60.0, optimism=0.0)
     for workload in (*workloads, drawn(seed, jobs=8)):  # nodes of the last one are not alike
         ground = Ground([replace(workload, slot_seconds=60.0)])
-        surfaces = ground.surfaces(Belief(state.measured), 0.0)
+        surfaces = ground.surfaces(GaussianProcess(by_kind(state.measured)), 0.0)
         played = play(ground, surfaces, np.zeros(1, int), state.best[None], seeds=[0])
         again = replace(workload, slot_seconds=60.0)
         told = replay(again, Deaf(policy), PAPER.placement, rules=PAPER.rules, timer=time.perf_counter)
@@ -153,7 +154,7 @@ def test_speeds_are_what_jobs_showed_and_the_table_is_not_read() -> None:
         def seen(clusters: Any, report: Any, count: Any = count, factor: float = factor) -> None:
             count(clusters, replace(report, rate=report.rate * factor))
 
-        surfaces = ground.surfaces(Belief(()), 2.0)
+        surfaces = ground.surfaces(GaussianProcess(by_kind(())), 2.0)
         play(
             ground, surfaces, np.zeros(1, int), initial_weights(0, np.random.default_rng(0))[None], seeds=[0], seen=seen
         )

@@ -37,7 +37,8 @@ from dl2d.learning.twin import DAY_SECONDS, Speeds, costs_of, days_of, resampled
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.format import describe_workload, read_workload, to_request
 from dl2d.store.sql import SqlStore
-from dl2d.throughput.gaussian_process import Belief
+from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.observations import by_kind
 
 NODE = Node("n1", Resources.of(cpu=8, gpu=4))
 SLOT = 1200.0
@@ -186,7 +187,7 @@ def test_whatever_was_recorded_makes_workloads_that_can_be_run(history: History,
     if not days:
         return
     rng = np.random.default_rng(seed)
-    speeds = Speeds(Belief(history.speeds), [job.request for day in days for job in day.jobs])
+    speeds = Speeds(GaussianProcess(by_kind(history.speeds)), [job.request for day in days for job in day.jobs])
     for day in (*days, resampled(days, rng)):
         workload = workload_of(day, speeds.draw(rng), slot)
         if not day.jobs:  # hours without any were drawn
@@ -225,7 +226,7 @@ class TestDraws:
     def test_the_same_seed_draws_the_same_days_and_speeds(self) -> None:
         history = a_history(*(a_job(number, number * 9000.0) for number in range(1, 25)))
         days = days_of(history)
-        speeds = Speeds(Belief(history.speeds), [a_request()])
+        speeds = Speeds(GaussianProcess(by_kind(history.speeds)), [a_request()])
         for seed in (1, 2):
             one, two = np.random.default_rng(seed), np.random.default_rng(seed)
             assert resampled(days, one) == resampled(days, two)
@@ -243,13 +244,13 @@ class TestDraws:
 
     def test_what_was_measured_is_near_what_is_drawn_and_what_was_not_is_uncertain(self) -> None:
         """Means and deviations are those of the belief."""
-        belief = Belief((SEEN,))
+        belief = GaussianProcess(by_kind((SEEN,)))
         request = a_request()
         speeds = Speeds(belief, [request])
         (kind,) = speeds.kinds
         rng = np.random.default_rng(0)
         logs = np.log([speeds.draw(rng)[kind].grid(4, 4)[1:, 1:] for _ in range(800)])
-        mean, deviation = (each[1:, 1:] for each in belief.mean_sd(request))
+        mean, deviation = (each[1:, 1:] for each in belief.predict(request))
         assert logs.mean(axis=0) == pytest.approx(mean, abs=4.5 * deviation.max() / np.sqrt(800))
         assert logs.std(axis=0) == pytest.approx(deviation, rel=0.12)
         assert deviation[0, 0] < deviation[0, 3]
@@ -257,7 +258,7 @@ class TestDraws:
 
     def test_a_size_that_failed_fails_in_every_draw(self) -> None:
         seen = measured((1, 1, 10.0), (2, 2, 0.0))
-        drawn = Speeds(Belief((seen,)), [a_request()]).draw(np.random.default_rng(0))[seen.kind]
+        drawn = Speeds(GaussianProcess(by_kind((seen,))), [a_request()]).draw(np.random.default_rng(0))[seen.kind]
         assert drawn.samples_per_second(2, 2) == 0.0
         assert drawn.samples_per_second(1, 1) > 0.0
 
@@ -265,20 +266,22 @@ class TestDraws:
         seen = measured((1, 1, 0.0), (2, 2, 9.0))
         jobs = (a_job(1, 1.0), a_job(2, 2.0, max_workers=1, max_ps=1))
         (day,) = days_of(a_history(*jobs, speeds=(seen,)))
-        workload = workload_of(day, Speeds(Belief((seen,)), [job.request for job in day.jobs]).means(), SLOT)
+        workload = workload_of(
+            day, Speeds(GaussianProcess(by_kind((seen,))), [job.request for job in day.jobs]).means(), SLOT
+        )
         assert workload is not None
         assert [job.max_workers for job in workload.jobs] == [4]
 
     def test_large_jobs_are_drawn_too(self) -> None:
         request = a_request(max_workers=300, max_ps=60)
-        table = Speeds(Belief((SEEN,)), [request]).draw(np.random.default_rng(0))[SEEN.kind]
+        table = Speeds(GaussianProcess(by_kind((SEEN,))), [request]).draw(np.random.default_rng(0))[SEEN.kind]
         assert table.fills(300, 60)
         assert np.isfinite(table.grid(300, 60)).all()
 
     def test_asynchronous_jobs_stay_so(self) -> None:
         seen = measured((1, 1, 10.0), consistency=Consistency.ASYNC)
         (day,) = days_of(a_history(a_job(1, 1.0, consistency=Consistency.ASYNC), speeds=(seen,)))
-        workload = workload_of(day, Speeds(Belief((seen,)), [day.jobs[0].request]).means(), SLOT)
+        workload = workload_of(day, Speeds(GaussianProcess(by_kind((seen,))), [day.jobs[0].request]).means(), SLOT)
         assert workload is not None
         assert TrainingKind.of(to_request(workload.jobs[0], workload)) == seen.kind
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
 import hypothesis
 import numpy as np
@@ -21,9 +19,6 @@ from dl2d.policies.checkpoint import Checkpoint
 from dl2d.policies.dl2 import Dl2, as_arrays, from_arrays, shipped
 from dl2d.policies.jumps import FEATURES, Crowd, initial_weights, look, score, weight_count
 from dl2d.policies.surfaces import Grid, Surfaces, surfaces
-from dl2d.throughput.level import levels
-from dl2d.throughput.news import merged
-from dl2d.throughput.observations import Table
 from dl2d.tick.guard import check
 
 KIND = TrainingKind("m", Architecture.PS, Consistency.SYNC)
@@ -124,54 +119,6 @@ def test_where_a_kind_is_slower_or_faster_altogether_what_the_checkpoint_knows_i
     # Once that was measured here too, it says what it says.
     seen = others | {tuple(best): 0.5 * factor * SPEEDS[best], (3, 3): factor * 0.9 * SPEEDS[best]}
     assert given(KNOWING, replace(snapshot, speeds=(measured(seen),))) == [(3, 3)]
-
-
-def test_some_sizes_that_are_slower_or_faster_say_nothing_of_the_others() -> None:
-    grid = np.zeros((4, 4))
-    grid[1:, 1:] = 10.0
-
-    def found(seen: MeasuredSpeeds, known: Collection[tuple[int, int]] = (), expected: bool = True) -> dict[Any, float]:
-        table = Table.of([seen])
-        inside = np.array([point.allocation in known for point in seen.points])
-        return levels(table, table.in_grids({KIND: grid} if expected else {}), inside)
-
-    all_faster = measured(dict.fromkeys([(1, 1), (2, 2), (3, 1)], 20.0))
-    assert found(all_faster) == {KIND: pytest.approx(np.log(2), abs=0.02)}
-    assert found(measured(dict.fromkeys([(1, 1), (2, 2)], 20.0))) == {}, "too few"
-    assert found(measured({(1, 1): 20.0, (2, 2): 20.0, (3, 1): 10.0, (1, 3): 10.0})) == {}
-    assert found(measured(dict.fromkeys([(1, 1), (2, 2), (3, 1)], 12.0))) == {}, "not by much"
-    assert found(all_faster, expected=False) == {}
-    sizes = {(1, 1): 5.0, (2, 2): 5.0, (3, 1): 5.0, (1, 3): 20.0, (2, 1): 20.0, (3, 3): 20.0}
-    both = {size for size, speed in sizes.items() if speed > 10.0}
-    assert found(measured(sizes), both) == {KIND: pytest.approx(np.log(2), abs=0.02)}
-
-
-def together(known: Collection[MeasuredSpeeds], news: Collection[MeasuredSpeeds]) -> tuple[MeasuredSpeeds, ...]:
-    return merged(Table.of(known), Table.of(news)).measured()
-
-
-def test_what_is_measured_again_much_the_same_changes_nothing() -> None:
-    known = (measured(SPEEDS),)
-    again = (measured({size: speed * 1.01 for size, speed in SPEEDS.items()}),)
-    assert together(known, again) == together(known, ()) == known
-    other = together(known, (measured({(1, 1): 5.0}),))[0].points[0]
-    assert other.samples_per_second == pytest.approx(5.0, rel=0.01)
-    assert other.measurements == 64
-
-
-def test_what_was_measured_counts_where_both_know_a_size_and_all_stay_in_order() -> None:
-    rng = np.random.default_rng(6)
-    for _ in range(200):
-        known, news = (
-            measured({tuple(rng.integers(1, 6, 2).tolist()): float(rng.choice([1.0, 1.01, 3.0])) for _ in range(count)})
-            for count in rng.integers(0, 15, 2)
-        )
-        own = {point.allocation: point for point in known.points}
-        for point in news.points:
-            before = own.get(point.allocation)
-            if before is None or abs(np.log(before.samples_per_second / point.samples_per_second)) >= 0.02:
-                own[point.allocation] = together((), (MeasuredSpeeds(KIND, (point,)),))[0].points[0]
-        assert together((known,), (news,)) == (MeasuredSpeeds(KIND, tuple(sorted(own.values()))),)
 
 
 def test_a_resize_that_does_not_pay_is_not_made() -> None:

@@ -14,7 +14,8 @@ from dl2d.core.jobs import Job
 from dl2d.core.measured import SpeedPoint
 from dl2d.policies.dl2 import Dl2
 from dl2d.policies.scouts import scouts
-from dl2d.throughput.gaussian_process import Belief
+from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.observations import by_kind
 from dl2d.throughput.relabelling import Labels
 
 A = own(((4, 4), TRUE["a"][4, 4]))
@@ -25,7 +26,7 @@ STRANGE = own(((4, 4), 100 * TRUE["a"].max()))
 
 def numbers(jobs: list[Job], shown: dict[int, tuple[SpeedPoint, ...]]) -> set[int]:
     snapshot = with_speeds(jobs, shown)
-    first = scouts(snapshot, Labels(snapshot, Belief(KNOWN)))
+    first = scouts(snapshot, Labels(snapshot, GaussianProcess(by_kind(KNOWN))))
     return {number for number, job in enumerate(jobs) if job.key in first}
 
 

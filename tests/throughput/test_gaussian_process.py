@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from policies.snapshots import a_job, a_snapshot, ask, cluster
 from policies.snapshots import given as allocations
@@ -14,7 +14,8 @@ from dl2d.core.jobs import Allocation, Architecture, Consistency, JobRequest
 from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.policies.lookahead import Lookahead
 from dl2d.simulation.speeds.models import AllReduce, PsSync, SpeedModel
-from dl2d.throughput.gaussian_process import Belief
+from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.observations import by_kind
 
 SMOOTH = {
     "a": PsSync((0.02, 0.1, 0.3, 0.005, 0.01), 32),
@@ -37,14 +38,18 @@ def told(model: str, speeds: dict[tuple[int, int], float], times: int = 1, **cha
     return MeasuredSpeeds(a_kind(model, **changes), tuple(points))
 
 
+def fitted(measured: Iterable[MeasuredSpeeds], noise: float = 0.05) -> GaussianProcess:
+    return GaussianProcess(by_kind(measured), noise=noise)
+
+
 def of_model(name: str, model: SpeedModel, sizes: list[tuple[int, int]]) -> MeasuredSpeeds:
     return told(name, {size: model.samples_per_second(*size) for size in sizes}, times=8)
 
 
 def test_it_recovers_surfaces_from_a_few_sizes_spread_over_the_range() -> None:
-    belief = Belief([of_model(name, model, SPREAD) for name, model in SMOOTH.items()])
+    belief = fitted([of_model(name, model, SPREAD) for name, model in SMOOTH.items()])
     for name, model in SMOOTH.items():
-        believed, true = belief.grid(a_request(name))[1:, 1:], model.grid(16, 16)[1:, 1:]
+        believed, true = belief.speeds(a_request(name))[1:, 1:], model.grid(16, 16)[1:, 1:]
         wrong = np.abs(np.log(believed / true))
         assert wrong.mean() < 0.1
         assert wrong.max() < 0.5
@@ -57,7 +62,7 @@ def test_it_recovers_surfaces_from_a_few_sizes_spread_over_the_range() -> None:
 def test_it_agrees_with_conditioning_a_normal_distribution_by_hand() -> None:
     """Two points of one kind, one of another: covariances written out, solved with all at once."""
     points = [("a", 1.0, 1.0, 10.0), ("a", 4.0, 2.0, 30.0), ("b", 2.0, 8.0, 5.0)]
-    belief = Belief(
+    belief = fitted(
         [told("a", {(1, 1): 10.0, (4, 2): 30.0}), told("b", {(2, 8): 5.0})],
         noise=0.1,
     )
@@ -82,7 +87,7 @@ def test_it_agrees_with_conditioning_a_normal_distribution_by_hand() -> None:
     centre = (logs[:2].mean() + logs[2]) / 2
     known = np.array([[covariance(one, other) for other in points] for one in points]) + 0.01 * np.eye(3)
     for kind in ("a", "b", "new"):
-        mean, deviation = belief.mean_sd(a_request(kind))
+        mean, deviation = belief.predict(a_request(kind))
         for workers, ps in [(1, 1), (2, 2), (16, 3), (2, 8)]:
             asked = (kind, float(workers), float(ps))
             cross = np.array([covariance(asked, point) for point in points])
@@ -92,22 +97,22 @@ def test_it_agrees_with_conditioning_a_normal_distribution_by_hand() -> None:
 
 
 def test_what_was_never_measured_has_the_shape_that_others_share() -> None:
-    belief = Belief([of_model(name, model, SPREAD) for name, model in SMOOTH.items()])
-    new = belief.grid(a_request("new"))
+    belief = fitted([of_model(name, model, SPREAD) for name, model in SMOOTH.items()])
+    new = belief.speeds(a_request("new"))
     assert new[1:, 1:].min() > 0
-    others = [np.log(belief.grid(a_request(name))[1:, 1:]) for name in SMOOTH]
+    others = [np.log(belief.speeds(a_request(name))[1:, 1:]) for name in SMOOTH]
     like = np.corrcoef(np.log(new[1:, 1:]).ravel(), np.mean(others, axis=0).ravel())[0, 1]
     assert like > 0.95
     # Nothing is known of its level, and that is no reason to prefer a size.
-    _, deviation = belief.mean_sd(a_request("new"))
+    _, deviation = belief.predict(a_request("new"))
     assert deviation[1:, 1:].min() > 2.9
-    hoped = belief.grid(a_request("new"), optimism=1.0)[1:, 1:] / new[1:, 1:]
+    hoped = belief.speeds(a_request("new"), optimism=1.0)[1:, 1:] / new[1:, 1:]
     assert hoped.min() == pytest.approx(1.0)
     assert hoped.max() < 4
 
 
 def test_with_nothing_measured_at_all_larger_is_a_little_faster() -> None:
-    grid = Belief([]).grid(a_request("m"), optimism=2.0)
+    grid = fitted([]).speeds(a_request("m"), optimism=2.0)
     assert grid[1, 1] == pytest.approx(1.0)
     assert grid[16, 16] == pytest.approx(4.0)
     assert not grid[0].any()
@@ -117,8 +122,8 @@ def test_with_nothing_measured_at_all_larger_is_a_little_faster() -> None:
 def test_more_measurements_leave_less_doubt_and_a_mean_nearer_to_them() -> None:
     doubts, apart = [], []
     for times in (1, 4, 16):
-        belief = Belief([told("m", {(2, 2): 20.0, (2, 3): 10.0}, times)], noise=0.2)
-        mean, deviation = belief.mean_sd(a_request("m"))
+        belief = fitted([told("m", {(2, 2): 20.0, (2, 3): 10.0}, times)], noise=0.2)
+        mean, deviation = belief.predict(a_request("m"))
         doubts.append(deviation[2, 2])
         apart.append(abs(mean[2, 2] - np.log(20.0)))
     assert doubts == sorted(doubts, reverse=True)
@@ -127,21 +132,21 @@ def test_more_measurements_leave_less_doubt_and_a_mean_nearer_to_them() -> None:
 
 
 def test_doubt_grows_with_the_distance_from_what_was_measured() -> None:
-    _, deviation = Belief([told("m", {(1, 1): 3.0})]).mean_sd(a_request("m"))
+    _, deviation = fitted([told("m", {(1, 1): 3.0})]).predict(a_request("m"))
     along = [deviation[count, count] for count in (1, 2, 4, 8, 16)]
     assert along == sorted(along)
-    hoped = Belief([told("m", {(1, 1): 3.0})]).grid(a_request("m"), optimism=1.0)
+    hoped = fitted([told("m", {(1, 1): 3.0})]).speeds(a_request("m"), optimism=1.0)
     assert hoped[1, 1] == pytest.approx(3.0)
     assert hoped[16, 16] > hoped[2, 2] > hoped[1, 1]
 
 
 def test_a_size_at_which_runs_failed_is_a_hole_and_says_nothing_of_others() -> None:
     speeds = {(1, 1): 3.0, (2, 2): 5.0, (4, 4): 7.0}
-    with_hole = Belief([told("m", {**speeds, (3, 3): 0.0})]).grid(a_request("m"), optimism=1.0)
-    without = Belief([told("m", speeds)]).grid(a_request("m"), optimism=1.0)
+    with_hole = fitted([told("m", {**speeds, (3, 3): 0.0})]).speeds(a_request("m"), optimism=1.0)
+    without = fitted([told("m", speeds)]).speeds(a_request("m"), optimism=1.0)
     assert with_hole[3, 3] == 0.0
     np.testing.assert_allclose(np.delete(with_hole.ravel(), 3 * 17 + 3), np.delete(without.ravel(), 3 * 17 + 3))
-    only = Belief([told("m", {(1, 1): 0.0})]).grid(a_request("m"))
+    only = fitted([told("m", {(1, 1): 0.0})]).speeds(a_request("m"))
     assert only[1, 1] == 0.0
     assert only[2, 2] > 0
 
@@ -151,42 +156,42 @@ def test_all_reduce_jobs_go_by_workers_and_share_nothing_with_others() -> None:
     kind = {"architecture": Architecture.ALLREDUCE}
     seen = told("ring", {(count, 0): ring.samples_per_second(count, 0) for count in (1, 2, 4, 8, 16)}, 8, **kind)
     asked = a_request("ring", **kind, max_ps=0, min_ps=0)
-    alone = Belief([seen]).grid(asked)
+    alone = fitted([seen]).speeds(asked)
     assert alone.shape == (1, 17)
     assert alone[0, 0] == 0
     np.testing.assert_allclose(alone[0, 1:], ring.grid(16, 0)[0, 1:], rtol=0.1)
-    beside = Belief([seen, of_model("a", SMOOTH["a"], SPREAD)])
-    np.testing.assert_allclose(beside.mean_sd(asked)[1], Belief([seen]).mean_sd(asked)[1], atol=1e-9)
+    beside = fitted([seen, of_model("a", SMOOTH["a"], SPREAD)])
+    np.testing.assert_allclose(beside.predict(asked)[1], fitted([seen]).predict(asked)[1], atol=1e-9)
     # The level of the others is where this one starts from; it is forgotten after one measurement.
-    np.testing.assert_allclose(beside.grid(asked), alone, rtol=1e-3)
+    np.testing.assert_allclose(beside.speeds(asked), alone, rtol=1e-3)
     # PSs that such a job is said to have make no difference.
-    np.testing.assert_array_equal(Belief([seen]).grid(a_request("ring", **kind))[7], alone[0])
+    np.testing.assert_array_equal(fitted([seen]).speeds(a_request("ring", **kind))[7], alone[0])
 
 
 def test_wide_bounds_are_interpolated_and_measured_sizes_kept() -> None:
-    belief = Belief([told("m", {(1, 1): 1.0, (77, 131): 50.0, (300, 300): 20.0}, 8)])
-    wide = belief.grid(a_request("m", max_workers=300, max_ps=300))
+    belief = fitted([told("m", {(1, 1): 1.0, (77, 131): 50.0, (300, 300): 20.0}, 8)])
+    wide = belief.speeds(a_request("m", max_workers=300, max_ps=300))
     assert wide.shape == (301, 301)
     assert wide[131, 77] == pytest.approx(50.0, rel=0.02)
-    narrow = belief.grid(a_request("m"))
+    narrow = belief.speeds(a_request("m"))
     np.testing.assert_allclose(wide[:17, :17], narrow, rtol=1e-9)
 
 
 def test_very_many_sizes_are_taken_together() -> None:
     model = SMOOTH["a"]
     sizes = [(workers, ps) for workers in range(1, 41) for ps in range(1, 41)]
-    belief = Belief([of_model("a", model, sizes), *(of_model(f"m{n}", SMOOTH["b"], sizes[n::7]) for n in range(7))])
+    belief = fitted([of_model("a", model, sizes), *(of_model(f"m{n}", SMOOTH["b"], sizes[n::7]) for n in range(7))])
     true = model.grid(16, 16)[1:, 1:]
-    assert np.abs(np.log(belief.grid(a_request("a"))[1:, 1:] / true)).mean() < 0.1
+    assert np.abs(np.log(belief.speeds(a_request("a"))[1:, 1:] / true)).mean() < 0.1
 
 
 def test_of_very_many_sizes_each_still_has_the_speed_that_it_had() -> None:
     """More than count for others: a rough surface, of which neighbours say little."""
     rough = np.random.default_rng(3)
     speeds = {(w, p): float(np.exp(rough.normal(0, 0.1))) for w in range(1, 17) for p in range(1, 9)}
-    belief = Belief([told("m", speeds, 8)])
+    belief = fitted([told("m", speeds, 8)])
     for bounds in ({}, {"max_workers": 100, "max_ps": 300}):
-        grid, (_, deviation) = belief.grid(a_request("m", **bounds)), belief.mean_sd(a_request("m", **bounds))
+        grid, (_, deviation) = belief.speeds(a_request("m", **bounds)), belief.predict(a_request("m", **bounds))
         for (workers, ps), speed in speeds.items():
             assert grid[ps, workers] == pytest.approx(speed, rel=0.05)
             assert deviation[ps, workers] < 0.03
@@ -195,19 +200,19 @@ def test_of_very_many_sizes_each_still_has_the_speed_that_it_had() -> None:
 def test_equal_measurements_give_equal_beliefs_in_any_order() -> None:
     seen = [of_model(name, model, SPREAD) for name, model in SMOOTH.items()]
     for name in SMOOTH:
-        one, other = (Belief(order).grid(a_request(name), optimism=0.5) for order in (seen, seen[::-1]))
+        one, other = (fitted(order).speeds(a_request(name), optimism=0.5) for order in (seen, seen[::-1]))
         np.testing.assert_allclose(one, other, rtol=1e-12)
-        assert one.tobytes() == Belief(seen).grid(a_request(name), optimism=0.5).tobytes()
-    belief = Belief(seen)
-    assert belief.grid(a_request("a"), 0.5) is belief.grid(a_request("a"), 0.5)
+        assert one.tobytes() == fitted(seen).speeds(a_request(name), optimism=0.5).tobytes()
+    belief = fitted(seen)
+    assert belief.speeds(a_request("a"), 0.5) is belief.speeds(a_request("a"), 0.5)
     with pytest.raises(ValueError, match="read-only"):
-        belief.grid(a_request("a"))[1, 1] = 0.0
+        belief.speeds(a_request("a"))[1, 1] = 0.0
 
 
 @pytest.mark.parametrize("noise", [0.0, -1.0, float("nan")])
 def test_a_noise_that_is_none_is_refused(noise: float) -> None:
     with pytest.raises(ValueError, match="noise"):
-        Belief([], noise=noise)
+        fitted([], noise=noise)
 
 
 _sizes = st.tuples(st.integers(1, 30), st.integers(1, 30))
@@ -225,10 +230,10 @@ _speeds = st.one_of(st.just(0.0), st.floats(1e-6, 1e9))
 def test_whatever_was_measured_speeds_are_finite_and_positive(
     surfaces: list[dict[tuple[int, int], float]], workers: int, ps: int, optimism: float, times: int
 ) -> None:
-    belief = Belief([told(f"m{number}", speeds, times) for number, speeds in enumerate(surfaces)])
+    belief = fitted([told(f"m{number}", speeds, times) for number, speeds in enumerate(surfaces)])
     for number in range(len(surfaces) + 1):
         request = a_request(f"m{number}", max_workers=workers, max_ps=ps)
-        grid = belief.grid(request, optimism)
+        grid = belief.speeds(request, optimism)
         assert grid.shape == (ps + 1, workers + 1)
         assert np.isfinite(grid).all()
         assert not grid[0].any()
@@ -236,7 +241,7 @@ def test_whatever_was_measured_speeds_are_finite_and_positive(
         holes = surfaces[number].items() if number < len(surfaces) else ()
         failed = {size for size, speed in holes if speed == 0 and size[0] <= workers and size[1] <= ps}
         assert int((grid[1:, 1:] == 0).sum()) == len(failed)
-        deviation = belief.mean_sd(request)[1]
+        deviation = belief.predict(request)[1]
         assert (deviation >= 0).all()
         assert deviation.max() < 3.2
 
@@ -262,71 +267,3 @@ def test_lookahead_goes_to_what_is_known_to_be_fast_and_tries_what_may_be_faster
 def test_an_optimism_that_is_none_is_refused(optimism: float) -> None:
     with pytest.raises(ValueError, match="optimism"):
         Lookahead(optimism=optimism)
-
-
-@settings(max_examples=40)
-@given(st.lists(st.lists(st.dictionaries(_sizes, _speeds, max_size=8), min_size=3, max_size=3), max_size=4), st.data())
-def test_what_is_taken_over_from_the_belief_before_changes_nothing(
-    news: list[list[dict[tuple[int, int], float]]], data: st.DataObject
-) -> None:
-    """Kinds that get new sizes, other speeds at known ones, other counts, or nothing at all."""
-    known: list[dict[tuple[int, int], float]] = [{}, {}, {}]
-    belief: Belief | None = None
-    for one in news:
-        for number, speeds in enumerate(one):
-            known[number] = {**known[number], **speeds}
-        measured = [
-            told(f"m{number}", speeds, data.draw(st.integers(1, 3)))
-            for number, speeds in enumerate(known)
-            if data.draw(st.booleans())
-        ]
-        noise = data.draw(st.sampled_from([0.05, 0.1]))
-        belief, alone = Belief(measured, noise=noise, before=belief), Belief(measured, noise=noise)
-        for number, bounds in itertools.product(range(3), [(16, 16), (30, 4)]):
-            request = a_request(f"m{number}", max_workers=bounds[0], max_ps=bounds[1])
-            assert belief.grid(request, 0.5).tobytes() == alone.grid(request, 0.5).tobytes()
-
-
-def test_more_than_forty_sizes_are_taken_over_as_they_are_chosen_anew() -> None:
-    sizes = [(workers, ps) for workers in range(1, 9) for ps in range(1, 9)]
-    seen = [of_model(name, model, sizes) for name, model in SMOOTH.items()]
-    belief = Belief(seen)
-    for faster in (1.01, 3.0):
-        points = seen[0].points
-        changed = points[20]._replace(samples_per_second=points[20].samples_per_second * faster, jobs=1)
-        news = [MeasuredSpeeds(seen[0].kind, (*points[:20], changed, *points[21:])), *seen[1:]]
-        belief, alone = Belief(news, before=belief), Belief(news)
-        for name in SMOOTH:
-            assert belief.grid(a_request(name)).tobytes() == alone.grid(a_request(name)).tobytes()
-
-
-_own_points = st.dictionaries(
-    st.tuples(st.integers(1, 20), st.integers(1, 20)),
-    st.sampled_from([0.0, 0.5, 3.0, 40.0, 41.0]),
-    min_size=1,
-    max_size=6,
-)
-
-
-@settings(deadline=None, max_examples=30)
-@given(
-    st.lists(st.tuples(st.sampled_from("abx"), st.sampled_from([0.0, 0.5, 1.0]), _own_points), min_size=1, max_size=6),
-    st.sampled_from([1, 16, 50]),
-)
-@example([("a", 0.0, {(1, 1): 0.0, (1, 2): 0.5})], 16)
-@example([("a", 0.5, {(1, 2): 0.5})] * 2 + [("b", 0.0, {(2, number): 3.0}) for number in range(1, 71)], 16)
-def test_jobs_looked_at_together_are_as_each_alone(jobs, most) -> None:
-    """Whatever their bounds, what is hoped for, sizes beyond them, failures, and kinds that nothing is known of."""
-    measured = [of_model(name, model, SPREAD) for name, model in SMOOTH.items()]
-    together, alone = Belief(measured), Belief(measured)
-    asked = [
-        (
-            a_request(model, max_workers=most),
-            optimism,
-            tuple(SpeedPoint(Allocation(*size), speed, 1 + size[0]) for size, speed in points.items()),
-        )
-        for model, optimism, points in jobs
-    ]
-    together.look_ahead(asked)
-    for each in asked:
-        np.testing.assert_allclose(together.grid(*each), alone.grid(*each), rtol=1e-9)

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from policies.snapshots import a_job, a_snapshot, ask, cluster
-from throughput.test_gaussian_process import SMOOTH, SPREAD, a_request, of_model, told
+from throughput.test_gaussian_process import SMOOTH, SPREAD, a_request, fitted, of_model, told
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import Allocation, Job
 from dl2d.core.measured import JobSpeeds, MeasuredSpeeds, SpeedPoint
 from dl2d.policies.lookahead import Lookahead
-from dl2d.throughput.gaussian_process import Belief
 from dl2d.throughput.relabelling import Labels, Shown
 
 KNOWN = [of_model(name, model, SPREAD) for name, model in SMOOTH.items()]
@@ -32,7 +31,7 @@ def own(*said: tuple[tuple[int, int], float]) -> tuple[SpeedPoint, ...]:
 
 def labels(jobs: list[Job], shown: dict[int, tuple[SpeedPoint, ...]], known: Any = KNOWN) -> list[Shown]:
     snapshot = with_speeds(jobs, shown, known)
-    found = Labels(snapshot, Belief(known))
+    found = Labels(snapshot, fitted(known))
     return [found.of(job) for job in jobs]
 
 
@@ -69,23 +68,23 @@ def test_a_job_like_no_other_is_believed_what_it_showed_and_the_shape_that_all_s
     said = own(((4, 4), 100 * TRUE["a"].max()))
     [shown] = labels([job], {0: said})
     assert shown == Shown(job.request, (SpeedPoint(Allocation(4, 4), said[0].samples_per_second, 1),))
-    belief = Belief(KNOWN)
-    grid = belief.grid(shown.request, own=shown.own)
+    belief = fitted(KNOWN)
+    grid = belief.speeds(shown.request, own=shown.own)
     assert grid[4, 4] == pytest.approx(said[0].samples_per_second, rel=0.05)
-    new = belief.grid(a_request("new"))
+    new = belief.speeds(a_request("new"))
     alike = np.corrcoef(np.log(grid[1:, 1:]).ravel(), np.log(new[1:, 1:]).ravel())[0, 1]
     assert alike > 0.9
     # Its kind is believed what it was.
-    np.testing.assert_array_equal(belief.grid(job.request), Belief(KNOWN).grid(job.request))
+    np.testing.assert_array_equal(belief.speeds(job.request), fitted(KNOWN).speeds(job.request))
 
 
 def test_a_size_at_which_a_job_stood_still_is_a_hole_for_it_alone() -> None:
     jobs = [job_of(1, "a"), job_of(2, "a")]
     [first, second] = labels(jobs, {0: own(((4, 4), 0.0), ((2, 2), TRUE["a"][2, 2]))})
-    belief = Belief(KNOWN)
-    with_hole = belief.grid(first.request, own=first.own)
+    belief = fitted(KNOWN)
+    with_hole = belief.speeds(first.request, own=first.own)
     assert with_hole[4, 4] == 0
-    whole = belief.grid(second.request, own=second.own)
+    whole = belief.speeds(second.request, own=second.own)
     np.testing.assert_array_equal(np.delete(with_hole.ravel(), 4 * 17 + 4), np.delete(whole.ravel(), 4 * 17 + 4))
     assert whole[4, 4] > 0
 
@@ -116,7 +115,7 @@ def test_what_two_jobs_showed_far_from_all_else_is_doubted_until_another_shows_i
             else each
             for each in seen.points
         ]
-        return float(Belief([MeasuredSpeeds(seen.kind, tuple(points))]).grid(a_request("m"))[4, 4])
+        return float(fitted([MeasuredSpeeds(seen.kind, tuple(points))]).speeds(a_request("m"))[4, 4])
 
     assert believed(1) == pytest.approx(true, rel=0.3)
     assert believed(2) == pytest.approx(true, rel=0.3)
