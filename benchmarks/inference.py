@@ -57,8 +57,8 @@ from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources
 from dl2d.placement.load_balance import LoadBalance
-from dl2d.policies import dl2
-from dl2d.policies.checkpoint import Checkpoint, read_checkpoint
+from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint
+from dl2d.policies.dl2 import policy as dl2
 from dl2d.policies.dl2_paper import policy as dl2_paper
 from dl2d.policies.lookahead import Lookahead
 from dl2d.simulation.preset import PresetName, preset

@@ -58,9 +58,9 @@ from dl2d.core.resources import Resources
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.plugins import load_policy
-from dl2d.policies import dl2
-from dl2d.policies.checkpoint import read_checkpoint
-from dl2d.policies.dl2 import Dl2, as_arrays
+from dl2d.policies.common.checkpoint import read_checkpoint
+from dl2d.policies.dl2.policy import Dl2, as_arrays
+from dl2d.policies.dl2 import policy as dl2
 from dl2d.policies.drf import Drf
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus

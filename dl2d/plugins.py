@@ -14,7 +14,7 @@ from dl2d.core.errors import ConfigError, Dl2dError, PluginError
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.resource_manager import ResourceManager
-from dl2d.policies.checkpoint import Checkpoint
+from dl2d.policies.common.checkpoint import Checkpoint
 
 log = structlog.get_logger()
 

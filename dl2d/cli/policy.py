@@ -25,7 +25,7 @@ from dl2d.plugins import (
     load_policy,
     takes_checkpoint,
 )
-from dl2d.policies.checkpoint import DIGITS, checkpoint_in, read_checkpoint
+from dl2d.policies.common.checkpoint import DIGITS, checkpoint_in, read_checkpoint
 from dl2d.store import schema
 from dl2d.tick.start_check import site_start_check
 

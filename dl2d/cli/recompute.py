@@ -26,7 +26,7 @@ from dl2d.plugins import (
     load_policy,
     takes_checkpoint,
 )
-from dl2d.policies.checkpoint import DIGITS, Checkpoint, checkpoint_in, read_checkpoint, settings_in
+from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, checkpoint_in, read_checkpoint, settings_in
 from dl2d.tick.context import Deciders
 from dl2d.tick.decide import decide
 from dl2d.tick.observed_decision import OBSERVED

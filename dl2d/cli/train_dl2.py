@@ -17,7 +17,7 @@ from dl2d.cli.train_options import TrainOptions, interruptible, progress_bars, t
 from dl2d.learning.baselines import baselines
 from dl2d.learning.report import write_report
 from dl2d.learning.training import State, Trainer, TrainingSettings, load_state, save_state
-from dl2d.policies.checkpoint import write_checkpoint
+from dl2d.policies.common.checkpoint import write_checkpoint
 
 #: Mean completion times on the validation workloads, in slots: by policy, one for each part of the nodes.
 Times = Mapping[str, tuple[float, ...]]

@@ -17,7 +17,7 @@ from dl2d.learning.baselines import baselines
 from dl2d.learning.dl2_paper.analytical_model import analytical
 from dl2d.learning.dl2_paper.settings import NetworkKind, Settings
 from dl2d.learning.dl2_paper.trainer import train as learn
-from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint
+from dl2d.policies.common.checkpoint import Checkpoint, checkpoint_in, read_checkpoint
 
 _STATE: Final = "state.npz"
 

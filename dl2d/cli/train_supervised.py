@@ -19,7 +19,7 @@ from dl2d.cli.train_options import interruptible, progress_bars, training_worklo
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.core.errors import CheckpointError, GateRefused, RequestError
 from dl2d.plugins import load_placement
-from dl2d.policies.checkpoint import write_checkpoint
+from dl2d.policies.common.checkpoint import write_checkpoint
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.simulation.workload.sources import source_forms
 from dl2d.tick.start_check import start_check

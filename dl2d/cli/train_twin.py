@@ -18,7 +18,7 @@ from dl2d.core.errors import CheckpointError
 from dl2d.core.registry import Trial
 from dl2d.daemon.models.candidates import enter
 from dl2d.learning.report import write_report
-from dl2d.policies.checkpoint import DIGITS
+from dl2d.policies.common.checkpoint import DIGITS
 
 
 def train_twin(settings: Settings, options: TrainOptions) -> None:

@@ -18,7 +18,7 @@ from dl2d.learning.gate import Verdict, compare
 from dl2d.learning.training_set import Lesson, lesson_of
 from dl2d.learning.twin import DAY_SECONDS
 from dl2d.plugins import Given, load_placement, load_policy
-from dl2d.policies.checkpoint import Checkpoint
+from dl2d.policies.common.checkpoint import Checkpoint
 
 #: Least length of an interval in a replay of recorded days, in seconds.
 _SHORTEST_SLOT: Final = 300.0

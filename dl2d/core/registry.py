@@ -25,7 +25,7 @@ class Version:
     """A checkpoint of a policy, kept for good."""
 
     policy: str
-    #: SHA-256 of what decides (``dl2d.policies.checkpoint.Checkpoint.digest``); unique for its policy.
+    #: SHA-256 of what decides (``dl2d.policies.common.checkpoint.Checkpoint.digest``); unique for its policy.
     digest: str
     #: Folder of the checkpoint, an absolute path.
     folder: str

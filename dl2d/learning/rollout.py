@@ -1,4 +1,4 @@
-"""Playing the jump policy on many simulated clusters at once, as ``dl2d.policies.dl2`` decides on one.
+"""Playing the jump policy on many simulated clusters at once, as ``dl2d.policies.dl2.policy`` decides on one.
 
 Nothing here reads the workloads' speeds: what jobs can do is believed from what was measured, and measuring is what the
 simulated clusters report of jobs that ran.
@@ -14,8 +14,8 @@ import numpy as np
 
 from dl2d.core.jobs import Allocation, JobRequest
 from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
-from dl2d.policies.jumps import LEAST_LEFT, Bools, Crowd, Floats, Ints, choose
-from dl2d.policies.surfaces import Grid, Surface, Surfaces, alike, amounts_of, sizes_of, surfaces, weight_of
+from dl2d.policies.dl2.pareto_frontier import Grid, Surface, Surfaces, alike, amounts_of, sizes_of, surfaces, weight_of
+from dl2d.policies.dl2.size_steps import LEAST_LEFT, Bools, Crowd, Floats, Ints, choose
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.library import Library
 from dl2d.simulation.workload.format import Workload, to_request

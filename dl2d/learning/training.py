@@ -19,10 +19,10 @@ from dl2d.core.validation import Flag, Items, Number, Record, Whole
 from dl2d.learning import state_file
 from dl2d.learning.evolution_strategy import Search, Step, advance
 from dl2d.learning.rollout import Ground, Measurements, measuring, play
-from dl2d.policies.checkpoint import Checkpoint
-from dl2d.policies.dl2 import as_arrays, from_arrays
-from dl2d.policies.jumps import FEATURES, Floats, Ints, initial_weights
-from dl2d.policies.surfaces import Surfaces
+from dl2d.policies.common.checkpoint import Checkpoint
+from dl2d.policies.dl2.pareto_frontier import Surfaces
+from dl2d.policies.dl2.policy import as_arrays, from_arrays
+from dl2d.policies.dl2.size_steps import FEATURES, Floats, Ints, initial_weights
 from dl2d.simulation.workload.format import Workload
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.observations import by_kind

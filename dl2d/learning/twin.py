@@ -313,7 +313,7 @@ def _epochs(job: Job) -> float | None:
 
 
 def _samples(request: JobRequest) -> float:
-    """Samples of an epoch, as policies count them (``dl2d.throughput.remaining``)."""
+    """Samples of an epoch, as policies count them (``dl2d.throughput.remaining_work``)."""
     return request.samples_per_epoch or (request.steps_per_epoch or 1.0) * (request.batch or 1)
 
 

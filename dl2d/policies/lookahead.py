@@ -15,12 +15,12 @@ from dl2d.core.jobs import Allocation, Job, Role
 from dl2d.core.measured import KnownSpeeds
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
-from dl2d.policies.growing import Alike, Growing
-from dl2d.policies.resizing import in_next_slot
+from dl2d.policies.common.marginal_gain import Alike, Growing
+from dl2d.policies.common.predicted_speeds import in_next_slot
 from dl2d.throughput.gaussian_process import OPTIMISM, GaussianProcess
 from dl2d.throughput.observations import by_kind, without_drift
 from dl2d.throughput.relabelling import Labels
-from dl2d.throughput.remaining import samples_left
+from dl2d.throughput.remaining_work import samples_left
 
 #: A jump that saves less than this part of the remaining time is not made.
 _WORTHWHILE = 0.01

@@ -16,9 +16,9 @@ from dl2d.core.jobs import Allocation, Architecture, Job
 from dl2d.core.measured import KnownSpeeds
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
-from dl2d.policies.growing import Alike, Growing, ended_at, seconds_per_sample
+from dl2d.policies.common.marginal_gain import Alike, Growing, ended_at, seconds_per_sample
 from dl2d.throughput.loss_curve import fit_losses
-from dl2d.throughput.remaining import Remaining, samples_left, until_settled
+from dl2d.throughput.remaining_work import Remaining, samples_left, until_settled
 
 
 class _Option(NamedTuple):
@@ -89,7 +89,7 @@ class Optimus:
 
     Speeds are fitted to what was measured (``dl2d.throughput.optimus_model``, paper section 3.2); a size that was
     measured has the speed that it had. Jobs of kinds that were measured too little are sampled
-    (``dl2d.policies.sampling``).
+    (``dl2d.policies.common.speed_sampling``).
     Alternatives are scored by gains: 0 for staying as it is.
 
     Parameters

@@ -11,9 +11,9 @@ from dl2d.core.decision import Alternative, Decision
 from dl2d.core.jobs import JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
-from dl2d.policies.filling import Filling, fill_in_turn
-from dl2d.policies.pace import pace
-from dl2d.throughput.remaining import samples_left
+from dl2d.policies.common.greedy import Filling, fill_in_turn
+from dl2d.policies.common.pace import pace
+from dl2d.throughput.remaining_work import samples_left
 
 
 class Srtf:

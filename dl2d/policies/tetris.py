@@ -19,10 +19,10 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.policies.filling import next_bundle
+from dl2d.policies.common.greedy import next_bundle
+from dl2d.policies.common.pace import pace
 from dl2d.policies.machines import Machines, Vector
-from dl2d.policies.pace import pace
-from dl2d.throughput.remaining import samples_left
+from dl2d.throughput.remaining_work import samples_left
 
 _ROLES = (Role.WORKER, Role.PS)
 #: Largest amount of remaining work that is told apart, so that sums stay finite.
@@ -38,9 +38,9 @@ class Tetris:
     A bundle's score on a machine is its alignment less its job's remaining work. Alignment (paper, section 3.2) is the
     dot product of what the bundle takes and what the machine has free, both as fractions of the machine's capacity.
     Remaining work (section 3.3) is remaining time x resources held: samples left over the samples per second and
-    bundle at which the job last trained (one that has not: as others of its type, ``dl2d.policies.pace``), times the
-    fractions of an average machine that a bundle takes. It is weighed by ``shortness`` x mean alignment / mean work,
-    the means over all jobs whose next bundle has room on the machine. Equal scores go to the job submitted first.
+    bundle at which the job last trained (one that has not: as others of its type), times the fractions of an average
+    machine that a bundle takes. It is weighed by ``shortness`` x mean alignment / mean work, the means over all jobs
+    whose next bundle has room on the machine. Equal scores go to the job submitted first.
 
     The paper packs tasks. Here the unit is what a job grows by at once, a worker and a PS at the most, laid on one
     machine. A step of more tasks (a minimum, the next allowed worker count) begins at the machine and goes on at the

@@ -16,7 +16,7 @@ from dl2d.core.measured import KnownSpeeds
 from dl2d.core.policy import Policy
 from dl2d.core.wording import did_you_mean
 from dl2d.plugins import POLICIES, available, load_policy
-from dl2d.policies import dl2
+from dl2d.policies.dl2 import policy as dl2
 from dl2d.policies.dl2_paper import policy as dl2_paper
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus

@@ -10,8 +10,8 @@ import pytest
 from cli.conftest import Dl2d, write_config
 from daemon_process import free_port
 
-from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
-from dl2d.policies.dl2 import shipped
+from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
+from dl2d.policies.dl2.policy import shipped
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from recorded_site import record
 from dl2d.cli import trial
 from dl2d.core.registry import VersionState
 from dl2d.learning.gate import Verdict
-from dl2d.policies.checkpoint import read_checkpoint
-from dl2d.policies.dl2 import shipped
+from dl2d.policies.common.checkpoint import read_checkpoint
+from dl2d.policies.dl2.policy import shipped
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.sources import load_source
 from dl2d.store.sql import SqlStore

@@ -15,8 +15,8 @@ from local_cluster import LocalCluster
 from recorded_site import record
 
 from dl2d.core.registry import RunState, VersionState
-from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
-from dl2d.policies.dl2 import shipped
+from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
+from dl2d.policies.dl2.policy import shipped
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.sources import load_source
 

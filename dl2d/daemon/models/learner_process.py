@@ -22,7 +22,7 @@ import structlog
 from dl2d.core.errors import Dl2dError
 from dl2d.core.registry import Registry, RunState
 from dl2d.daemon.models.candidates import enter, read_candidate
-from dl2d.policies.checkpoint import DIGITS
+from dl2d.policies.common.checkpoint import DIGITS
 
 log = structlog.get_logger()
 

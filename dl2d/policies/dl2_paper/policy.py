@@ -22,7 +22,7 @@ from dl2d.core.errors import CheckpointError, PolicyError
 from dl2d.core.jobs import Allocation, JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
-from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
+from dl2d.policies.common.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.sizing import STEPS, Batch, Sizing, grows, usable
 

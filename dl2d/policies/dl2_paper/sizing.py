@@ -19,6 +19,7 @@ from dl2d.core.decision import Constraint, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.resources import Resources
+from dl2d.policies.common.greedy import Filling
 from dl2d.policies.dl2_paper.observation import (
     Floats,
     Ints,
@@ -27,7 +28,6 @@ from dl2d.policies.dl2_paper.observation import (
     job_features,
     size_features,
 )
-from dl2d.policies.filling import Filling
 
 #: What the actions of a job give it.
 STEPS: Final = (Allocation(1, 0), Allocation(0, 1), Allocation(1, 1))

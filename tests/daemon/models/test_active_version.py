@@ -17,8 +17,8 @@ from dl2d.config.settings import Settings
 from dl2d.core.errors import ConfigError
 from dl2d.core.registry import VersionState
 from dl2d.daemon.models.active_version import Incumbent, keep_version
-from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
-from dl2d.policies.dl2 import shipped
+from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
+from dl2d.policies.dl2.policy import shipped
 from dl2d.store.sql import SqlStore
 
 

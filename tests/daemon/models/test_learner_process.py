@@ -29,8 +29,8 @@ from dl2d.daemon.loop import Daemon
 from dl2d.daemon.models.active_version import keep_version, version_in
 from dl2d.daemon.models.candidates import Candidate, write_candidate
 from dl2d.daemon.models.learner_process import Learner
-from dl2d.policies.checkpoint import Checkpoint
-from dl2d.policies.dl2 import shipped
+from dl2d.policies.common.checkpoint import Checkpoint
+from dl2d.policies.dl2.policy import shipped
 from dl2d.store import schema
 from dl2d.store.sql import SqlStore
 

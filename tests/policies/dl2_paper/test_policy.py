@@ -21,7 +21,7 @@ from dl2d.core.packing import Packing
 from dl2d.core.resources import Resources
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
-from dl2d.policies.checkpoint import Checkpoint, write_checkpoint
+from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2_paper.policy import Dense, Dl2Original, Network, SharedJobs, chosen, from_checkpoint
 from dl2d.policies.dl2_paper.sizing import STEPS
 from dl2d.simulation.replay import Rules, SimulationError, replay

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dl2d.policies.surfaces import Grid, Surface, Surfaces, surfaces
+from dl2d.policies.dl2.pareto_frontier import Grid, Surface, Surfaces, surfaces
 
 
 def a_grid(rng: np.random.Generator) -> Grid:

@@ -13,8 +13,8 @@ from dl2d.core.jobs import NOTHING, Role
 from dl2d.core.packing import Packing
 from dl2d.core.resources import Resources
 from dl2d.placement.dl2_paper import Dl2Paper
-from dl2d.policies.filling import Filling
-from dl2d.policies.heads import Heads
+from dl2d.policies.common.greedy import Filling
+from dl2d.policies.dl2.greedy_packing import Heads
 from dl2d.tick.place.place import place
 
 SMALL, LARGE = Resources.of(cpu=2), Resources.of(cpu=2, gpu=4)

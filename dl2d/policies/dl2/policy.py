@@ -1,7 +1,7 @@
 """DL2: the policy that learns. Which job grows next, and to which size, is decided by weights that were trained.
 
 After Peng et al., "DL2: A deep learning-driven scheduler for deep learning clusters" (arXiv:1909.06040): a learned
-policy sizes workers and parameter servers in each slot. How it decides is our own: ``dl2d.policies.jumps``.
+policy sizes workers and parameter servers in each slot. How it decides is our own: ``dl2d.policies.dl2.size_steps``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,14 @@ from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import Evidence
 from dl2d.core.resources import Shortfall
-from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
-from dl2d.policies.filling import Filling, next_bundle
-from dl2d.policies.heads import Heads
-from dl2d.policies.jumps import (
+from dl2d.policies.common.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, version_of
+from dl2d.policies.common.greedy import Filling, next_bundle
+from dl2d.policies.common.predicted_speeds import in_next_slot, stays
+from dl2d.policies.dl2.exploration import BOLDER, scouts
+from dl2d.policies.dl2.greedy_packing import Heads
+from dl2d.policies.dl2.locality import Layouts, largest, least_seconds
+from dl2d.policies.dl2.pareto_frontier import Grid, Surface, Surfaces, alike, amounts_of, sizes_of, surfaces, weight_of
+from dl2d.policies.dl2.size_steps import (
     FEATURES,
     LEAST_LEFT,
     Crowd,
@@ -39,10 +43,6 @@ from dl2d.policies.jumps import (
     score,
     weight_count,
 )
-from dl2d.policies.layout import Layouts, largest, least_seconds
-from dl2d.policies.resizing import in_next_slot, stays
-from dl2d.policies.scouts import BOLDER, scouts
-from dl2d.policies.surfaces import Grid, Surface, Surfaces, alike, amounts_of, sizes_of, surfaces, weight_of
 from dl2d.throughput.gaussian_process import OPTIMISM, GaussianProcess
 from dl2d.throughput.observations import (
     Points,
@@ -55,7 +55,7 @@ from dl2d.throughput.observations import (
     without_drift,
 )
 from dl2d.throughput.relabelling import Labels, Shown
-from dl2d.throughput.remaining import samples_left
+from dl2d.throughput.remaining_work import samples_left
 
 _NAME: Final = "dl2"
 #: Folder of the checkpoint that comes with dl2d.
@@ -71,7 +71,7 @@ class Dl2:
     both measured one size; a kind that is faster or slower here altogether has all its speeds from there put right
     (``dl2d.throughput.observations``). All sizes are chosen in the totals of the cluster; then the tasks are packed,
     in an order that leaves little unused, and what has no room is left off and what is free given to others. Where the
-    placement lays a job on as few nodes as hold it, its speeds are those there (``dl2d.policies.layout``).
+    placement lays a job on as few nodes as hold it, its speeds are those there (``dl2d.policies.dl2.locality``).
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.measured import TrainingKind
 from dl2d.throughput.relabelling import Labels
-from dl2d.throughput.remaining import samples_left
+from dl2d.throughput.remaining_work import samples_left
 
 #: How many times as much as the others a scout hopes for.
 BOLDER: Final = 2.0

@@ -15,10 +15,10 @@ from dl2d.core.errors import CheckpointError
 from dl2d.core.jobs import NOTHING, Allocation, Architecture, Consistency
 from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.resources import Resources
-from dl2d.policies.checkpoint import Checkpoint
-from dl2d.policies.dl2 import Dl2, as_arrays, from_arrays, shipped
-from dl2d.policies.jumps import FEATURES, Crowd, initial_weights, look, score, weight_count
-from dl2d.policies.surfaces import Grid, Surfaces, surfaces
+from dl2d.policies.common.checkpoint import Checkpoint
+from dl2d.policies.dl2.pareto_frontier import Grid, Surfaces, surfaces
+from dl2d.policies.dl2.policy import Dl2, as_arrays, from_arrays, shipped
+from dl2d.policies.dl2.size_steps import FEATURES, Crowd, initial_weights, look, score, weight_count
 from dl2d.tick.guard import check
 
 KIND = TrainingKind("m", Architecture.PS, Consistency.SYNC)

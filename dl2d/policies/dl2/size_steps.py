@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.policies.surfaces import Surfaces
+from dl2d.policies.dl2.pareto_frontier import Surfaces
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

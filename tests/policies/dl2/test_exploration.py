@@ -12,8 +12,8 @@ from throughput.test_relabelling import KNOWN, TRUE, job_of, own, with_speeds
 
 from dl2d.core.jobs import Job
 from dl2d.core.measured import SpeedPoint
-from dl2d.policies.dl2 import Dl2
-from dl2d.policies.scouts import scouts
+from dl2d.policies.dl2.exploration import scouts
+from dl2d.policies.dl2.policy import Dl2
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.observations import by_kind
 from dl2d.throughput.relabelling import Labels

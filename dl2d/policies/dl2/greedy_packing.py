@@ -10,8 +10,8 @@ import numpy as np
 
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
 from dl2d.core.packing import Blocked, Packing
-from dl2d.policies.filling import Filling, next_bundle
-from dl2d.policies.jumps import Floats, Ints
+from dl2d.policies.common.greedy import Filling, next_bundle
+from dl2d.policies.dl2.size_steps import Floats, Ints
 
 _ROLES = (Role.WORKER, Role.PS)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dl2d.core.errors import CheckpointError
-from dl2d.policies.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 
 
 def a_checkpoint(**changes: object) -> Checkpoint:

@@ -14,8 +14,8 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobRequest, Role
 from dl2d.core.measured import KnownSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.resources import Resources
-from dl2d.policies.filling import Filling
-from dl2d.policies.sampling import Sampling, candidates
+from dl2d.policies.common.greedy import Filling
+from dl2d.policies.common.speed_sampling import Sampling, candidates
 from dl2d.throughput.optimus_model import SpeedFit, fit_speed, number_of_terms, usable
 
 _Floats = NDArray[np.float64]

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dl2d.policies.jumps import Crowd, Floats, Ints, choose, look, score, weight_count
-from dl2d.policies.surfaces import Grid, Surface, Surfaces, surfaces
+from dl2d.policies.dl2.pareto_frontier import Grid, Surface, Surfaces, surfaces
+from dl2d.policies.dl2.size_steps import Crowd, Floats, Ints, choose, look, score, weight_count
 
 
 def a_surface(rng: np.random.Generator, capacity: list[int]) -> Surface | None:

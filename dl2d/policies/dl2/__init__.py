@@ -1,0 +1,3 @@
+"""The default learned policy: size steps along each job's Pareto frontier, in the order of learned scores."""
+
+from __future__ import annotations
