@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from operator import add
+from functools import cache
+from operator import attrgetter
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.core.cluster import NodeState, Snapshot, Task
+from dl2d.core.cluster import NodeState, Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
-from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.core.resources import Resources, Shortfall
 from dl2d.policies.common.greedy import next_bundle
 from dl2d.policies.common.pace import pace
-from dl2d.policies.machines import Machines, Vector
 from dl2d.throughput.remaining_work import samples_left
 
 _ROLES = (Role.WORKER, Role.PS)
 #: Largest amount of remaining work that is told apart, so that sums stay finite.
-_MOST_WORK = 1e100
+_MAX_WORK = 1e100
 
-#: Cuts new tasks into those that go on one machine together.
-_Units = Callable[[Allocation], list[tuple[Role, ...]]]
+#: Thousandths of each resource, in the order of ``_Machines.resources``.
+_Amounts = NDArray[np.int64]
 
 
 class Tetris:
@@ -84,55 +82,110 @@ class Tetris:
         return NO_EVIDENCE
 
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
-        """See ``dl2d.core.policy.Policy``.
-
-        Cost: bundles x (log jobs + shapes, vectorised), and machines; shapes are the distinct demands of units.
-        """
+        """See ``dl2d.core.policy.Policy``. Cost: bundles x jobs, vectorised."""
         del rng
-        room = packing.room()
-        demands = {job.request.demand(role) for job in snapshot.jobs for role in _ROLES}
-        machines = Machines(snapshot.nodes, room, demands | {task.demand for task in snapshot.tasks})
+        machines = _Machines(snapshot, packing)
         jobs = _jobs(snapshot, machines)
-        known = {job.key for job in snapshot.jobs}
-        for task in snapshot.tasks:
-            # Who is not to be decided on stays where it is.
-            if task.state.wanted and task.job not in known and task.node in machines.places:
-                machines.take(machines.places[task.node], machines.vector(task.demand))
-        before = list(machines.free)
-        anew = None
+        before, anew = machines.free.copy(), None
         if any(entry.runs[role] for entry in jobs for role in _ROLES):
-            anew = self._filling([entry.afresh() for entry in jobs], machines.copy())
-            anew.floors()
+            anew = self._filling([entry.afresh() for entry in jobs], machines)
+            anew.give_floors()
             anew.fill()
+            machines.free = before.copy()
         filling = self._filling(jobs, machines)
-        filling.floors()
+        filling.give_floors()
         if anew is not None:
             targets = [entry.has for entry in anew.jobs]
             filling.keep(targets)
             filling.fill(targets)
         filling.fill()
+        # The packing has the same tasks then, and says what stands in the way of more.
+        for name, taken in zip(machines.names, before - machines.free, strict=True):
+            if taken.any():
+                packing.place_on(name, machines.resources_of(taken))
+
+        @cache
+        def blocked(demand: Resources, role: Role) -> Blocked | None:
+            node = packing.place(demand, role)
+            if isinstance(node, Blocked):
+                return node
+            packing.remove(node, demand)
+            return None
+
         held = snapshot.held()
-        why = _Reasons(filling, anew, packing, before)
-        decided = [why.decision(entry, held.get(entry.job.key, NOTHING)) for entry in jobs]
         return Decision(
             policy=self.name,
             policy_version=self.version,
-            jobs=tuple(decided),
+            jobs=tuple(_decided(entry, held[entry.job.key], filling, anew, blocked) for entry in jobs),
             measure="alignment less weighed remaining work",
             actions=tuple(filling.actions),
             nodes=tuple((entry.job.key, role, node) for entry in jobs for role, node in entry.laid),
         )
 
-    def _filling(self, jobs: Sequence[_Job], machines: Machines) -> _Filling:
+    def _filling(self, jobs: Sequence[_Job], machines: _Machines) -> _Filling:
         return _Filling(jobs, machines, self._shortness, whole_bundles=self._whole_bundles)
 
 
-class _Running(msgspec.Struct, frozen=True, gc=False):
+class _Machines:
+    """The nodes that take tasks, in their order, and what is free on them for the jobs of a snapshot."""
+
+    def __init__(self, snapshot: Snapshot, packing: Packing) -> None:
+        room = packing.room()
+        known = {job.key for job in snapshot.jobs}
+        for task in snapshot.tasks:
+            # Who is not to be decided on stays where it is.
+            if task.state.wanted and task.job not in known and task.node in room:
+                room[task.node] = room[task.node].minus(task.demand)
+        nodes = [node for node in snapshot.nodes if node.name in room]
+        listed = {node.capacity for node in nodes} | {task.demand for task in snapshot.tasks}
+        listed |= {job.request.demand(role) for job in snapshot.jobs for role in _ROLES}
+        self.resources = sorted({name for demand in listed for name, _ in demand.thousandths})
+        self._known: dict[Resources, _Amounts] = {}
+        self.names = [node.name for node in nodes]
+        self.places = {name: place for place, name in enumerate(self.names)}
+        #: Shape (machines, resources).
+        self.capacity, self.free = np.zeros((2, len(nodes), len(self.resources)), dtype=np.int64)
+        for place, node in enumerate(nodes):
+            self.capacity[place], self.free[place] = self.amounts(node.capacity), self.amounts(room[node.name])
+
+    def amounts(self, demand: Resources) -> _Amounts:
+        """A demand as a row."""
+        if demand not in self._known:
+            given = dict(demand.thousandths)
+            self._known[demand] = np.array([given.get(name, 0) for name in self.resources], dtype=np.int64)
+        return self._known[demand]
+
+    def resources_of(self, amounts: _Amounts) -> Resources:
+        """The inverse of ``amounts``."""
+        return Resources(
+            tuple((name, left) for name, left in zip(self.resources, amounts.tolist(), strict=True) if left)
+        )
+
+    def fits(self, place: int, demand: _Amounts) -> bool:
+        """Whether a machine has room."""
+        return bool((demand <= self.free[place]).all())
+
+    def first_with_room(self, demand: _Amounts) -> int | None:
+        """The first machine with room."""
+        fits = (demand <= self.free).all(axis=1)
+        return int(fits.argmax()) if fits.any() else None
+
+
+class _Running(NamedTuple):
     """A task that runs already. ``place`` is None where its node takes no new tasks: it may stay all the same."""
 
     node: str
     place: int | None
-    demand: Vector
+    demand: _Amounts
+
+
+class _Choice(NamedTuple):
+    """What went on the last machine that had room for a job's next unit, and what it and the job itself scored."""
+
+    place: int
+    order: int
+    score: float
+    own: float
 
 
 @dataclass(slots=True, eq=False)
@@ -144,7 +197,8 @@ class _Job:
     #: Remaining work, in seconds x average machines.
     work: float
     floor: Allocation
-    vectors: Mapping[Role, Vector]
+    #: What tasks take that are laid on one machine together.
+    demands: dict[tuple[Role, ...], _Amounts]
     #: Tasks that run and were not given to it again yet, the oldest last.
     runs: dict[Role, list[_Running]]
     has: Allocation = NOTHING
@@ -155,38 +209,33 @@ class _Job:
 
     def afresh(self) -> _Job:
         """The job as if nothing of it ran."""
+        return _Job(self.job, self.order, self.work, self.floor, self.demands, {role: [] for role in _ROLES})
+
+    def again(self, step: Allocation, role: Role) -> list[_Running]:
+        """The tasks of a step that run already."""
+        return self.runs[role][max(len(self.runs[role]) - step.count(role), 0) :]
+
+    def new(self, step: Allocation, *, pairs: bool) -> list[tuple[Role, ...]]:
+        """The new tasks of a step in units: with ``pairs`` a worker and a PS together as long as there are both."""
+        workers, ps = (max(step.count(role) - len(self.runs[role]), 0) for role in _ROLES)
+        both = min(workers, ps) if pairs else 0
+        units: list[tuple[Role, ...]] = [_ROLES] * both
+        return units + [(Role.WORKER,)] * (workers - both) + [(Role.PS,)] * (ps - both)
+
+
+def _jobs(snapshot: Snapshot, machines: _Machines) -> list[_Job]:
+    floors, work = dict(snapshot.floors), _remaining_work(snapshot)
+    jobs = {}
+    for order, job in enumerate(snapshot.jobs):
+        worker, ps = (machines.amounts(job.request.demand(role)) for role in _ROLES)
+        demands = {(Role.WORKER,): worker, (Role.PS,): ps, _ROLES: worker + ps}
         runs: dict[Role, list[_Running]] = {role: [] for role in _ROLES}
-        return _Job(self.job, self.order, self.work, self.floor, self.vectors, runs)
-
-
-def _jobs(snapshot: Snapshot, machines: Machines) -> list[_Job]:
-    runs: dict[JobKey, dict[Role, list[Task]]] = {job.key: {role: [] for role in _ROLES} for job in snapshot.jobs}
-    for task in snapshot.tasks:
-        if task.state.wanted and task.job in runs and task.role in _ROLES:
-            runs[task.job][task.role].append(task)
-    floors = dict(snapshot.floors)
-    work = _remaining_work(snapshot)
-    return [
-        _Job(
-            job,
-            order,
-            work[job.key],
-            floors.get(job.key, NOTHING),
-            {role: machines.vector(job.request.demand(role)) for role in _ROLES},
-            {
-                role: [
-                    _Running(task.node, machines.places.get(task.node), machines.vector(task.demand))
-                    for task in _newest_first(tasks)
-                ]
-                for role, tasks in runs[job.key].items()
-            },
-        )
-        for order, job in enumerate(snapshot.jobs)
-    ]
-
-
-def _newest_first(tasks: list[Task]) -> list[Task]:
-    return sorted(tasks, key=lambda task: task.number, reverse=True) if len(tasks) > 1 else tasks
+        jobs[job.key] = _Job(job, order, work[job.key], floors.get(job.key, NOTHING), demands, runs)
+    for task in sorted(snapshot.tasks, key=attrgetter("number"), reverse=True):
+        if task.state.wanted and task.job in jobs and task.role in _ROLES:
+            running = _Running(task.node, machines.places.get(task.node), machines.amounts(task.demand))
+            jobs[task.job].runs[task.role].append(running)
+    return list(jobs.values())
 
 
 def _remaining_work(snapshot: Snapshot) -> dict[JobKey, float]:
@@ -208,7 +257,7 @@ def _remaining_work(snapshot: Snapshot) -> dict[JobKey, float]:
 
     speeds = pace(snapshot, per_bundle)
     return {
-        job.key: min(samples_left(job) / speeds[job.key] * machines(job.request.demand_of(_bundle(job))), _MOST_WORK)
+        job.key: min(samples_left(job) / speeds[job.key] * machines(job.request.demand_of(_bundle(job))), _MAX_WORK)
         for job in snapshot.jobs
     }
 
@@ -217,156 +266,28 @@ def _bundle(job: Job) -> Allocation:
     return Allocation(1, min(job.request.max_ps, 1))
 
 
-def _pairs(new: Allocation) -> list[tuple[Role, ...]]:
-    """Units of new tasks: a worker and a PS together as long as there are both."""
-    pairs = min(new)
-    return [_ROLES] * pairs + _singly(Allocation(new.workers - pairs, new.ps - pairs))
-
-
-def _singly(new: Allocation) -> list[tuple[Role, ...]]:
-    units: list[tuple[Role, ...]] = [(Role.WORKER,)] * new.workers
-    return units + [(Role.PS,)] * new.ps
-
-
-class _Shapes:
-    """Jobs by the demand of their next unit; of those with equal demand, the first is the one with least work left."""
-
-    def __init__(self, machines: Machines, shortness: float) -> None:
-        self._machines = machines
-        self._shortness = shortness
-        self._numbers: dict[Vector, int] = {}
-        self._demands: list[Vector] = []
-        self._queues: list[list[tuple[float, int]]] = []
-        # One number for each shape: jobs in it, their work together, the least work and the place in the order of the
-        # job that has it. Grown by doubling.
-        self._count = np.zeros(0)
-        self._work = np.zeros(0)
-        self._least = np.zeros(0)
-        self._order = np.zeros(0)
-        #: What was found for a machine of some capacity with so much free: the shapes that fit, and their alignment.
-        self._seen: dict[tuple[Vector, Vector], tuple[NDArray[np.intp], NDArray[np.float64]]] = {}
-        self.alive = 0
-        #: Each choice so far, and the last one in which a shape had room.
-        self._choices: list[tuple[int, float, float, int, tuple[NDArray[np.intp], NDArray[np.float64]]]] = []
-        self._last = np.zeros(0, dtype=np.int64)
-
-    def number(self, demand: Vector) -> int:
-        """The shape of a demand."""
-        number = self._numbers.get(demand)
-        if number is None:
-            number = self._numbers[demand] = len(self._demands)
-            self._demands.append(demand)
-            self._queues.append([])
-            self._seen.clear()
-            if number >= len(self._count):
-                more = max(16, number)
-                for name in ("_count", "_work", "_least", "_order"):
-                    setattr(self, name, np.append(getattr(self, name), np.zeros(more)))
-                self._last = np.append(self._last, np.full(more, -1))
-        return number
-
-    def enter(self, shape: int, entry: _Job) -> None:
-        """A job's next unit is of this shape."""
-        heapq.heappush(self._queues[shape], (entry.work, entry.order))
-        self._count[shape] += 1
-        self._work[shape] += entry.work
-        self.alive += 1
-        self._look(shape)
-
-    def leave(self, shape: int) -> None:
-        """The first job of a shape is no candidate any more."""
-        work, _ = heapq.heappop(self._queues[shape])
-        self._count[shape] -= 1
-        self._work[shape] = self._work[shape] - work if self._queues[shape] else 0.0
-        self.alive -= 1
-        self._look(shape)
-
-    def empty(self) -> None:
-        """No job is a candidate any more."""
-        for shape, queue in enumerate(self._queues):
-            queue.clear()
-            self._count[shape] = self._work[shape] = 0.0
-        self.alive = 0
-
-    def best(self, place: int) -> tuple[int, int, float] | None:
-        """The shape, job and score that should go on a machine next; None where nothing has room."""
-        fitting, alignment = self._fitting(place)
-        if not len(fitting):
-            return None
-        count = self._count[fitting]
-        work = float(self._work[fitting].sum())
-        # Both means are over the same jobs, so their quotient is that of the sums.
-        weight = self._shortness * float((count * alignment).sum()) / work if work > 0 else 0.0
-        scores = np.where(count > 0, alignment - weight * self._least[fitting], -np.inf)
-        which = int(scores.argmax())
-        score = float(scores[which])
-        if score == -math.inf:
-            return None
-        equal = scores == score
-        if np.count_nonzero(equal) > 1:
-            which = int(np.where(equal, self._order[fitting], np.inf).argmin())
-        shape = int(fitting[which])
-        order = self._queues[shape][0][1]
-        self._last[fitting] = len(self._choices)
-        self._choices.append((place, weight, score, order, (fitting, alignment)))
-        return shape, order, score
-
-    def last_choice(self, demand: Vector, work: float) -> _Choice | None:
-        """What went on the last machine that had room for a unit, and what a job with so much work scored there."""
-        shape = self._numbers.get(demand)
-        if shape is None or self._last[shape] < 0:
-            return None
-        place, weight, score, order, (fitting, alignment) = self._choices[int(self._last[shape])]
-        own = float(alignment[np.searchsorted(fitting, shape)]) - weight * work
-        return _Choice(place, order, score, own)
-
-    def _look(self, shape: int) -> None:
-        if self._queues[shape]:
-            self._least[shape], self._order[shape] = self._queues[shape][0]
-
-    def _fitting(self, place: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """The shapes that have room on a machine, ascending, and their alignment with it."""
-        capacity, free = self._machines.capacity[place], self._machines.free[place]
-        found = self._seen.get((capacity, free))
-        if found is None:
-            demands = np.array(self._demands, dtype=np.int64).reshape(len(self._demands), len(free))
-            fitting = np.flatnonzero((demands <= np.array(free, dtype=np.int64)).all(axis=1))
-            weights = [had / whole**2 if whole else 0.0 for had, whole in zip(free, capacity, strict=True)]
-            found = self._seen[capacity, free] = fitting, (demands[fitting] * np.array(weights)).sum(axis=1)
-        return found
-
-
-class _Cut(NamedTuple):
-    """Units of new tasks: which tasks, and what they take together."""
-
-    roles: tuple[tuple[Role, ...], ...]
-    demands: tuple[Vector, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """A job that was preferred on a machine, and by how much."""
-
-    place: int
-    order: int
-    score: float
-    own: float
-
-
 class _Filling:
-    """Machines being filled."""
+    """Machines being filled. A job's next unit waits for room, until there is none or it has all it may have."""
 
-    def __init__(self, jobs: Sequence[_Job], machines: Machines, shortness: float, *, whole_bundles: bool) -> None:
+    def __init__(self, jobs: Sequence[_Job], machines: _Machines, shortness: float, *, whole_bundles: bool) -> None:
         self.jobs = jobs
         self.machines = machines
-        self.shapes = _Shapes(machines, shortness)
         self.actions: list[tuple[JobKey, Allocation]] = []
+        self._shortness = shortness
         self._whole_bundles = whole_bundles
         #: Steps of new tasks for which there was no room: there never will be, as room only shrinks.
-        self._hopeless: set[tuple[Vector, ...]] = set()
-        self._cuts: dict[tuple[Vector, Vector, Allocation, _Units], _Cut] = {}
+        self._hopeless: set[tuple[object, ...]] = set()
+        #: Next steps of the jobs; which of them wait, and what their first units take, shape (resources, jobs).
+        self._steps: list[Allocation] = [NOTHING] * len(jobs)
+        self._waits = np.zeros(len(jobs), dtype=np.bool_)
+        self._units = np.zeros((len(machines.resources), len(jobs)))
+        self._work = np.array([entry.work for entry in jobs])
+        #: Machine, job and score of each choice; of each job, the last in which it waited and had room, and its score.
+        self._choices: list[tuple[int, int, float]] = []
+        self._last = np.full(len(jobs), -1)
+        self._scored = np.zeros(len(jobs))
 
-    def step(self, entry: _Job, target: Allocation | None = None) -> Allocation | None:
+    def next_step(self, entry: _Job, target: Allocation | None = None) -> Allocation | None:
         """What a job should be given next, room or not, up to a target."""
         job = entry.job
         if target is not None:
@@ -375,16 +296,24 @@ class _Filling:
             job = replace(job, request=replace(job.request, max_workers=target.workers, max_ps=target.ps))
         return next_bundle(job, entry.has, whole=self._whole_bundles)
 
-    def floors(self) -> None:
+    def last_choice(self, order: int) -> _Choice | None:
+        """What went on the last machine that had room for a job's next unit."""
+        which = self._last[order]
+        if which < 0:
+            return None
+        place, chosen, score = self._choices[which]
+        return _Choice(place, chosen, score, float(self._scored[order]))
+
+    def give_floors(self) -> None:
         """Give each job its floor; it stands even where there is no room for it."""
         for entry in self.jobs:
-            if entry.floor == NOTHING or self._lay(entry, entry.floor, _singly, None):
+            if entry.floor == NOTHING or self._lay(entry, entry.floor):
                 continue
+            begun = len(self.actions)
             for role in _ROLES:
                 for _ in range(entry.floor.count(role)):
-                    self._lay(entry, Allocation(role is Role.WORKER, role is Role.PS), _singly, None)
-            self.actions = [action for action in self.actions if action[0] != entry.job.key]
-            self.actions.append((entry.job.key, entry.floor))
+                    self._lay(entry, Allocation(int(role is Role.WORKER), int(role is Role.PS)))
+            self.actions[begun:] = [(entry.job.key, entry.floor)]
             entry.has = entry.floor
 
     def keep(self, targets: Iterable[Allocation]) -> None:
@@ -393,182 +322,142 @@ class _Filling:
             runs, has, request = entry.runs, entry.has, entry.job.request
             workers = request.largest_allowed(min(has.workers + len(runs[Role.WORKER]), target.workers))
             ps = min(has.ps + len(runs[Role.PS]), target.ps)
-            if workers >= request.min_workers and ps >= request.min_ps:
-                more = Allocation(max(workers - has.workers, 0), max(ps - has.ps, 0))
-                if more != NOTHING:
-                    self._lay(entry, more, _singly, None)
+            more = Allocation(max(workers - has.workers, 0), max(ps - has.ps, 0))
+            if workers >= request.min_workers and ps >= request.min_ps and more != NOTHING:
+                self._lay(entry, more)
 
     def fill(self, targets: Sequence[Allocation] | None = None) -> None:
-        """Pack bundle by bundle, and then task by task."""
-        limits: Sequence[Allocation | None] = targets if targets is not None else [None] * len(self.jobs)
-        for units in (_pairs, _singly):
-            self._sweep([(entry, limit) for entry, limit in zip(self.jobs, limits, strict=True)], units)
+        """Fill machine after machine with the units that score highest: bundle by bundle, and then task by task."""
+        limits = [None] * len(self.jobs) if targets is None else targets
+        for pairs in (True, False):
+            for entry in sorted(self.jobs, key=lambda entry: entry.work):
+                self._wait(entry, limits[entry.order], pairs=pairs)
+            for place in range(len(self.machines.names)):
+                while self._waits.any() and (chosen := self._choose(place)) is not None:
+                    entry, score = chosen
+                    if self._lay(entry, self._steps[entry.order], pairs=pairs, place=place):
+                        entry.score = score
+                        self._wait(entry, limits[entry.order], pairs=pairs)
+                    else:
+                        self._waits[entry.order] = False
 
-    def _sweep(self, candidates: list[tuple[_Job, Allocation | None]], units: _Units) -> None:
-        steps: dict[int, Allocation] = {}
-        limits = {entry.order: limit for entry, limit in candidates}
-        for entry, limit in sorted(candidates, key=lambda candidate: candidate[0].work):
-            if limit != NOTHING:
-                shape = self._next(entry, limit, units, steps)
-                if shape is not None:
-                    self.shapes.enter(shape, entry)
-        for place in range(len(self.machines.names)):
-            if not self.shapes.alive:
+    def _choose(self, place: int) -> tuple[_Job, float] | None:
+        """The job with the highest score of those whose units have room on a machine, and that score."""
+        fits, alignment = self._waits.copy(), np.zeros(len(self.jobs))
+        rows = self.machines.free[place].tolist(), self.machines.capacity[place].tolist()
+        for unit, free, capacity in zip(self._units, *rows, strict=True):
+            fits &= unit <= free
+            if capacity:
+                alignment += unit * (free / capacity**2)
+        if not fits.any():
+            return None
+        work = float(self._work[fits].sum())
+        # Both means are over the same jobs, so their quotient is that of the sums.
+        weight = self._shortness * float(alignment[fits].sum()) / work if work > 0 else 0.0
+        scores = np.where(fits, alignment - weight * self._work, -np.inf)
+        best = int(scores.argmax())  # of equals the job submitted first
+        self._last[fits], self._scored[fits] = len(self._choices), scores[fits]
+        self._choices.append((place, best, float(scores[best])))
+        return self.jobs[best], float(scores[best])
+
+    def _wait(self, entry: _Job, limit: Allocation | None, *, pairs: bool) -> None:
+        """Have a job wait for room for its next new tasks, once those that run already were given to it again."""
+        order, self._waits[entry.order] = entry.order, False
+        while limit != NOTHING and (step := self.next_step(entry, limit)) is not None:
+            units = entry.new(step, pairs=pairs)
+            if units:
+                self._waits[order] = self._kind(entry, units) not in self._hopeless
+                self._steps[order], self._units[:, order] = step, entry.demands[units[0]]
                 return
-            while (choice := self.shapes.best(place)) is not None:
-                shape, order, score = choice
-                entry = self.jobs[order]
-                following = None
-                if self._lay(entry, steps[order], units, place):
-                    entry.score = score
-                    following = self._next(entry, limits[order], units, steps)
-                if following != shape:
-                    self.shapes.leave(shape)
-                    if following is not None:
-                        self.shapes.enter(following, entry)
-        self.shapes.empty()
+            if not self._lay(entry, step):
+                return
 
-    def _next(self, entry: _Job, limit: Allocation | None, units: _Units, steps: dict[int, Allocation]) -> int | None:
-        """Shape of a job's next unit, once tasks that run already were given to it again; None where there is none."""
-        while True:
-            step = self.step(entry, limit)
-            if step is None:
-                return None
-            new = _new(entry, step)
-            if new != NOTHING:
-                break
-            if not self._lay(entry, step, units, None):
-                return None
-        steps[entry.order] = step
-        demands = self._cut(entry, new, units).demands
-        return None if demands in self._hopeless else self.shapes.number(demands[0])
-
-    def last_choice(self, entry: _Job, step: Allocation) -> _Choice | None:
-        """What went on the last machine that had room for the new tasks of a job's step."""
-        for units in (_pairs, _singly):
-            demands = self._cut(entry, _new(entry, step), units).demands
-            choice = self.shapes.last_choice(demands[0], entry.work) if demands else None
-            if choice is not None:
-                return choice
-        return None
-
-    def _cut(self, entry: _Job, new: Allocation, units: _Units) -> _Cut:
-        """The units of new tasks, and what each takes."""
-        workers, ps = entry.vectors[Role.WORKER], entry.vectors[Role.PS]
-        cut = self._cuts.get((workers, ps, new, units))
-        if cut is None:
-            demands = {(Role.WORKER,): workers, (Role.PS,): ps, _ROLES: tuple(map(add, workers, ps))}
-            roles = units(new)
-            cut = self._cuts[workers, ps, new, units] = _Cut(tuple(roles), tuple(demands[each] for each in roles))
-        return cut
-
-    def _lay(self, entry: _Job, step: Allocation, units: _Units, place: int | None) -> bool:
+    def _lay(self, entry: _Job, step: Allocation, *, pairs: bool = False, place: int | None = None) -> bool:
         """Give a job a step, all or none.
 
         Tasks that run stay where they are; new units go on the machine, or on the first that has room.
         """
-        machines = self.machines
-        taken: list[tuple[int, Vector]] = []
-        laid: list[tuple[Role, str]] = []
-        again = {role: min(step.count(role), len(entry.runs[role])) for role in _ROLES}
-        room = True
-        for role, count in again.items():
-            for running in entry.runs[role][len(entry.runs[role]) - count :]:
-                if running.place is not None:
-                    room = room and machines.fits(running.place, running.demand)
-                    if not room:
-                        break
-                    machines.take(running.place, running.demand)
-                    taken.append((running.place, running.demand))
-                laid.append((role, running.node))
-        new = self._cut(entry, _new(entry, step), units)
-        for roles, demand in zip(new.roles, new.demands, strict=True):
+        machines, units = self.machines, entry.new(step, pairs=pairs)
+        again = [(role, running) for role in _ROLES for running in entry.again(step, role)]
+        taken: list[tuple[int, _Amounts]] = []
+
+        def take(at: int | None, demand: _Amounts) -> bool:
+            if at is None or not machines.fits(at, demand):
+                return False
+            machines.free[at] -= demand
+            taken.append((at, demand))
+            return True
+
+        laid = [(role, running.node) for role, running in again]
+        room = all(running.place is None or take(running.place, running.demand) for _, running in again)
+        for unit in units if room else ():
+            demand = entry.demands[unit]
             at = place if place is not None and machines.fits(place, demand) else machines.first_with_room(demand)
-            room = room and at is not None
+            room = take(at, demand)
             if not room or at is None:
                 break
-            machines.take(at, demand)
-            taken.append((at, demand))
-            laid += ((role, machines.names[at]) for role in roles)
+            laid += [(role, machines.names[at]) for role in unit]
         if not room:
             for at, demand in taken:
-                machines.give_back(at, demand)
-            if new.demands and not any(again.values()):
-                self._hopeless.add(new.demands)
+                machines.free[at] += demand
+            if units and not again:
+                self._hopeless.add(self._kind(entry, units))
             return False
-        for role, count in again.items():
-            del entry.runs[role][len(entry.runs[role]) - count :]
+        for role in _ROLES:
+            del entry.runs[role][len(entry.runs[role]) - len(entry.again(step, role)) :]
         entry.laid += laid
         entry.has = Allocation(entry.has.workers + step.workers, entry.has.ps + step.ps)
         self.actions.append((entry.job.key, step))
         return True
 
-
-def _new(entry: _Job, step: Allocation) -> Allocation:
-    """The tasks of a step that do not run yet."""
-    runs = entry.runs
-    return Allocation(max(step.workers - len(runs[Role.WORKER]), 0), max(step.ps - len(runs[Role.PS]), 0))
+    def _kind(self, entry: _Job, units: Sequence[tuple[Role, ...]]) -> tuple[object, ...]:
+        """The same for new tasks that take the same."""
+        return (entry.job.request.worker, entry.job.request.ps, *units)
 
 
-class _Reasons:
-    """Why each job has what it has."""
-
-    def __init__(self, filling: _Filling, anew: _Filling | None, packing: Packing, before: Sequence[Vector]) -> None:
-        """``before`` is what was free on each machine at first; ``packing`` is brought to where the machines are."""
-        self._filling = filling
-        self._anew = anew
-        self._packing = packing
-        machines = filling.machines
-        for place, (had, free) in enumerate(zip(before, machines.free, strict=True)):
-            taken = zip(machines.resources, had, free, strict=True)
-            demand = Resources(tuple((name, first - last) for name, first, last in taken if first > last))
-            if demand != NO_RESOURCES:
-                packing.place_on(machines.names[place], demand)
-        self._blocked: dict[tuple[Resources, Role], Blocked | None] = {}
-
-    def decision(self, entry: _Job, previous: Allocation) -> JobDecision:
-        """A job's decision, with its reason and scores."""
-        job, has, filling = entry.job, entry.has, self._filling
-        options = [] if entry.score is None else [Alternative(has, entry.score)]
-        step = filling.step(entry)
-        if step is None:
-            reason = Reason(Constraint.SATISFIED, f"has its maximum of {has}")
-            return JobDecision(job.key, has, reason, previous, tuple(options))
-        last = filling.last_choice(entry, step)
-        if last is None and self._anew is not None:
-            # Its own room was given away when targets were found.
-            other = self._anew.jobs[entry.order]
-            following = self._anew.step(other)
-            last = self._anew.last_choice(other, following) if following is not None else None
-        if last is not None:
-            more = Allocation(has.workers + step.workers, has.ps + step.ps)
-            options.append(Alternative(more, last.own))
-        return JobDecision(job.key, has, self._why(entry, step, last), previous, tuple(options))
-
-    def _why(self, entry: _Job, step: Allocation, last: _Choice | None) -> Reason:
-        machines, jobs = self._filling.machines, self._filling.jobs
-        behind = ""
-        if last is not None and last.order != entry.order:
-            job = jobs[last.order].job
+def _decided(
+    entry: _Job,
+    previous: Allocation,
+    filling: _Filling,
+    anew: _Filling | None,
+    blocked: Callable[[Resources, Role], Blocked | None],
+) -> JobDecision:
+    """A job's decision, with its reason and scores."""
+    job, has = entry.job, entry.has
+    options = [] if entry.score is None else [Alternative(has, entry.score)]
+    step = filling.next_step(entry)
+    if step is None:
+        reason = Reason(Constraint.SATISFIED, f"has its maximum of {has}")
+        return JobDecision(job.key, has, reason, previous, tuple(options))
+    last = filling.last_choice(entry.order)
+    if last is None and anew is not None:
+        # Its own room was given away when targets were found.
+        last = anew.last_choice(entry.order)
+    behind = ""
+    if last is not None:
+        options.append(Alternative(Allocation(has.workers + step.workers, has.ps + step.ps), last.own))
+        if last.order != entry.order:
+            preferred = filling.jobs[last.order].job
             behind = (
-                f"; on {machines.names[last.place]}, the last with room for it, {job.key.id} ({job.request.name}) "
-                f"scored {last.score:.3g} and it {last.own:.3g}"
+                f"; on {filling.machines.names[last.place]}, the last with room for it, {preferred.key.id} "
+                f"({preferred.request.name}) scored {last.score:.3g} and it {last.own:.3g}"
             )
-        for role in _ROLES:
-            if entry.runs[role] and step.count(role):
-                running = entry.runs[role][-1]
-                if running.place is not None and not machines.fits(running.place, running.demand):
-                    text = f"next bundle of {step}: the room of a {role} on {running.node} went to others"
-                    return Reason(Constraint.QUEUE, text + behind)
-            elif step.count(role) and (blocked := self._room_for(entry.job.request.demand(role), role)) is not None:
-                return Reason(blocked.constraint, f"next bundle of {step}: {blocked}{behind}", blocked.shortfalls)
-        text = f"next bundle of {step}: there is room for each of its tasks, but not for all together"
-        return Reason(Constraint.FRAGMENTED, text + behind)
+    constraint, text, shortfalls = _why_not(entry, step, filling.machines, blocked)
+    reason = Reason(constraint, f"next bundle of {step}: {text}{behind}", shortfalls)
+    return JobDecision(job.key, has, reason, previous, tuple(options))
 
-    def _room_for(self, demand: Resources, role: Role) -> Blocked | None:
-        if (demand, role) not in self._blocked:
-            node = self._packing.place(demand, role)
-            if isinstance(node, str):
-                self._packing.remove(node, demand)
-            self._blocked[demand, role] = node if isinstance(node, Blocked) else None
-        return self._blocked[demand, role]
+
+def _why_not(
+    entry: _Job, step: Allocation, machines: _Machines, blocked: Callable[[Resources, Role], Blocked | None]
+) -> tuple[Constraint, str, tuple[Shortfall, ...]]:
+    """What stood in the way of a job's next step."""
+    for role in _ROLES:
+        if not step.count(role):
+            continue
+        if entry.runs[role]:
+            running = entry.runs[role][-1]
+            if running.place is not None and not machines.fits(running.place, running.demand):
+                return Constraint.QUEUE, f"the room of a {role} on {running.node} went to others", ()
+        elif (why := blocked(entry.job.request.demand(role), role)) is not None:
+            return why.constraint, str(why), why.shortfalls
+    return Constraint.FRAGMENTED, "there is room for each of its tasks, but not for all together", ()
