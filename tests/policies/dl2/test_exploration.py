@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from policies.dl2.checkpoints import policy
 from policies.snapshots import given
-from policies.test_dl2 import policy
 from throughput.test_gaussian_process import SMOOTH, SPREAD, of_model
 from throughput.test_relabelling import KNOWN, TRUE, job_of, own, with_speeds
 

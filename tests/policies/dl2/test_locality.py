@@ -8,8 +8,8 @@ import pytest
 from hypothesis import strategies as st
 from msgspec import structs
 from numpy.typing import NDArray
+from policies.dl2.checkpoints import policy
 from policies.snapshots import NO_PS, a_job, a_snapshot, cluster
-from policies.test_dl2 import policy
 
 from dl2d.core.cluster import NodeState, Snapshot
 from dl2d.core.decision import Decision

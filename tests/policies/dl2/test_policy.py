@@ -6,6 +6,7 @@ import hypothesis
 import numpy as np
 import pytest
 from msgspec import structs
+from policies.dl2.checkpoints import checkpoint, measured, policy
 from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster, given, snapshots
 
 from dl2d.core.cluster import Snapshot
@@ -13,15 +14,13 @@ from dl2d.core.codec import encode
 from dl2d.core.decision import Constraint
 from dl2d.core.errors import CheckpointError
 from dl2d.core.jobs import NOTHING, Allocation, Architecture, Consistency
-from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured import TrainingKind
 from dl2d.core.resources import Resources
-from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2.pareto_frontier import Grid, Surfaces, surfaces
 from dl2d.policies.dl2.policy import Dl2, as_arrays, from_arrays, shipped
 from dl2d.policies.dl2.size_steps import FEATURES, Crowd, initial_weights, look, score, weight_count
 from dl2d.tick.guard import check
 
-KIND = TrainingKind("m", Architecture.PS, Consistency.SYNC)
 CPU = {"model": "m", "worker": Resources.of(cpu=2), "ps": Resources.of(cpu=1), "max_workers": 3, "max_ps": 3}
 #: Speed by (workers, PSs): a worker more helps, a PS more does not, except that 3w+2ps is best of all.
 SPEEDS = {
@@ -29,25 +28,6 @@ SPEEDS = {
     for workers in (1, 2, 3)
     for ps in (1, 2, 3)
 }
-
-
-def measured(speeds: dict[tuple[int, int], float], kind: TrainingKind = KIND) -> MeasuredSpeeds:
-    return MeasuredSpeeds(kind, tuple(SpeedPoint(Allocation(*size), speeds[size], 100) for size in sorted(speeds)))
-
-
-def policy(*known: MeasuredSpeeds, **settings: float) -> Dl2:
-    arrays, kinds = as_arrays(known)
-    scorer = initial_weights(0, np.random.default_rng(0))
-    given_ = {"design": "jumps", "hidden": 0, "slot_seconds": 60.0, "optimism": 0.0, "resize_seconds": 0.0}
-    return Dl2(
-        Checkpoint(
-            policy="dl2",
-            weights={"scorer": scorer, **arrays},
-            settings={**given_, "kinds": kinds} | settings,
-            training={},
-        )
-    )
-
 
 KNOWING = policy(measured(SPEEDS))
 
@@ -74,11 +54,7 @@ def test_of_two_jobs_with_room_for_one_the_shorter_starts_and_the_other_is_told_
     jobs = [a_job(1, **CPU, epochs=1000), a_job(2, **CPU, epochs=10)]
     weights = initial_weights(0, np.random.default_rng(0))
     weights[FEATURES.index("left")] = -1.0  # the shortest first
-    arrays, kinds = as_arrays([measured(SPEEDS)])
-    settings = {
-        "design": "jumps", "hidden": 0, "slot_seconds": 60.0, "optimism": 0.0, "resize_seconds": 0.0, "kinds": kinds
-    }  # fmt: skip
-    shortest = Dl2(Checkpoint(policy="dl2", weights={"scorer": weights, **arrays}, settings=settings, training={}))
+    shortest = Dl2(checkpoint(measured(SPEEDS), scorer=weights))
     decision = ask(shortest, a_snapshot(jobs, cluster(1, cpu=3)))
     assert [entry.allocation for entry in decision.jobs] == [NOTHING, (1, 1)]
     waiting = decision.jobs[0].reason
@@ -218,19 +194,14 @@ def test_measurements_as_arrays() -> None:
 
 
 def test_a_checkpoint_of_another_shape_is_refused() -> None:
-    arrays, kinds = as_arrays([])
-    settings = {
-        "design": "jumps", "hidden": 2, "slot_seconds": 60.0, "optimism": 0.0, "resize_seconds": 0.0, "kinds": kinds
-    }  # fmt: skip
     with pytest.raises(CheckpointError, match="weights of shape"):
-        Dl2(Checkpoint(policy="dl2", weights={"scorer": np.zeros(3), **arrays}, settings=settings, training={}))
-    right = {"scorer": np.zeros(weight_count(2)), **arrays}
-    Dl2(Checkpoint(policy="dl2", weights=right, settings=settings | {"features": list(FEATURES)}, training={}))
-    other = settings | {"features": [*FEATURES[1:], "cost"]}
+        Dl2(checkpoint(hidden=2, scorer=np.zeros(3)))
+    right = np.zeros(weight_count(2))
+    Dl2(checkpoint(hidden=2, scorer=right, features=list(FEATURES)))
     with pytest.raises(CheckpointError, match=r"for other features; .* train it again"):
-        Dl2(Checkpoint(policy="dl2", weights=right, settings=other, training={}))
+        Dl2(checkpoint(hidden=2, scorer=right, features=[*FEATURES[1:], "cost"]))
     with pytest.raises(CheckpointError, match="lacks"):
-        Dl2(Checkpoint(policy="dl2", weights={}, settings=settings, training={}))
+        Dl2(replace(checkpoint(), weights={}))
 
 
 def test_the_shipped_one_decides() -> None:
