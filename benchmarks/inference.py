@@ -59,6 +59,7 @@ from dl2d.core.resources import Resources
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint
 from dl2d.policies.dl2 import policy as dl2
+from dl2d.policies.dl2.parameters import as_arrays
 from dl2d.policies.dl2_paper import policy as dl2_paper
 from dl2d.policies.lookahead import Lookahead
 from dl2d.simulation.preset import PresetName, preset
@@ -161,15 +162,15 @@ def a_dense_checkpoint(jobs: int) -> Checkpoint:
 
 def untold() -> Policy:
     """``dl2`` without the speeds that come with it."""
-    learned = read_checkpoint(dl2.SHIPPED, policy="dl2")
-    arrays, kinds = dl2.as_arrays(())
+    learned = read_checkpoint(dl2.DEFAULT_CHECKPOINT, policy="dl2")
+    arrays, kinds = as_arrays(())
     return dl2.Dl2(
         replace(learned, weights={**learned.weights, **arrays}, settings={**learned.settings, "kinds": kinds})
     )
 
 
 #: Policies that are told speeds.
-MAKERS: dict[str, Callable[[], Policy]] = {"dl2": dl2.shipped, "dl2-untold": untold, "lookahead": Lookahead}
+MAKERS: dict[str, Callable[[], Policy]] = {"dl2": dl2.with_checkpoint, "dl2-untold": untold, "lookahead": Lookahead}
 
 
 def slots(

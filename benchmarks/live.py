@@ -59,8 +59,9 @@ from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.plugins import load_policy
 from dl2d.policies.common.checkpoint import read_checkpoint
-from dl2d.policies.dl2.policy import Dl2, as_arrays
 from dl2d.policies.dl2 import policy as dl2
+from dl2d.policies.dl2.parameters import as_arrays
+from dl2d.policies.dl2.policy import Dl2
 from dl2d.policies.drf import Drf
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus

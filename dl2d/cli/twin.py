@@ -25,7 +25,7 @@ from dl2d.learning.training import State, Trainer, TrainingSettings
 from dl2d.learning.training_set import Lesson
 from dl2d.learning.twin import DAY_SECONDS
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
-from dl2d.policies.dl2.policy import from_arrays
+from dl2d.policies.dl2.parameters import from_arrays
 from dl2d.throughput.observations import as_measured, by_kind, merged_kinds
 
 NAME: Final = "dl2"

@@ -14,8 +14,18 @@ import numpy as np
 
 from dl2d.core.jobs import Allocation, JobRequest
 from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
-from dl2d.policies.dl2.pareto_frontier import Grid, Surface, Surfaces, alike, amounts_of, sizes_of, surfaces, weight_of
-from dl2d.policies.dl2.size_steps import LEAST_LEFT, Bools, Crowd, Floats, Ints, choose
+from dl2d.policies.dl2.pareto_frontier import (
+    ParetoFrontier,
+    ParetoFrontiers,
+    SizeGrid,
+    allowed_sizes,
+    amounts_of,
+    frontier_key,
+    pareto_frontiers,
+    task_weight,
+)
+from dl2d.policies.dl2.scoring import MIN_WORK_LEFT, Bools, ClusterJobs, Floats, Ints
+from dl2d.policies.dl2.size_steps import choose_sizes
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.library import Library
 from dl2d.simulation.workload.format import Workload, to_request
@@ -85,30 +95,30 @@ class Ground:
                 if kind not in self.kinds:
                     self.kinds.append(kind)
                 self.kind[number, place] = self.kinds.index(kind)
-                key = (*alike(request), capacity)
+                key = (*frontier_key(request), capacity)
                 if key not in places:
                     places[key] = len(self._groups)
                     self._groups.append(_Like(request, names, capacity))
                 self.group[number, place] = places[key]
 
-    def surfaces(self, belief: GaussianProcess, optimism: float) -> Surfaces:
+    def surfaces(self, belief: GaussianProcess, optimism: float) -> ParetoFrontiers:
         """What is believed of all groups, in their order."""
         grids = [
-            Grid(
+            SizeGrid(
                 belief.speeds(like.request, optimism),
                 worker=amounts_of(like.request.worker, like.names),
                 ps=amounts_of(like.request.ps, like.names),
                 capacity=like.capacity,
-                may=sizes_of(like.request),
+                may=allowed_sizes(like.request),
             )
             for like in self._groups
         ]
-        made: list[Surface] = []
-        for like, one in zip(self._groups, surfaces(grids), strict=True):
+        made: list[ParetoFrontier] = []
+        for like, one in zip(self._groups, pareto_frontiers(grids), strict=True):
             if one is None:
                 raise ValueError(f"a job of {like.request.model} is larger than the cluster")
             made.append(one)
-        return Surfaces(made)
+        return ParetoFrontiers(made)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +133,7 @@ class Played:
 
 def play(
     ground: Ground,
-    surfaces: Surfaces,
+    surfaces: ParetoFrontiers,
     workloads: Ints,
     weights: Floats,
     *,
@@ -167,7 +177,7 @@ def play(
     return Played(np.where(real, times, 0.0).sum(axis=1) / real.sum(axis=1), completion)
 
 
-def fill(clusters: Clusters, surfaces: Surfaces, group: Ints, which: Ints, weights: Floats) -> None:
+def fill(clusters: Clusters, surfaces: ParetoFrontiers, group: Ints, which: Ints, weights: Floats) -> None:
     """Choose and give all sizes of a slot, in the clusters ``which``, shape (k,), with weights (k, weights)."""
     present = clusters.present[which]
     width = int(present.sum(axis=1).max())
@@ -177,26 +187,28 @@ def fill(clusters: Clusters, surfaces: Surfaces, group: Ints, which: Ints, weigh
     at = which[:, None], order
     library, workload = clusters.library, clusters.workload[which]
     declared = clusters.declared[at]
-    epochs = np.maximum(declared - clusters.done[at], LEAST_LEFT * declared)
+    epochs = np.maximum(declared - clusters.done[at], MIN_WORK_LEFT * declared)
     samples = epochs * library.samples[workload[:, None], order]
-    crowd = Crowd.of(surfaces, group[at], here, samples, library.slot_seconds[workload])
+    crowd = ClusterJobs.of(surfaces, group[at], here, samples, library.slot_seconds[workload])
     states = np.zeros(here.shape, dtype=np.int64)
     free = clusters.capacity[which]
-    chosen = choose(surfaces, crowd, states, free, weights).states
+    chosen = choose_sizes(surfaces, crowd, states, free, weights).states
     short = _give(clusters, surfaces, crowd, which, order, chosen)
     (again,) = np.nonzero(short.any(axis=1))
     if len(again):
         # What had no room on a node is given to others.
-        rest = Crowd(
-            crowd.surface[again], here[again] & ~short[again], crowd.log_left[again], crowd.load[again],
+        rest = ClusterJobs(
+            crowd.frontier[again], here[again] & ~short[again], crowd.log_left[again], crowd.load[again],
             crowd.relative[again],
         )  # fmt: skip
         left = clusters.capacity[which[again]] - clusters.used.T[which[again]]
-        more = choose(surfaces, rest, chosen[again], left, weights[again], growing=True).states
+        more = choose_sizes(surfaces, rest, chosen[again], left, weights[again], only_larger=True).states
         _give(clusters, surfaces, rest, which[again], order[again], more)
 
 
-def _give(clusters: Clusters, surfaces: Surfaces, crowd: Crowd, which: Ints, order: Ints, states: Ints) -> Bools:
+def _give(
+    clusters: Clusters, surfaces: ParetoFrontiers, crowd: ClusterJobs, which: Ints, order: Ints, states: Ints
+) -> Bools:
     """Place what was chosen beyond what is there, as the policy does where tasks go to the least used node or nowhere.
 
     Returns
@@ -204,9 +216,9 @@ def _give(clusters: Clusters, surfaces: Surfaces, crowd: Crowd, which: Ints, ord
     Which jobs got less, shape (k, J).
     """
     at = which[:, None], order
-    wanted = np.where(crowd.present[:, :, None], surfaces.sizes[crowd.surface, states], 0)
+    wanted = np.where(crowd.present[:, :, None], surfaces.sizes[crowd.frontier, states], 0)
     more = np.maximum(wanted - clusters.sizes[at], 0)
-    weight = weight_of(clusters.demand[at], clusters.capacity[which][:, None, None])  # (k, J, 2)
+    weight = task_weight(clusters.demand[at], clusters.capacity[which][:, None, None])  # (k, J, 2)
     # Workers, then PSs, of equal weight; then submit order.
     flat_weight = np.concatenate([weight[:, :, 0], weight[:, :, 1]], axis=1)
     flat_more = np.concatenate([more[:, :, 0], more[:, :, 1]], axis=1)

@@ -14,7 +14,7 @@ from dl2d.core.jobs import Allocation, Job
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.core.resources import Resources
-from dl2d.policies.common.greedy import Filling
+from dl2d.policies.common.greedy import GreedyAllocation
 
 
 class Drf:
@@ -46,7 +46,7 @@ class Drf:
         """See ``dl2d.core.policy.Policy``. Cost: bundles x (log jobs + one pass over the nodes)."""
         del rng
         capacity = snapshot.capacity
-        filling = Filling(snapshot, packing, whole_bundles=self._whole_bundles)
+        filling = GreedyAllocation(snapshot, packing, whole_bundles=self._whole_bundles)
 
         shares: dict[tuple[Resources, Resources, Allocation], float] = {}
 

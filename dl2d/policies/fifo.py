@@ -10,7 +10,7 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
-from dl2d.policies.common.greedy import Filling, fill_in_turn
+from dl2d.policies.common.greedy import GreedyAllocation, serve_in_order
 
 
 class Fifo:
@@ -35,6 +35,6 @@ class Fifo:
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``."""
         del rng
-        filling = Filling(snapshot, packing, whole_bundles=self._whole_bundles)
-        fill_in_turn(filling, snapshot.jobs, lambda _: "came first")
+        filling = GreedyAllocation(snapshot, packing, whole_bundles=self._whole_bundles)
+        serve_in_order(filling, snapshot.jobs, lambda _: "came first")
         return filling.decision(self.name, self.version)

@@ -15,39 +15,15 @@ from dl2d.core.jobs import Allocation, Job, Role
 from dl2d.core.measured import KnownSpeeds
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
-from dl2d.policies.common.marginal_gain import Alike, Growing
-from dl2d.policies.common.predicted_speeds import in_next_slot
-from dl2d.throughput.gaussian_process import OPTIMISM, GaussianProcess
-from dl2d.throughput.observations import by_kind, without_drift
-from dl2d.throughput.relabelling import Labels
+from dl2d.policies.common.marginal_gain import GrowingJobs, JobGroup
+from dl2d.policies.common.predicted_speeds import PredictedSpeeds
+from dl2d.throughput.gaussian_process import OPTIMISM
 from dl2d.throughput.remaining_work import samples_left
 
 #: A jump that saves less than this part of the remaining time is not made.
 _WORTHWHILE = 0.01
 #: A jump without room is cut by this part of the tasks it adds, at least by one.
 _CUT = 8
-
-
-class _Hoped:
-    """What a belief hopes for in the next slot, as speeds that are known."""
-
-    def __init__(self, snapshot: Snapshot, optimism: float, lost: float) -> None:
-        measured = by_kind(snapshot.speeds)
-        self.belief = GaussianProcess({kind: without_drift(points) for kind, points in measured.items()})
-        self._labels = Labels(snapshot, self.belief)
-        self._held = snapshot.held()
-        self._optimism = optimism
-        self._lost = lost
-        #: Jobs that are alike and of one size have one grid. Beliefs keep theirs, so an id is no other's.
-        self._grids: dict[tuple[int, Allocation], NDArray[np.float64]] = {}
-
-    def grid(self, job: Job) -> NDArray[np.float64]:
-        """See ``KnownSpeeds.grid``."""
-        shown = self._labels.of(job)
-        rates, held = self.belief.speeds(shown.request, self._optimism, shown.own), self._held[job.key]
-        if (id(rates), held) not in self._grids:
-            self._grids[id(rates), held] = in_next_slot(rates, held, self._lost)
-        return self._grids[id(rates), held]
 
 
 class _Jump(NamedTuple):
@@ -61,7 +37,7 @@ class _Jump(NamedTuple):
 class _Jumps:
     """Best jumps of jobs that are alike, worked out once for each size and limit that one of them reaches."""
 
-    def __init__(self, alike: Alike) -> None:
+    def __init__(self, alike: JobGroup) -> None:
         self._alike = alike
         request = alike.job.request
         allowed = [request.allows(count) for count in range(request.max_workers + 1)]
@@ -99,7 +75,7 @@ class _Jumps:
         return _Jump(Allocation(workers, ps), gain)
 
 
-def _shares(alike: Alike) -> NDArray[np.float64]:
+def _shares(alike: JobGroup) -> NDArray[np.float64]:
     """Dominant share of the cluster that so many PSs and workers more take; shape (max_ps + 1, max_workers + 1)."""
     request = alike.job.request
     worker, ps, whole = (dict(amounts.thousandths) for amounts in (request.worker, request.ps, alike.capacity))
@@ -201,10 +177,10 @@ class Lookahead:
         known = self._known
         if known is None and not self._fitted:
             lost = self._resize_seconds / self._slot_seconds
-            known = _Hoped(snapshot, self._optimism, lost)
-        growing = Growing(snapshot, packing, known=known, sample_sizes=self._sample_sizes)
+            known = PredictedSpeeds(snapshot, optimism=self._optimism, lost=lost)
+        growing = GrowingJobs(snapshot, packing, known=known, sample_sizes=self._sample_sizes)
         left = [samples_left(job) for job in snapshot.jobs]
-        jumps: dict[Alike, _Jumps] = {}
+        jumps: dict[JobGroup, _Jumps] = {}
         for alike in growing.alike:
             if alike is not None and alike not in jumps:
                 jumps[alike] = _Jumps(alike)
@@ -229,7 +205,7 @@ class Lookahead:
         )
 
 
-def _fill(growing: Growing, left: list[float], of_job: list[_Jumps | None]) -> dict[int, Blocked]:
+def _fill(growing: GrowingJobs, left: list[float], of_job: list[_Jumps | None]) -> dict[int, Blocked]:
     """Make jumps until none is worthwhile or has room; returns what last stood in the way of which job."""
     most = [_most(job) for job in growing.jobs]
     stopped: dict[int, Blocked] = {}
@@ -256,7 +232,7 @@ def _fill(growing: Growing, left: list[float], of_job: list[_Jumps | None]) -> d
     return stopped
 
 
-def _cut(growing: Growing, place: int, step: Allocation, most: Allocation, blocked: Blocked) -> Allocation:
+def _cut(growing: GrowingJobs, place: int, step: Allocation, most: Allocation, blocked: Blocked) -> Allocation:
     """The most that a job may have after a jump had no room."""
     size, worker = growing.sizes[place], blocked.role is Role.WORKER
     added = step.count(blocked.role)
@@ -266,7 +242,7 @@ def _cut(growing: Growing, place: int, step: Allocation, most: Allocation, block
     return Allocation(size.workers + kept, most.ps) if worker else Allocation(most.workers, size.ps + kept)
 
 
-def _reason(growing: Growing, place: int, left: float, jump: _Jump | None, blocked: Blocked | None) -> Reason:
+def _reason(growing: GrowingJobs, place: int, left: float, jump: _Jump | None, blocked: Blocked | None) -> Reason:
     size, alike = growing.sizes[place], growing.alike[place]
     assert alike is not None
     if left <= 0:

@@ -16,7 +16,7 @@ from dl2d.core.jobs import Allocation, Architecture, Job
 from dl2d.core.measured import KnownSpeeds
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
-from dl2d.policies.common.marginal_gain import Alike, Growing, ended_at, seconds_per_sample
+from dl2d.policies.common.marginal_gain import GrowingJobs, JobGroup, ended_at, seconds_per_sample
 from dl2d.throughput.loss_curve import fit_losses
 from dl2d.throughput.remaining_work import Remaining, samples_left, until_settled
 
@@ -39,7 +39,7 @@ class _Choice(NamedTuple):
 class _Steps:
     """Choices of jobs that are alike, worked out once for each size that one of them reaches."""
 
-    def __init__(self, alike: Alike, seconds: NDArray[np.float64], *, by_resources: bool) -> None:
+    def __init__(self, alike: JobGroup, seconds: NDArray[np.float64], *, by_resources: bool) -> None:
         """``seconds`` may go beyond what the jobs may have: ``seconds[ps, workers]``."""
         self._alike = alike
         self._seconds = seconds
@@ -159,7 +159,7 @@ class Optimus:
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``. Cost: tasks x (log jobs + log nodes), and a grid for each kind of job."""
         del rng
-        growing = Growing(
+        growing = GrowingJobs(
             snapshot,
             packing,
             known=self._known,
@@ -167,7 +167,7 @@ class Optimus:
             end_at_first_failure=self._end_at_first_failure,
         )
         left = self._remaining(snapshot)
-        steps: dict[Alike, _Steps] = {}
+        steps: dict[JobGroup, _Steps] = {}
         of_job: list[_Steps | None] = []
         for alike in growing.alike:
             if alike is not None and alike not in steps:
@@ -187,7 +187,7 @@ class Optimus:
         return growing.filling.decision(self.name, self.version, measure=unit, alternatives=alternatives)
 
     def _fill(
-        self, growing: Growing, left: list[Remaining], steps: list[_Steps | None], choices: list[_Choice | None]
+        self, growing: GrowingJobs, left: list[Remaining], steps: list[_Steps | None], choices: list[_Choice | None]
     ) -> None:
         """Add tasks until no gain is positive or none has room; keeps ``choices`` up to date."""
         queue = [
@@ -230,7 +230,7 @@ class Optimus:
         )
         return [until_settled(job, fits.get(job.key), self._convergence) for job in snapshot.jobs]
 
-    def _seconds(self, alike: Alike) -> NDArray[np.float64]:
+    def _seconds(self, alike: JobGroup) -> NDArray[np.float64]:
         return alike.seconds if self._beyond is None else seconds_per_sample(self._beyond(alike.job))
 
 
@@ -244,7 +244,7 @@ def _is_beyond(job: Job, size: Allocation, step: Allocation) -> bool:
     return size.workers + step.workers > request.max_workers or size.ps + step.ps > request.max_ps
 
 
-def _no_room(growing: Growing, place: int, step: Allocation, blocked: Blocked, left: Remaining) -> Reason:
+def _no_room(growing: GrowingJobs, place: int, step: Allocation, blocked: Blocked, left: Remaining) -> Reason:
     size, alike = growing.sizes[place], growing.alike[place]
     assert alike is not None
     before = left.samples * alike.seconds_at(size)
@@ -254,7 +254,7 @@ def _no_room(growing: Growing, place: int, step: Allocation, blocked: Blocked, l
     return Reason(blocked.constraint, _noted(text, left), blocked.shortfalls)
 
 
-def _satisfied(growing: Growing, place: int, choice: _Choice, left: Remaining) -> Reason:
+def _satisfied(growing: GrowingJobs, place: int, choice: _Choice, left: Remaining) -> Reason:
     size, alike = growing.sizes[place], growing.alike[place]
     assert alike is not None
     if not choice.options:

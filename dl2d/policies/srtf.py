@@ -11,9 +11,8 @@ from dl2d.core.decision import Alternative, Decision
 from dl2d.core.jobs import JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
-from dl2d.policies.common.greedy import Filling, fill_in_turn
-from dl2d.policies.common.pace import pace
-from dl2d.throughput.remaining_work import samples_left
+from dl2d.policies.common.greedy import GreedyAllocation, serve_in_order
+from dl2d.throughput.remaining_work import measured_or_mean, samples_left
 
 
 class Srtf:
@@ -43,11 +42,11 @@ class Srtf:
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``. Cost: jobs x log jobs, and the bundles."""
         del rng
-        filling = Filling(snapshot, packing, whole_bundles=self._whole_bundles)
+        filling = GreedyAllocation(snapshot, packing, whole_bundles=self._whole_bundles)
         left = _fractions(snapshot) if self._by_fraction else _seconds(snapshot)
         order = sorted(snapshot.jobs, key=lambda job: left[job.key])  # stable: equal ones stay in submit order
         unit = "of its epochs" if self._by_fraction else "s"
-        fill_in_turn(filling, order, lambda ahead: f"has less left ({left[ahead.key]:.3g} {unit})")
+        serve_in_order(filling, order, lambda ahead: f"has less left ({left[ahead.key]:.3g} {unit})")
         return filling.decision(
             self.name,
             self.version,
@@ -62,5 +61,5 @@ def _fractions(snapshot: Snapshot) -> dict[JobKey, float]:
 
 def _seconds(snapshot: Snapshot) -> dict[JobKey, float]:
     """Remaining time of each job, seconds."""
-    speeds = pace(snapshot, lambda job: job.progress.samples_per_second)
+    speeds = measured_or_mean(snapshot, lambda job: job.progress.samples_per_second)
     return {job.key: samples_left(job) / speeds[job.key] for job in snapshot.jobs}

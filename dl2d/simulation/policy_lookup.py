@@ -74,7 +74,7 @@ class TrueSpeeds:
 
 #: Policies that are what a checkpoint makes them, by name; each reads one, or the one that comes with dl2d.
 LEARNED: Final[dict[str, Callable[[Path | None], Policy]]] = {
-    "dl2": lambda folder: dl2.shipped() if folder is None else dl2.from_checkpoint(folder),
+    "dl2": lambda folder: dl2.with_checkpoint() if folder is None else dl2.from_checkpoint(folder),
     "dl2-original": dl2_paper.from_checkpoint,
 }
 

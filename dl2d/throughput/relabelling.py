@@ -31,7 +31,7 @@ _NEAR: Final = 0.999 * FAR
 _KNOWN: Final = 0.5
 
 
-class Shown(NamedTuple):
+class Relabelled(NamedTuple):
     """What a job is taken as."""
 
     #: Its own, or with the model of the kind whose speeds it has.
@@ -62,7 +62,7 @@ class _Misfits(NamedTuple):
     likelihood: _Floats
 
 
-class Labels:
+class Relabelling:
     """What the jobs of a snapshot are taken as, by a belief of the speeds of kinds.
 
     A job stays what its user says as long as four of five speeds that it showed are within three deviations, or 28 %,
@@ -73,7 +73,7 @@ class Labels:
 
     def __init__(self, snapshot: Snapshot, belief: GaussianProcess) -> None:
         self._belief = belief
-        self._taken: dict[JobKey, Shown] = {}
+        self._taken: dict[JobKey, Relabelled] = {}
         shown = {speeds.job: speeds.points for speeds in snapshot.job_speeds}
         odd: dict[tuple[object, ...], list[_Odd]] = defaultdict(list)
         means: dict[tuple[TrainingKind, int, int], _Floats] = {}
@@ -85,7 +85,7 @@ class Labels:
             ]
             still = tuple([_plain(point) for point in within if point[1] == 0])
             moved = [point for point in within if point[1] > 0]
-            self._taken[job.key] = Shown(request, still)
+            self._taken[job.key] = Relabelled(request, still)
             kind = TrainingKind.of(request)
             like = kind, most_workers, most_ps
             mean = means.get(like)
@@ -96,7 +96,7 @@ class Labels:
         for jobs in odd.values():
             self._recognise(jobs)
 
-    def of(self, job: Job) -> Shown:
+    def of(self, job: Job) -> Relabelled:
         """What a job is taken as."""
         return self._taken[job.key]
 
@@ -117,9 +117,9 @@ class Labels:
         for number in np.flatnonzero(wrong).tolist():
             (job, still, moved), best = odd[number], likeliest[number]
             self._taken[job.key] = (
-                Shown(replace(job.request, model=kinds[best].model), still)
+                Relabelled(replace(job.request, model=kinds[best].model), still)
                 if one_of[best, number]
-                else Shown(job.request, still + moved)
+                else Relabelled(job.request, still + moved)
             )
 
 

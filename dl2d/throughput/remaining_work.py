@@ -1,15 +1,20 @@
-"""How much work a job has left."""
+"""Remaining work of a job, in samples, and the speed of jobs that have not trained yet, for remaining times."""
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
 from typing import NamedTuple
 
-from dl2d.core.jobs import Job
+from dl2d.core.cluster import Snapshot
+from dl2d.core.jobs import Job, JobKey
 from dl2d.throughput.loss_curve import LossFit
 
 
 class Remaining(NamedTuple):
-    """Work that is left, and how it was found where that was not simply by the declared epochs."""
+    """Work that is left, and how that was found if not by the declared epochs alone."""
 
     samples: float
     note: str = ""
@@ -40,3 +45,20 @@ def until_settled(job: Job, fit: LossFit | None, threshold: float) -> Remaining:
     if epoch >= job.request.epochs:
         return Remaining(declared, f"by its declared epochs, for its loss should not settle before epoch {epoch}")
     return Remaining(samples_left(job, epoch), f"until its loss should settle at epoch {epoch}")
+
+
+def measured_or_mean(snapshot: Snapshot, measured: Callable[[Job], float | None]) -> dict[JobKey, float]:
+    """A measured value of each job, such as its speed; for one that was not measured, the mean over its model type.
+
+    Where none of its type was measured it is the mean over all jobs, and 1 where none was at all.
+    """
+    own: dict[JobKey, float] = {}
+    by_type: dict[str, list[float]] = defaultdict(list)
+    for job in snapshot.jobs:
+        value = measured(job)
+        if value is not None and 0.0 < value < math.inf:
+            own[job.key] = value
+            by_type[job.request.model].append(value)
+    means = {model: statistics.fmean(values) for model, values in by_type.items()}
+    overall = statistics.fmean(own.values()) if own else 1.0
+    return {job.key: own.get(job.key) or means.get(job.request.model, overall) for job in snapshot.jobs}

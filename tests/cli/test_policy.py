@@ -11,7 +11,7 @@ from cli.conftest import Dl2d, write_config
 from daemon_process import free_port
 
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
-from dl2d.policies.dl2.policy import shipped
+from dl2d.policies.dl2.policy import with_checkpoint
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ FORCED = (
 
 
 def checkpoint(folder: Path, number: int) -> Path:
-    base = shipped().checkpoint
+    base = with_checkpoint().checkpoint
     scorer = np.asarray(base.weights["scorer"]) + number
     made = Checkpoint(policy="dl2", weights={**base.weights, "scorer": scorer}, settings=base.settings, training={})
     write_checkpoint(made, folder / f"c{number}")

@@ -15,7 +15,7 @@ from dl2d.cli import trial
 from dl2d.core.registry import VersionState
 from dl2d.learning.gate import Verdict
 from dl2d.policies.common.checkpoint import read_checkpoint
-from dl2d.policies.dl2.policy import shipped
+from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.sources import load_source
 from dl2d.store.sql import SqlStore
@@ -45,7 +45,7 @@ def test_a_checkpoint_comes_of_it_and_the_gate_is_recorded(dl2d: Dl2d, site: tup
     checkpoint = read_checkpoint(out / "checkpoint", policy="dl2")
     assert checkpoint.digest == done["digest"]
     assert (len(done["days"]), len(done["held_out"])) == (1, 1)
-    assert done["parent"] == shipped().checkpoint.digest
+    assert done["parent"] == with_checkpoint().checkpoint.digest
     assert {"report.md", "curves.png"} <= {path.name for path in out.iterdir()}
     assert "## The gate" in (out / "report.md").read_text()
     trial = done["trial"]

@@ -16,7 +16,7 @@ from recorded_site import record
 
 from dl2d.core.registry import RunState, VersionState
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
-from dl2d.policies.dl2.policy import shipped
+from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.sources import load_source
 
@@ -27,7 +27,7 @@ DAY = 86_400
 
 def know_nothing(folder: Path) -> str:
     """A checkpoint that serves jobs whole, in submit order: its scores are all the same."""
-    base = shipped().checkpoint
+    base = with_checkpoint().checkpoint
     scorer = np.zeros_like(np.asarray(base.weights["scorer"]))
     nothing = Checkpoint(policy="dl2", weights={**base.weights, "scorer": scorer}, settings=base.settings, training={})
     write_checkpoint(nothing, folder)

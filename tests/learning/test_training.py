@@ -17,7 +17,7 @@ from dl2d.learning.evolution_strategy import Search, Step, advance
 from dl2d.learning.rollout import Ground, Measurements, measuring, play
 from dl2d.learning.training import State, Trainer, TrainingSettings, load_state, save_state, shrunk
 from dl2d.policies.dl2.policy import Dl2
-from dl2d.policies.dl2.size_steps import initial_weights
+from dl2d.policies.dl2.scoring import initial_weights
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
 from dl2d.simulation.workload.format import Workload, read_workload

@@ -1,4 +1,4 @@
-"""Filling a cluster bundle by bundle: what FIFO, DRF and their like share."""
+"""GreedyAllocation a cluster bundle by bundle: what FIFO, DRF and their like share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def next_bundle(job: Job, now: Allocation, *, whole: bool = False) -> Allocation
     return None if step == NOTHING or (whole and short) else step
 
 
-class Filling:
+class GreedyAllocation:
     """A cluster being filled from a snapshot: floors first, then the bundles that a policy asks for.
 
     With ``whole_bundles`` a job grows by a worker and a PS together or not at all.
@@ -124,7 +124,7 @@ class Filling:
         return reason
 
 
-def fill_in_turn(filling: Filling, jobs: Iterable[Job], why_first: Callable[[Job], str]) -> None:
+def serve_in_order(filling: GreedyAllocation, jobs: Iterable[Job], why_first: Callable[[Job], str]) -> None:
     """Serve jobs whole, one after the other, and end at the first that has no room for its next bundle.
 
     A job whose tasks are larger than any node is passed over, for no waiting would help it. ``why_first`` completes

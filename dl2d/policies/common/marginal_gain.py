@@ -14,7 +14,7 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobRequest, Role
 from dl2d.core.measured import KnownSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.resources import Resources
-from dl2d.policies.common.greedy import Filling
+from dl2d.policies.common.greedy import GreedyAllocation
 from dl2d.policies.common.speed_sampling import Sampling, candidates
 from dl2d.throughput.optimus_model import SpeedFit, fit_speed, number_of_terms, usable
 
@@ -22,7 +22,7 @@ _Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Alike:
+class JobGroup:
     """Jobs with the same speeds, bounds and demands: whatever is worked out for one holds for all of them."""
 
     #: One of them.
@@ -75,7 +75,7 @@ class _Kind:
         return self.telling[asked]
 
 
-class Growing:
+class GrowingJobs:
     """Jobs at their floors, then at their minimum in submit order, then sampled where speeds are unknown.
 
     What grows further, and in which order, is the policy's. Jobs go by their place in the snapshot.
@@ -100,7 +100,7 @@ class Growing:
         end_at_first_failure: bool = False,
     ) -> None:
         self.jobs = snapshot.jobs
-        self.filling = Filling(snapshot, packing)
+        self.filling = GreedyAllocation(snapshot, packing)
         #: Why nothing may be added any more, once that is so.
         self.ended: Reason | None = None
         self._end_at_first_failure = end_at_first_failure
@@ -114,7 +114,7 @@ class Growing:
         #: Size of each job now.
         self.sizes = [self.filling.allocations[job.key] for job in self.jobs]
         self._kinds = {} if known is not None else _kinds(snapshot, sample_sizes)
-        self._alike: dict[tuple[object, ...], Alike] = {}
+        self._alike: dict[tuple[object, ...], JobGroup] = {}
         #: Kept, for jobs are told to be alike by the identity of their arrays.
         self._told: list[_Floats] = []
         #: What each job has in common with others; None for one that did not start or whose speeds are unknown.
@@ -168,7 +168,7 @@ class Growing:
                 if self._end_at_first_failure:
                     self.ended = ended_at(job)
 
-    def _group(self, job: Job) -> Alike | None:
+    def _group(self, job: Job) -> JobGroup | None:
         request = job.request
         if self._known is not None:
             grid = self._known.grid(job)
@@ -185,10 +185,10 @@ class Growing:
             self._alike[key] = self._alike_of(job, kind.grid(request))
         return self._alike[key]
 
-    def _alike_of(self, job: Job, grid: _Floats) -> Alike:
+    def _alike_of(self, job: Job, grid: _Floats) -> JobGroup:
         # Some have one row only: all-reduce jobs, whatever number of PSs they are said to have.
         speeds = np.broadcast_to(grid, (job.request.max_ps + 1, job.request.max_workers + 1))
-        return Alike(job, seconds_per_sample(speeds), self._capacity)
+        return JobGroup(job, seconds_per_sample(speeds), self._capacity)
 
     def _sample(self) -> None:
         """Run jobs of unknown kinds at sizes that tell most; those that are not needed for it stay as they are.

@@ -1,36 +1,72 @@
-"""What changing a job's size costs it."""
+"""Speeds that the throughput model predicts for the next slot, in which a change of size costs a part of the time."""
 
 from __future__ import annotations
+
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.core.jobs import NOTHING, Allocation
+from dl2d.core.cluster import Snapshot
+from dl2d.core.jobs import NOTHING, Allocation, Job
+from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.observations import by_kind, without_drift
+from dl2d.throughput.relabelling import Relabelling
 
-#: Share of a slot that is left of it at least.
-_LEAST = 0.01
+#: Least part of a slot that is left after a resize.
+_MIN_LEFT: Final = 0.01
 
 
-def stays(rates: NDArray[np.float64], held: Allocation) -> bool:
-    """Whether a job has a size that it may keep, one of those in ``rates[ps, workers]``."""
-    return held != NOTHING and held.ps < rates.shape[0] and held.workers < rates.shape[1]
-
-
-def in_next_slot(rates: NDArray[np.float64], held: Allocation, lost: float) -> NDArray[np.float64]:
-    """Samples per second over a slot in which a change of size costs this share of it.
-
-    So a job's size is changed only where that pays within a slot: ``lost`` also stands for what cannot be counted, the
-    place that a job gives up and what others lose when its tasks come to lie among theirs.
+class PredictedSpeeds:
+    """Predicted speeds of the jobs of a snapshot, as ``dl2d.core.measured.KnownSpeeds``.
 
     Parameters
     ----------
-    rates
-        ``rates[ps, workers]``.
-    held
-        What it has now; where it has nothing that it may keep, all sizes are new and nothing is changed.
+    optimism
+        Standard deviations that are added to the mean.
+    lost
+        Part of a slot that a change of size costs.
     """
-    if not lost or not stays(rates, held):
-        return rates
-    slowed: NDArray[np.float64] = rates * max(1.0 - lost, _LEAST)
-    slowed[held.ps, held.workers] = rates[held.ps, held.workers]
+
+    def __init__(self, snapshot: Snapshot, *, optimism: float, lost: float) -> None:
+        measured = by_kind(snapshot.speeds)
+        self._model = GaussianProcess({kind: without_drift(points) for kind, points in measured.items()})
+        self._relabelling = Relabelling(snapshot, self._model)
+        self._held = snapshot.held()
+        self._optimism = optimism
+        self._lost = lost
+        #: By predicted array, which the model keeps, so that its id is no other's, and size: equal jobs have one array.
+        self._grids: dict[tuple[int, Allocation], NDArray[np.float64]] = {}
+
+    def grid(self, job: Job) -> NDArray[np.float64]:
+        """See ``KnownSpeeds.grid``."""
+        taken_as, held = self._relabelling.of(job), self._held[job.key]
+        speeds = self._model.speeds(taken_as.request, self._optimism, taken_as.own)
+        if (id(speeds), held) not in self._grids:
+            self._grids[id(speeds), held] = speeds_in_next_slot(speeds, held, self._lost)
+        return self._grids[id(speeds), held]
+
+
+def can_keep(speeds: NDArray[np.float64], held: Allocation) -> bool:
+    """Whether a job has a size that it may keep, one of those in ``speeds[ps, workers]``."""
+    return held != NOTHING and held.ps < speeds.shape[0] and held.workers < speeds.shape[1]
+
+
+def speeds_in_next_slot(speeds: NDArray[np.float64], held: Allocation, lost: float) -> NDArray[np.float64]:
+    """Mean samples/s over a slot in which a change of size costs a part ``lost`` of the slot.
+
+    So a size is changed only where that pays within a slot. ``lost`` also stands for what is not modelled: the place
+    that a job gives up, and what others lose when its tasks come to lie among theirs.
+
+    Parameters
+    ----------
+    speeds
+        Samples/s, ``speeds[ps, workers]``.
+    held
+        What the job has now; where it has nothing that it may keep, all sizes are new and nothing is changed.
+    """
+    if not lost or not can_keep(speeds, held):
+        return speeds
+    slowed: NDArray[np.float64] = speeds * max(1.0 - lost, _MIN_LEFT)
+    slowed[held.ps, held.workers] = speeds[held.ps, held.workers]
     return slowed

@@ -1,4 +1,4 @@
-"""Who goes first: of the jobs of a kind, one at a time tries sizes of which the others do not expect enough."""
+"""Exploration: one job of each kind at a time is predicted with more optimism, so that it runs at uncertain sizes."""
 
 from __future__ import annotations
 
@@ -7,31 +7,47 @@ from typing import Final
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.measured import TrainingKind
-from dl2d.throughput.relabelling import Labels
+from dl2d.policies.dl2.parameters import Parameters
+from dl2d.throughput.relabelling import Relabelling
 from dl2d.throughput.remaining_work import samples_left
 
-#: How many times as much as the others a scout hopes for.
-BOLDER: Final = 2.0
-#: Jobs of a kind at least, for one to be its scout: two are left at sizes that are known, and tell when speeds change.
-_LEAST: Final = 3
+#: Optimism of an exploring job, as a multiple of the others'.
+EXPLORATION_FACTOR: Final = 2.0
+#: Least number of confirmed jobs of a kind for one of them to explore. The other two stay at sizes that are known, so
+#: that a change of all speeds shows.
+_MIN_JOBS: Final = 3
 
 
-def scouts(snapshot: Snapshot, labels: Labels) -> frozenset[JobKey]:
-    """One job of each kind, of at least three that showed to be of it: the one with the most samples left.
+def job_optimism(snapshot: Snapshot, relabelling: Relabelling, parameters: Parameters) -> list[float]:
+    """Standard deviations to add to the predicted speeds of each job, in the order of the snapshot."""
+    known = {speeds.kind for speeds in parameters.known}
+    exploring = exploring_jobs(snapshot, relabelling) if parameters.optimism_of_unknown > 0 else frozenset()
+    return [
+        (
+            parameters.optimism
+            if TrainingKind.of(relabelling.of(job).request) in known
+            else parameters.optimism_of_unknown
+        )
+        * (EXPLORATION_FACTOR if job.key in exploring else 1.0)
+        for job in snapshot.jobs
+    ]
 
-    What one job measures, all of its kind know; if all tried a size at once, they would know no more and pay more. So
-    one may look further. It is one that showed to be what its user says: another's word on a size where nobody has
-    been could not be judged. Cost: one look at each job.
+
+def exploring_jobs(snapshot: Snapshot, relabelling: Relabelling) -> frozenset[JobKey]:
+    """Of each kind with at least three jobs that are confirmed to be of it, the one with the most samples left.
+
+    A job is confirmed if it was measured and its speeds are those of the kind that its user declared. What one job
+    measures holds for all of its kind, so no more than one has to pay for it.
     """
-    moved = {
+    measured = {
         speeds.job for speeds in snapshot.job_speeds if any(point.samples_per_second > 0 for point in speeds.points)
     }
-    proven: dict[TrainingKind, list[Job]] = {}
+    confirmed: dict[TrainingKind, list[Job]] = {}
     for job in snapshot.jobs:
-        if job.key not in moved:
+        if job.key not in measured:
             continue
-        shown = labels.of(job)
-        of_its_own = any(point.samples_per_second > 0 for point in shown.own)
-        if shown.request.model == job.request.model and not of_its_own:
-            proven.setdefault(TrainingKind.of(job.request), []).append(job)
-    return frozenset(max(jobs, key=samples_left).key for jobs in proven.values() if len(jobs) >= _LEAST)
+        taken_as = relabelling.of(job)
+        of_its_own = any(point.samples_per_second > 0 for point in taken_as.own)
+        if taken_as.request.model == job.request.model and not of_its_own:
+            confirmed.setdefault(TrainingKind.of(job.request), []).append(job)
+    return frozenset(max(jobs, key=samples_left).key for jobs in confirmed.values() if len(jobs) >= _MIN_JOBS)

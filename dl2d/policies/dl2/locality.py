@@ -37,7 +37,7 @@ _OFF: Final = 0.1
 _FAR: Final = 0.5
 
 
-class Layouts:
+class Locality:
     """Speeds as if all tasks of a job were on different nodes, and as they are on as few nodes as hold the job.
 
     A step is computing, of which each of w workers does a part, and talk. Computing is what the least worker-seconds
@@ -58,8 +58,8 @@ class Layouts:
     ) -> None:
         self._snapshot = snapshot
         self._node = _usual(snapshot.nodes)
-        self._requests = largest(snapshot)
-        least = {speeds.kind: least_seconds(speeds.points) for speeds in snapshot.speeds} | dict(known)
+        self._requests = largest_requests(snapshot)
+        least = {speeds.kind: min_worker_seconds(speeds.points) for speeds in snapshot.speeds} | dict(known)
         self._computing = {
             kind: seconds * (_COMPUTING if kind.architecture is Architecture.PS else 1.0)
             for kind, seconds in least.items()
@@ -131,17 +131,19 @@ class Layouts:
         return float(_SHARES[unlikely.argmin()])
 
     def _inside(self, request: JobRequest) -> _Floats:
-        return inside(request.architecture, request.worker, request.ps, self._node, request.max_workers, request.max_ps)
+        return share_inside(
+            request.architecture, request.worker, request.ps, self._node, request.max_workers, request.max_ps
+        )
 
 
-def least_seconds(points: Iterable[SpeedPoint]) -> float:
+def min_worker_seconds(points: Iterable[SpeedPoint]) -> float:
     """Least worker-seconds that a sample takes at any size; 0 where nothing was measured."""
     taken = [point.allocation.workers / point.samples_per_second for point in points if point.samples_per_second > 0]
     return min(taken, default=0.0)
 
 
 @functools.lru_cache(maxsize=256)
-def inside(
+def share_inside(
     architecture: Architecture, worker: Resources, ps: Resources, node: Resources, max_workers: int, max_ps: int
 ) -> _Floats:
     """Share of a job's talk that stays on a node when it lies evenly on as few such nodes as hold it.
@@ -174,7 +176,7 @@ def _usual(nodes: Sequence[Node]) -> Resources:
     return capacities.most_common(1)[0][0] if capacities else NO_RESOURCES
 
 
-def largest(snapshot: Snapshot) -> dict[TrainingKind, JobRequest]:
+def largest_requests(snapshot: Snapshot) -> dict[TrainingKind, JobRequest]:
     """Of each kind the request with the largest bounds, the first of equals."""
     found: dict[TrainingKind, JobRequest] = {}
     for request in {id(job.request): job.request for job in snapshot.jobs}.values():

@@ -1,4 +1,7 @@
-"""Surfaces: which sizes a job may jump between, how fast it is at each and what each takes."""
+"""Pareto frontiers: the sizes of a job for which no other size takes no more of anything and is at least as fast.
+
+A size step leads from one size on a job's frontier to another. A frontier is thinned out to ``_MAX_SIZES`` sizes.
+"""
 
 from __future__ import annotations
 
@@ -19,105 +22,100 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-#: A jump must make a job faster by this factor.
-_FASTER: Final = 1.01
-#: A job without tasks counts as if it had this part of its best speed.
-_WAITING: Final = 1e-3
-#: Counts of a role that are looked at, and sizes of a job that are kept, at most.
-_MOST_COUNTS: Final = 24
-_MOST_SIZES: Final = 48
-#: Grids that are gone through at once, at most: their arrays shall not be too large.
-_MOST_AT_ONCE: Final = 64
-#: Numbers below it have room in 16 bits.
-_SMALL: Final = 1 << 15
+#: Least speed-up of a step.
+_MIN_SPEED_UP: Final = 1.01
+#: Speed of a job without tasks, as a part of its best one, so that the gain of a start is finite.
+_SPEED_OF_WAITING: Final = 1e-3
+#: Most counts of a role that are considered, and most sizes of a job that are kept.
+_MAX_COUNTS: Final = 24
+_MAX_SIZES: Final = 48
+#: Most grids that are worked on at once, which limits the size of arrays.
+_MAX_GRIDS: Final = 64
+#: Numbers below it fit in 16 bits.
+_INT16_END: Final = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Grid:
-    """What a surface is made of: how fast a job would be at which size, and which sizes are to be had."""
+class SizeGrid:
+    """Speed of a job at all sizes, the resources of its tasks, and which sizes it may have."""
 
     #: Samples per second, ``rates[ps, workers]``.
     rates: Floats
-    #: What one worker and one PS take and what the whole cluster has; shape (R,).
+    #: Amounts of R resources that one worker and one PS take, and that the whole cluster has.
     worker: Sequence[int]
     ps: Sequence[int]
     capacity: Sequence[int]
-    #: Sizes that the job may have, shape as ``rates``.
+    #: Sizes that the job may have; shape of ``rates``.
     may: Bools
-    #: Where it starts: workers, PSs. It keeps at least those.
+    #: Workers and PSs that the job starts with and keeps.
     start: tuple[int, int] = (0, 0)
-    #: A size that stays whatever it takes: the one it has now; workers, PSs.
+    #: Workers and PSs that it has now: a size that is on the frontier in any case.
     keep: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Surface:
-    """Sizes that a job may jump between, C of them; the first is where it starts, and its amounts count as taken."""
+class ParetoFrontier:
+    """C sizes of a job, from the one that it starts with on; the others are the fastest first."""
 
     #: Workers and PSs, shape (C, 2).
     sizes: Ints
-    #: Log of samples per second, shape (C,); of a start with nothing, some little. From the second on it gets less.
+    #: Log of samples per second, shape (C,).
     log_rate: Floats
-    #: Amounts of resources beyond the start's, shape (C, R), and what the whole cluster has, (R,).
+    #: Amounts of resources beyond the start's, shape (C, R), and those of the whole cluster, (R,).
     need: Ints
     capacity: Ints
-    #: Dominant share of the fastest size, and whether the start is nothing.
+    #: Dominant share of the fastest size, and whether the job starts with nothing.
     best_share: float
     from_nothing: bool
 
 
-def surfaces(grids: Sequence[Grid]) -> list[Surface | None]:
-    """Sizes worth looking at: none that takes no less of anything than another and is no faster.
-
-    Returns
-    -------
-    One for each grid; None where there is no size that the cluster could hold.
-    """
-    made: list[Surface | None] = [None] * len(grids)
+def pareto_frontiers(grids: Sequence[SizeGrid]) -> list[ParetoFrontier | None]:
+    """Pareto frontier of each grid; None where the cluster could hold no size that the job may have."""
+    made: list[ParetoFrontier | None] = [None] * len(grids)
     alike: dict[tuple[object, ...], list[int]] = {}
     for place, grid in enumerate(grids):
         alike.setdefault((grid.rates.shape, len(grid.capacity)), []).append(place)
     for places in alike.values():
-        for begin in range(0, len(places), _MOST_AT_ONCE):
-            some = places[begin : begin + _MOST_AT_ONCE]
+        for begin in range(0, len(places), _MAX_GRIDS):
+            some = places[begin : begin + _MAX_GRIDS]
             for place, one in zip(some, _of_stack([grids[place] for place in some]), strict=True):
                 made[place] = one
     return made
 
 
-def _of_stack(grids: Sequence[Grid]) -> list[Surface | None]:
-    """Surfaces of G grids of one shape and with as many resources; the sizes of all stand one after the other."""
+def _of_stack(grids: Sequence[SizeGrid]) -> list[ParetoFrontier | None]:
+    """Frontiers of G grids of one shape and number of resources; the sizes of all stand one after the other."""
     rates = np.array([grid.rates for grid in grids])
     # Amounts have shape (R, ...): a short last axis is slow to go along.
     worker, server, whole = (
         np.array(amounts, dtype=np.int64).T.copy()
         for amounts in zip(*((grid.worker, grid.ps, grid.capacity) for grid in grids), strict=True)
     )
-    of, ps, workers = np.nonzero(_worth(grids, rates, _instead(worker, server)))
+    of, ps, workers = np.nonzero(_candidates(grids, rates, _instead(worker, server)))
     taken = workers * worker.take(of, axis=1) + ps * server.take(of, axis=1)
     within = taken <= whole.take(of, axis=1)
     if not within.all():
         fits = within.all(axis=0)
         of, ps, workers, taken = of[fits], ps[fits], workers[fits], taken.compress(fits, axis=1)
     rate = rates[of, ps, workers]
-    # Each is then beaten only by those before it.
+    # Each can then be dominated only by those before it.
     order = _fastest_first(of, rate, taken)
     ps, workers, rate, taken = ps[order], workers[order], rate[order], taken.take(order, axis=1)
     unit = np.maximum(np.gcd(worker, server), 1)
     units = _small(workers * (worker // unit).take(of, axis=1) + ps * (server // unit).take(of, axis=1))
-    left_out = np.zeros(len(of), dtype=np.bool_)
+    dominated = np.zeros(len(of), dtype=np.bool_)
     for part in _parts(of, len(grids)):
         if part.start < part.stop:
-            left_out[part] = _beaten(units[:, part])
+            dominated[part] = _dominated(units[:, part])
     for number, grid in enumerate(grids):
         if grid.keep is not None:
-            left_out &= (of != number) | (workers != grid.keep[0]) | (ps != grid.keep[1])
-    kept = _some(np.flatnonzero(~left_out), of, len(grids))
+            dominated &= (of != number) | (workers != grid.keep[0]) | (ps != grid.keep[1])
+    kept = _some(np.flatnonzero(~dominated), of, len(grids))
     return _made(grids, of[kept], np.stack([workers[kept], ps[kept]], axis=1), rate[kept], taken.take(kept, axis=1).T)
 
 
-def _made(grids: Sequence[Grid], of: Ints, sizes: Ints, rate: Floats, taken: Ints) -> list[Surface | None]:
-    """Surfaces of the sizes that are kept of each grid, fastest first; what they take has shape (sizes, R)."""
+def _made(grids: Sequence[SizeGrid], of: Ints, sizes: Ints, rate: Floats, taken: Ints) -> list[ParetoFrontier | None]:
+    """Frontiers of the sizes that are kept of each grid, fastest first; what they take has shape (sizes, R)."""
     parts, count, resources = _parts(of, len(grids)), len(grids) + len(of), taken.shape[1]
     first = np.array([grid.start for grid in grids], dtype=np.int64)
     demand = np.array([(grid.worker, grid.ps) for grid in grids], dtype=np.int64)
@@ -129,16 +127,18 @@ def _made(grids: Sequence[Grid], of: Ints, sizes: Ints, rate: Floats, taken: Int
     every[start], every[rest] = first, sizes
     need[rest] = taken - (first[:, :, None] * demand).sum(axis=1)[of]
     log_rate[rest] = np.log(rate)
-    made: list[Surface | None] = []
+    made: list[ParetoFrontier | None] = []
     for number, (grid, part) in enumerate(zip(grids, parts, strict=True)):
         if part.start == part.stop:
             made.append(None)
             continue
         own = slice(part.start + number, part.stop + number + 1)
         # As if it had at least some little of its best speed where it starts.
-        log_rate[own.start] = math.log(max(_held(grid), _WAITING * float(rate[part.start])))
+        log_rate[own.start] = math.log(max(_held(grid), _SPEED_OF_WAITING * float(rate[part.start])))
         best_share = _dominant(taken[part.start].tolist(), grid.capacity)
-        made.append(Surface(every[own], log_rate[own], need[own], whole[number], best_share, not any(grid.start)))
+        made.append(
+            ParetoFrontier(every[own], log_rate[own], need[own], whole[number], best_share, not any(grid.start))
+        )
     return made
 
 
@@ -156,13 +156,13 @@ def _fastest_first(of: Ints, rate: Floats, taken: Ints) -> Ints:
 
 
 def _instead(worker: Ints, ps: Ints) -> Ints:
-    """How many PSs take no more than one worker; what each takes has shape (R, G)."""
+    """Number of PSs that take no more than one worker; amounts have shape (R, G)."""
     instead: Ints = np.where(ps > 0, worker // np.maximum(ps, 1), np.iinfo(np.int64).max).min(axis=0)
     return instead
 
 
-def _worth(grids: Sequence[Grid], rates: Floats, instead: Ints) -> Bools:
-    """Sizes that may be worth looking at; ``rates`` of all grids, shape (G, P, W). See ``_undominated``."""
+def _candidates(grids: Sequence[SizeGrid], rates: Floats, instead: Ints) -> Bools:
+    """Sizes that may be on the frontier, shape (G, P, W) as ``rates``; see ``_undominated``."""
     counted = np.array([grid.may for grid in grids])
     counted &= rates > 0
     counted &= np.isfinite(rates)
@@ -171,8 +171,8 @@ def _worth(grids: Sequence[Grid], rates: Floats, instead: Ints) -> Bools:
         counted &= np.arange(rates.shape[1])[:, None] >= ps
         counted &= np.arange(rates.shape[2]) >= workers
     for role, axis in ((1, 1), (0, 2)):
-        if rates.shape[axis] > _MOST_COUNTS + 1:
-            looked = np.array([_looked_at(rates.shape[axis], grid.keep and grid.keep[role]) for grid in grids])
+        if rates.shape[axis] > _MAX_COUNTS + 1:
+            looked = np.array([_considered(rates.shape[axis], grid.keep and grid.keep[role]) for grid in grids])
             counted &= np.expand_dims(looked, 3 - axis)
     worth = counted & _undominated(np.where(counted, rates, -np.inf), instead)
     for number, grid in enumerate(grids):
@@ -183,29 +183,29 @@ def _worth(grids: Sequence[Grid], rates: Floats, instead: Ints) -> Bools:
 
 
 def _parts(of: Ints, grids: int) -> list[slice]:
-    """Which are of each grid, where those of each stand one after the other."""
+    """Places of the sizes of each grid; the sizes of all grids stand one after the other."""
     ends = np.searchsorted(of, np.arange(grids), side="right").tolist()
     return [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def _some(kept: Ints, of: Ints, grids: int) -> Ints:
-    """Of the sizes that are kept of each grid no more than there may be of one."""
+    """Of the sizes that are kept of each grid, at most ``_MAX_SIZES``."""
     return np.concatenate([kept[part][_spread(part.stop - part.start)] for part in _parts(of[kept], grids)])
 
 
 @lru_cache(maxsize=256)
 def _spread(count: int) -> Ints:
-    """Places of some of so many, as far from each other, the first and the last among them; all if they are few."""
-    if count <= _MOST_SIZES:
+    """At most ``_MAX_SIZES`` of so many places, spread evenly, the first and the last among them."""
+    if count <= _MAX_SIZES:
         return np.arange(count)
-    return np.unique(np.linspace(0, count - 1, _MOST_SIZES).round().astype(np.int64))
+    return np.unique(np.linspace(0, count - 1, _MAX_SIZES).round().astype(np.int64))
 
 
 def _undominated(rates: Floats, instead: Ints) -> Bools:
-    """Which sizes are faster than all that have no more workers and no more PSs, ``rates[grid, ps, workers]``.
+    """Sizes faster than all with no more workers and no more PSs, ``rates[grid, ps, workers]``.
 
-    And no slower than those with a worker less and as many PSs more as take no more ``instead``, (G,). Most others can
-    be told by this at once, and fewer are left to be compared with each other.
+    They must also be no slower than those with one worker fewer and ``instead`` more PSs, shape (G,), which take no
+    more than that worker. It is a cheap necessary condition: fewer sizes are left to be compared pair by pair.
     """
     best = np.maximum.accumulate(np.maximum.accumulate(rates, axis=1), axis=2)
     faster = np.ones(rates.shape, dtype=np.bool_)
@@ -218,30 +218,30 @@ def _undominated(rates: Floats, instead: Ints) -> Bools:
 
 
 def _small(units: Ints) -> NDArray[np.integer[Any]]:
-    """Numbers in 16 bits, if they have room there: small ones are compared fastest."""
-    return units.astype(np.int16) if units.max(initial=0) < _SMALL else units
+    """Numbers in 16 bits where they fit, which are compared faster."""
+    return units.astype(np.int16) if units.max(initial=0) < _INT16_END else units
 
 
-def _beaten(units: NDArray[np.integer[Any]]) -> Bools:
-    """Which sizes take no less of anything than one before them; shape (R, sizes) -> (sizes,)."""
+def _dominated(units: NDArray[np.integer[Any]]) -> Bools:
+    """Sizes that take no less of anything than one before them; shape (R, sizes) -> (sizes,)."""
     no_less = np.greater_equal.outer(units[0], units[0])
     for taken in units[1:]:
         no_less &= np.greater_equal.outer(taken, taken)
-    # The first than which a size takes no less is itself, or beats it.
-    beaten: Bools = no_less.argmax(axis=1) < np.arange(len(no_less))
-    return beaten
+    # The first than which a size takes no less is itself, or dominates it.
+    dominated: Bools = no_less.argmax(axis=1) < np.arange(len(no_less))
+    return dominated
 
 
-def _held(grid: Grid) -> float:
-    """How fast a job is where it starts, as far as that is in the grid."""
+def _held(grid: SizeGrid) -> float:
+    """Speed of a job at its start, 0 where that is not in the grid."""
     workers, ps = grid.start
     inside = ps < grid.rates.shape[0] and workers < grid.rates.shape[1]
     return float(grid.rates[ps, workers]) if inside and any(grid.start) else 0.0
 
 
-def _looked_at(length: int, keep: int | None) -> Bools:
-    """Counts that are looked at where there are many: some that grow by equal factors."""
-    counts = np.unique(np.geomspace(1, length - 1, _MOST_COUNTS).round().astype(np.int64))
+def _considered(length: int, keep: int | None) -> Bools:
+    """Counts that are considered where there are many: in geometric progression."""
+    counts = np.unique(np.geomspace(1, length - 1, _MAX_COUNTS).round().astype(np.int64))
     looked = np.zeros(length, dtype=bool)
     looked[0] = looked[counts] = True
     if keep is not None and keep < length:
@@ -264,7 +264,7 @@ def _shares(need: Ints, capacity: Ints) -> Floats:
     return shares
 
 
-def sizes_of(request: JobRequest) -> Bools:
+def allowed_sizes(request: JobRequest) -> Bools:
     """Sizes that a job may train at, ``sizes[ps, workers]``; shape (max_ps + 1, max_workers + 1).
 
     Not to be written to.
@@ -291,8 +291,8 @@ def _sizes(
     return both
 
 
-def alike(request: JobRequest) -> tuple[object, ...]:
-    """What jobs with one surface have in common, beside cluster and start."""
+def frontier_key(request: JobRequest) -> tuple[object, ...]:
+    """What determines the frontier of a job, beside its speeds, its start and the cluster."""
     return (
         TrainingKind.of(request), request.min_workers, request.max_workers, request.min_ps, request.max_ps,
         request.allowed_workers, request.worker, request.ps,
@@ -305,8 +305,8 @@ def amounts_of(resources: Resources, names: Sequence[str]) -> list[int]:
     return [given.get(name, 0) for name in names]
 
 
-def weight_of(demand: Ints, capacity: Ints) -> Floats:
-    """Sum of shares, by which larger tasks go first; amounts (..., R), capacity (..., R) -> (...)."""
+def task_weight(demand: Ints, capacity: Ints) -> Floats:
+    """Sum over resources of a task's shares of the capacity; (..., R), (..., R) -> (...)."""
     shares = demand / np.where(capacity > 0, capacity, 1)
     total: Floats = shares[..., 0].copy()
     for number in range(1, shares.shape[-1]):
@@ -314,35 +314,34 @@ def weight_of(demand: Ints, capacity: Ints) -> Floats:
     return total
 
 
-class Surfaces:
-    """Several surfaces side by side, padded to C sizes."""
+class ParetoFrontiers:
+    """Several frontiers as arrays, padded to C sizes, and the steps between sizes of each."""
 
-    def __init__(self, surfaces: Sequence[Surface]) -> None:
-        counts = np.array([len(one.sizes) for one in surfaces])
-        count, most, resources = len(surfaces), int(counts.max()), surfaces[0].need.shape[1]
+    def __init__(self, frontiers: Sequence[ParetoFrontier]) -> None:
+        counts = np.array([len(one.sizes) for one in frontiers])
+        count, most, resources = len(frontiers), int(counts.max()), frontiers[0].need.shape[1]
         within = np.arange(most) < counts[:, None]
         places = np.flatnonzero(within)
         self.sizes: Ints = np.zeros((count, most, 2), dtype=np.int64)
         self.log_rate: Floats = np.zeros((count, most))
         self.need: Ints = np.zeros((count, most, resources), dtype=np.int64)
-        self.sizes.reshape(-1, 2)[places] = np.concatenate([one.sizes for one in surfaces])
-        self.log_rate.reshape(-1)[places] = np.concatenate([one.log_rate for one in surfaces])
-        self.need.reshape(-1, resources)[places] = np.concatenate([one.need for one in surfaces])
-        shares = _shares(self.need, np.array([one.capacity for one in surfaces]))
+        self.sizes.reshape(-1, 2)[places] = np.concatenate([one.sizes for one in frontiers])
+        self.log_rate.reshape(-1)[places] = np.concatenate([one.log_rate for one in frontiers])
+        self.need.reshape(-1, resources)[places] = np.concatenate([one.need for one in frontiers])
+        shares = _shares(self.need, np.array([one.capacity for one in frontiers]))
         gains = self.log_rate[:, None] - self.log_rate[:, :, None]
-        #: Which jumps there are, from (row) to (column), shape (surfaces, C, C); and from which sizes there is none.
-        self.there: Bools = gains > np.log(_FASTER)
-        self.there &= shares > 0
-        self.there &= within[:, None] & within[:, :, None]
-        self.there[:, :, 0] = False
-        self.ends: Bools = np.logical_not(self.there.any(axis=2))
-        #: Log of the dominant share that a jump takes, and log of the log of its speed-up; 0 where there is none.
+        #: Whether a step leads from one size (row) to another (column); shape (frontiers, C, C).
+        self.exists: Bools = gains > np.log(_MIN_SPEED_UP)
+        self.exists &= shares > 0
+        self.exists &= within[:, None] & within[:, :, None]
+        self.exists[:, :, 0] = False
+        #: Log of the dominant share that a step takes, and log of the log of its speed-up; 0 where there is no step.
         self.cost, self.gain = shares, gains
-        absent = np.logical_not(self.there)
+        absent = np.logical_not(self.exists)
         for numbers in (self.cost, self.gain):
             np.copyto(numbers, 1.0, where=absent)
             np.log(numbers, out=numbers)
-        #: Of the fastest size, which stands right after the start.
+        #: Log of the speed of the fastest size, which stands right after the start.
         self.log_best: Floats = self.log_rate[:, 1]
-        self.best_share: Floats = np.array([one.best_share for one in surfaces])
-        self.from_nothing: Floats = np.array([float(one.from_nothing) for one in surfaces])
+        self.best_share: Floats = np.array([one.best_share for one in frontiers])
+        self.from_nothing: Floats = np.array([float(one.from_nothing) for one in frontiers])

@@ -19,7 +19,7 @@ from dl2d.core.decision import Constraint, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.resources import Resources
-from dl2d.policies.common.greedy import Filling
+from dl2d.policies.common.greedy import GreedyAllocation
 from dl2d.policies.dl2_paper.observation import (
     Floats,
     Ints,
@@ -44,7 +44,7 @@ class Sizing:
     """
 
     def __init__(self, snapshot: Snapshot, packing: Packing, sight: Sight) -> None:
-        self.filling = Filling(snapshot, packing)
+        self.filling = GreedyAllocation(snapshot, packing)
         self.sight = sight
         self._snapshot = snapshot
         self._packing = packing

@@ -18,13 +18,13 @@ from dl2d.core.errors import ConfigError
 from dl2d.core.registry import VersionState
 from dl2d.daemon.models.active_version import Incumbent, keep_version
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
-from dl2d.policies.dl2.policy import shipped
+from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.store.sql import SqlStore
 
 
 def another(number: int) -> Checkpoint:
     """A checkpoint like the shipped one, with other weights."""
-    base = shipped().checkpoint
+    base = with_checkpoint().checkpoint
     scorer = np.asarray(base.weights["scorer"]) + number
     return Checkpoint(
         policy="dl2", weights={**base.weights, "scorer": scorer}, settings=base.settings, training={"number": number}
@@ -67,8 +67,8 @@ def site(tmp_path: Path, store: SqlStore) -> Site:
 
 def test_what_comes_with_dl2d_is_the_first_live_version(site: Site) -> None:
     incumbent = site.incumbent()
-    assert incumbent.policy.version == f"{shipped().checkpoint.digest[:12]} slot_seconds=300.0"
-    assert site.live() == shipped().checkpoint.digest
+    assert incumbent.policy.version == f"{with_checkpoint().checkpoint.digest[:12]} slot_seconds=300.0"
+    assert site.live() == with_checkpoint().checkpoint.digest
     (change,) = site.store.registry.changes()
     assert (change.by, change.reason) == ("daemon", "begins: it comes with dl2d")
     again = site.incumbent()
@@ -182,7 +182,7 @@ def test_versions_that_cannot_be_kept_stop_nobody(site: Site, tmp_path: Path) ->
     with capture_logs() as logs:
         incumbent = Incumbent(settings, site.store, lambda: 7.0)
     assert [entry["event"] for entry in logs] == ["the registry of policies cannot be written"]
-    assert incumbent.policy.version.startswith(shipped().checkpoint.digest[:12])
+    assert incumbent.policy.version.startswith(with_checkpoint().checkpoint.digest[:12])
     assert incumbent.refreshed() is None
 
 
@@ -209,7 +209,7 @@ def test_a_daemon_changes_its_policy_between_two_slots(tmp_path: Path, capfd: py
     }
     with LocalCluster(tmp_path, settings) as cluster:
         job = cluster.train("mine", "--step-seconds", "0.02", epochs=300, max_workers=2, max_ps=1)
-        base = shipped().checkpoint.digest
+        base = with_checkpoint().checkpoint.digest
         cluster.wait_until(lambda: cluster.confirmed(job) != (0, 0) and decides(base), "it trains")
         write_checkpoint(another(1), tmp_path / "better")
         done = dl2d("policy", "promote", str(tmp_path / "better"), "--force", "--reason", "a test", "--json")

@@ -30,7 +30,7 @@ from dl2d.daemon.models.active_version import keep_version, version_in
 from dl2d.daemon.models.candidates import Candidate, write_candidate
 from dl2d.daemon.models.learner_process import Learner
 from dl2d.policies.common.checkpoint import Checkpoint
-from dl2d.policies.dl2.policy import shipped
+from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.store import schema
 from dl2d.store.sql import SqlStore
 
@@ -70,7 +70,7 @@ STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n
 
 def candidate(folder: Path, store: SqlStore, *, passed: bool = True, current: str = "") -> Path:
     """As a real learner leaves it: a checkpoint among the versions, and how it did."""
-    base = shipped().checkpoint
+    base = with_checkpoint().checkpoint
     scorer = np.asarray(base.weights["scorer"]) + 1
     made = Checkpoint(policy="dl2", weights={**base.weights, "scorer": scorer}, settings=base.settings, training={})
     version = replace(version_in(folder, made, at=3.0, origin="a test"), parent=base.digest, jobs=5)

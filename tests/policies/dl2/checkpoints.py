@@ -7,8 +7,9 @@ import numpy as np
 from dl2d.core.jobs import Allocation, Architecture, Consistency
 from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.policies.common.checkpoint import Checkpoint
-from dl2d.policies.dl2.policy import Dl2, as_arrays
-from dl2d.policies.dl2.size_steps import initial_weights
+from dl2d.policies.dl2.parameters import as_arrays
+from dl2d.policies.dl2.policy import Dl2
+from dl2d.policies.dl2.scoring import initial_weights
 
 KIND = TrainingKind("m", Architecture.PS, Consistency.SYNC)
 SETTINGS = {"design": "jumps", "hidden": 0, "slot_seconds": 60.0, "optimism": 0.0, "resize_seconds": 0.0}

@@ -12,11 +12,11 @@ from throughput.test_relabelling import KNOWN, TRUE, job_of, own, with_speeds
 
 from dl2d.core.jobs import Job
 from dl2d.core.measured import SpeedPoint
-from dl2d.policies.dl2.exploration import scouts
+from dl2d.policies.dl2.exploration import exploring_jobs
 from dl2d.policies.dl2.policy import Dl2
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.observations import by_kind
-from dl2d.throughput.relabelling import Labels
+from dl2d.throughput.relabelling import Relabelling
 
 A = own(((4, 4), TRUE["a"][4, 4]))
 B = own(((4, 4), TRUE["b"][4, 4]))
@@ -26,7 +26,7 @@ STRANGE = own(((4, 4), 100 * TRUE["a"].max()))
 
 def numbers(jobs: list[Job], shown: dict[int, tuple[SpeedPoint, ...]]) -> set[int]:
     snapshot = with_speeds(jobs, shown)
-    first = scouts(snapshot, Labels(snapshot, GaussianProcess(by_kind(KNOWN))))
+    first = exploring_jobs(snapshot, Relabelling(snapshot, GaussianProcess(by_kind(KNOWN))))
     return {number for number, job in enumerate(jobs) if job.key in first}
 
 

@@ -20,7 +20,7 @@ from dl2d.core.policy import Policy
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.placement.optimus import Optimus
-from dl2d.policies.dl2.locality import Layouts, inside, least_seconds
+from dl2d.policies.dl2.locality import Locality, min_worker_seconds, share_inside
 
 #: Two workers and two PSs, or one worker and four PSs, fill a node of six CPUs.
 NODE = Resources.of(cpu=6)
@@ -30,7 +30,7 @@ SIZES = {"model": "m", "worker": WORKER, "ps": PS, "max_workers": 8, "max_ps": 8
 
 def slow_talk(computing: float, talk: float, spared: float) -> NDArray[np.float64]:
     """Samples per second where a sample takes a worker so long, and all of them so long to talk of; (9, 9)."""
-    share = spared * inside(Architecture.PS, WORKER, PS, NODE, 8, 8)
+    share = spared * share_inside(Architecture.PS, WORKER, PS, NODE, 8, 8)
     workers = np.maximum(np.arange(9), 1)
     speeds: NDArray[np.float64] = 1 / (computing / workers + talk * (1 - share))
     speeds[0], speeds[:, 0] = 0.0, 0.0
@@ -48,23 +48,23 @@ def seen(*shown: SpeedPoint) -> Snapshot:
 
 
 def test_what_stays_on_a_node() -> None:
-    share = inside(Architecture.PS, WORKER, PS, NODE, 8, 8)
+    share = share_inside(Architecture.PS, WORKER, PS, NODE, 8, 8)
     assert share[2, 2] == share[4, 1] == 1.0
     assert share[3, 2] == share[4, 4] == 0.5  # one node holds neither: half of the pairs are on one
     assert share[8, 8] == 0.25
-    ring = inside(Architecture.ALLREDUCE, WORKER, NO_RESOURCES, NODE, 8, 0)
+    ring = share_inside(Architecture.ALLREDUCE, WORKER, NO_RESOURCES, NODE, 8, 0)
     assert ring[0, 1:].tolist() == [1.0, 1.0, 1.0, 1 - 2 / 4, 1 - 2 / 5, 1 - 2 / 6, 1 - 3 / 7, 1 - 3 / 8]
 
 
 def test_what_no_node_holds_gains_nothing() -> None:
-    share = inside(Architecture.PS, Resources.of(gpu=1), PS, NODE, 2, 2)
+    share = share_inside(Architecture.PS, Resources.of(gpu=1), PS, NODE, 2, 2)
     assert (share[:, 1:] == 0).all()
 
 
 def test_speeds_apart_are_those_together_less_what_talk_was_spared() -> None:
     """A sample takes a worker 1 s, half of which counts as computing; 0.7 of the talk on a node is spared."""
     here = seen(SpeedPoint(Allocation(1, 1), 1.0, 5), SpeedPoint(Allocation(4, 4), 2.0, 5, 1, 9.0, 8.0, 1.0))
-    layouts = Layouts(here, {}, lambda request: np.zeros((request.max_ps + 1, request.max_workers + 1)))
+    layouts = Locality(here, {}, lambda request: np.zeros((request.max_ps + 1, request.max_workers + 1)))
     apart = layouts.apart()
     one, four = apart.speeds[0].points
     assert one.samples_per_second == pytest.approx(1 / (0.5 + 0.5 / (1 - 0.7)))
@@ -85,7 +85,7 @@ def test_speeds_apart_are_those_together_less_what_talk_was_spared() -> None:
 )
 def test_apart_and_together_are_inverse(speeds: dict[tuple[int, int], float]) -> None:
     here = seen(*(SpeedPoint(Allocation(*size), speed, 1) for size, speed in sorted(speeds.items())))
-    layouts = Layouts(here, {}, lambda request: np.zeros((request.max_ps + 1, request.max_workers + 1)))
+    layouts = Locality(here, {}, lambda request: np.zeros((request.max_ps + 1, request.max_workers + 1)))
     rates = np.zeros((9, 9))
     within = [point for point in layouts.apart().speeds[0].points if max(point.allocation) < 9]
     for point in within:
@@ -104,11 +104,11 @@ def test_how_much_is_spared_shows_in_how_the_sizes_of_a_known_kind_differ(spared
     kinds = [TrainingKind.of(job.request) for job in jobs]
     sizes = [(1, 1), (2, 2), (1, 4), (3, 3), (4, 4), (6, 6), (8, 8)]
     known = slow_talk(1.5, 1.5, 0.0)
-    least = least_seconds(points(known, *sizes))
+    least = min_worker_seconds(points(known, *sizes))
     assert least == 3.0  # half of which counts as computing
     measured = tuple(MeasuredSpeeds(kind, points(level * slow_talk(1.5, 1.5, spared), *sizes)) for kind in kinds)
     snapshot = replace(a_snapshot(jobs, cluster(4, cpu=6)), speeds=measured)
-    layouts = Layouts(snapshot, dict.fromkeys(kinds, least), lambda _: known)
+    layouts = Locality(snapshot, dict.fromkeys(kinds, least), lambda _: known)
     assert layouts.key(jobs[0].request)[1] == pytest.approx(spared, abs=0.11)  # it goes in tenths
 
 
@@ -121,9 +121,9 @@ def test_nodes_that_are_down_do_not_count() -> None:
         return np.zeros((request.max_ps + 1, request.max_workers + 1))
 
     request = here.jobs[0].request
-    assert Layouts(both, {}, nothing).key(request) == Layouts(here, {}, nothing).key(request)
+    assert Locality(both, {}, nothing).key(request) == Locality(here, {}, nothing).key(request)
     rates = slow_talk(1.0, 1.0, 0.0)
-    assert Layouts(replace(here, nodes=()), {}, nothing).together(request, rates) == pytest.approx(rates)
+    assert Locality(replace(here, nodes=()), {}, nothing).together(request, rates) == pytest.approx(rates)
 
 
 def asked(chosen: Policy, snapshot: Snapshot, placement: LoadBalance | Optimus) -> Decision:

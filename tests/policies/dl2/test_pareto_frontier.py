@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dl2d.policies.dl2.pareto_frontier import Grid, Surface, Surfaces, surfaces
+from dl2d.policies.dl2.pareto_frontier import ParetoFrontier, ParetoFrontiers, SizeGrid, pareto_frontiers
 
 
-def a_grid(rng: np.random.Generator) -> Grid:
+def a_grid(rng: np.random.Generator) -> SizeGrid:
     shape, resources, unit = tuple(rng.integers(2, 25, 2).tolist()), 2, int(rng.choice([1, 1000, 10**9]))
     ps, workers = np.indices(shape)
     rates = np.round(workers**0.7 * (ps + 1) ** 0.3 * np.exp(rng.normal(0, rng.choice([0, 0.1, 0.5]), shape)), 1)
     rates[rng.random(shape) < 0.05] = rng.choice([0.0, np.nan, np.inf])
     worker, server = (rng.integers(0, 5, (2, resources)) * unit).tolist()
-    return Grid(
+    return SizeGrid(
         rates,
         worker=worker,
         ps=server,
@@ -27,7 +27,7 @@ def a_grid(rng: np.random.Generator) -> Grid:
     )
 
 
-def by_hand(grid: Grid) -> list[tuple[int, int]]:
+def by_hand(grid: SizeGrid) -> list[tuple[int, int]]:
     """Sizes that a grid of moderate size keeps, fastest first."""
     ps, workers = np.nonzero(grid.may & (grid.rates > 0) & np.isfinite(grid.rates))
 
@@ -52,7 +52,7 @@ def by_hand(grid: Grid) -> list[tuple[int, int]]:
     return kept
 
 
-def alike(one: Surface, other: Surface) -> bool:
+def equal(one: ParetoFrontier, other: ParetoFrontier) -> bool:
     return (
         all(
             np.array_equal(getattr(one, name), getattr(other, name), equal_nan=name == "log_rate")
@@ -67,7 +67,7 @@ def alike(one: Surface, other: Surface) -> bool:
 @given(seed=st.integers(0, 10**6))
 def test_a_surface_has_the_sizes_that_are_kept_by_hand_and_its_start(seed: int) -> None:
     grid = a_grid(np.random.default_rng(seed))
-    (made,) = surfaces([grid])
+    (made,) = pareto_frontiers([grid])
     kept = by_hand(grid)
     assert (made is None) == (not kept)
     if made is not None:
@@ -89,18 +89,18 @@ def test_surfaces_made_together_are_those_made_one_by_one(seed: int, count: int)
     rng = np.random.default_rng(seed)
     few = [a_grid(rng) for _ in range(4)]
     grids = [replace(few[int(place)], rates=few[place].rates * rng.random()) for place in rng.integers(0, 4, count)]
-    for grid, together in zip(grids, surfaces(grids), strict=True):
-        (alone,) = surfaces([grid])
+    for grid, together in zip(grids, pareto_frontiers(grids), strict=True):
+        (alone,) = pareto_frontiers([grid])
         assert (alone is None) == (together is None)
-        assert alone is None or together is None or alike(alone, together)
+        assert alone is None or together is None or equal(alone, together)
 
 
 @pytest.mark.parametrize("length", [26, 60])
 def test_of_many_counts_some_are_looked_at_and_the_one_to_keep(length: int) -> None:
     ps, workers = np.indices((3, length))
     rates = np.where(workers * ps > 0, workers**0.9 * ps**0.1, 0.0)
-    grid = Grid(rates, worker=[1000], ps=[500], capacity=[10**6], may=workers > 0, keep=(length - 2, 2))
-    (made,) = surfaces([grid])
+    grid = SizeGrid(rates, worker=[1000], ps=[500], capacity=[10**6], may=workers > 0, keep=(length - 2, 2))
+    (made,) = pareto_frontiers([grid])
     assert made is not None
     counts = set(made.sizes[1:, 0].tolist())
     assert {length - 2, length - 1} <= counts
@@ -110,20 +110,20 @@ def test_of_many_counts_some_are_looked_at_and_the_one_to_keep(length: int) -> N
 @given(seed=st.integers(0, 10**6))
 def test_there_is_a_jump_wherever_a_size_is_faster_and_takes_more(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    made = [one for one in surfaces([a_grid(rng) for _ in range(3)]) if one is not None]
+    made = [one for one in pareto_frontiers([a_grid(rng) for _ in range(3)]) if one is not None]
     made = [one for one in made if np.isfinite(one.log_rate[0])]
     if not made:
         return
-    together = Surfaces(made)
+    together = ParetoFrontiers(made)
     for number, one in enumerate(made):
         count = len(one.sizes)
         gain = one.log_rate[None] - one.log_rate[:, None]
         more = (one.need[None] - one.need[:, None]) / np.maximum(one.capacity, 1e-9)
         there = (gain > np.log(1.01)) & (more.max(axis=2) > 0) & (np.arange(count) > 0)
-        np.testing.assert_array_equal(together.there[number, :count, :count], there)
-        assert together.there[number].sum() == there.sum()
+        np.testing.assert_array_equal(together.exists[number, :count, :count], there)
+        assert together.exists[number].sum() == there.sum()
         np.testing.assert_array_equal(together.ends[number, :count], ~there.any(axis=1))
         np.testing.assert_allclose(together.cost[number, :count, :count][there], np.log(more.max(axis=2)[there]))
         np.testing.assert_allclose(together.gain[number, :count, :count][there], np.log(gain[there]))
-    assert not together.cost[~together.there].any()
-    assert not together.gain[~together.there].any()
+    assert not together.cost[~together.exists].any()
+    assert not together.gain[~together.exists].any()

@@ -4,40 +4,41 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dl2d.policies.dl2.pareto_frontier import Grid, Surface, Surfaces, surfaces
-from dl2d.policies.dl2.size_steps import Crowd, Floats, Ints, choose, look, score, weight_count
+from dl2d.policies.dl2.pareto_frontier import ParetoFrontier, ParetoFrontiers, SizeGrid, pareto_frontiers
+from dl2d.policies.dl2.scoring import ClusterJobs, Floats, Ints, describe_steps, score, weight_count
+from dl2d.policies.dl2.size_steps import choose_sizes
 
 
-def a_surface(rng: np.random.Generator, capacity: list[int]) -> Surface | None:
+def a_surface(rng: np.random.Generator, capacity: list[int]) -> ParetoFrontier | None:
     shape = int(rng.integers(2, 12)), int(rng.integers(2, 12))
     ps, workers = np.indices(shape)
     rates = np.round(workers**0.7 * ps**0.3 * np.exp(rng.normal(0, 0.3, shape)), 1)
     worker, server = (rng.integers(0, 4, (2, len(capacity))) * 1000).tolist()
-    (made,) = surfaces([Grid(rates, worker=worker, ps=server, capacity=capacity, may=workers > 0)])
+    (made,) = pareto_frontiers([SizeGrid(rates, worker=worker, ps=server, capacity=capacity, may=workers > 0)])
     return made
 
 
 @settings(max_examples=60)
-@given(seed=st.integers(0, 10**6), hidden=st.integers(0, 2), growing=st.booleans())
-def test_jumps_are_chosen_by_the_scores_that_all_can_look_up(seed: int, hidden: int, growing: bool) -> None:
-    """Each job has the score with which it got where it is; growing ends where no jump has room."""
+@given(seed=st.integers(0, 10**6), hidden=st.integers(0, 2), only_larger=st.booleans())
+def test_jumps_are_chosen_by_the_scores_that_all_can_look_up(seed: int, hidden: int, only_larger: bool) -> None:
+    """Each job has the score with which it got where it is; only_larger ends where no jump has room."""
     rng = np.random.default_rng(seed)
     capacity = (rng.integers(5, 60, 2) * 1000).tolist()
     made = [found for _ in range(3) if (found := a_surface(rng, capacity)) is not None]
     if not made:
         return
-    together, clusters, count = Surfaces(made), 2, 6
+    together, clusters, count = ParetoFrontiers(made), 2, 6
     of = rng.integers(0, len(made), (clusters, count))
     present, samples = rng.random((clusters, count)) < 0.8, np.exp(rng.normal(5, 2, (clusters, count)))
-    crowd = Crowd.of(together, of, present, samples, np.array([100.0, 900.0]))
+    crowd = ClusterJobs.of(together, of, present, samples, np.array([100.0, 900.0]))
     weights = rng.normal(0, 1, (clusters, weight_count(hidden)))
     free, start = np.array([capacity] * clusters), np.zeros((clusters, count), dtype=np.int64)
-    chosen = choose(together, crowd, start, free, weights, growing=growing)
+    chosen = choose_sizes(together, crowd, start, free, weights, only_larger=only_larger)
     states, scores = start.copy(), np.full(start.shape, np.nan)
-    for row, job, to in chosen.jumps.tolist():
+    for row, job, to in chosen.steps.tolist():
         where, which = (np.array([row]), np.array([job])), np.array([states[row, job]])
-        own = score(weights[[row]], look(together, crowd, *where, which))[0]
-        assert together.there[of[row, job], states[row, job], to]
+        own = score(weights[[row]], describe_steps(together, crowd, *where, which))[0]
+        assert together.exists[of[row, job], states[row, job], to]
         scores[row, job] = own[to]
         free[row] -= together.need[of[row, job], to] - together.need[of[row, job], states[row, job]]
         states[row, job] = to
@@ -45,30 +46,32 @@ def test_jumps_are_chosen_by_the_scores_that_all_can_look_up(seed: int, hidden: 
     np.testing.assert_array_equal(states, chosen.states)
     np.testing.assert_array_equal(scores, chosen.scores)
     # A jump that gives something back may make room for one that was looked at before.
-    for row, job in np.argwhere(present & growing).tolist():
+    for row, job in np.argwhere(present & only_larger).tolist():
         which, now = of[row, job], states[row, job]
         fits = (together.need[which] - together.need[which, now] <= free[row]).all(axis=1)
         fits &= (together.sizes[which] >= together.sizes[which, now]).all(axis=1)
-        assert not (together.there[which, now] & fits).any()
+        assert not (together.exists[which, now] & fits).any()
 
 
-def plainly(together: Surfaces, crowd: Crowd, states: Ints, free: Ints, weights: Floats) -> list[list[int]]:
-    """Jumps of one cluster, each the best that has room by then, the first of equals."""
+def plainly(
+    together: ParetoFrontiers, crowd: ClusterJobs, states: Ints, free: Ints, weights: Floats
+) -> list[list[int]]:
+    """Steps of one cluster, each the best that has room by then, the first of equals."""
     states, left, made = states[0].copy(), free[0].copy(), []
     (present,) = np.nonzero(crowd.present[0])
     while True:
         best, jump = -np.inf, None
         for job in present.tolist():
-            which, now = crowd.surface[0, job], states[job]
-            found = score(weights, look(together, crowd, *(np.array([place]) for place in (0, job, now))))[0]
+            which, now = crowd.frontier[0, job], states[job]
+            found = score(weights, describe_steps(together, crowd, *(np.array([place]) for place in (0, job, now))))[0]
             fits = (together.need[which] - together.need[which, now] <= left).all(axis=1)
-            found = np.where(together.there[which, now] & fits, found, -np.inf)
+            found = np.where(together.exists[which, now] & fits, found, -np.inf)
             if found.max() > best:
                 best, jump = found.max(), [0, job, int(found.argmax())]
         if jump is None:
             return made
         _, job, to = jump
-        left -= together.need[crowd.surface[0, job], to] - together.need[crowd.surface[0, job], states[job]]
+        left -= together.need[crowd.frontier[0, job], to] - together.need[crowd.frontier[0, job], states[job]]
         states[job] = to
         made.append(jump)
 
@@ -81,18 +84,18 @@ def test_each_jump_is_the_best_that_has_room(seed: int, hidden: int, count: int,
     made = [found for _ in range(3) if (found := a_surface(rng, [room * 1000])) is not None]
     if not made:
         return
-    together, others = Surfaces(made), 3
+    together, others = ParetoFrontiers(made), 3
     of, samples = rng.integers(0, len(made), (others, count)), np.exp(rng.normal(5, 2, (others, count)))
     present, slots = rng.random((others, count)) < 0.8, np.full(others, 300.0)
     weights = rng.normal(0, 1, (others, weight_count(hidden)))
     free = np.full((others, 1), room * 1000) - rng.integers(0, 3000, (others, 1))
     start = np.array([[rng.integers(len(made[which].sizes)) for which in row] for row in of])
     start[rng.random(start.shape) < 0.7] = 0
-    all_made = choose(together, Crowd.of(together, of, present, samples, slots), start, free, weights)
+    all_made = choose_sizes(together, ClusterJobs.of(together, of, present, samples, slots), start, free, weights)
     for row in range(others):
         one = slice(row, row + 1)
-        crowd = Crowd.of(together, of[one], present[one], samples[one], slots[one])
-        alone = choose(together, crowd, start[one], free[one], weights[one])
-        assert alone.jumps.tolist() == plainly(together, crowd, start[one], free[one], weights[one])
+        crowd = ClusterJobs.of(together, of[one], present[one], samples[one], slots[one])
+        alone = choose_sizes(together, crowd, start[one], free[one], weights[one])
+        assert alone.steps.tolist() == plainly(together, crowd, start[one], free[one], weights[one])
         np.testing.assert_array_equal(alone.states[0], all_made.states[row])
         np.testing.assert_array_equal(alone.scores[0], all_made.scores[row])
