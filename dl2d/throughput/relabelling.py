@@ -1,4 +1,10 @@
-"""What a job is, whatever its user says: jobs whose speeds are not those of their kind are taken as what they show."""
+"""Relabelling: a job whose measured speeds contradict its declared model type is predicted as another kind.
+
+Each job of a snapshot is compared with what the throughput model predicts for its kind. It keeps its kind as long as
+four of five of its measurements are within three standard deviations, or 28 %, of the prediction, since a node may have
+been slow for a while. Otherwise it is predicted as the most likely other kind, among those of which all of its
+measurements are within two standard deviations; or, if there is none, from its own measurements alone.
+"""
 
 from __future__ import annotations
 
@@ -18,64 +24,59 @@ from dl2d.throughput.gaussian_process import GaussianProcess
 
 _Floats = NDArray[np.float64]
 
-#: Deviations from what is believed of a kind from which on a job is none of it, and within which it may be one.
-_NONE: Final = 3.0
-_ONE: Final = 2.0
-#: Part of a job's measurements that may be none of its kind's: a node may have been slow for a moment.
-_STRANGE: Final = 0.2
-#: Deviation of a job's speed from its kind's that is nothing special.
-_USUAL: Final = 0.1
-#: Well within what is far, rounded however it may be.
+# Standard deviations between a measurement and the prediction for a kind: beyond the first it contradicts the kind,
+# within the second a job that is declared to be of another kind may be of this one.
+_CONTRADICTS: Final = 3.0
+_AGREES: Final = 2.0
+#: Part of a job's measurements that may contradict its kind.
+_MAX_CONTRADICTING: Final = 0.2
+#: Standard deviation of the logarithm of speed between jobs of one kind, which is added to the prediction's.
+_BETWEEN_JOBS: Final = 0.1
+#: Difference in logarithms within which a measurement agrees in any case: ``FAR``, less what rounding may do.
 _NEAR: Final = 0.999 * FAR
-#: Deviation of the logarithm of a kind's speed beyond which too little is known of it to recognise a job by.
-_KNOWN: Final = 0.5
+#: Standard deviation of the prediction from which on a kind is too little known to be recognised.
+_MAX_UNCERTAINTY: Final = 0.5
 
 
 class Relabelled(NamedTuple):
-    """What a job is taken as."""
+    """What a job is predicted as."""
 
-    #: Its own, or with the model of the kind whose speeds it has.
+    #: Its own request, or with the model type of the kind whose speeds it has.
     request: JobRequest
-    #: What it showed itself, if it is of a kind of its own; and in any case sizes at which it stood still.
+    #: Measurements that hold for this job alone: failed sizes (speed 0), and all others if it is of no known kind.
     own: tuple[SpeedPoint, ...] = ()
 
 
-class _Odd(NamedTuple):
-    """A job that is not near what is believed of its kind."""
+class _Suspect(NamedTuple):
+    """A job with a measurement that is not near the prediction for its kind."""
 
     job: Job
-    #: Sizes at which it stood still, and what it showed at others, of which there are some.
-    still: tuple[SpeedPoint, ...]
-    moved: tuple[SpeedPoint, ...]
+    #: Measurements of failed sizes (speed 0), and of others, of which there is at least one.
+    failed: tuple[SpeedPoint, ...]
+    measured: tuple[SpeedPoint, ...]
 
 
 class _Misfits(NamedTuple):
-    """How far what each of some jobs showed is off what is believed of each of some kinds; all shape (kinds, jobs)."""
+    """Distance of the measurements of jobs from the predictions for kinds; all of shape (kinds, jobs)."""
 
-    #: The most at any size, in deviations.
-    apart: _Floats
-    #: Part of the measurements that a job of the kind would not show.
-    strange: _Floats
-    #: The largest deviation at any size of what is believed.
-    doubt: _Floats
-    #: Logarithm of the likelihood, but for a constant.
+    #: Largest distance at any size, in standard deviations.
+    distance: _Floats
+    #: Part of the measurements that contradict the kind.
+    contradicting: _Floats
+    #: Largest standard deviation of the prediction at any size.
+    uncertainty: _Floats
+    #: Logarithm of the likelihood, up to a constant.
     likelihood: _Floats
 
 
 class Relabelling:
-    """What the jobs of a snapshot are taken as, by a belief of the speeds of kinds.
+    """What each job of a snapshot is predicted as, see the module; by the throughput model of their kinds."""
 
-    A job stays what its user says as long as four of five speeds that it showed are within three deviations, or 28 %,
-    of what is believed at their sizes: a slow node, or a slow moment, says nothing of what it is. Else it is taken as
-    of the kind that is likeliest by its speeds, of those that are within two; else nothing but what it showed itself,
-    and what all kinds share, is believed of it.
-    """
-
-    def __init__(self, snapshot: Snapshot, belief: GaussianProcess) -> None:
-        self._belief = belief
-        self._taken: dict[JobKey, Relabelled] = {}
+    def __init__(self, snapshot: Snapshot, model: GaussianProcess) -> None:
+        self._model = model
+        self._predicted_as: dict[JobKey, Relabelled] = {}
         shown = {speeds.job: speeds.points for speeds in snapshot.job_speeds}
-        odd: dict[tuple[object, ...], list[_Odd]] = defaultdict(list)
+        suspects: dict[tuple[object, ...], list[_Suspect]] = defaultdict(list)
         means: dict[tuple[TrainingKind, int, int], _Floats] = {}
         for job in snapshot.jobs:
             request = job.request
@@ -83,62 +84,62 @@ class Relabelling:
             within = [
                 point for point in shown.get(job.key, ()) if point[0][0] <= most_workers and point[0][1] <= most_ps
             ]
-            still = tuple([_plain(point) for point in within if point[1] == 0])
-            moved = [point for point in within if point[1] > 0]
-            self._taken[job.key] = Relabelled(request, still)
+            failed = tuple([_plain(point) for point in within if point[1] == 0])
+            measured = [point for point in within if point[1] > 0]
+            self._predicted_as[job.key] = Relabelled(request, failed)
             kind = TrainingKind.of(request)
             like = kind, most_workers, most_ps
             mean = means.get(like)
             if mean is None:
-                mean = means[like] = belief.predict(request)[0]
-            if not _is_near(mean, moved):
-                odd[kind[1:], most_workers, most_ps].append(_Odd(job, still, tuple(map(_plain, moved))))
-        for jobs in odd.values():
-            self._recognise(jobs)
+                mean = means[like] = model.predict(request)[0]
+            if not _is_near(mean, measured):
+                suspects[kind[1:], most_workers, most_ps].append(_Suspect(job, failed, tuple(map(_plain, measured))))
+        for jobs in suspects.values():
+            self._relabel(jobs)
 
     def of(self, job: Job) -> Relabelled:
-        """What a job is taken as."""
-        return self._taken[job.key]
+        """What a job is predicted as."""
+        return self._predicted_as[job.key]
 
-    def _recognise(self, odd: Sequence[_Odd]) -> None:
-        """Take jobs of one architecture, consistency and bounds as what their speeds say they are."""
-        said = [TrainingKind.of(each.job.request) for each in odd]
-        rivals = [kind for kind in self._belief.kinds if kind[1:] == said[0][1:]]
+    def _relabel(self, suspects: Sequence[_Suspect]) -> None:
+        """Decide what jobs of one architecture, consistency and bounds are predicted as."""
+        said = [TrainingKind.of(each.job.request) for each in suspects]
+        rivals = [kind for kind in self._model.kinds if kind[1:] == said[0][1:]]
         kinds = list(dict.fromkeys([*rivals, *said]))
-        workers, ps = np.array([point.allocation for each in odd for point in each.moved]).T
-        predicted = [self._belief.predict(replace(odd[0].job.request, model=kind.model)) for kind in kinds]
+        workers, ps = np.array([point.allocation for each in suspects for point in each.measured]).T
+        predicted = [self._model.predict(replace(suspects[0].job.request, model=kind.model)) for kind in kinds]
         means, deviations = (np.stack([each[ps, workers] for each in some]) for some in zip(*predicted, strict=True))
-        fit = _misfits(odd, means, deviations)
-        own = np.array([kinds.index(kind) for kind in said]), np.arange(len(odd))
-        wrong = fit.strange[own] > _STRANGE
-        one_of = (fit.apart <= _ONE) & (fit.doubt < _KNOWN)
+        fit = _misfits(suspects, means, deviations)
+        own = np.array([kinds.index(kind) for kind in said]), np.arange(len(suspects))
+        wrong = fit.contradicting[own] > _MAX_CONTRADICTING
+        one_of = (fit.distance <= _AGREES) & (fit.uncertainty < _MAX_UNCERTAINTY)
         one_of[len(rivals) :] = False
         likeliest = np.where(one_of, fit.likelihood, -np.inf).argmax(axis=0)
         for number in np.flatnonzero(wrong).tolist():
-            (job, still, moved), best = odd[number], likeliest[number]
-            self._taken[job.key] = (
-                Relabelled(replace(job.request, model=kinds[best].model), still)
+            (job, failed, measured), best = suspects[number], likeliest[number]
+            self._predicted_as[job.key] = (
+                Relabelled(replace(job.request, model=kinds[best].model), failed)
                 if one_of[best, number]
-                else Relabelled(job.request, still + moved)
+                else Relabelled(job.request, failed + measured)
             )
 
 
-def _misfits(odd: Sequence[_Odd], means: _Floats, deviations: _Floats) -> _Misfits:
-    """By what is believed of each kind where jobs showed something, one after the other; both shape (kinds, sizes)."""
-    points = [point for each in odd for point in each.moved]
-    ends = np.cumsum([len(each.moved) for each in odd]).tolist()
+def _misfits(suspects: Sequence[_Suspect], means: _Floats, deviations: _Floats) -> _Misfits:
+    """From predictions for kinds at the sizes of all measurements, job after job; both of shape (kinds, sizes)."""
+    points = [point for each in suspects for point in each.measured]
+    ends = np.cumsum([len(each.measured) for each in suspects]).tolist()
     starts = [0, *ends[:-1]]
     far = np.abs(np.log([point.samples_per_second for point in points]) - means)
-    usual = np.hypot(deviations, _USUAL)
-    apart = far / usual
-    unlikely = apart**2 / 2 + np.log(usual)
+    spread = np.hypot(deviations, _BETWEEN_JOBS)
+    distance = far / spread
+    unlikely = distance**2 / 2 + np.log(spread)
     likelihood = -np.stack(
         [unlikely[:, start:end].sum(axis=1) for start, end in zip(starts, ends, strict=True)], axis=1
     )
-    most, doubt = (np.maximum.reduceat(each, starts, axis=1) for each in (apart, deviations))
+    largest, uncertainty = (np.maximum.reduceat(each, starts, axis=1) for each in (distance, deviations))
     times = np.array([point.measurements for point in points], dtype=np.float64)
-    strange = np.add.reduceat(np.where((apart > _NONE) & (far > FAR), times, 0.0), starts, axis=1)
-    return _Misfits(most, strange / np.add.reduceat(times, starts), doubt, likelihood)
+    contradicting = np.add.reduceat(np.where((distance > _CONTRADICTS) & (far > FAR), times, 0.0), starts, axis=1)
+    return _Misfits(largest, contradicting / np.add.reduceat(times, starts), uncertainty, likelihood)
 
 
 def _plain(point: SpeedPoint) -> SpeedPoint:
@@ -146,5 +147,5 @@ def _plain(point: SpeedPoint) -> SpeedPoint:
 
 
 def _is_near(mean: _Floats, points: Iterable[SpeedPoint]) -> bool:
-    """Whether all speeds are so near that nothing else matters; most are, and this is known faster."""
+    """Whether all measurements are near the prediction: a quick check that most jobs pass."""
     return all(abs(math.log(speed) - mean.item(ps, workers)) < _NEAR for (workers, ps), speed, *_ in points)
