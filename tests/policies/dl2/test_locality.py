@@ -109,7 +109,8 @@ def test_how_much_is_spared_shows_in_how_the_sizes_of_a_known_kind_differ(spared
     measured = tuple(MeasuredSpeeds(kind, points(level * slow_talk(1.5, 1.5, spared), *sizes)) for kind in kinds)
     snapshot = replace(a_snapshot(jobs, cluster(4, cpu=6)), speeds=measured)
     layouts = Locality(snapshot, dict.fromkeys(kinds, least), lambda _: known)
-    assert layouts.key(jobs[0].request)[1] == pytest.approx(spared, abs=0.11)  # it goes in tenths
+    rates = layouts.together(jobs[0].request, known)
+    assert 1 / rates[4, 4] == pytest.approx(1.5 / 4 + 1.5 * (1 - spared / 2), abs=1.5 * 0.11 / 2)  # it goes in tenths
 
 
 def test_nodes_that_are_down_do_not_count() -> None:
@@ -121,8 +122,9 @@ def test_nodes_that_are_down_do_not_count() -> None:
         return np.zeros((request.max_ps + 1, request.max_workers + 1))
 
     request = here.jobs[0].request
-    assert Locality(both, {}, nothing).key(request) == Locality(here, {}, nothing).key(request)
     rates = slow_talk(1.0, 1.0, 0.0)
+    expected = Locality(here, {}, nothing).together(request, rates)
+    assert Locality(both, {}, nothing).together(request, rates) == pytest.approx(expected)
     assert Locality(replace(here, nodes=()), {}, nothing).together(request, rates) == pytest.approx(rates)
 
 
