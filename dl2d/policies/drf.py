@@ -46,7 +46,7 @@ class Drf:
         """See ``dl2d.core.policy.Policy``. Cost: bundles x (log jobs + one pass over the nodes)."""
         del rng
         capacity = snapshot.capacity
-        filling = GreedyAllocation(snapshot, packing, whole_bundles=self._whole_bundles)
+        allocation = GreedyAllocation(snapshot, packing, whole_bundles=self._whole_bundles)
 
         shares: dict[tuple[Resources, Resources, Allocation], float] = {}
 
@@ -56,26 +56,26 @@ class Drf:
                 shares[kind] = job.request.demand_of(allocation).dominant_share(capacity)[0]
             return shares[kind]
 
-        queue = [(share(job, filling.allocations[job.key]), order, job) for order, job in enumerate(snapshot.jobs)]
+        queue = [(share(job, allocation.allocations[job.key]), order, job) for order, job in enumerate(snapshot.jobs)]
         heapq.heapify(queue)
         while queue:
             _, order, job = heapq.heappop(queue)
-            stopped = filling.grow(job)
+            stopped = allocation.grow(job)
             if stopped is None:
-                heapq.heappush(queue, (share(job, filling.allocations[job.key]), order, job))
+                heapq.heappush(queue, (share(job, allocation.allocations[job.key]), order, job))
             elif self._end_at_first_failure and stopped.constraint is not Constraint.SATISFIED:
                 for _, _, other in sorted(queue):
                     text = f"filling ended at {job.key.id} ({job.request.name}), whose next bundle has no room"
-                    filling.refuse(other, Reason(Constraint.QUEUE, text))
+                    allocation.refuse(other, Reason(Constraint.QUEUE, text))
                 break
         alternatives = {}
         for job in snapshot.jobs:
-            has = filling.allocations[job.key]
-            step = filling.next_bundle(job)
+            has = allocation.allocations[job.key]
+            step = allocation.next_bundle(job)
             options = (has,) if step is None else (has, Allocation(has.workers + step.workers, has.ps + step.ps))
             scored = [(option, share(job, option)) for option in options]
             # An infinite share means that the cluster has nothing of what is asked for: no alternative at all.
             alternatives[job.key] = tuple(
                 Alternative(option, score) for option, score in scored if math.isfinite(score)
             )
-        return filling.decision(self.name, self.version, measure="dominant share", alternatives=alternatives)
+        return allocation.decision(self.name, self.version, measure="dominant share", alternatives=alternatives)

@@ -35,6 +35,6 @@ class Fifo:
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``."""
         del rng
-        filling = GreedyAllocation(snapshot, packing, whole_bundles=self._whole_bundles)
-        serve_in_order(filling, snapshot.jobs, lambda _: "came first")
-        return filling.decision(self.name, self.version)
+        allocation = GreedyAllocation(snapshot, packing, whole_bundles=self._whole_bundles)
+        serve_in_order(allocation, snapshot.jobs, lambda _: "came first")
+        return allocation.decision(self.name, self.version)

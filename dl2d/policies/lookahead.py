@@ -35,14 +35,14 @@ class _Jump(NamedTuple):
 
 
 class _Jumps:
-    """Best jumps of jobs that are alike, worked out once for each size and limit that one of them reaches."""
+    """Best enlargements of the jobs of a group, computed once for each size and limit that one of them reaches."""
 
-    def __init__(self, alike: JobGroup) -> None:
-        self._alike = alike
-        request = alike.job.request
+    def __init__(self, group: JobGroup) -> None:
+        self._group = group
+        request = group.job.request
         allowed = [request.allows(count) for count in range(request.max_workers + 1)]
         self._allowed = np.array(allowed, dtype=bool)
-        self._shares = _shares(alike)
+        self._shares = _shares(group)
         self._best: dict[tuple[Allocation, Allocation], _Jump | None] = {}
 
     def best(self, size: Allocation, most: Allocation) -> _Jump | None:
@@ -53,7 +53,7 @@ class _Jumps:
         return self._best[asked]
 
     def _find(self, size: Allocation, most: Allocation) -> _Jump | None:
-        after = self._alike.seconds[size.ps : most.ps + 1, size.workers : most.workers + 1]
+        after = self._group.seconds[size.ps : most.ps + 1, size.workers : most.workers + 1]
         before = float(after[0, 0])
         shares = self._shares[: after.shape[0], : after.shape[1]]
         possible = np.isfinite(after) & np.isfinite(shares)
@@ -75,10 +75,10 @@ class _Jumps:
         return _Jump(Allocation(workers, ps), gain)
 
 
-def _shares(alike: JobGroup) -> NDArray[np.float64]:
+def _shares(group: JobGroup) -> NDArray[np.float64]:
     """Dominant share of the cluster that so many PSs and workers more take; shape (max_ps + 1, max_workers + 1)."""
-    request = alike.job.request
-    worker, ps, whole = (dict(amounts.thousandths) for amounts in (request.worker, request.ps, alike.capacity))
+    request = group.job.request
+    worker, ps, whole = (dict(amounts.thousandths) for amounts in (request.worker, request.ps, group.capacity))
     shares = np.zeros((request.max_ps + 1, request.max_workers + 1))
     more_ps, more_workers = np.indices(shares.shape)
     for name in {*worker, *ps}:
@@ -181,10 +181,10 @@ class Lookahead:
         growing = GrowingJobs(snapshot, packing, known=known, sample_sizes=self._sample_sizes)
         left = [samples_left(job) for job in snapshot.jobs]
         jumps: dict[JobGroup, _Jumps] = {}
-        for alike in growing.alike:
-            if alike is not None and alike not in jumps:
-                jumps[alike] = _Jumps(alike)
-        of_job = [None if alike is None else jumps[alike] for alike in growing.alike]
+        for group in growing.groups:
+            if group is not None and group not in jumps:
+                jumps[group] = _Jumps(group)
+        of_job = [None if group is None else jumps[group] for group in growing.groups]
         stopped = _fill(growing, left, of_job)
         alternatives = {}
         for place, (job, best) in enumerate(zip(snapshot.jobs, of_job, strict=True)):
@@ -192,12 +192,12 @@ class Lookahead:
                 continue
             size = growing.sizes[place]
             jump = best.best(size, _most(job)) if left[place] > 0 else None
-            growing.filling.refuse(job, _reason(growing, place, left[place], jump, stopped.get(place)))
+            growing.allocation.refuse(job, _reason(growing, place, left[place], jump, stopped.get(place)))
             scored = [Alternative(size, 0.0)]
             if jump is not None and math.isfinite(jump.gain):
                 scored.append(Alternative(_sum(size, jump.step), jump.gain * left[place]))
             alternatives[job.key] = tuple(scored)
-        return growing.filling.decision(
+        return growing.allocation.decision(
             self.name,
             self.version,
             measure="seconds saved per unit of dominant share",
@@ -243,18 +243,18 @@ def _cut(growing: GrowingJobs, place: int, step: Allocation, most: Allocation, b
 
 
 def _reason(growing: GrowingJobs, place: int, left: float, jump: _Jump | None, blocked: Blocked | None) -> Reason:
-    size, alike = growing.sizes[place], growing.alike[place]
-    assert alike is not None
+    size, group = growing.sizes[place], growing.groups[place]
+    assert group is not None
     if left <= 0:
         return Reason(Constraint.SATISFIED, "has no declared work left")
     if jump is None:
-        text = f"no larger size would save 1 % of its time at {alike.speed(size)}"
+        text = f"no larger size would save 1 % of its time at {group.speed(size)}"
         return Reason(
             Constraint.SATISFIED, f"has its maximum of {size}" if size == _most(growing.jobs[place]) else text
         )
     assert blocked is not None, "a job with a worthwhile jump was stopped by something"
     larger = _sum(size, jump.step)
-    before, after = left * alike.seconds_at(size), left * alike.seconds_at(larger)
+    before, after = left * group.seconds_at(size), left * group.seconds_at(larger)
     text = f"{larger} would save {before - after:.4g} s of {before:.4g} s: {blocked}"
     return Reason(blocked.constraint, text, blocked.shortfalls)
 

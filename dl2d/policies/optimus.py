@@ -37,11 +37,11 @@ class _Choice(NamedTuple):
 
 
 class _Steps:
-    """Choices of jobs that are alike, worked out once for each size that one of them reaches."""
+    """Choices of the jobs of a group, computed once for each size that one of them reaches."""
 
-    def __init__(self, alike: JobGroup, seconds: NDArray[np.float64], *, by_resources: bool) -> None:
+    def __init__(self, group: JobGroup, seconds: NDArray[np.float64], *, by_resources: bool) -> None:
         """``seconds`` may go beyond what the jobs may have: ``seconds[ps, workers]``."""
-        self._alike = alike
+        self._group = group
         self._seconds = seconds
         self._by_resources = by_resources
         self._choices: dict[Allocation, _Choice] = {}
@@ -54,7 +54,7 @@ class _Steps:
         return choice
 
     def _choose(self, size: Allocation) -> _Choice:
-        request, (most_ps, most_workers) = self._alike.job.request, self._seconds.shape
+        request, (most_ps, most_workers) = self._group.job.request, self._seconds.shape
         steps = [Allocation(0, 1)] if request.architecture is Architecture.PS and size.ps + 1 < most_ps else []
         more = next((count for count in range(size.workers + 1, request.max_workers + 1) if request.allows(count)), 0)
         more = more or request.max_workers + 1
@@ -70,7 +70,7 @@ class _Steps:
         saved = before - after if math.isfinite(after) or math.isfinite(before) else 0.0
         if not self._by_resources:
             return saved
-        share = self._alike.share(step)
+        share = self._group.share(step)
         if share == 0.0:
             return math.inf if saved > 0 else saved
         return saved / share if math.isfinite(share) else 0.0
@@ -169,10 +169,10 @@ class Optimus:
         left = self._remaining(snapshot)
         steps: dict[JobGroup, _Steps] = {}
         of_job: list[_Steps | None] = []
-        for alike in growing.alike:
-            if alike is not None and alike not in steps:
-                steps[alike] = _Steps(alike, self._seconds(alike), by_resources=self._by_resources)
-            of_job.append(None if alike is None else steps[alike])
+        for group in growing.groups:
+            if group is not None and group not in steps:
+                steps[group] = _Steps(group, self._seconds(group), by_resources=self._by_resources)
+            of_job.append(None if group is None else steps[group])
         choices = [None if steps is None else steps.at(size) for steps, size in zip(of_job, growing.sizes, strict=True)]
         if growing.ended is None:
             self._fill(growing, left, of_job, choices)
@@ -181,10 +181,10 @@ class Optimus:
             size, samples = growing.sizes[place], left[place].samples
             if choice is None:
                 continue
-            growing.filling.refuse(job, growing.ended or _satisfied(growing, place, choice, left[place]))
+            growing.allocation.refuse(job, growing.ended or _satisfied(growing, place, choice, left[place]))
             alternatives[job.key] = _alternatives(size, job, choice, samples)
         unit = "seconds saved per unit of dominant share" if self._by_resources else "seconds saved"
-        return growing.filling.decision(self.name, self.version, measure=unit, alternatives=alternatives)
+        return growing.allocation.decision(self.name, self.version, measure=unit, alternatives=alternatives)
 
     def _fill(
         self, growing: GrowingJobs, left: list[Remaining], steps: list[_Steps | None], choices: list[_Choice | None]
@@ -205,9 +205,9 @@ class Optimus:
             step, job = choice.best.step, growing.jobs[place]
             blocked = None
             if _is_beyond(job, growing.sizes[place], step):
-                growing.filling.refuse(job, Reason(Constraint.SATISFIED, _beyond(step)))
+                growing.allocation.refuse(job, Reason(Constraint.SATISFIED, _beyond(step)))
             elif (blocked := growing.add(place, step)) is not None:
-                growing.filling.refuse(job, _no_room(growing, place, step, blocked, left[place]))
+                growing.allocation.refuse(job, _no_room(growing, place, step, blocked, left[place]))
                 if self._end_at_first_failure:
                     growing.ended = ended_at(job)
                     return
@@ -230,8 +230,8 @@ class Optimus:
         )
         return [until_settled(job, fits.get(job.key), self._convergence) for job in snapshot.jobs]
 
-    def _seconds(self, alike: JobGroup) -> NDArray[np.float64]:
-        return alike.seconds if self._beyond is None else seconds_per_sample(self._beyond(alike.job))
+    def _seconds(self, group: JobGroup) -> NDArray[np.float64]:
+        return group.seconds if self._beyond is None else seconds_per_sample(self._beyond(group.job))
 
 
 def _beyond(step: Allocation) -> str:
@@ -245,24 +245,24 @@ def _is_beyond(job: Job, size: Allocation, step: Allocation) -> bool:
 
 
 def _no_room(growing: GrowingJobs, place: int, step: Allocation, blocked: Blocked, left: Remaining) -> Reason:
-    size, alike = growing.sizes[place], growing.alike[place]
-    assert alike is not None
-    before = left.samples * alike.seconds_at(size)
-    saved = before - left.samples * alike.seconds_at(Allocation(size.workers + step.workers, size.ps + step.ps))
+    size, group = growing.sizes[place], growing.groups[place]
+    assert group is not None
+    before = left.samples * group.seconds_at(size)
+    saved = before - left.samples * group.seconds_at(Allocation(size.workers + step.workers, size.ps + step.ps))
     tasks = "1 PS" if step.ps else f"{step.workers} worker{'' if step.workers == 1 else 's'}"
     text = f"{tasks} more would save {saved:.4g} s of {before:.4g} s: {blocked}"
     return Reason(blocked.constraint, _noted(text, left), blocked.shortfalls)
 
 
 def _satisfied(growing: GrowingJobs, place: int, choice: _Choice, left: Remaining) -> Reason:
-    size, alike = growing.sizes[place], growing.alike[place]
-    assert alike is not None
+    size, group = growing.sizes[place], growing.groups[place]
+    assert group is not None
     if not choice.options:
         text = f"has its maximum of {size}"
     elif left.samples <= 0:
         text = "has no declared work left"
     else:
-        text = f"one task more would not make it faster than {alike.speed(size)}"
+        text = f"one task more would not make it faster than {group.speed(size)}"
     return Reason(Constraint.SATISFIED, _noted(text, left))
 
 

@@ -42,16 +42,16 @@ class Srtf:
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``. Cost: jobs x log jobs, and the bundles."""
         del rng
-        filling = GreedyAllocation(snapshot, packing, whole_bundles=self._whole_bundles)
+        allocation = GreedyAllocation(snapshot, packing, whole_bundles=self._whole_bundles)
         left = _fractions(snapshot) if self._by_fraction else _seconds(snapshot)
         order = sorted(snapshot.jobs, key=lambda job: left[job.key])  # stable: equal ones stay in submit order
         unit = "of its epochs" if self._by_fraction else "s"
-        serve_in_order(filling, order, lambda ahead: f"has less left ({left[ahead.key]:.3g} {unit})")
-        return filling.decision(
+        serve_in_order(allocation, order, lambda ahead: f"has less left ({left[ahead.key]:.3g} {unit})")
+        return allocation.decision(
             self.name,
             self.version,
             measure="remaining fraction" if self._by_fraction else "remaining seconds",
-            alternatives={key: (Alternative(has, left[key]),) for key, has in filling.allocations.items()},
+            alternatives={key: (Alternative(has, left[key]),) for key, has in allocation.allocations.items()},
         )
 
 

@@ -1,4 +1,4 @@
-"""GreedyAllocation a cluster bundle by bundle: what FIFO, DRF and their like share."""
+"""Greedy allocation: jobs get tasks step by step as long as there is room, each with the reason at which it stopped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dl2d.core.packing import Blocked, Packing
 
 
 def next_bundle(job: Job, now: Allocation, *, whole: bool = False) -> Allocation | None:
-    """What to add to a job that has ``now``: its minimum at first, then one worker and one PS, within its bounds.
+    """The next step of a job that has ``now``: its minimum at first, then one worker and one PS, within its bounds.
 
     Where the job allows only some worker counts, the step goes to the next of them. Where it has all it may have of one
     role, it goes on with the other alone, unless only ``whole`` bundles are given. None when nothing is left to add.
@@ -32,16 +32,23 @@ def next_bundle(job: Job, now: Allocation, *, whole: bool = False) -> Allocation
 
 
 class GreedyAllocation:
-    """A cluster being filled from a snapshot: floors first, then the bundles that a policy asks for.
+    """Allocations of the jobs of a snapshot while a policy enlarges them, and the decision that comes of it.
 
-    With ``whole_bundles`` a job grows by a worker and a PS together or not at all.
+    Each job has its floor at first.
+
+    Parameters
+    ----------
+    packing
+        Made for the snapshot's decision; is filled.
+    whole_bundles
+        A job grows by a worker and a PS together or not at all.
     """
 
     def __init__(self, snapshot: Snapshot, packing: Packing, *, whole_bundles: bool = False) -> None:
         self._packing = packing
         self._whole_bundles = whole_bundles
         self._jobs = snapshot.jobs
-        #: What jobs are meant to have at present.
+        #: What jobs have at present.
         self.held = snapshot.held()
         self.allocations: dict[JobKey, Allocation] = dict.fromkeys((job.key for job in snapshot.jobs), NOTHING)
         self.actions: list[tuple[JobKey, Allocation]] = []
@@ -55,7 +62,7 @@ class GreedyAllocation:
                 self._give(job, floor)
 
     def next_bundle(self, job: Job) -> Allocation | None:
-        """What ``grow`` would add, room or not."""
+        """What ``grow`` would add, whether there is room or not."""
         return next_bundle(job, self.allocations[job.key], whole=self._whole_bundles)
 
     def grow(self, job: Job) -> Reason | None:
@@ -75,13 +82,13 @@ class GreedyAllocation:
         return blocked
 
     def keep(self, sizes: Sequence[tuple[Job, Allocation]]) -> None:
-        """Give jobs tasks that they have already, where these are: of each job so many, or none if that is no size."""
+        """Give jobs tasks that they have already, where these are: as many of each job, or none if one has no room."""
         for (job, size), stays in zip(sizes, self._packing.stay([(job.key, size) for job, size in sizes]), strict=True):
             if stays:
                 self._give(job, size)
 
     def refuse(self, job: Job, reason: Reason) -> None:
-        """Keep a reason of the policy's own for a job that gets no more."""
+        """Note the policy's own reason why a job gets no more; the first one counts."""
         self._stop(job, reason)
 
     def decision(
@@ -124,21 +131,21 @@ class GreedyAllocation:
         return reason
 
 
-def serve_in_order(filling: GreedyAllocation, jobs: Iterable[Job], why_first: Callable[[Job], str]) -> None:
-    """Serve jobs whole, one after the other, and end at the first that has no room for its next bundle.
+def serve_in_order(allocation: GreedyAllocation, jobs: Iterable[Job], why_first: Callable[[Job], str]) -> None:
+    """Give each job in turn all it may have; end at the first that has no room for its next bundle.
 
-    A job whose tasks are larger than any node is passed over, for no waiting would help it. ``why_first`` completes
-    "waits for X, which ..." for those behind the one that has no room.
+    A job whose tasks are larger than any node is skipped, since waiting would not help it. ``why_first`` completes
+    "waits for X, which ..." for the jobs behind the one that has no room.
     """
     ahead: Job | None = None
     for job in jobs:
         if ahead is not None:
             text = f"waits for {ahead.key.id} ({ahead.request.name}), which {why_first(ahead)} and has no room to grow"
-            filling.refuse(job, Reason(Constraint.QUEUE, text))
+            allocation.refuse(job, Reason(Constraint.QUEUE, text))
             continue
         stopped = None
         while stopped is None:
-            stopped = filling.grow(job)
+            stopped = allocation.grow(job)
         if stopped.constraint in (Constraint.CAPACITY, Constraint.FRAGMENTED):
             ahead = job
 
