@@ -41,7 +41,7 @@ from dl2d.learning.dl2_paper.analytical_model import analytical
 from dl2d.learning.dl2_paper.settings import Settings
 from dl2d.learning.training import Trainer
 from dl2d.plugins import Given, load_placement, load_policy
-from dl2d.policies.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
+from dl2d.policies.common.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
 from dl2d.simulation.policy_lookup import LEARNED, TOLD, find_policy, replay_by_name
 from dl2d.simulation.preset import Preset, PresetName, preset
 from dl2d.simulation.replay import Rules, replay

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dl2d.core.errors import CheckpointError
 from dl2d.learning.dl2_paper.settings import Diverged, NetworkKind
-from dl2d.policies.checkpoint import Checkpoint
+from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2_paper.observation import EXTRAS, Layout, Sight
 from dl2d.policies.dl2_paper.policy import Dense, Network, SharedJobs
 

@@ -27,7 +27,7 @@ from dl2d.learning.dl2_paper.networks import (
 from dl2d.learning.dl2_paper.rollout import Score, score
 from dl2d.learning.dl2_paper.samples import Demonstrations
 from dl2d.learning.dl2_paper.settings import SERVE_WHOLE, NetworkKind, Settings, SupervisedLoss, TooFewSamples
-from dl2d.policies.checkpoint import Checkpoint
+from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.simulation.policy_lookup import replay_by_name
