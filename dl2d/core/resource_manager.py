@@ -115,7 +115,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A submitted job as the manager has authenticated it: whose it is, what script it runs."""
+    """A submitted job as the manager has authenticated it: its owner and its script."""
 
     key: JobKey
     owner: Owner

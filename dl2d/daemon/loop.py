@@ -25,8 +25,9 @@ from dl2d.core.mode import Mode
 from dl2d.core.registry import SiteStore
 from dl2d.core.resource_manager import ResourceManager
 from dl2d.daemon.api.admission import Admission
-from dl2d.daemon.api.routes import Services, create_api
+from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.server import ApiServer
+from dl2d.daemon.api.services import ManagerAccess, Services
 from dl2d.daemon.credentials import load_credentials
 from dl2d.daemon.health import Health
 from dl2d.daemon.models.active_version import Incumbent
@@ -111,7 +112,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._cluster = capabilities.cluster
             self._scheduler = f"{capabilities.name} {capabilities.version}".strip()
             self._launcher = Launcher(self.url, credentials)
-            self._manager_lock = threading.Lock()
+            self._manager_access = ManagerAccess(self._manager)
             self._admission = Admission(settings.jobs.rules)
             #: Held to exchange what ticks work with; a tick itself works with what it began with.
             self._exchanging = threading.Lock()
@@ -122,8 +123,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._services = Services(
                 cluster=self._cluster,
                 store=store,
-                manager=self._manager,
-                manager_lock=self._manager_lock,
+                manager=self._manager_access,
                 admission=lambda: self._admission,
                 credentials=credentials,
                 clock=clock,
@@ -249,7 +249,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         self._again.clear()
         try:
             self._look_who_decides()
-            with self._manager_lock:
+            with self._manager_access.lock:
                 self._state, report = tick(self._context, self._state)
         except AlreadyRunning as error:
             # The lease on the store was lost to another daemon: two must never act on one cluster.

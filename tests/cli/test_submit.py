@@ -25,8 +25,9 @@ from dl2d.core.request import RequestRules
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, Store
 from dl2d.daemon.api.admission import Admission
-from dl2d.daemon.api.routes import Services, create_api
+from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.server import ApiServer
+from dl2d.daemon.api.services import ManagerAccess, Services
 from dl2d.daemon.credentials import load_credentials
 from dl2d.daemon.health import Health
 from dl2d.store import schema
@@ -81,8 +82,7 @@ def site(folder: Path) -> Iterator[Site]:
         services = Services(
             cluster="test",
             store=store,
-            manager=manager,
-            manager_lock=threading.Lock(),
+            manager=ManagerAccess(manager),
             admission=lambda: Admission(RequestRules(frozenset({"digits-mlp"}), 8, 8)),
             credentials=load_credentials(folder / "state" / "secret", create=True),
             clock=time.time,

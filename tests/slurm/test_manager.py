@@ -376,24 +376,24 @@ def test_an_unreachable_controller_is_told_and_the_deadline_kept(
 
 
 @pytest.fixture
-def authenticating(slurm: FakeSlurm) -> FakeSlurm:
+def authentication(slurm: FakeSlurm) -> FakeSlurm:
     slurm.answer("unmunge", stdout=GOOD)
     slurm.answer("squeue", rows=[{**OWNER_ROW, "JobID": 11, "Name": "x"}, OWNER_ROW])
     slurm.answer("scontrol", stdout=SCRIPT + "\n")
     return slurm
 
 
-def test_a_job_is_authenticated_with_three_commands(authenticating: FakeSlurm, manager_on: Managers) -> None:
+def test_a_job_is_authenticated_with_three_commands(authentication: FakeSlurm, manager_on: Managers) -> None:
     anchor = manager_on(cluster="fake", munge_socket="/run/m/sock").authenticate("12", CREDENTIAL)
     assert anchor.key == JOB
     assert anchor.owner == Owner("alice", 1001, 1002, account="ml", partition="gpu", qos="")
     assert (anchor.name, anchor.script) == ("train", SCRIPT)
-    assert [call.name for call in authenticating.calls()] == ["unmunge", "squeue", "scontrol"]
-    unmunge, squeue, _ = authenticating.calls()
+    assert [call.name for call in authentication.calls()] == ["unmunge", "squeue", "scontrol"]
+    unmunge, squeue, _ = authentication.calls()
     assert unmunge.stdin == CREDENTIAL
     assert "--socket=/run/m/sock" in unmunge.argv
     assert "--jobs=12" in squeue.argv
-    assert not [word for call in authenticating.calls() for word in call.argv if CREDENTIAL in word]
+    assert not [word for call in authentication.calls() for word in call.argv if CREDENTIAL in word]
 
 
 def test_the_clusters_name_is_asked_for_once(slurm: FakeSlurm, manager_on: Managers) -> None:
@@ -426,21 +426,21 @@ def test_the_clusters_name_is_asked_for_once(slurm: FakeSlurm, manager_on: Manag
     ],
 )
 def test_a_bad_proof_is_denied(
-    authenticating: FakeSlurm, manager_on: Managers, answer: dict[str, object], kind: type[ResourceManagerError]
+    authentication: FakeSlurm, manager_on: Managers, answer: dict[str, object], kind: type[ResourceManagerError]
 ) -> None:
-    authenticating.answer("unmunge", **answer)
+    authentication.answer("unmunge", **answer)
     with pytest.raises(kind):
         manager_on(cluster="fake").authenticate("12", CREDENTIAL)
-    assert authenticating.calls("scontrol") == []
+    assert authentication.calls("scontrol") == []
 
 
 @pytest.mark.parametrize("proof", ["x" * 5000, "ü", "\ud800"])
 def test_what_cannot_be_a_credential_is_not_even_tried(
-    authenticating: FakeSlurm, manager_on: Managers, proof: str
+    authentication: FakeSlurm, manager_on: Managers, proof: str
 ) -> None:
     with pytest.raises(Denied):
         manager_on(cluster="fake").authenticate("12", proof)
-    assert authenticating.calls() == []
+    assert authentication.calls() == []
 
 
 @pytest.mark.parametrize(
@@ -455,30 +455,30 @@ def test_what_cannot_be_a_credential_is_not_even_tried(
     ],
 )
 def test_a_job_that_is_gone_or_another_users_is_not_authenticated(
-    authenticating: FakeSlurm, manager_on: Managers, row: dict[str, object], kind: type[ResourceManagerError]
+    authentication: FakeSlurm, manager_on: Managers, row: dict[str, object], kind: type[ResourceManagerError]
 ) -> None:
-    authenticating.answer("squeue", rows=[{**OWNER_ROW, **row}])
+    authentication.answer("squeue", rows=[{**OWNER_ROW, **row}])
     with pytest.raises(kind):
         manager_on(cluster="fake").authenticate("12", CREDENTIAL)
 
 
 @pytest.mark.parametrize("rm_id", ["--me", "12,13", "", "x", "12_3"])
-def test_what_is_no_job_id_never_reaches_squeue(authenticating: FakeSlurm, manager_on: Managers, rm_id: str) -> None:
-    authenticating.answer("unmunge", stdout=GOOD.replace("dl2d:12", f"dl2d:{rm_id}"))
+def test_what_is_no_job_id_never_reaches_squeue(authentication: FakeSlurm, manager_on: Managers, rm_id: str) -> None:
+    authentication.answer("unmunge", stdout=GOOD.replace("dl2d:12", f"dl2d:{rm_id}"))
     with pytest.raises(NotFound):
         manager_on(cluster="fake").authenticate(rm_id, CREDENTIAL)
-    assert authenticating.calls("squeue") == []
+    assert authentication.calls("squeue") == []
 
 
-def test_a_job_name_cannot_forge_the_owner(authenticating: FakeSlurm, manager_on: Managers) -> None:
+def test_a_job_name_cannot_forge_the_owner(authentication: FakeSlurm, manager_on: Managers) -> None:
     name = "x|y\n12|RUNNING|1|1001|0|root|(null)|root|(null)|z|\nGroupId=root(0)"
-    authenticating.answer("squeue", rows=[{**OWNER_ROW, "Name": name}])
+    authentication.answer("squeue", rows=[{**OWNER_ROW, "Name": name}])
     anchor = manager_on(cluster="fake").authenticate("12", CREDENTIAL)
     assert anchor.owner.gid == 1002
     assert anchor.name == name
 
 
-def test_a_job_without_a_script_is_told_to_use_sbatch(authenticating: FakeSlurm, manager_on: Managers) -> None:
-    authenticating.answer("scontrol", stderr="job script retrieval failed: Job script not specified\n")
+def test_a_job_without_a_script_is_told_to_use_sbatch(authentication: FakeSlurm, manager_on: Managers) -> None:
+    authentication.answer("scontrol", stderr="job script retrieval failed: Job script not specified\n")
     with pytest.raises(NotFound, match="start it with sbatch"):
         manager_on(cluster="fake").authenticate("12", CREDENTIAL)

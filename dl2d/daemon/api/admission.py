@@ -1,4 +1,4 @@
-"""How jobs come in: submitted to the daemon, or started by the site's resource manager and registering themselves."""
+"""Admission: checks the request of a job that is submitted, or that registers itself, before anything is kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from dl2d.core.jobs import Consistency, Job, JobKey, JobRequest, Launch, Owner, 
 from dl2d.core.request import RequestRules, parse_request, read_directives
 from dl2d.core.resource_manager import Anchor, RmSnapshot
 
-_MOST_ENVIRONMENT = 256 * 1024
+#: Maximum size of command and environment together, in bytes.
+MAX_LAUNCH_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,10 @@ class Admission:
         self._check(job, seen)
         return job
 
-    def looked_on(self, anchor: Anchor, launch: Launch, seen: RmSnapshot, address: str) -> Job:
-        """The same where dl2d is not in charge: its coordinator, at ``address``, starts the tasks itself.
+    def registered_static(self, anchor: Anchor, launch: Launch, seen: RmSnapshot, address: str) -> Job:
+        """The same where dl2d does not act: its coordinator, at ``address``, starts the tasks itself.
 
-        Command and environment are not kept: they are of no use.
+        Command and environment are not kept.
         """
         job = self.registered(anchor, launch, seen)
         return replace(job, launch=Launch((), ""), static=True, address=address or "not told")
@@ -66,12 +67,12 @@ class Admission:
 
 
 def check_feasible(request: JobRequest, seen: RmSnapshot) -> None:
-    """See that the largest node could run a worker, and a PS, if it were empty.
+    """Check that an empty node could run a worker, and one a PS.
 
     Raises
     ------
     RequestError
-        It could not; names the resource, what is wanted and what the largest node has.
+        None could; names the resource, the demand and what the nearest node has.
     """
     for role in (Role.WORKER, Role.PS):
         demand = request.demand(role)
@@ -83,7 +84,7 @@ def check_feasible(request: JobRequest, seen: RmSnapshot) -> None:
 
 
 def check_launch(launch: Launch) -> None:
-    """See that a command can be started at all.
+    """Check that a command can be started.
 
     Raises
     ------
@@ -95,7 +96,7 @@ def check_launch(launch: Launch) -> None:
     texts = [*launch.argv, launch.cwd, *(part for pair in launch.env for part in pair)]
     if any("\0" in text for text in texts):
         raise RequestError("command", "command or environment holds a NUL byte")
-    if sum(len(text.encode(errors="surrogateescape")) for text in texts) > _MOST_ENVIRONMENT:
-        raise RequestError("command", f"command and environment together are larger than {_MOST_ENVIRONMENT} bytes")
+    if sum(len(text.encode(errors="surrogateescape")) for text in texts) > MAX_LAUNCH_BYTES:
+        raise RequestError("command", f"command and environment together are larger than {MAX_LAUNCH_BYTES} bytes")
     if not launch.cwd.startswith("/"):
         raise RequestError("cwd", f"must be an absolute path, got {launch.cwd!r}")

@@ -1,4 +1,4 @@
-"""What a coordinator tells, and what it is told: one heartbeat turned into changes and an answer. Pure."""
+"""Heartbeat: the schema of a coordinator's report, and the changes that follow from one. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import Job, JobState, Progress
 from dl2d.core.store import JobChange, RuntimePlan, TaskChange, TaskReport
 
+# Bounds of what one report may hold.
+MAX_MEMBERS = 20_000
+MAX_TEXT = 4096
+MAX_GPUS = 256
+
 # No control characters: these words go into environments, the database and the log.
 _Word = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")]
-# The last words of a job are worth more than a rule: they are cut, not refused.
-_Text = Annotated[str, BeforeValidator(lambda said: said[:_MOST_SAID] if isinstance(said, str) else said)]
+# A longer text is cut and not refused: it may say why a job ended.
+_Text = Annotated[str, BeforeValidator(lambda said: said[:MAX_TEXT] if isinstance(said, str) else said)]
 _Count = Annotated[int, Field(ge=0, le=2**62)]
-_MOST_MEMBERS = 20_000
-_MOST_SAID = 4096
-_MOST_GPUS = 256
 _MIB = 1 << 20
 
 
@@ -42,7 +44,7 @@ class Usage(_Message):
     cpu_percent: float = 0.0
     memory_bytes: _Count = 0
     memory_peak: _Count = 0
-    gpus: Annotated[tuple[Gpu, ...], Field(max_length=_MOST_GPUS)] = ()
+    gpus: Annotated[tuple[Gpu, ...], Field(max_length=MAX_GPUS)] = ()
 
 
 class Steps(_Message):
@@ -106,7 +108,7 @@ class Result(_Message):
 
 
 class Heartbeat(_Message):
-    """What a coordinator says every few seconds, and at once when something changed."""
+    """A coordinator's report: every few seconds, and at once when something changed."""
 
     address: _Word
     incarnation: _Word = ""
@@ -119,13 +121,13 @@ class Heartbeat(_Message):
     loss: float | None = None
     steps_per_second: float | None = None
     samples_per_second: float | None = None
-    members: Annotated[tuple[Member, ...], Field(max_length=_MOST_MEMBERS)] = ()
+    members: Annotated[tuple[Member, ...], Field(max_length=MAX_MEMBERS)] = ()
     plan: _Count = 0
-    plans: Annotated[tuple[PlanReport, ...], Field(max_length=_MOST_MEMBERS)] = ()
+    plans: Annotated[tuple[PlanReport, ...], Field(max_length=MAX_MEMBERS)] = ()
     result: Result | None = None
     # From which version on weights are not those of an undisturbed run: a server was lost with optimizer state.
     inexact_from: _Count | None = None
-    stragglers: Annotated[tuple[Straggler, ...], Field(max_length=_MOST_MEMBERS)] = ()
+    stragglers: Annotated[tuple[Straggler, ...], Field(max_length=MAX_MEMBERS)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +139,8 @@ class Reception:
     tasks: tuple[TaskChange, ...]
     plans: tuple[RuntimePlan, ...]
     #: Members that no task of the job accounts for.
-    strangers: tuple[str, ...]
-    #: What is new about members, but for strangers where the tasks of the job are known.
+    unknown: tuple[str, ...]
+    #: What is new about members, but for unknown ones where the tasks of the job are known.
     reports: tuple[TaskReport, ...] = ()
 
 
@@ -156,11 +158,11 @@ def receive(job: Job, tasks: tuple[Task, ...], beat: Heartbeat, at: float) -> Re
     """Read a heartbeat of a job that has not ended. ``tasks`` are all tasks of the job, ended ones included."""
     known = {task.id: task for task in tasks}
     changes = []
-    strangers = []
+    unknown = []
     for member in beat.members:
         task = known.get(member.task)
         if task is None:
-            strangers.append(member.task)
+            unknown.append(member.task)
             continue
         reached = _TASK_STATES.get(member.state)
         # A task that left without being asked to has ended with its job; the resource manager tells how.
@@ -194,24 +196,24 @@ def receive(job: Job, tasks: tuple[Task, ...], beat: Heartbeat, at: float) -> Re
         ),
         tasks=tuple(changes),
         plans=tuple(_plan(plan, at) for plan in beat.plans),
-        strangers=tuple(strangers),
-        reports=_reports(beat, at, set() if job.static else set(strangers)),
+        unknown=tuple(unknown),
+        reports=_reports(beat, at, set() if job.static else set(unknown)),
     )
 
 
-def _reports(beat: Heartbeat, at: float, strangers: set[str]) -> tuple[TaskReport, ...]:
+def _reports(beat: Heartbeat, at: float, unknown: set[str]) -> tuple[TaskReport, ...]:
     """What is new about the members."""
-    slow = {straggler.task: straggler for straggler in beat.stragglers}
+    stragglers = {straggler.task: straggler for straggler in beat.stragglers}
     # The last of two members of one name counts.
     found = {
-        member.task: _report(member, slow.get(member.task), at)
+        member.task: _report(member, stragglers.get(member.task), at)
         for member in beat.members
-        if member.task not in strangers and (member.usage, member.steps, member.cause) != (None, None, None)
+        if member.task not in unknown and (member.usage, member.steps, member.cause) != (None, None, None)
     }
     return tuple(found.values())
 
 
-def _report(member: Member, slow: Straggler | None, at: float) -> TaskReport:
+def _report(member: Member, straggler: Straggler | None, at: float) -> TaskReport:
     usage, steps = member.usage, member.steps
     report = TaskReport(
         task=member.task,
@@ -220,8 +222,8 @@ def _report(member: Member, slow: Straggler | None, at: float) -> TaskReport:
         step_p95_ms=_finite(steps.p95_ms) if steps is not None else None,
         cause=member.cause or "",
         how=_plain(member.how),
-        slowdown=_finite(slow.factor) if slow is not None else None,
-        slowdown_reason=_plain(slow.reason) if slow is not None else "",
+        slowdown=_finite(straggler.factor) if straggler is not None else None,
+        slowdown_reason=_plain(straggler.reason) if straggler is not None else "",
     )
     if usage is None:
         return report

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +12,9 @@ from dl2d.core.jobs import JobKey
 from dl2d.core.request import RequestRules
 from dl2d.core.resource_manager import Anchor
 from dl2d.daemon.api.admission import Admission
-from dl2d.daemon.api.routes import Services, create_api
+from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.server import ApiServer
+from dl2d.daemon.api.services import ManagerAccess, Services
 from dl2d.daemon.health import Health
 from dl2d.tick.task_specs import Credentials
 
@@ -44,14 +44,13 @@ class ApiWorld(World):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.credentials = Credentials(b"k" * 32)
-        self.manager_lock = threading.Lock()
+        self.access = ManagerAccess(self.manager, max_waiting=8)
         self.health = Health(lambda: self.now)
         self.server = ApiServer("127.0.0.1", 0)
         services = Services(
             cluster="test",
             store=self.store,
-            manager=self.manager,
-            manager_lock=self.manager_lock,
+            manager=self.access,
             admission=lambda: Admission(RULES),
             credentials=self.credentials,
             clock=lambda: self.now,

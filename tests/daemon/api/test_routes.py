@@ -21,7 +21,6 @@ from dl2d.core.mode import Mode
 from dl2d.core.resource_manager import RmJobState, StaticJob
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange, TaskReport
-from dl2d.daemon.api import routes as job_api
 
 
 @pytest.fixture
@@ -139,25 +138,25 @@ class TestRegistration:
         answer = world.register()
         assert (answer.status_code, error(answer)) == (503, "scontrol: Unable to contact slurm controller")
 
-    def test_heartbeats_are_answered_while_registrations_wait_for_a_long_tick(self, world, monkeypatch):
+    def test_heartbeats_are_answered_while_registrations_wait_for_a_long_tick(self, world):
         job = running(world)
-        monkeypatch.setattr(job_api, "MANAGER_SECONDS", 60.0)
+        world.access.wait_seconds = 60.0
         answers: list[int] = []
         callers = [threading.Thread(target=lambda: answers.append(world.register("9").status_code)) for _ in range(60)]
-        with world.manager_lock:
+        with world.access.lock:
             for caller in callers:
                 caller.start()
             # Those that may not even wait are told at once; the threads that serve heartbeats are free.
-            while len(answers) < len(callers) - job_api.MANAGER_WAITING:
+            while len(answers) < len(callers) - 8:
                 assert world.heartbeat(job, state="running").status_code == 200
         for caller in callers:
             caller.join()
         assert sorted(set(answers)) == [404, 503]
-        assert answers.count(404) == job_api.MANAGER_WAITING
+        assert answers.count(404) == 8
 
-    def test_who_waited_in_vain_is_asked_to_come_again(self, world, monkeypatch):
-        monkeypatch.setattr(job_api, "MANAGER_SECONDS", 0.01)
-        with world.manager_lock:
+    def test_who_waited_in_vain_is_asked_to_come_again(self, world):
+        world.access.wait_seconds = 0.01
+        with world.access.lock:
             answer = world.register()
         assert answer.status_code == 503
         assert "try again" in error(answer)
@@ -330,7 +329,7 @@ class TestLookingOn:
             f"/v1/jobs/{key.slug}", headers={"Authorization": f"Bearer {world.credentials.for_submission()}"}
         )
         assert (refused.status_code, error(refused)) == (
-            409, "dl2d only looks on at job 7: end it where it was submitted"
+            409, "dl2d only observes job 7: end it where it was submitted"
         )  # fmt: skip
         assert not world.store.job(key).state.ended
 

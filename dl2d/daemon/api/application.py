@@ -1,0 +1,87 @@
+"""The application of the HTTP API: its routes, the limit of bodies, and errors as JSON."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from dl2d import __version__
+from dl2d.core.errors import (
+    Denied,
+    Dl2dError,
+    DuplicateJob,
+    NotFound,
+    RequestError,
+    ResourceManagerError,
+    StoreUnavailable,
+    Unavailable,
+)
+from dl2d.daemon.api.routes import router
+from dl2d.daemon.api.services import Services
+
+log = structlog.get_logger()
+
+#: Largest body that is read, in bytes: a heartbeat of a job with thousands of tasks, or an environment.
+MAX_BODY_BYTES = 4 * 1024 * 1024
+#: Digits of a content length that is parsed.
+_MAX_DIGITS = 9
+#: Status of each error; the first class that fits counts.
+_STATUS: tuple[tuple[type[Dl2dError], int], ...] = (
+    (RequestError, 422),
+    (DuplicateJob, 409),
+    (Denied, 403),
+    (NotFound, 404),
+    (Unavailable, 503),
+    (StoreUnavailable, 503),
+    (ResourceManagerError, 400),
+)
+
+
+def create_api(services: Services) -> FastAPI:
+    """Build the application."""
+    api = FastAPI(title="dl2d job API", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    api.state.services = services
+    api.state.submitting = threading.Lock()
+    api.include_router(router)
+    api.middleware("http")(_limit_body)
+    api.exception_handler(Dl2dError)(_explain_error)
+    api.exception_handler(HTTPException)(_explain_status)
+    api.exception_handler(RequestValidationError)(_explain_body)
+    return api
+
+
+async def _limit_body(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
+    length = request.headers.get("content-length", "0" if request.method in ("GET", "DELETE") else "")
+    if not length.isdecimal() or len(length) > _MAX_DIGITS or int(length) > MAX_BODY_BYTES:
+        return _error(413, f"the body must say its length, and that may be {MAX_BODY_BYTES} bytes at most")
+    return await proceed(request)
+
+
+async def _explain_error(request: Request, error: Dl2dError) -> Response:
+    status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
+    # A store that is away is reported by every tick; the heartbeats of all coordinators would repeat it.
+    say = log.debug if isinstance(error, StoreUnavailable) else log.warning
+    say("request refused", path=request.url.path, status=status, error=str(error))
+    return _error(status, str(error))
+
+
+async def _explain_status(request: Request, error: HTTPException) -> Response:
+    del request
+    return _error(error.status_code, str(error.detail))
+
+
+async def _explain_body(request: Request, error: RequestValidationError) -> Response:
+    problems = "; ".join(f"{'.'.join(map(str, item['loc'][1:]))}: {item['msg']}" for item in error.errors())
+    log.warning("malformed request", path=request.url.path, problems=problems)
+    return _error(422, f"malformed request: {problems}")
+
+
+def _error(status: int, text: str) -> Response:
+    # What was sent may hold half a surrogate pair, which is no UTF-8.
+    return JSONResponse({"error": text.encode(errors="backslashreplace").decode()}, status_code=status)
