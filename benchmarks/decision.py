@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from dl2d.core.cluster import Node, Snapshot, Task, TaskState
 from dl2d.core.jobs import Allocation, Architecture, Consistency, Job, JobKey, JobRequest, JobState, Launch, Owner
-from dl2d.core.measured import MOST_LOSSES, LossPoint, MeasuredLoss, MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured import MAX_LOSSES, LossPoint, MeasuredLoss, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources
@@ -100,7 +100,7 @@ def snapshot(jobs: int, room: str) -> Snapshot:
         )
         for model, speed in MODELS.items()
     )
-    curve = tuple(LossPoint(epoch / 64, 1 / (0.1 * epoch + 1) + 0.2) for epoch in range(MOST_LOSSES))
+    curve = tuple(LossPoint(epoch / 64, 1 / (0.1 * epoch + 1) + 0.2) for epoch in range(MAX_LOSSES))
     losses = tuple(MeasuredLoss(job.key, curve) for job in queue)
     return Snapshot(0.0, 1, nodes, queue, (), speeds=speeds, losses=losses)
 

@@ -1,4 +1,4 @@
-"""What running jobs showed: how fast models train at which size, and how jobs' losses fall."""
+"""Measurements of running jobs: training speed by kind of job and size, and how jobs' losses fall."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 
 from dl2d.core.jobs import Allocation, Architecture, Consistency, Job, JobKey, JobRequest
 
-#: How many of the last measurements at a size count, about: what a model's speed was long ago says little of today's.
-MOST_MEASUREMENTS = 16
-#: Logarithm of the ratio of two speeds from which on they are not the same speed measured twice.
+#: Measurements over which the mean at a size is taken, exponentially: old speeds say little about today's.
+MAX_MEASUREMENTS = 16
+#: Two speeds whose ratio has a larger logarithm are not measurements of the same speed.
 FAR = 0.25
-#: And from which on it is no change of one speed, either, but that of something else.
+#: With a larger one, it is not one speed that changed, either: the job is not of the kind that its user says.
 WRONG = math.log(2.0)
-#: Most points of one job's loss that a snapshot holds.
-MOST_LOSSES = 32
+#: Maximum number of points of one job's loss that a snapshot holds.
+MAX_LOSSES = 32
 
 
 class TrainingKind(NamedTuple):
-    """What must be alike for speeds to be comparable: jobs of one kind share what was measured."""
+    """Kind of job: jobs of one kind share their measured speeds."""
 
     model: str
     architecture: Architecture
@@ -36,47 +36,44 @@ class TrainingKind(NamedTuple):
 
 
 class SpeedPoint(NamedTuple):
-    """Speed at one size: the mean of so many measurements, samples per second.
-
-    From ``MOST_MEASUREMENTS`` on the mean is exponential: the last so many measurements count, about.
-    """
+    """Speed at one size: mean of the measurements in samples per second, exponential from ``MAX_MEASUREMENTS`` on."""
 
     allocation: Allocation
     samples_per_second: float
     measurements: int
-    #: How many jobs showed it, one after the other; 0 where nobody counted them.
+    #: Number of jobs that were measured at it, one after the other; 0 where they were not counted.
     jobs: int = 0
-    #: When it was measured last, and when this speed was measured first; seconds since 1970, 0 where nobody noted it.
+    #: When it was measured last, and when this speed was measured first; seconds since 1970, 0 where not known.
     at: float = 0.0
     since: float = 0.0
-    #: The speed that it had before it changed; 0 where it has not.
-    before: float = 0.0
+    #: The speed before it changed; 0 where it has not.
+    previous_speed: float = 0.0
 
     def counted(self, samples_per_second: float, *, at: float = 0.0, another_job: bool = False) -> SpeedPoint:
         """With one measurement more."""
-        count = min(self.measurements + 1, MOST_MEASUREMENTS)
+        count = min(self.measurements + 1, MAX_MEASUREMENTS)
         return self._replace(
             samples_per_second=self.samples_per_second + (samples_per_second - self.samples_per_second) / count,
             measurements=count,
-            jobs=min(self.jobs + another_job, MOST_MEASUREMENTS),
+            jobs=min(self.jobs + another_job, MAX_MEASUREMENTS),
             at=at,
         )
 
 
 class Tally(NamedTuple):
-    """What a store keeps of the speed at one size: what it is believed to be, and what else was said last.
+    """Speed at one size, and the last measurements that contradict it.
 
-    A measurement that is far from the mean is kept apart: it may be of a job that is not what its user says. It stands
-    in for the mean, which begins anew, when it was said by a second job, by the very job that said otherwise before
-    (twice), or more often than the mean: then speeds have changed, or the mean was wrong.
+    A measurement that is far from the mean is kept apart: its job may be of another kind than its user says. It
+    replaces the mean when a second job confirms it, the job behind the mean itself repeats it, or it was measured more
+    often than the mean: then the speed has changed, or the mean was wrong.
     """
 
     point: SpeedPoint
-    #: Who showed ``point`` last.
+    #: The job that was measured at ``point`` last.
     job: str
-    #: What is far from it; None where the last measurement was near.
+    #: The contradicting speed; None where the last measurement was near the mean.
     other: SpeedPoint | None = None
-    #: Who showed that last.
+    #: The job that was measured at that last.
     other_job: str = ""
 
     @classmethod
@@ -88,7 +85,7 @@ class Tally(NamedTuple):
         """With one measurement more; speeds are more than 0."""
         point, other = self.point, self.other
         if point.measurements == 1 and job == self.job and not _near(samples_per_second, point.samples_per_second):
-            # The first word at a size may still have been of the size before.
+            # The first measurement after a resize may still have been at the size before.
             return Tally.first(point.allocation, samples_per_second, job=job, at=at)
         if _near(samples_per_second, point.samples_per_second):
             return Tally(point.counted(samples_per_second, at=at, another_job=job != self.job), job)
@@ -98,13 +95,13 @@ class Tally(NamedTuple):
             other = SpeedPoint(point.allocation, samples_per_second, 1, 1, at, at)
         changed = other.jobs > 1 or other.measurements > (1 if job == self.job else point.measurements)
         if changed:
-            return Tally(other._replace(before=point.samples_per_second), job)
+            return Tally(other._replace(previous_speed=point.samples_per_second), job)
         return Tally(point, self.job, other, job)
 
     def without(self, job: str) -> Tally | None:
-        """What is left when a job is not believed: all of it, unless nobody else showed the speed.
+        """The tally without a job that is not believed: unchanged where another job confirmed the speed.
 
-        Then what another job said otherwise stands in for it, if one did.
+        Otherwise the contradicting speed of another job replaces it, if there is one.
         """
         if self.point.jobs != 1 or self.job != job:
             return self
@@ -112,13 +109,13 @@ class Tally(NamedTuple):
 
 
 class Count(NamedTuple):
-    """What counting a measurement comes to."""
+    """Result of counting a measurement."""
 
-    #: Of the size; None where nothing is known of it and the measurement does not count.
+    #: Of the size; None where it had none and the measurement does not count.
     tally: Tally | None
-    #: Size at which the job was last set aside, if it still is.
-    strayed: Allocation | None
-    #: The job of which it shows that it is not what its user says; what it showed alone is to go (``Tally.without``).
+    #: Size at which a measurement of the job was set aside, while the job is quarantined.
+    quarantined: Allocation | None
+    #: A job found to be of another kind than its user says: speeds that it alone showed are removed.
     wrong: str | None = None
 
 
@@ -129,30 +126,32 @@ def count(
     *,
     job: str,
     at: float,
-    strayed: Allocation | None,
+    quarantined: Allocation | None,
 ) -> Count:
-    """Count what a job showed at a size for its kind.
+    """Count the measured speed of a job at a size for its kind.
 
-    A job that strayed, for what it showed at some size was set aside, counts at no other: it may not be what its user
-    says, and where it goes next others of its kind may never have been. It counts again once it was right after all.
-    Who is at odds with nobody but itself has not strayed: a slow moment is no reason not to listen any more.
+    A job whose measurement at some size was set aside is quarantined: it counts at no other size until it agrees there
+    again, since it may be of another kind than its user says and no other job may have been measured where it goes
+    next. A job that contradicts only itself is not quarantined.
 
-    Who is at odds with two others at least, or outvoted where it was the first, and by more than speeds change, was not
-    what its user says elsewhere, either: what nobody else showed is to go. For where a good size is said to be slow
-    nobody goes to find out.
+    A job that contradicts at least two others, or that was first at a size and is outvoted there, by more than a speed
+    changes, is wrong everywhere: speeds that it alone showed are removed. Otherwise a good size that it made look slow
+    would never be tried again.
     """
-    if strayed is not None and strayed != size:
-        return Count(tally, strayed)
+    if quarantined is not None and quarantined != size:
+        return Count(tally, quarantined)
     if tally is None:
         return Count(Tally.first(size, samples_per_second, job=job, at=at), None)
     made = tally.counted(samples_per_second, job=job, at=at)
     others = tally.point.jobs > 1 or tally.job != job
     if made.other is None or not others:
-        outvoted = tally.point.jobs == 1 and tally.job != job and made.point.before == tally.point.samples_per_second
-        deposed = outvoted and abs(math.log(made.point.samples_per_second / made.point.before)) >= WRONG
+        outvoted = (
+            tally.point.jobs == 1 and tally.job != job and made.point.previous_speed == tally.point.samples_per_second
+        )
+        deposed = outvoted and abs(math.log(made.point.samples_per_second / made.point.previous_speed)) >= WRONG
         return Count(made, None, tally.job if deposed else None)
     wrong = abs(math.log(samples_per_second / tally.point.samples_per_second)) >= WRONG
-    return Count(made, size, job if wrong and strayed is None and tally.point.jobs > 1 else None)
+    return Count(made, size, job if wrong and quarantined is None and tally.point.jobs > 1 else None)
 
 
 def _near(one: float, other: float) -> bool:
@@ -169,9 +168,9 @@ class MeasuredSpeeds:
 
 @dataclass(frozen=True, slots=True)
 class JobSpeeds:
-    """What one job showed itself, in the order of workers, then PSs: means of its last measurements at each size.
+    """Mean of one job's own last measurements at each size, in the order of workers, then PSs.
 
-    Speed 0: it stood still at that size, as far as was told.
+    Speed 0: it made no progress at that size.
     """
 
     job: JobKey
@@ -179,7 +178,7 @@ class JobSpeeds:
 
 
 def mean_of(size: Allocation, said: Collection[tuple[float, float]]) -> SpeedPoint:
-    """One job's times and speeds at a size as a point."""
+    """The point of one job's (time, speed) measurements at a size."""
     times, speeds = zip(*said, strict=True)
     return SpeedPoint(size, math.fsum(speeds) / len(speeds), len(speeds), 1, max(times), min(times))
 
@@ -193,20 +192,20 @@ class LossPoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLoss:
-    """How a job's loss fell: at most ``MOST_LOSSES`` points spread evenly over its reports, oldest first."""
+    """How a job's loss fell: at most ``MAX_LOSSES`` points spread evenly over its reports, oldest first."""
 
     job: JobKey
     points: tuple[LossPoint, ...]
 
 
 def thinned(points: Sequence[LossPoint]) -> tuple[LossPoint, ...]:
-    """At most ``MOST_LOSSES`` of the points, evenly spread, the last among them."""
-    apart = -(-len(points) // MOST_LOSSES) or 1
+    """At most ``MAX_LOSSES`` of the points, evenly spread, the last among them."""
+    apart = -(-len(points) // MAX_LOSSES) or 1
     return tuple(reversed(points[::-1][::apart]))
 
 
 class KnownSpeeds(Protocol):
-    """Speeds that a policy is told instead of having to measure them: the truth, in a simulation."""
+    """Speeds that a policy is given instead of measuring them: in a simulation, the true ones."""
 
     def grid(self, job: Job) -> NDArray[np.float64]:
         """Samples per second at every size within the job's bounds, zeros where a needed count is 0.

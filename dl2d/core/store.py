@@ -277,7 +277,7 @@ class Store(Protocol):
     def job_speeds(self, jobs: Collection[JobKey]) -> tuple[JobSpeeds, ...]:
         """What each of these jobs showed by itself, sorted by key; those of which nothing was measured are left out.
 
-        The mean of the last ``MOST_MEASUREMENTS`` reports in the job's series at each size, speed 0 included.
+        The mean of the last ``MAX_MEASUREMENTS`` reports in the job's series at each size, speed 0 included.
         """
         ...
 

@@ -28,7 +28,7 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_sc
 
 from dl2d.core.errors import RequestError
 from dl2d.core.resources import Resources, parse_resources
-from dl2d.core.wording import LONGEST_SHOWN, did_you_mean, is_meant, printable, shown
+from dl2d.core.wording import MAX_SHOWN, did_you_mean, is_meant, printable, shown
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ def _checked(cls: Any, given: object) -> object:
     others = given.keys() - known
     for key in required:
         if key not in given:
-            raise bad(key, f"missing{is_meant(key, [other for other in others if len(other) <= LONGEST_SHOWN])}")
+            raise bad(key, f"missing{is_meant(key, [other for other in others if len(other) <= MAX_SHOWN])}")
     if others:
         key = min(others)
         raise bad(printable(key), f"unknown key{did_you_mean(key, known)}; known are {', '.join(sorted(known))}")

@@ -1,29 +1,30 @@
-"""How messages show values and names that somebody else wrote: short, on one line, with a hint at what may be meant."""
+"""Texts of messages: values and names from outside on one short line, and hints at what may be meant."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping
 
-LONGEST_SHOWN = 100
-_FEW = 4
+#: Characters of a value that a message shows, and items of a list or object that it shows in full.
+MAX_SHOWN = 100
+MAX_ITEMS_SHOWN = 4
 
 
 def shown(value: object) -> str:
     """The value as a message shows it, cut where it is long; long lists and objects by their size."""
-    if isinstance(value, list | tuple | Mapping) and len(value) > _FEW:
+    if isinstance(value, list | tuple | Mapping) and len(value) > MAX_ITEMS_SHOWN:
         kind = "an object" if isinstance(value, Mapping) else "a list"
         return f"{kind} of {len(value)}"
     try:
-        text = repr(value[: LONGEST_SHOWN + 1] if isinstance(value, str) else value)
+        text = repr(value[: MAX_SHOWN + 1] if isinstance(value, str) else value)
     except (ValueError, RecursionError):  # a whole number of thousands of digits
         return f"a huge {type(value).__name__}"
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def printable(key: str) -> str:
     """A key as errors name it: as it is, or quoted and cut where that could spoil a line of a log."""
-    return key if key.isprintable() and len(key) <= LONGEST_SHOWN else shown(key)
+    return key if key.isprintable() and len(key) <= MAX_SHOWN else shown(key)
 
 
 def is_meant(missing: str, given: Collection[str]) -> str:
@@ -34,5 +35,5 @@ def is_meant(missing: str, given: Collection[str]) -> str:
 
 def did_you_mean(word: str, known: Collection[str]) -> str:
     """A hint at the known word most like the given one, or nothing."""
-    near = difflib.get_close_matches(word[:LONGEST_SHOWN], sorted(known), n=1)
+    near = difflib.get_close_matches(word[:MAX_SHOWN], sorted(known), n=1)
     return f" (did you mean {near[0]}?)" if near else ""

@@ -1,4 +1,4 @@
-"""The daemon's life: set up, tick at every interval, reload, stop."""
+"""The daemon: sets everything up, ticks at every interval, reloads its settings, and stops."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.api.services import ManagerAccess, Services
 from dl2d.daemon.credentials import load_credentials
 from dl2d.daemon.health import Health
-from dl2d.daemon.models.active_version import Incumbent
+from dl2d.daemon.models.active_version import ActiveVersion
 from dl2d.daemon.models.learner_process import Learner
 from dl2d.daemon.service_manager import ServiceManager
 from dl2d.plugins import load_manager, load_placement, load_policy
@@ -44,16 +44,16 @@ from dl2d.tick.tick import tick
 log = structlog.get_logger()
 
 _TICK, _LEARN = "tick", "learn"
-#: Shortest time between two ticks, whatever happens; keeps a burst of events from hammering the manager.
-_FLOOR_SECONDS = 0.5
+#: Minimum time between two ticks, so that a burst of events does not overload the manager.
+_MIN_TICK_GAP_SECONDS = 0.5
 #: A tick that takes longer than this many poll intervals (and this many seconds) counts as stuck.
 _STUCK_INTERVALS, _STUCK_SECONDS = 10, 300.0
-#: Jobs that a line of the log names at most.
-_MOST_NAMED = 10
-#: How long a daemon that starts leaves its learner alone.
-_SETTLING_SECONDS = 60.0
+#: Maximum number of jobs that a line of the log names.
+_MAX_JOBS_NAMED = 10
+#: A daemon does not start the learner before this time.
+_FIRST_LEARNING_SECONDS = 60.0
 #: Settings that are read once: sockets, files and managers are not exchanged under running jobs.
-_FIXED = ("state_dir", "store", "resource_manager", "api")
+_RESTART_ONLY = ("state_dir", "store", "resource_manager", "api")
 
 
 class Daemon(AbstractContextManager["Daemon"]):
@@ -92,7 +92,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         self._state = TickState()
         self._health = Health(timer)
         self._last_done = timer()
-        self._told_set_aside: SetAside | None = None
+        self._logged_set_aside: SetAside | None = None
         self._status = "starting"
         self._fatal: Dl2dError | None = None
         self._opened = ExitStack()
@@ -114,12 +114,12 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._launcher = Launcher(self.url, credentials)
             self._manager_access = ManagerAccess(self._manager)
             self._admission = Admission(settings.jobs.rules)
-            #: Held to exchange what ticks work with; a tick itself works with what it began with.
-            self._exchanging = threading.Lock()
-            self._incumbent = Incumbent(settings, store, clock)
-            self._context = self._build(settings, self._incumbent)
+            #: Held to replace the context; a tick works with the one that it began with.
+            self._replacing_context = threading.Lock()
+            self._active = ActiveVersion(settings, store, clock)
+            self._context = self._build(settings, self._active)
             self._enter(settings.mode, "start")
-            self._looked_up = timer()
+            self._refreshed_at = timer()
             self._services = Services(
                 cluster=self._cluster,
                 store=store,
@@ -183,7 +183,8 @@ class Daemon(AbstractContextManager["Daemon"]):
         handled: list[tuple[int, object]] = []
         if threading.current_thread() is threading.main_thread():
             handled = [
-                (number, signal.signal(number, self._hear)) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+                (number, signal.signal(number, self._on_signal))
+                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
             ]
         scheduler = BackgroundScheduler(
             executors={
@@ -223,7 +224,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 self._reload.clear()
                 self._take_settings(scheduler)
             if self._again.is_set() and not self._ticking.is_set() and not self._stop.is_set():
-                self._hurry(scheduler)
+                self._tick_soon(scheduler)
             if not self._server.alive and not self._stop.is_set():
                 self._fatal = Dl2dError(
                     "the job API has ended by itself: no coordinator can be heard; see the log above"
@@ -232,11 +233,11 @@ class Daemon(AbstractContextManager["Daemon"]):
             if not self._stuck():
                 self._service.alive(self._status)
 
-    def _hurry(self, scheduler: BackgroundScheduler) -> None:
-        """Tick soon instead of at the next interval, but not sooner than the floor after the last tick."""
-        delay = max(0.0, self._last_done + _FLOOR_SECONDS - self._timer())
+    def _tick_soon(self, scheduler: BackgroundScheduler) -> None:
+        """Tick before the next interval, but keep the minimum time after the last tick."""
+        delay = max(0.0, self._last_done + _MIN_TICK_GAP_SECONDS - self._timer())
         if not self._stop.wait(delay):
-            # The wish is forgotten when a tick begins, so one that comes while a tick is under way is kept till after.
+            # Cleared when a tick begins, so a request during a tick is served after it.
             scheduler.modify_job(_TICK, next_run_time=datetime.now(tz=UTC))
 
     def _stuck(self) -> bool:
@@ -244,11 +245,11 @@ class Daemon(AbstractContextManager["Daemon"]):
         return self._timer() - self._last_done > limit
 
     def tick(self) -> Report | None:
-        """Run one tick; a failure is logged and told in the status, and the next tick mends what it left."""
+        """Run one tick; a failure is logged and shown in the status, and the next tick completes what it left."""
         self._ticking.set()
         self._again.clear()
         try:
-            self._look_who_decides()
+            self._refresh_policy()
             with self._manager_access.lock:
                 self._state, report = tick(self._context, self._state)
         except AlreadyRunning as error:
@@ -272,7 +273,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             if self._again.is_set():
                 self._wakeup.set()
         self._health.completed(report)
-        self._tell_of_idle(report)
+        self._log_idle(report)
         snapshot = report.snapshot
         status = f"slot {snapshot.slot}: {len(snapshot.jobs)} jobs, {len(snapshot.tasks)} tasks"
         self._status = status if report.mode.acts else f"{report.mode}, {status}"
@@ -289,34 +290,34 @@ class Daemon(AbstractContextManager["Daemon"]):
             )
         return report
 
-    def _tell_of_idle(self, report: Report) -> None:
-        """Log that jobs wait beside room for them: when it begins, and when the fallback takes over for it."""
+    def _log_idle(self, report: Report) -> None:
+        """Log that jobs wait although they fit: when it begins, and when the fallback decides because of it."""
         if report.idle.jobs and not report.idle.seconds:
             log.warning(
                 "jobs wait although there is room for every one of them",
-                jobs=[key.id for key in report.idle.jobs[:_MOST_NAMED]],
+                jobs=[key.id for key in report.idle.jobs[:_MAX_JOBS_NAMED]],
                 count=len(report.idle.jobs),
                 policy=report.decision.policy,
                 fallback_after_seconds=self._context.idle_seconds,
             )
         aside = report.set_aside
-        if aside is not None and aside != self._told_set_aside:
+        if aside is not None and aside != self._logged_set_aside:
             log.error("policy set aside, the fallback decides", policy=aside.policy, version=aside.version,
                       reason=aside.reason)  # fmt: skip
             self.wake()
-        self._told_set_aside = aside
+        self._logged_set_aside = aside
 
-    def _look_who_decides(self) -> None:
-        """Once a slot: a version that has gone live decides from now on."""
-        with self._exchanging:
+    def _refresh_policy(self) -> None:
+        """Once a slot: take a policy version that has become live."""
+        with self._replacing_context:
             now = self._timer()
-            if now - self._looked_up < self._context.slot_seconds:
+            if now - self._refreshed_at < self._context.slot_seconds:
                 return
-            self._looked_up = now
+            self._refreshed_at = now
             try:
-                policy = self._incumbent.refreshed()
+                policy = self._active.refreshed()
             except Exception:
-                log.exception("looking up what decides failed")
+                log.exception("looking up the live policy version failed")
                 return
             if policy is not None:
                 deciders = replace(self._context.deciders, policy=policy)
@@ -335,19 +336,19 @@ class Daemon(AbstractContextManager["Daemon"]):
             timing = {"trigger": CronTrigger(hour=int(hour), minute=int(minute))}  # local time, also when clocks change
         else:
             seconds = 3600 * learning.every_hours
-            first = datetime.fromtimestamp(self._next_lesson(seconds), tz=UTC)
+            first = datetime.fromtimestamp(self._next_learning(seconds), tz=UTC)
             timing = {"trigger": IntervalTrigger(seconds=seconds), "next_run_time": first}
         arguments = (settings.policy.name, 60 * learning.limit_minutes)
         scheduler.add_job(self._learner.start, args=arguments, id=_LEARN, executor=_LEARN, **timing)
 
-    def _next_lesson(self, seconds: float) -> float:
-        """When to learn next, so many seconds after the last time; not in the first minute. Seconds since 1970."""
+    def _next_learning(self, seconds: float) -> float:
+        """When to learn next: so many seconds after the last time, and not in the first minute. Seconds since 1970."""
         now = self._clock()
         try:
             last = max((run.started_at for run in self._store.registry.runs(limit=1)), default=now)
         except Dl2dError:
             last = now
-        return max(last + seconds, now + min(seconds, _SETTLING_SECONDS))
+        return max(last + seconds, now + min(seconds, _FIRST_LEARNING_SECONDS))
 
     def _take_settings(self, scheduler: BackgroundScheduler) -> None:
         self._service.reloading()
@@ -355,17 +356,17 @@ class Daemon(AbstractContextManager["Daemon"]):
             if self._reread is None:
                 raise ConfigError("the settings did not come from a file")
             settings = self._reread()
-            changed = [key for key in _FIXED if getattr(settings, key) != getattr(self._settings, key)]
+            changed = [key for key in _RESTART_ONLY if getattr(settings, key) != getattr(self._settings, key)]
             if changed:
                 raise ConfigError(f"{', '.join(changed)} can only be changed by a restart; nothing was changed")
-            incumbent = Incumbent(settings, self._store, self._clock)
-            context = self._build(settings, incumbent)
+            active = ActiveVersion(settings, self._store, self._clock)
+            context = self._build(settings, active)
             self._enter(settings.mode, "reload")
         except Dl2dError as error:
             log.error("reload refused", error=str(error))
         else:
-            with self._exchanging:
-                self._settings, self._context, self._incumbent = settings, context, incumbent
+            with self._replacing_context:
+                self._settings, self._context, self._active = settings, context, active
             self._admission = Admission(settings.jobs.rules)
             if self._reloaded is not None:
                 self._reloaded(settings)
@@ -375,20 +376,20 @@ class Daemon(AbstractContextManager["Daemon"]):
         self._service.ready(self._status)
 
     def _enter(self, mode: Mode, reason: str) -> None:
-        """Keep that the daemon is in a mode; what is not kept is not entered."""
+        """Record the mode; a mode that cannot be recorded is not entered."""
         by = f"process {os.getpid()} on {socket.gethostname()}"
         change = self._store.enter_mode(mode, at=self._clock(), by=by, reason=reason)
         if change is not None:
             log.info("mode", mode=str(mode), before=str(change.before or ""), reason=reason)
 
-    def _build(self, settings: Settings, incumbent: Incumbent) -> Context:
+    def _build(self, settings: Settings, active: ActiveVersion) -> Context:
         jobs = settings.jobs
         return Context(
             cluster=self._cluster,
             manager=self._manager,
             store=self._store,
             deciders=Deciders(
-                policy=incumbent.policy,
+                policy=active.policy,
                 fallback=load_policy(settings.policy.fallback, "policy.fallback"),
                 placement=load_placement(settings.placement),
                 timeout=settings.policy.timeout_seconds,
@@ -415,7 +416,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             timer=self._timer,
         )
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         if number == signal.SIGHUP:
             self.reload()

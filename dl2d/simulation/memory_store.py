@@ -13,7 +13,7 @@ from dl2d.core.cluster import Task, TaskState, in_submit_order
 from dl2d.core.errors import DuplicateJob, StoreError
 from dl2d.core.jobs import Allocation, Job, JobKey, Progress, Role
 from dl2d.core.measured import (
-    MOST_MEASUREMENTS,
+    MAX_MEASUREMENTS,
     JobSpeeds,
     LossPoint,
     MeasuredLoss,
@@ -53,7 +53,7 @@ class MemoryStore:
         self._tasks: dict[tuple[JobKey, str], Task] = {}
         self._speeds: dict[TrainingKind, dict[Allocation, Tally]] = defaultdict(dict)
         #: Where what live jobs showed was set aside, and times and speeds that they reported.
-        self._strayed: dict[JobKey, Allocation] = {}
+        self._quarantined: dict[JobKey, Allocation] = {}
         self._own: dict[JobKey, dict[Allocation, deque[tuple[float, float]]]] = defaultdict(dict)
         self._losses: dict[JobKey, list[LossPoint]] = defaultdict(list)
         self._numbers = Counter[tuple[JobKey, Role]]()
@@ -112,16 +112,18 @@ class MemoryStore:
         self._keep(replace(job, progress=progress))
         speed, size = progress.samples_per_second, Allocation(progress.workers, progress.ps)
         if speed is not None and size.workers:
-            self._own[key].setdefault(size, deque(maxlen=MOST_MEASUREMENTS)).append((progress.at, speed))
+            self._own[key].setdefault(size, deque(maxlen=MAX_MEASUREMENTS)).append((progress.at, speed))
         if speed and size.workers:
             sizes = self._speeds[TrainingKind.of(job.request)]
-            counted = count(sizes.get(size), size, speed, job=key.slug, at=progress.at, strayed=self._strayed.get(key))
+            counted = count(
+                sizes.get(size), size, speed, job=key.slug, at=progress.at, quarantined=self._quarantined.get(key)
+            )
             if counted.tally is not None:
                 sizes[size] = counted.tally
-            if counted.strayed is not None:
-                self._strayed[key] = counted.strayed
+            if counted.quarantined is not None:
+                self._quarantined[key] = counted.quarantined
             else:
-                self._strayed.pop(key, None)
+                self._quarantined.pop(key, None)
             if counted.wrong is not None:
                 left = {size: tally.without(counted.wrong) for size, tally in sizes.items()}
                 sizes.clear()
@@ -276,6 +278,6 @@ class MemoryStore:
             self._live.pop(job.key, None)
             self._losses.pop(job.key, None)
             self._own.pop(job.key, None)
-            self._strayed.pop(job.key, None)
+            self._quarantined.pop(job.key, None)
         else:
             self._live[job.key] = job

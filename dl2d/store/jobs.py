@@ -28,8 +28,8 @@ from dl2d.core.cluster import submit_order
 from dl2d.core.errors import DuplicateJob, StoreError
 from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress
 from dl2d.core.measured import (
-    MOST_LOSSES,
-    MOST_MEASUREMENTS,
+    MAX_LOSSES,
+    MAX_MEASUREMENTS,
     JobSpeeds,
     LossPoint,
     MeasuredLoss,
@@ -285,9 +285,9 @@ def _add_to_series(connection: Connection, row: Row[Any], progress: Progress) ->
     if speed and size.workers:
         before = None if row.quarantined_workers is None else Allocation(row.quarantined_workers, row.quarantined_ps)
         kind = TrainingKind.of(job_of(row).request)
-        strayed = count_speed(connection, kind, size, speed, job=row.slug, at=progress.at, strayed=before)
-        if strayed != before:
-            values["quarantined_workers"], values["quarantined_ps"] = strayed or (None, None)
+        quarantined = count_speed(connection, kind, size, speed, job=row.slug, at=progress.at, quarantined=before)
+        if quarantined != before:
+            values["quarantined_workers"], values["quarantined_ps"] = quarantined or (None, None)
     connection.execute(_update_job(), {"which": row.number, **values})
 
 
@@ -325,7 +325,7 @@ def job_speeds(connection: Connection, keys: Collection[JobKey]) -> tuple[JobSpe
                 func.min(numbered.c.at).label("first"),
                 func.max(numbered.c.at).label("last"),
             )
-            .where(numbered.c.back <= MOST_MEASUREMENTS)
+            .where(numbered.c.back <= MAX_MEASUREMENTS)
             .group_by(*of_size)
             .order_by(*of_size)
         )
@@ -355,7 +355,7 @@ def losses(connection: Connection, keys: Collection[JobKey]) -> tuple[MeasuredLo
             .where(JobRow.slug.in_(batch), table.c.loss.is_not(None))
             .subquery()
         )
-        apart = (numbered.c.total + (MOST_LOSSES - 1)) // MOST_LOSSES
+        apart = (numbered.c.total + (MAX_LOSSES - 1)) // MAX_LOSSES
         query = select(numbered).where(numbered.c.back % apart == 0).order_by(numbered.c.slug, numbered.c.at)
         for row in connection.execute(query):
             found[slugs[row.slug]].append(LossPoint(row.epoch, row.loss))

@@ -31,7 +31,7 @@ class LeaseRow(Base):
 
 
 _log = structlog.get_logger(__name__)
-_MOST_HOLDER = 1000
+_MAX_HOLDER_BYTES = 1000
 _ADVICE = "stop it first, or give this daemon a store of its own"
 
 
@@ -84,9 +84,9 @@ class FileLease:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, holder.encode("utf-8", "replace")[:_MOST_HOLDER], 0)
+            os.pwrite(descriptor, holder.encode("utf-8", "replace")[:_MAX_HOLDER_BYTES], 0)
         except BlockingIOError:
-            other = os.pread(descriptor, _MOST_HOLDER, 0).decode("utf-8", "replace").strip()
+            other = os.pread(descriptor, _MAX_HOLDER_BYTES, 0).decode("utf-8", "replace").strip()
             os.close(descriptor)
             raise AlreadyRunning(
                 f"the store {self._place} is held by another daemon ({other or 'it has not given its name'}); {_ADVICE}"

@@ -52,7 +52,7 @@ def _values(tally: Tally) -> Values:
         "jobs": point.jobs,
         "at": point.at,
         "since": point.since,
-        "previous_speed": point.before,
+        "previous_speed": point.previous_speed,
         "job": tally.job,
         "other_samples_per_second": None if other is None else other.samples_per_second,
         "other_measurements": 0 if other is None else other.measurements,
@@ -95,18 +95,20 @@ def count_speed(
     *,
     job: str,
     at: float,
-    strayed: Allocation | None,
+    quarantined: Allocation | None,
 ) -> Allocation | None:
     """Count what a job showed at a size for its kind; returns where its speed is set aside now (``count``)."""
     same_kind = kind._asdict()
     key = {**same_kind, "workers": size.workers, "ps": size.ps}
     known = connection.execute(_one_speed(), key).one_or_none()
-    counted = count(None if known is None else _tally(known), size, samples_per_second, job=job, at=at, strayed=strayed)
+    counted = count(
+        None if known is None else _tally(known), size, samples_per_second, job=job, at=at, quarantined=quarantined
+    )
     if counted.tally is not None:
         connection.execute(upsert(connection, SpeedRow, replace=True), {**key, **_values(counted.tally)})
     if counted.wrong is not None:
         _retract(connection, same_kind, counted.wrong)
-    return counted.strayed
+    return counted.quarantined
 
 
 def _retract(connection: Connection, kind: Mapping[str, str], job: str) -> None:

@@ -24,18 +24,18 @@ from dl2d.tick.guard import check, check_scores
 from dl2d.tick.idle import idle_jobs
 from dl2d.tick.place.place import place
 
-#: Intervals that are played. A job may be left waiting in the first, for some policies draw what they do.
+#: Intervals that are run. A job may be left waiting in the first, since some policies choose at random.
 _SLOTS: Final = 2
 _SLOT_SECONDS: Final = 300.0
-#: Most ticks until what was decided in an interval runs.
-_TICKS: Final = 8
-#: Most kinds of jobs that are tried, and most jobs at once.
-_MOST_KINDS: Final = 24
-_MOST_JOBS: Final = 16
-#: Jobs of a store that are looked at.
-_NEWEST: Final = 200
-#: Nodes of a site of which none are known.
-_USUAL: Final = tuple(Node(f"node-{number}", Resources.of(cpu=32, gpu=8, memory=2**18)) for number in (1, 2))
+#: Maximum number of ticks until what was decided in an interval runs.
+_MAX_TICKS: Final = 8
+#: Maximum number of kinds of jobs that are tried, and of jobs at once.
+_MAX_KINDS: Final = 24
+_MAX_JOBS: Final = 16
+#: Maximum number of jobs of a store from which kinds are taken, newest first.
+_MAX_STORED_JOBS: Final = 200
+#: Nodes where those of the site are not known.
+_DEFAULT_NODES: Final = tuple(Node(f"node-{number}", Resources.of(cpu=32, gpu=8, memory=2**18)) for number in (1, 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,9 @@ def start_check(
     requests
         Of jobs that the site had.
     """
-    idle = [structs.replace(node, used=NO_RESOURCES) for node in nodes if node.state is NodeState.UP] or list(_USUAL)
+    idle = [structs.replace(node, used=NO_RESOURCES) for node in nodes if node.state is NodeState.UP] or list(
+        _DEFAULT_NODES
+    )
     kinds = _kinds([*_plain(idle), *requests], idle, placement)
     jobs, waiting = 0, []
     for load in _loads(kinds):
@@ -94,7 +96,7 @@ def site_start_check(policy: Policy, placement: Placement, store: Store) -> Star
         The store cannot be read.
     """
     newest = store.slot(store.last_slot_number())
-    requests = [job.request for job in store.jobs(live=False, limit=_NEWEST)]
+    requests = [job.request for job in store.jobs(live=False, limit=_MAX_STORED_JOBS)]
     return start_check(policy, placement, newest.snapshot.nodes if newest is not None else (), requests)
 
 
@@ -126,16 +128,16 @@ def _kinds(requests: Iterable[JobRequest], nodes: Sequence[Node], placement: Pla
         if kind not in seen and empty.fits(_job(0, request), request.least):
             found.append(request)
         seen.add(kind)
-        if len(found) == _MOST_KINDS:
+        if len(found) == _MAX_KINDS:
             break
     return found
 
 
 def _loads(kinds: Sequence[JobRequest]) -> Iterator[Sequence[JobRequest]]:
     yield from ([kind] for kind in kinds)
-    for start in range(0, len(kinds), _MOST_JOBS):
-        together = list(kinds[start : start + _MOST_JOBS])
-        yield (together * _MOST_JOBS)[:_MOST_JOBS]
+    for start in range(0, len(kinds), _MAX_JOBS):
+        together = list(kinds[start : start + _MAX_JOBS])
+        yield (together * _MAX_JOBS)[:_MAX_JOBS]
 
 
 def _left_waiting(
@@ -153,7 +155,7 @@ def _left_waiting(
             decision = policy.decide(seen, packing, np.random.default_rng([seed, slot]))
         check(decision, seen)
         check_scores(decision)
-        for _ in range(_TICKS):
+        for _ in range(_MAX_TICKS):
             plan = place(seen, decision, placement)
             idle = idle_jobs(seen, decision, plan, placement)
             if not plan.starts and not plan.stops:

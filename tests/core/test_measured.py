@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dl2d.core.jobs import Allocation
-from dl2d.core.measured import MOST_MEASUREMENTS, Count, SpeedPoint, Tally, count, mean_of
+from dl2d.core.measured import MAX_MEASUREMENTS, Count, SpeedPoint, Tally, count, mean_of
 
 SIZE = Allocation(2, 1)
 
@@ -26,7 +26,7 @@ def test_a_few_measurements_have_their_plain_mean() -> None:
 
 def test_from_sixteen_on_each_counts_for_a_sixteenth() -> None:
     made = tally(*[(50.0, "a")] * 100)
-    assert made.point == SpeedPoint(SIZE, pytest.approx(50.0), MOST_MEASUREMENTS, jobs=1, at=100.0, since=1.0)
+    assert made.point == SpeedPoint(SIZE, pytest.approx(50.0), MAX_MEASUREMENTS, jobs=1, at=100.0, since=1.0)
     assert made.counted(58.0, job="a", at=101.0).point.samples_per_second == pytest.approx(50.5)
 
 
@@ -43,7 +43,7 @@ def test_what_one_job_alone_says_does_not_count_against_others() -> None:
 def test_speeds_that_changed_are_those_that_two_jobs_say_or_one_that_said_otherwise(after: float) -> None:
     many = [(50.0, "a")] * 20
     two = tally(*many, (after, "b"), (after, "c")).point
-    assert two == SpeedPoint(SIZE, after, 2, jobs=2, at=22.0, since=21.0, before=50.0)
+    assert two == SpeedPoint(SIZE, after, 2, jobs=2, at=22.0, since=21.0, previous_speed=50.0)
     assert tally(*many, (after, "a")).point.samples_per_second == 50.0
     assert tally(*many, (after, "a"), (after, "a")).point == two._replace(jobs=1)
 
@@ -65,32 +65,32 @@ OTHER = Allocation(4, 4)
 
 def test_who_is_at_odds_with_others_counts_at_no_other_size_until_it_was_right() -> None:
     known = tally((50.0, "a"), (50.0, "b"))
-    first = count(known, SIZE, 500.0, job="x", at=3.0, strayed=None)
-    assert (first.tally.point, first.strayed) == (known.point, SIZE)
-    assert count(None, OTHER, 9.0, job="x", at=4.0, strayed=SIZE) == Count(None, SIZE)
-    assert count(first.tally, SIZE, 50.0, job="x", at=5.0, strayed=SIZE).strayed is None
+    first = count(known, SIZE, 500.0, job="x", at=3.0, quarantined=None)
+    assert (first.tally.point, first.quarantined) == (known.point, SIZE)
+    assert count(None, OTHER, 9.0, job="x", at=4.0, quarantined=SIZE) == Count(None, SIZE)
+    assert count(first.tally, SIZE, 50.0, job="x", at=5.0, quarantined=SIZE).quarantined is None
 
 
 def test_who_is_at_odds_with_two_others_is_not_believed_at_sizes_where_nobody_else_was() -> None:
     two, one = tally((50.0, "a"), (50.0, "b")), tally((50.0, "a"))
-    assert count(two, SIZE, 500.0, job="x", at=3.0, strayed=None).wrong == "x"
+    assert count(two, SIZE, 500.0, job="x", at=3.0, quarantined=None).wrong == "x"
     # Once, and not on the word of a single other, who may as well be the one that is wrong.
-    assert count(two, SIZE, 500.0, job="x", at=3.0, strayed=SIZE).wrong is None
-    assert count(one, SIZE, 500.0, job="x", at=3.0, strayed=None).wrong is None
-    assert count(two, SIZE, 51.0, job="x", at=3.0, strayed=None).wrong is None
+    assert count(two, SIZE, 500.0, job="x", at=3.0, quarantined=SIZE).wrong is None
+    assert count(one, SIZE, 500.0, job="x", at=3.0, quarantined=None).wrong is None
+    assert count(two, SIZE, 51.0, job="x", at=3.0, quarantined=None).wrong is None
     # Speeds may change by this much.
-    assert count(two, SIZE, 30.0, job="x", at=3.0, strayed=None).wrong is None
+    assert count(two, SIZE, 30.0, job="x", at=3.0, quarantined=None).wrong is None
 
 
 def test_who_was_first_at_a_size_and_is_outvoted_is_not_believed_elsewhere() -> None:
     told_otherwise = tally((500.0, "x"), (50.0, "a"))
-    assert count(told_otherwise, SIZE, 51.0, job="b", at=3.0, strayed=None).wrong == "x"
-    assert count(told_otherwise, SIZE, 51.0, job="a", at=3.0, strayed=SIZE).wrong == "x"
+    assert count(told_otherwise, SIZE, 51.0, job="b", at=3.0, quarantined=None).wrong == "x"
+    assert count(told_otherwise, SIZE, 51.0, job="a", at=3.0, quarantined=SIZE).wrong == "x"
     changed = tally((70.0, "x"), (50.0, "a"))
-    assert count(changed, SIZE, 50.0, job="b", at=3.0, strayed=None).wrong is None
+    assert count(changed, SIZE, 50.0, job="b", at=3.0, quarantined=None).wrong is None
     known = tally((500.0, "x"), (500.0, "y"), (50.0, "a"))
-    assert count(known, SIZE, 50.0, job="b", at=3.0, strayed=None).wrong is None
-    assert count(tally((500.0, "x")), SIZE, 50.0, job="x", at=3.0, strayed=None).wrong is None
+    assert count(known, SIZE, 50.0, job="b", at=3.0, quarantined=None).wrong is None
+    assert count(tally((500.0, "x")), SIZE, 50.0, job="x", at=3.0, quarantined=None).wrong is None
 
 
 def test_without_a_job_there_is_left_what_others_showed() -> None:
@@ -103,15 +103,15 @@ def test_without_a_job_there_is_left_what_others_showed() -> None:
 
 def test_who_is_at_odds_with_itself_alone_is_listened_to() -> None:
     known = tally((50.0, "a"), (50.0, "a"))
-    made = count(known, SIZE, 20.0, job="a", at=3.0, strayed=None)
-    assert (made.tally.point, made.strayed) == (known.point, None)
+    made = count(known, SIZE, 20.0, job="a", at=3.0, quarantined=None)
+    assert (made.tally.point, made.quarantined) == (known.point, None)
 
 
 @given(st.lists(st.tuples(st.floats(1e-3, 1e6), st.sampled_from("abc")), min_size=1, max_size=60))
 def test_the_mean_is_within_what_was_measured(said: list[tuple[float, str]]) -> None:
     point, speeds = tally(*said).point, [speed for speed, _ in said]
     assert min(speeds) * (1 - 1e-9) <= point.samples_per_second <= max(speeds) * (1 + 1e-9)
-    assert 1 <= point.jobs <= point.measurements <= MOST_MEASUREMENTS
+    assert 1 <= point.jobs <= point.measurements <= MAX_MEASUREMENTS
     assert 1 <= point.since <= point.at <= len(said)
 
 

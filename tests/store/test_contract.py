@@ -13,7 +13,7 @@ from dl2d.core.cluster import Task, TaskState
 from dl2d.core.decision import Alternative
 from dl2d.core.errors import DuplicateJob, StoreError
 from dl2d.core.jobs import Allocation, Architecture, Consistency, JobKey, JobState, Launch, Progress, Role
-from dl2d.core.measured import MOST_LOSSES, JobSpeeds, LossPoint, MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured import MAX_LOSSES, JobSpeeds, LossPoint, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.plan import Start
 from dl2d.core.store import JobChange, ResizeEvent, RuntimePlan, TaskChange, TaskReport
 from dl2d.store.sql import SqlStore
@@ -421,7 +421,7 @@ class TestEvidence:
         usual = SpeedPoint(Allocation(1, 1), 50.0, 3, jobs=1, at=120.0, since=100.0)
         assert said(jobs[1], 120.0, 5.0) == (usual,)
         assert said(jobs[1], 130.0, 5.0) == (usual,)
-        changed = SpeedPoint(Allocation(1, 1), 5.0, 3, jobs=2, at=125.0, since=120.0, before=50.0)
+        changed = SpeedPoint(Allocation(1, 1), 5.0, 3, jobs=2, at=125.0, since=120.0, previous_speed=50.0)
         assert said(jobs[2], 125.0, 5.0) == (changed,)
 
     def test_a_job_whose_speed_was_set_aside_counts_at_no_other_size_until_it_was_right(self, any_store):
@@ -533,7 +533,7 @@ class TestEvidence:
             any_store.report_progress(job.key, Progress(at=100.0 + 10 * number, epoch=number / 4, loss=loss))
         [fell] = any_store.losses([job.key, a_job(number=2).key])
         assert fell.job == job.key
-        assert len(fell.points) <= MOST_LOSSES
+        assert len(fell.points) <= MAX_LOSSES
         assert fell.points[-1] == LossPoint(99 / 4, 1 / 100)
         apart = [after.epoch - before.epoch for before, after in pairwise(fell.points)]
         assert set(apart) <= {1.0, 1.25}

@@ -1,4 +1,4 @@
-"""The policy in charge: as the configuration has it, or the live version of one that learns."""
+"""The active version of the policy: the one that the configuration names, or the registry's live version."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _BY: Final = "daemon"
 _LEARNS: Final = "dl2"
 
 
-class Incumbent:
-    """Who decides, from tick to tick.
+class ActiveVersion:
+    """The policy that decides.
 
-    Of a policy that learns it is the live version in the registry. Where none is live, it is the checkpoint of the
-    configuration, or the one that comes with dl2d, and that is registered as the live version: what decides can always
-    be found again. So is one that the configuration names and the registry does not know, if it starts jobs on an idle
-    cluster like the store's (``dl2d.tick.start_check``).
+    Of a policy that learns, it is the live version in the registry. Where none is live, it is the checkpoint of the
+    configuration, or the one that comes with dl2d, which is then registered as the live version, so that what decided
+    can always be found again. So is a checkpoint that the configuration names and the registry does not know, if it
+    passes the start check (``dl2d.tick.start_check``).
 
     Raises
     ------
     ConfigError, PluginError
-        The configuration names what there is not, or a checkpoint that cannot be read or leaves jobs waiting.
+        The configuration names an unknown policy, or a checkpoint that cannot be read or fails the start check.
     """
 
     def __init__(self, settings: Settings, store: SiteStore, clock: Callable[[], float]) -> None:
@@ -43,7 +43,7 @@ class Incumbent:
         self._name = settings.policy.name
         self.learns = takes_checkpoint(self._name)
         check_learning(settings)
-        #: Digest of what decides, and of a live version that could not be read.
+        #: Digest of the active version, and of a live version that could not be read.
         self._digest, self._broken = "", ""
         named = configured_checkpoint(settings)
         live = registry.live(self._name) if self.learns else None
@@ -63,20 +63,19 @@ class Incumbent:
                     "or promote it with `dl2d policy promote --force`"
                 )
         if (self.learns and live is None) or new:
-            self._begin_with(getattr(self.policy, "checkpoint", None), named)
+            self._register(getattr(self.policy, "checkpoint", None), named)
 
     def refreshed(self) -> Policy | None:
-        """The policy of another version that has gone live since; None where there is none that can be used.
+        """The policy of another version that has become live since; None where there is none that can be used.
 
-        One query, and a checkpoint read where there is one. Never raises: whatever is wrong is logged, and kept beside
-        the version, and what decided before goes on.
+        Never raises: what is wrong is logged and recorded as a remark on the version, and the active version stays.
         """
         if not self.learns:
             return None
         try:
             live = self._registry.live(self._name)
         except Dl2dError as error:
-            log.warning("cannot look up what decides", error=str(error))
+            log.warning("cannot look up the live policy version", error=str(error))
             return None
         if live is None or live.digest == self._digest:
             self._broken = ""
@@ -84,7 +83,7 @@ class Incumbent:
         if live.digest == self._broken or (found := self._take(live)) is None:
             return None
         self.policy = found
-        log.info("another version decides", policy=self._name, version=live.digest[:DIGITS], origin=live.origin)
+        log.info("policy version changed", policy=self._name, version=live.digest[:DIGITS], origin=live.origin)
         return found
 
     def _take(self, live: Version) -> Policy | None:
@@ -92,9 +91,11 @@ class Incumbent:
             policy = self._made(read_version(live))
         except Exception as error:  # noqa: BLE001 - a checkpoint is data from outside; the cluster goes on whatever it does
             self._broken = live.digest
-            text = f"cannot be used: {error}; what decided before goes on"
-            log.error("a version cannot be used", policy=self._name, version=live.digest[:DIGITS], error=str(error))
-            self._keep(lambda: self._registry.remark(self._name, live.digest, at=self._clock(), by=_BY, text=text))
+            text = f"cannot be used: {error}; the version before it stays active"
+            log.error(
+                "policy version cannot be used", policy=self._name, version=live.digest[:DIGITS], error=str(error)
+            )
+            self._try(lambda: self._registry.remark(self._name, live.digest, at=self._clock(), by=_BY, text=text))
             return None
         self._digest, self._broken = live.digest, ""
         return policy
@@ -102,9 +103,9 @@ class Incumbent:
     def _made(self, checkpoint: Checkpoint | None) -> Policy:
         return load_policy(self._name, given=given(self._settings, checkpoint))
 
-    def _begin_with(self, checkpoint: object, named: Checkpoint | None) -> None:
+    def _register(self, checkpoint: object, named: Checkpoint | None) -> None:
         if not isinstance(checkpoint, Checkpoint):
-            return  # a plug-in that does not show what it was made with
+            return  # a plug-in that does not say with which checkpoint it was made
         self._digest = checkpoint.digest
         origin = "it comes with dl2d" if named is None else f"policy.checkpoint: {self._settings.policy.checkpoint}"
 
@@ -115,10 +116,10 @@ class Incumbent:
                 self._name, checkpoint.digest, VersionState.LIVE, at=at, by=_BY, reason=f"begins: {origin}"
             )
 
-        self._keep(begin)
+        self._try(begin)
 
-    def _keep(self, write: Callable[[], object]) -> None:
-        """The registry is a record: where it cannot be written, the cluster goes on."""
+    def _try(self, write: Callable[[], object]) -> None:
+        """Write to the registry; where it cannot be written, the daemon goes on."""
         try:
             write()
         except Dl2dError as error:
@@ -126,14 +127,14 @@ class Incumbent:
 
 
 def check_learning(settings: Settings) -> None:
-    """Raise ``ConfigError`` where the policy is to learn beside the daemon, and is not the one that can."""
+    """Raise ``ConfigError`` where learning is enabled for a policy that cannot learn from a site."""
     if settings.learning.enabled and settings.policy.name != _LEARNS:
         name = settings.policy.name
         raise ConfigError(f"learning.enabled: policy {name!r} does not learn from a site; set policy.name: {_LEARNS}")
 
 
 def given(settings: Settings, checkpoint: Checkpoint | None) -> Given:
-    """What the daemon's policy is made with."""
+    """Arguments with which the daemon's policy is made."""
     return Given(checkpoint=checkpoint, settings=settings.policy.settings, slot_seconds=settings.schedule.slot_seconds)
 
 
@@ -151,7 +152,7 @@ def configured_checkpoint(settings: Settings) -> Checkpoint | None:
 
 
 def read_version(version: Version) -> Checkpoint:
-    """The checkpoint of a version. Raises ``CheckpointError`` where it is not there or not the one it was."""
+    """The checkpoint of a version. Raises ``CheckpointError`` where it is missing or was changed."""
     checkpoint = read_checkpoint(version.folder, policy=version.policy)
     if checkpoint.digest != version.digest:
         raise CheckpointError(
@@ -161,7 +162,7 @@ def read_version(version: Version) -> Checkpoint:
 
 
 def version_in(folder: Path, checkpoint: Checkpoint, *, at: float, origin: str) -> Version:
-    """Copy a checkpoint into the folder of versions; what it is then. Raises ``CheckpointError``."""
+    """Copy a checkpoint into the folder of versions; returns its version. Raises ``CheckpointError``."""
     place = folder.absolute() / f"{checkpoint.policy}-{checkpoint.digest[:DIGITS]}"
     write_checkpoint(checkpoint, place)
     return Version(

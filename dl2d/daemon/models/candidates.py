@@ -1,7 +1,7 @@
-"""Candidates: a checkpoint that was judged, on its way from whoever trained it into the registry.
+"""Candidates: checkpoints with the result of their trial, as files between the learner process and the daemon.
 
-A learner never writes to the store: it runs when nothing else wants the processor, and would hold the database's lock
-for as long as that lasts. It leaves its candidate as files, and the daemon enters it.
+The learner does not write to the store: it runs at the lowest priority and would hold the database's lock for as long
+as that lasts. The daemon reads its candidate and registers it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from dl2d.daemon.models.active_version import read_version
 
 #: Beside the checkpoint.
 _FILE: Final = "candidate.json"
-_MOST_BYTES: Final = 1 << 24
+_MAX_BYTES: Final = 1 << 24
 _BY: Final = "gate"
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A version, its checkpoint in its folder, and how it did beside the one that decides."""
+    """A version, whose checkpoint is in its folder, and its trial against the active one."""
 
     version: Version
     trial: Trial
 
 
 def write_candidate(candidate: Candidate) -> Path:
-    """Write what was found into the version's folder, which is given back. Raises ``CheckpointError``."""
+    """Write a candidate into its version's folder, which is returned. Raises ``CheckpointError``."""
     folder = Path(candidate.version.folder)
     try:
         write_atomically(folder / _FILE, encode(candidate))
@@ -52,7 +52,7 @@ def read_candidate(folder: Path) -> Candidate:
     """
     try:
         with (folder / _FILE).open("rb") as file:
-            data = file.read(_MOST_BYTES)
+            data = file.read(_MAX_BYTES)
         candidate = decode(data, Candidate)
     except OSError as error:
         raise CheckpointError(f"{folder / _FILE}: cannot be read: {error.strerror or error}") from error

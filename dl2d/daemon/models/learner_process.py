@@ -1,6 +1,6 @@
-"""The learner beside the daemon: a process of its own, which the daemon starts, limits, listens to and ends.
+"""The learner process: the daemon starts it, reads its output, limits its time and ends it.
 
-Nothing that happens to it concerns a tick: it is waited for in a thread of its own, and everything about it is caught.
+A thread waits for it, and whatever happens to it is recorded; no tick is affected.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from dl2d.policies.common.checkpoint import DIGITS
 
 log = structlog.get_logger()
 
-#: Longest line of its output that is kept, in bytes, lines that are logged at most, and last lines that are recorded.
-_LONGEST_LINE: Final = 4096
-_MOST_LINES: Final = 1000
-_LAST_LINES: Final = 5
+#: Of its output: maximum length of a line, maximum number of lines that are logged, last lines that are recorded.
+_MAX_LINE_BYTES: Final = 4096
+_MAX_LINES_LOGGED: Final = 1000
+_LINES_RECORDED: Final = 5
 #: Seconds between asking it to end and killing it.
 _GRACE_SECONDS: Final = 5.0
 
@@ -55,7 +55,7 @@ class Learner:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._waiting: threading.Thread | None = None
-        self._why = ""
+        self._ended_because = ""
         self._closed = False
 
     @property
@@ -78,7 +78,7 @@ class Learner:
             except Dl2dError as error:
                 log.error("no learner is started: that cannot be kept", error=str(error))
                 return
-            self._why = ""
+            self._ended_because = ""
             try:
                 self._process = subprocess.Popen(
                     self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -113,11 +113,11 @@ class Learner:
         timer.daemon = True
         timer.start()
         try:
-            last = self._listen(process, number)
+            last = self._read_output(process, number)
             status = process.wait()
         except Exception as error:  # whatever it is, it stays in this thread
-            log.exception("listening to the learner failed")
-            self._end(process, f"listening to it failed: {error}")
+            log.exception("reading the output of the learner failed")
+            self._end(process, f"reading its output failed: {error}")
             status, last = process.wait(), []
         finally:
             timer.cancel()
@@ -126,8 +126,11 @@ class Learner:
                     with contextlib.suppress(OSError):
                         pipe.close()
         said = " | ".join(last)
-        if self._why:
-            state, note = RunState.STOPPED, f"{self._why}; it said last: {said}" if said else self._why
+        if self._ended_because:
+            state, note = (
+                RunState.STOPPED,
+                f"{self._ended_because}; its last output: {said}" if said else self._ended_because,
+            )
         elif status == 0:
             state, note = self._take(last[-1] if last else "")
         else:
@@ -153,18 +156,18 @@ class Learner:
         log.info("candidate", version=trial.candidate[:DIGITS], verdict=verdict, reason=trial.reason)
         return RunState.FINISHED, f"version {trial.candidate[:DIGITS]} {verdict}: {trial.reason}"
 
-    def _listen(self, process: subprocess.Popen[bytes], number: int) -> list[str]:
-        """Log what it says; returns the last lines."""
+    def _read_output(self, process: subprocess.Popen[bytes], number: int) -> list[str]:
+        """Log its output; returns the last lines."""
         assert process.stdout is not None
-        last: deque[str] = deque(maxlen=_LAST_LINES)
+        last: deque[str] = deque(maxlen=_LINES_RECORDED)
         count = 0
-        while line := process.stdout.readline(_LONGEST_LINE):
+        while line := process.stdout.readline(_MAX_LINE_BYTES):
             text = line.decode(errors="replace").rstrip()
             if not text:
                 continue
             last.append(text)
             count += 1
-            if count <= _MOST_LINES:
+            if count <= _MAX_LINES_LOGGED:
                 log.info("learner", run=number, said=text)
         return list(last)
 
@@ -172,7 +175,7 @@ class Learner:
         """Ask it and all that it started to end, then kill them."""
         if process.poll() is not None:
             return
-        self._why = why
+        self._ended_because = why
         log.warning("ending the learner", pid=process.pid, reason=why)
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGTERM)

@@ -197,7 +197,7 @@ def _apart(point: SpeedPoint, computing: float, saved: float) -> SpeedPoint:
     seconds = 1 / speed
     computing = min(computing, seconds)
     slower = 1 / (computing + (seconds - computing) / (1 - saved))
-    return point._replace(samples_per_second=slower, before=point.before * slower / speed)
+    return point._replace(samples_per_second=slower, previous_speed=point.previous_speed * slower / speed)
 
 
 def _is_known(point: SpeedPoint, known: _Floats) -> bool:

@@ -1,4 +1,4 @@
-"""Where a policy would have the tasks of its jobs, against where they are."""
+"""Locality: compares the nodes that a decision names for its jobs' tasks with those where they run. Pure."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from dl2d.core.decision import Constraint, Decision
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.resources import Resources
-from dl2d.tick.place.make_room import Kind, first_to_leave, room_with_leavers
+from dl2d.tick.place.make_room import Kind, free_after_leaving, leaving_order
 
 
-class Layout:
-    """What is left to do of a decision's nodes: who leaves, and where new tasks go or wait to go."""
+class TargetNodes:
+    """The nodes of a decision that are still open, and the tasks that leave because they run elsewhere."""
 
     def __init__(self, decision: Decision, by_kind: Mapping[Kind, Sequence[Task]], surplus: Mapping[Kind, int]) -> None:
         #: Nodes by kind that have no task of it yet.
         self._open: dict[Kind, list[str]] = defaultdict(list)
         for key, role, node in decision.nodes:
             self._open[key, role].append(node)
-        #: Who leaves, of the kinds for which that is settled: those whose nodes are named, or of which nothing stays.
+        #: Tasks that leave, of kinds for which that is settled: with named nodes, or of which none stays.
         self.leaving: dict[Kind, list[Task]] = {}
-        #: What will be free on each node when all that leaves has left, less what goes there; once it was asked for.
+        #: What will be free on each node when all that leaves has left, less what goes there; None until needed.
         self._expected: dict[str, Resources] | None = None
         for kind, tasks in by_kind.items() if decision.nodes else ():
             count = surplus.get(kind, 0)
             if kind in self._open or count == len(tasks):
                 elsewhere = self._take_up(kind, tasks)
-                ordered = sorted(tasks, key=lambda task: (task.id not in elsewhere, *first_to_leave(task)))
+                ordered = sorted(tasks, key=lambda task: (task.id not in elsewhere, *leaving_order(task)))
                 self.leaving[kind] = ordered[:count]
 
     def names(self, job: JobKey) -> bool:
@@ -54,19 +54,19 @@ class Layout:
         return None
 
     def took(self, node: str, demand: Resources) -> None:
-        """A task was added somewhere by other means."""
+        """A task was placed without these targets."""
         if self._expected is not None and node in self._expected:
             self._expected[node] = self._expected[node].minus(demand)
 
     def expected(self, packing: Packing, tasks: Iterable[Task]) -> dict[str, Resources]:
-        """What will be free on each node when all that leaves has left, less what was placed through this layout."""
+        """What will be free on each node when all that leaves has left, less what was placed through these targets."""
         if self._expected is None:
             leavers = [task for leaving in self.leaving.values() for task in leaving]
-            self._expected = room_with_leavers(packing.room(), tasks, leavers)
+            self._expected = free_after_leaving(packing.room(), tasks, leavers)
         return self._expected
 
     def _take_up(self, kind: Kind, tasks: Sequence[Task]) -> set[str]:
-        """Strike out nodes on which a task of the kind is already; returns the ids of the tasks that are elsewhere."""
+        """Remove nodes on which a task of the kind runs already; returns the ids of the tasks that run elsewhere."""
         nodes = Counter(self._open.get(kind, ()))
         elsewhere = set()
         for task in sorted(tasks, key=lambda task: task.number):

@@ -1,7 +1,8 @@
-"""Making room: which tasks have to go, or to move, so that waiting ones fit. Pure.
+"""Making room: chooses tasks that leave, or move, so that waiting ones fit on a node. Pure.
 
-A decision counts tasks, but room has a place: four free GPUs on four nodes are no room for a task of two. Which of a
-shrinking job's tasks leave is therefore chosen by who waits, and a task may be moved to let a larger one in.
+A decision counts tasks, but a task needs its resources on one node: four GPUs free on four nodes are none for a task of
+two. Which tasks of a shrinking job leave therefore depends on the tasks that wait, and a task may be moved to let a
+larger one in.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 #: A task's kind: tasks of one job and role are alike, so it does not matter which of them leaves.
 Kind = tuple[JobKey, Role]
 
-#: Most waiting tasks that are looked at in one tick; the rest is looked at in the next.
-_MOST_WANTS = 64
+#: Maximum number of waiting tasks for which room is made in one tick; the others wait for the next.
+MAX_WAITING_TASKS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
-    """A task that was decided on and has no room."""
+class WaitingTask:
+    """A task that was decided on and fits on no node."""
 
     kind: Kind
     demand: Resources
 
 
 @dataclass(frozen=True, slots=True)
-class Clearing:
-    """What makes room."""
+class RoomMade:
+    """Tasks whose leaving or moving makes room."""
 
     #: Tasks of shrinking jobs that should be the ones to leave.
     leaving: tuple[Task, ...]
@@ -42,12 +43,12 @@ class Clearing:
     moving: tuple[tuple[Task, str], ...]
 
 
-def clear(
-    wants: Sequence[Want],
+def make_room(
+    wants: Sequence[WaitingTask],
     room: Mapping[str, Resources],
     tasks: Iterable[Task],
     surplus: Mapping[Kind, int],
-) -> Clearing:
+) -> RoomMade:
     """Choose what leaves or moves, one waiting task after the other, with the fewest and newest tasks disturbed.
 
     Parameters
@@ -62,43 +63,43 @@ def clear(
         How many tasks of a kind have to leave anyway.
     """
     if not wants:
-        return Clearing((), ())
-    floor = _Floor(room, tasks, surplus)
+        return RoomMade((), ())
+    cluster = _Cluster(room, tasks, surplus)
     settled = {want.kind for want in wants}
     leaving: list[Task] = []
     moving: list[tuple[Task, str]] = []
-    #: Demands for which nothing could be done, as long as nothing else was done either.
+    #: Demands for which no room could be made; forgotten when anything changes.
     hopeless: set[Resources] = set()
-    for want in wants[:_MOST_WANTS]:
+    for want in wants[:MAX_WAITING_TASKS]:
         demand = want.demand
         if demand in hopeless:
             continue
-        node = floor.first_with_room(demand)
-        if node is None and (found := floor.fewest_leavers(demand)) is not None:
+        node = cluster.first_with_room(demand)
+        if node is None and (found := cluster.fewest_leavers(demand)) is not None:
             node, victims = found
-            floor.clear(node, victims)
+            cluster.clear(node, victims)
             leaving += victims
         if node is not None:
-            floor.take(node, demand)
+            cluster.take(node, demand)
             hopeless.clear()
-        elif (mover := floor.mover(demand, settled)) is not None:
-            floor.move(*mover)
-            floor.take(mover[0].node, demand)
+        elif (mover := cluster.mover(demand, settled)) is not None:
+            cluster.move(*mover)
+            cluster.take(mover[0].node, demand)
             moving.append(mover)
             hopeless.clear()
         else:
             hopeless.add(demand)
-    return Clearing(tuple(leaving), tuple(moving))
+    return RoomMade(tuple(leaving), tuple(moving))
 
 
-def first_to_leave(task: Task) -> tuple[bool, int]:
+def leaving_order(task: Task) -> tuple[bool, int]:
     """Order in which tasks of a kind leave: those that have not begun, then the newest."""
     begun = task.state.rank >= TaskState.JOINED.rank
     return begun, -task.number
 
 
-class _Floor:
-    """Free room and tasks by node while wants are served. Answers are kept until the node they are about changes."""
+class _Cluster:
+    """Free resources and tasks by node while room is made. Answers are kept until the node they are about changes."""
 
     def __init__(self, room: Mapping[str, Resources], tasks: Iterable[Task], surplus: Mapping[Kind, int]) -> None:
         self._free = dict(room)
@@ -119,15 +120,15 @@ class _Floor:
         return None if place is None else self._names[place]
 
     def fewest_leavers(self, demand: Resources) -> tuple[str, Sequence[Task]] | None:
-        """The node where the fewest surplus tasks, then the newest, would have to leave: what trained long stays."""
+        """The node where the fewest surplus tasks, then the newest, would have to leave, and those tasks."""
         if not self._leaving_places:
             return None
         known = self._leavers.setdefault(demand, {})
         for place in self._leaving_places:
             if place not in known:
                 known[place] = self._leavers_of(demand, self._names[place])
-        # Some of them may count on tasks that left elsewhere since. What they can still do is no better than what they
-        # could: only the best has to be looked at again.
+        # Some may count on surplus tasks that were used elsewhere since. That can only make an answer worse, so it is
+        # enough to compute the best one again until it holds.
         while True:
             place = min(self._leaving_places, key=lambda place: known[place].rank)
             leavers = known[place]
@@ -236,7 +237,7 @@ class _Floor:
 
 @dataclass(frozen=True, slots=True)
 class _Leavers:
-    """Whose leaving makes room on a node, none where it cannot be made; how many of each kind; place in the order."""
+    """Tasks whose leaving makes room on a node, none where it cannot be made; how many of each kind; rank."""
 
     tasks: tuple[Task, ...] = ()
     kinds: tuple[tuple[Kind, int], ...] = ()
@@ -249,7 +250,7 @@ _NO_LEAVERS = _Leavers()
 def _by_node(tasks: Iterable[Task]) -> dict[str, list[Task]]:
     """Tasks by node, those first that leave first."""
     found: dict[str, list[Task]] = {}
-    for task in sorted(tasks, key=first_to_leave):
+    for task in sorted(tasks, key=leaving_order):
         found.setdefault(task.node, []).append(task)
     return found
 
@@ -261,7 +262,7 @@ def _first(fits: list[bool], since: int) -> int | None:
         return None
 
 
-def room_with_leavers(
+def free_after_leaving(
     room: Mapping[str, Resources], tasks: Iterable[Task], leaving: Iterable[Task] = ()
 ) -> dict[str, Resources]:
     """What is free on each node, and what will be when the tasks that are on their way out have left.

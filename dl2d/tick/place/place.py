@@ -1,4 +1,4 @@
-"""From a decision to single starts and stops. Starts use only room that is free at this moment."""
+"""Place: turns a decision into single starts and stops. Starts use only resources that are free at this moment."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dl2d.core.packing import Blocked, Packing
 from dl2d.core.placement import Placement
 from dl2d.core.plan import Deferred, Move, Plan, Start, Stop
 from dl2d.core.resources import Resources
-from dl2d.tick.place.locality import Layout
-from dl2d.tick.place.make_room import Kind, Want, clear, first_to_leave
+from dl2d.tick.place.locality import TargetNodes
+from dl2d.tick.place.make_room import Kind, WaitingTask, leaving_order, make_room
 
 _ROLES = (Role.WORKER, Role.PS)
 #: Tasks that a policy gave a job at once; workers and servers in turn.
@@ -32,7 +32,7 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
     is moved: its coordinator would not let the old task go.
 
     Where the decision names nodes, those tasks leave first that it would have elsewhere, and new ones go to its nodes
-    or wait for them; only what will have no room there is placed as everything else is (``dl2d.tick.place.locality``).
+    or wait for them; only what will have no room there is placed as everything else is (see ``locality``).
     """
     allocations = decision.allocations()
     by_kind: dict[Kind, list[Task]] = defaultdict(list)
@@ -48,8 +48,8 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
         for role in _ROLES
     }
     packing = Packing(snapshot.nodes, placement)
-    layout = Layout(decision, by_kind, surplus)
-    starting = _Starting(snapshot, requests, held, packing, layout, keeps_bundles=placement.keeps_bundles)
+    targets = TargetNodes(decision, by_kind, surplus)
+    starting = _Starting(snapshot, requests, held, packing, targets, keeps_bundles=placement.keeps_bundles)
     wanted = _wanted(snapshot, decision, held)
     if placement.gathers:
         _start_gathered(starting, wanted, allocations, by_kind)
@@ -57,14 +57,14 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
         for key, steps in wanted:
             starting.start(key, steps)
     deferred = starting.deferred()
-    wants = [Want(kind, requests[kind[0]].demand(kind[1])) for kind in starting.held_back]
+    wants = [WaitingTask(kind, requests[kind[0]].demand(kind[1])) for kind in starting.held_back]
     wants += [
-        Want((item.job, item.role), requests[item.job].demand(item.role))
+        WaitingTask((item.job, item.role), requests[item.job].demand(item.role))
         for item in deferred
         if (item.job, item.role) not in starting.expecting
         for _ in range(item.count)
     ]
-    settled = {(task.job, task.id) for tasks in layout.leaving.values() for task in tasks}
+    settled = {(task.job, task.id) for tasks in targets.leaving.values() for task in tasks}
     staying = [
         task
         for (key, _), tasks in by_kind.items()
@@ -72,14 +72,14 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
         for task in tasks
         if (task.job, task.id) not in settled
     ]
-    open_surplus = {kind: count for kind, count in surplus.items() if kind not in layout.leaving}
-    room = layout.expected(packing, snapshot.tasks) if wants else {}
-    clearing = clear(wants, room, staying, open_surplus)
-    moves = tuple(_moves(clearing.moving, packing))
+    open_surplus = {kind: count for kind, count in surplus.items() if kind not in targets.leaving}
+    room = targets.expected(packing, snapshot.tasks) if wants else {}
+    made = make_room(wants, room, staying, open_surplus)
+    moves = tuple(_moves(made.moving, packing))
     starts = [*starting.starts, *(Start(task.job, task.role, move.node, task.demand) for task, move in moves)]
     stops = chain(
-        (Stop(task.job, task.id) for tasks in layout.leaving.values() for task in tasks),
-        _stops(by_kind, open_surplus, clearing.leaving),
+        (Stop(task.job, task.id) for tasks in targets.leaving.values() for task in tasks),
+        _stops(by_kind, open_surplus, made.leaving),
     )
     return Plan(
         starts=tuple(starts), stops=tuple(stops), deferred=tuple(deferred), moves=tuple(move for _, move in moves)
@@ -92,7 +92,7 @@ def _stops(by_kind: Mapping[Kind, list[Task]], surplus: Mapping[Kind, int], leav
     for kind, count in surplus.items():
         if not count:
             continue
-        tasks = sorted(by_kind[kind], key=lambda task: (task not in makes_room, *first_to_leave(task)))
+        tasks = sorted(by_kind[kind], key=lambda task: (task not in makes_room, *leaving_order(task)))
         for task in tasks[:count]:
             yield Stop(task.job, task.id)
 
@@ -211,7 +211,7 @@ class _Starting:
         requests: Mapping[JobKey, JobRequest],
         held: Mapping[JobKey, Allocation],
         packing: Packing,
-        layout: Layout,
+        targets: TargetNodes,
         *,
         keeps_bundles: bool,
     ) -> None:
@@ -223,7 +223,7 @@ class _Starting:
         self._tasks = snapshot.tasks
         self._requests = requests
         self._packing = packing
-        self._layout = layout
+        self._targets = targets
         self._keeps_bundles = keeps_bundles
         self._waiting: dict[Kind, tuple[int, Blocked]] = {}
         self._waits_whole: dict[JobKey, Blocked] = {}
@@ -231,7 +231,7 @@ class _Starting:
 
     def gather(self, key: JobKey, roles: Sequence[Role], there: Mapping[str, Allocation]) -> bool:
         """Start tasks of a job evenly on as few nodes as hold them, if some do."""
-        if self._layout.names(key):
+        if self._targets.names(key):
             return False
         new = Allocation(roles.count(Role.WORKER), roles.count(Role.PS))
         request = self._requests[key]
@@ -242,7 +242,7 @@ class _Starting:
             return False
         self._begun.add(key)
         for role, node in laid:
-            self._layout.took(node, request.demand(role))
+            self._targets.took(node, request.demand(role))
             self.starts.append(Start(key, role, node, request.demand(role)))
         return True
 
@@ -287,19 +287,19 @@ class _Starting:
 
     def _units(self, key: JobKey, roles: Sequence[Role]) -> Sequence[tuple[Role, ...]]:
         """What goes to one node: single tasks, or bundles where the placement keeps them and no node is named."""
-        if not self._keeps_bundles or self._layout.names(key):
+        if not self._keeps_bundles or self._targets.names(key):
             return [(role,) for role in roles]
         workers, ps = roles.count(Role.WORKER), roles.count(Role.PS)
         alone = Role.WORKER if workers > ps else Role.PS
         return [(Role.WORKER, Role.PS)] * min(workers, ps) + [(alone,)] * abs(workers - ps)
 
     def _find(self, kind: Kind, demand: Resources) -> str | Blocked:
-        node = self._layout.place(kind, demand, self._packing, self._tasks)
+        node = self._targets.place(kind, demand, self._packing, self._tasks)
         if node is not None:
             if isinstance(node, Blocked):
                 self.expecting.add(kind)
             return node
         node = self._packing.place(demand, kind[1])
         if isinstance(node, str):
-            self._layout.took(node, demand)
+            self._targets.took(node, demand)
         return node

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from dl2d.config.settings import Settings
 from dl2d.core.errors import ConfigError
 from dl2d.core.registry import VersionState
-from dl2d.daemon.models.active_version import Incumbent, keep_version
+from dl2d.daemon.models.active_version import ActiveVersion, keep_version
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.store.sql import SqlStore
@@ -46,8 +46,8 @@ class Site:
     def settings(self, **policy: Any) -> Settings:
         return Settings.model_validate({"state_dir": self.folder / "state", "policy": {"name": "dl2", **policy}})
 
-    def incumbent(self, **policy: Any) -> Incumbent:
-        return Incumbent(self.settings(**policy), self.store, lambda: 7.0)
+    def incumbent(self, **policy: Any) -> ActiveVersion:
+        return ActiveVersion(self.settings(**policy), self.store, lambda: 7.0)
 
     def promote(self, checkpoint: Checkpoint) -> Path:
         registry = self.store.registry
@@ -105,7 +105,7 @@ def test_a_bad_configuration_is_refused_by_its_key(site: Site, policy: dict[str,
 def test_learning_needs_a_policy_that_learns(site: Site) -> None:
     settings = Settings.model_validate({"policy": {"name": "drf"}, "learning": {"enabled": True}})
     with pytest.raises(ConfigError, match=r"learning.enabled: policy 'drf' does not learn from a site"):
-        Incumbent(settings, site.store, lambda: 7.0)
+        ActiveVersion(settings, site.store, lambda: 7.0)
 
 
 def test_a_version_that_goes_live_decides_until_it_is_taken_back(site: Site) -> None:
@@ -180,7 +180,7 @@ def test_versions_that_cannot_be_kept_stop_nobody(site: Site, tmp_path: Path) ->
         {"state_dir": tmp_path, "policy": {"name": "dl2"}, "learning": {"folder": tmp_path / "file" / "below"}}
     )
     with capture_logs() as logs:
-        incumbent = Incumbent(settings, site.store, lambda: 7.0)
+        incumbent = ActiveVersion(settings, site.store, lambda: 7.0)
     assert [entry["event"] for entry in logs] == ["the registry of policies cannot be written"]
     assert incumbent.policy.version.startswith(with_checkpoint().checkpoint.digest[:12])
     assert incumbent.refreshed() is None

@@ -164,7 +164,7 @@ def test_one_that_is_killed_is_a_failure_with_the_signal(store: SqlStore) -> Non
 def test_one_that_hangs_is_ended_after_its_time(store: SqlStore, code: str) -> None:
     run = ran(store, code, limit=1.5)
     assert run.state is RunState.STOPPED
-    assert run.note == "it took more than 0.025 minutes; it said last: hangs"
+    assert run.note == "it took more than 0.025 minutes; its last output: hangs"
 
 
 def test_closing_ends_it_and_no_other_is_started(store: SqlStore) -> None:

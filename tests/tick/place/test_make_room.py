@@ -7,7 +7,7 @@ from tick.world import World, nodes
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resources import Resources
-from dl2d.tick.place.make_room import Clearing, Want, clear
+from dl2d.tick.place.make_room import RoomMade, WaitingTask, make_room
 
 A, B, C = (JobKey("test", name, 1) for name in "abc")
 
@@ -16,51 +16,54 @@ def task(job: JobKey, number: int, node: str, state: TaskState = TaskState.CONFI
     return Task(job=job, id=f"worker-{number}", role=Role.WORKER, node=node, demand=Resources.of(demand), state=state)
 
 
-def want(job: JobKey, **demand: float) -> Want:
-    return Want((job, Role.WORKER), Resources.of(demand))
+def want(job: JobKey, **demand: float) -> WaitingTask:
+    return WaitingTask((job, Role.WORKER), Resources.of(demand))
 
 
-def ids(clearing: Clearing) -> tuple[list[str], list[str]]:
-    return [task.id for task in clearing.leaving], [task.id for task, _ in clearing.moving]
+def ids(made: RoomMade) -> tuple[list[str], list[str]]:
+    return [task.id for task in made.leaving], [task.id for task, _ in made.moving]
 
 
 def test_the_task_in_the_way_leaves_not_the_newest() -> None:
     room = {"n1": Resources.of(cpu=2), "n2": Resources()}
     tasks = [task(A, 0, "n1", cpu=2), task(A, 1, "n2", cpu=2), task(A, 2, "n2", cpu=2)]
-    assert ids(clear([want(B, cpu=4)], room, tasks, {(A, Role.WORKER): 1})) == (["worker-0"], [])
+    assert ids(make_room([want(B, cpu=4)], room, tasks, {(A, Role.WORKER): 1})) == (["worker-0"], [])
 
 
 def test_fewest_tasks_leave() -> None:
     room = {"n1": Resources.of(cpu=1), "n2": Resources.of(cpu=1)}
     tasks = [task(A, 0, "n1", cpu=1), task(A, 1, "n1", cpu=1), task(C, 2, "n2", cpu=2)]
-    assert ids(clear([want(B, cpu=3)], room, tasks, {(A, Role.WORKER): 2, (C, Role.WORKER): 1})) == (["worker-2"], [])
+    assert ids(make_room([want(B, cpu=3)], room, tasks, {(A, Role.WORKER): 2, (C, Role.WORKER): 1})) == (
+        ["worker-2"],
+        [],
+    )
 
 
 def test_room_that_is_free_or_on_its_way_needs_no_victim() -> None:
     room = {"n1": Resources.of(cpu=4)}
     tasks = [task(A, 0, "n1", cpu=4)]
-    assert ids(clear([want(B, cpu=4)], room, tasks, {(A, Role.WORKER): 1})) == ([], [])
+    assert ids(make_room([want(B, cpu=4)], room, tasks, {(A, Role.WORKER): 1})) == ([], [])
 
 
 def test_two_that_wait_do_not_count_on_the_same_room() -> None:
     room = {"n1": Resources.of(cpu=4)}
     tasks = [task(A, 0, "n1", cpu=4), task(A, 1, "n1", cpu=4)]
-    assert ids(clear([want(B, cpu=4)] * 2, room, tasks, {(A, Role.WORKER): 2})) == (["worker-1"], [])
+    assert ids(make_room([want(B, cpu=4)] * 2, room, tasks, {(A, Role.WORKER): 2})) == (["worker-1"], [])
 
 
 def test_a_small_task_moves_for_a_large_one() -> None:
     room = {"n1": Resources.of(cpu=6), "n2": Resources.of(cpu=2)}
     tasks = [task(A, 0, "n1", cpu=2)]
-    assert ids(clear([want(B, cpu=8)], room, tasks, {})) == ([], ["worker-0"])
+    assert ids(make_room([want(B, cpu=8)], room, tasks, {})) == ([], ["worker-0"])
 
 
 def test_nothing_moves_where_it_would_not_help() -> None:
     room = {"n1": Resources.of(cpu=5), "n2": Resources.of(cpu=2)}
-    assert ids(clear([want(B, cpu=8)], room, [task(A, 0, "n1", cpu=2)], {})) == ([], [])
+    assert ids(make_room([want(B, cpu=8)], room, [task(A, 0, "n1", cpu=2)], {})) == ([], [])
     full = {"n1": Resources.of(cpu=6), "n2": Resources.of(cpu=1)}
-    assert ids(clear([want(B, cpu=8)], full, [task(A, 0, "n1", cpu=2)], {})) == ([], [])
+    assert ids(make_room([want(B, cpu=8)], full, [task(A, 0, "n1", cpu=2)], {})) == ([], [])
     joining = task(A, 0, "n1", TaskState.GRANTED, cpu=2)
-    assert ids(clear([want(B, cpu=8)], {"n1": Resources.of(cpu=6), "n2": Resources.of(cpu=2)}, [joining], {})) == (
+    assert ids(make_room([want(B, cpu=8)], {"n1": Resources.of(cpu=6), "n2": Resources.of(cpu=2)}, [joining], {})) == (
         [],
         [],
     )
