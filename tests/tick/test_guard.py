@@ -28,6 +28,7 @@ from dl2d.tick.policy_call import Deadline
 
 WHY = Reason(Constraint.SATISFIED, "because")
 BIG = cluster(1, cpu=999, gpu=999)
+NO_HISTORY = ResizeHistory()
 
 
 def a_decision(snapshot: Snapshot, *allocations: tuple[int, int]) -> Decision:
@@ -37,6 +38,13 @@ def a_decision(snapshot: Snapshot, *allocations: tuple[int, int]) -> Decision:
         for job, allocation in zip(snapshot.jobs, allocations, strict=True)
     ]
     return Decision("test", "1", tuple(jobs))
+
+
+def guarded(
+    snapshot: Snapshot, *allocations: tuple[int, int], history: ResizeHistory = NO_HISTORY, **rules: Any
+) -> Any:
+    """Allocations and constraints after the guard."""
+    return outcome(guard(a_decision(snapshot, *allocations), snapshot, GuardRules(**rules), history))
 
 
 def outcome(decision: Decision) -> list[tuple[Allocation, list[Constraint]]]:
@@ -85,10 +93,7 @@ def test_a_limit_counts_all_jobs_of_a_user_and_nobody_elses() -> None:
 
 def test_a_limit_never_breaks_a_floor() -> None:
     snapshot = a_snapshot([a_job(1, min_workers=2)], BIG, held={0: Allocation(4, 2)})
-    rules = GuardRules(per_user=Resources.of(gpu=1))
-    assert outcome(guard(a_decision(snapshot, (4, 2)), snapshot, rules, ResizeHistory())) == [
-        ((2, 2), [Constraint.LIMIT])
-    ]
+    assert guarded(snapshot, (4, 2), per_user=Resources.of(gpu=1)) == [((2, 2), [Constraint.LIMIT])]
 
 
 @pytest.mark.parametrize(
@@ -105,24 +110,19 @@ def test_a_limit_never_breaks_a_floor() -> None:
 )
 def test_cool_downs(wanted, up, down, expected) -> None:
     snapshot = a_snapshot([a_job(1)], BIG, held={0: Allocation(2, 2)})
-    memory = ResizeHistory({snapshot.jobs[0].key: LastResize(up=snapshot.at - 50)})
-    rules = GuardRules(cooldown_up=up, cooldown_down=down)
-    assert outcome(guard(a_decision(snapshot, wanted), snapshot, rules, memory)) == expected
+    history = ResizeHistory({snapshot.jobs[0].key: LastResize(up=snapshot.at - 50)})
+    assert guarded(snapshot, wanted, history=history, cooldown_up=up, cooldown_down=down) == expected
 
 
 def test_churn_is_used_up_in_submit_order() -> None:
     snapshot = a_snapshot([a_job(1), a_job(2), a_job(3)], BIG, held={1: Allocation(1, 1)})
-    rules = GuardRules(churn=5)
-    decision = guard(a_decision(snapshot, (2, 2), (3, 1), (1, 1)), snapshot, rules, ResizeHistory())
     # The first takes 4 of 5 starts; the second wants 2 and keeps what it has; the third has nothing and waits.
-    assert outcome(decision) == [((2, 2), []), ((1, 1), [Constraint.CHURN]), (NOTHING, [Constraint.CHURN])]
+    want = [((2, 2), []), ((1, 1), [Constraint.CHURN]), (NOTHING, [Constraint.CHURN])]
+    assert guarded(snapshot, (2, 2), (3, 1), (1, 1), churn=5) == want
 
 
 def test_a_first_bundle_larger_than_the_whole_budget_is_not_kept_out_for_ever() -> None:
-    snapshot = a_snapshot([a_job(1, min_workers=4)], BIG)
-    assert outcome(guard(a_decision(snapshot, (4, 1)), snapshot, GuardRules(churn=2), ResizeHistory())) == [
-        ((4, 1), [])
-    ]
+    assert guarded(a_snapshot([a_job(1, min_workers=4)], BIG), (4, 1), churn=2) == [((4, 1), [])]
 
 
 def test_a_job_whose_coordinator_is_silent_stays_as_it_is() -> None:
@@ -139,10 +139,10 @@ def test_a_job_whose_coordinator_is_silent_stays_as_it_is() -> None:
 
 def test_what_is_gone_is_forgotten() -> None:
     snapshot = a_snapshot([a_job(1), a_job(2)], BIG)
-    memory = ResizeHistory().after(a_decision(snapshot, (1, 1), (1, 1)), 5.0)
-    assert set(memory.resized) == {job.key for job in snapshot.jobs}
+    history = ResizeHistory().after(a_decision(snapshot, (1, 1), (1, 1)), 5.0)
+    assert set(history.resized) == {job.key for job in snapshot.jobs}
     left = replace(snapshot, jobs=snapshot.jobs[:1])
-    assert set(memory.after(a_decision(left, (1, 1)), 6.0).resized) == {snapshot.jobs[0].key}
+    assert set(history.after(a_decision(left, (1, 1)), 6.0).resized) == {snapshot.jobs[0].key}
 
 
 _rules = st.builds(
@@ -157,12 +157,12 @@ _rules = st.builds(
 @given(snapshots, _rules, st.floats(0, 200), st.booleans())
 def test_what_the_guard_lets_through_is_still_a_decision(snapshot, rules, ago, silent) -> None:
     """And it never adds to what the policy gave a job that can be reached, nor takes below the floor."""
-    memory = ResizeHistory({job.key: LastResize(up=snapshot.at - ago) for job in snapshot.jobs})
+    history = ResizeHistory({job.key: LastResize(up=snapshot.at - ago) for job in snapshot.jobs})
     proposed = ask(Drf(), snapshot)
     keys = {job.key for job in snapshot.jobs} if silent else set()
-    decision = guard(proposed, snapshot, rules, memory, silent=keys)
+    decision = guard(proposed, snapshot, rules, history, silent=keys)
     check(decision, snapshot)
-    assert guard(proposed, snapshot, rules, memory, silent=keys) == decision
+    assert guard(proposed, snapshot, rules, history, silent=keys) == decision
     for before, after in zip(proposed.jobs, decision.jobs, strict=True):
         assert (before.allocation == after.allocation) or after.guarded
         smaller = after.allocation.workers <= before.allocation.workers and after.allocation.ps <= before.allocation.ps

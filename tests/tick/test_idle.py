@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tick.world import GivesNothing, World, nodes
+from tick.world import GivesNothing, nodes
 
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import NOTHING, Allocation
@@ -14,16 +14,9 @@ from dl2d.policies.fifo import Fifo
 from dl2d.tick.context import GuardRules
 
 
-def ready(world: World, **changes: object):
-    key = world.submit(**changes)
-    world.tick(1.0)
-    world.beat()
-    return key
-
-
 def test_jobs_that_wait_beside_room_are_seen_and_after_a_while_the_fallback_starts_them(build) -> None:
     world = build(policy=GivesNothing(), idle_seconds=50.0)
-    keys = [ready(world), ready(world)]
+    keys = [world.ready(), world.ready()]
     report = world.tick(1.0)
     assert (set(report.idle.jobs), report.idle.seconds) == (set(keys), 1.0)  # the first since the tick before
     world.beat()
@@ -44,10 +37,10 @@ def test_jobs_that_wait_beside_room_are_seen_and_after_a_while_the_fallback_star
 
 def test_the_policy_stays_aside_until_another_version_of_it_decides(build) -> None:
     world = build(policy=GivesNothing(), idle_seconds=10.0)
-    ready(world)
+    world.ready()
     world.settle(20)
     assert world.tick(1.0).decision.policy == "fifo"
-    ready(world)
+    world.ready()
     world.settle(2)
     report = world.tick(400.0)
     assert (report.decision.policy, report.set_aside is None) == ("fifo", False)
@@ -74,7 +67,7 @@ def test_the_policy_stays_aside_until_another_version_of_it_decides(build) -> No
 def test_jobs_that_wait_for_a_reason_are_not_idle(build, options, jobs) -> None:
     world = build(idle_seconds=10.0, **options)
     for job in jobs:
-        ready(world, **job)
+        world.ready(**job)
     for _ in range(30):
         world.beat()
         report = world.tick(1.0)
@@ -84,7 +77,7 @@ def test_jobs_that_wait_for_a_reason_are_not_idle(build, options, jobs) -> None:
 
 def test_a_clock_that_is_set_back_does_not_count_as_waiting(build) -> None:
     world = build(policy=GivesNothing(), idle_seconds=10.0)
-    ready(world)
+    world.ready()
     world.tick(1.0)
     world.beat()
     report = world.tick(-500.0)
@@ -93,7 +86,7 @@ def test_a_clock_that_is_set_back_does_not_count_as_waiting(build) -> None:
 
 def test_a_silent_job_is_not_the_policys_fault(build) -> None:
     world = build(policy=GivesNothing(), idle_seconds=10.0)
-    ready(world)
+    world.ready()
     report = world.tick(1000.0)  # its coordinator has not called since
     assert (report.idle.jobs, report.set_aside) == ((), None)
 
@@ -101,7 +94,7 @@ def test_a_silent_job_is_not_the_policys_fault(build) -> None:
 def test_metrics_say_that_the_policy_is_set_aside(build) -> None:
     world = build(policy=GivesNothing(), idle_seconds=5.0)
     health = Health(lambda: world.now)
-    key = ready(world)
+    key = world.ready()
     for _ in range(8):
         world.beat()
         health.completed(world.tick(1.0))

@@ -9,7 +9,7 @@ from tick.world import World, nodes
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.decision import Constraint
-from dl2d.core.jobs import NOTHING, Allocation, Architecture, Job, JobKey, JobState, Owner, Role
+from dl2d.core.jobs import NOTHING, Allocation, Architecture, JobKey, JobState, Owner, Role
 from dl2d.core.mode import Mode
 from dl2d.core.resource_manager import RmJobState, StaticJob
 from dl2d.core.resources import Resources
@@ -21,10 +21,8 @@ HOUR = 3600
 
 
 @pytest.fixture(params=[Mode.OBSERVE, Mode.SHADOW])
-def world(request: pytest.FixtureRequest):
-    world = World(mode=request.param)
-    yield world
-    world.close()
+def world(build, request: pytest.FixtureRequest) -> World:
+    return build(mode=request.param)
 
 
 def a_static(*places: str, workers: int = 3, ps: int = 0, started: float = 0.0, hours: float = 24) -> StaticJob:
@@ -40,12 +38,6 @@ def seen(world: World, handle: str, state: RmJobState, static: StaticJob, reason
     return JobKey("test", handle, submitted)
 
 
-def job_of(world: World, key: JobKey) -> Job:
-    job = world.store.job(key)
-    assert job is not None
-    return job
-
-
 def nothing_was_done(world: World) -> bool:
     return world.manager.submitted == [] and world.manager.stopped == []
 
@@ -58,7 +50,7 @@ def test_a_users_job_is_recorded_from_waiting_to_its_end(world: World) -> None:
     assert entry.reason.constraint is Constraint.OBSERVED
     assert entry.reason.text == "observed: memory 1 gave nothing yet: Resources"
     assert (report.decision.policy, report.decision.policy_version) == ("observed", "memory 1")
-    job = job_of(world, key)
+    job = world.job(key)
     assert (job.state, job.static, job.owner, job.request.model) == (JobState.READY, True, EVE, "bert")
 
     seen(world, "7", R.RUNNING, a_static("n1", "n1", "n2", started=world.now + 4))
@@ -73,18 +65,18 @@ def test_a_users_job_is_recorded_from_waiting_to_its_end(world: World) -> None:
         (Role.WORKER, "n2", TaskState.CONFIRMED, "7"),
     ]
     assert {node.name: node.used.get("gpu") for node in report.snapshot.nodes} == {"n1": 2, "n2": 1, "n3": 0, "n4": 0}
-    assert job_of(world, key).started_at == world.now - 6
+    assert world.job(key).started_at == world.now - 6
     assert not world.tick().decided
 
     world.now += 2 * HOUR
     (shown,) = world.tick().snapshot.jobs
-    assert shown.progress.epoch == pytest.approx((world.now - job_of(world, key).started_at) / HOUR)
+    assert shown.progress.epoch == pytest.approx((world.now - world.job(key).started_at) / HOUR)
     assert (shown.request.epochs, shown.progress.samples_per_second, shown.progress.loss) == (24, None, None)
 
     world.manager.end("7", R.DONE)
     report = world.tick()
     assert report.decision.jobs == ()
-    job = job_of(world, key)
+    job = world.job(key)
     assert (job.state, job.end_reason, job.ended_at) == (JobState.FINISHED, "done", world.now)
     assert world.store.tasks(live=True) == ()
     assert {task.state for task in world.store.tasks(live=False, job=key)} == {TaskState.RELEASED}
@@ -100,7 +92,7 @@ def test_how_it_ended(world: World, state: RmJobState, ends: JobState) -> None:
     world.tick()
     world.manager.end("7", state, "so it was")
     world.tick()
-    job = job_of(world, key)
+    job = world.job(key)
     assert (job.state, job.end_reason) == (ends, "so it was")
 
 
@@ -109,7 +101,7 @@ def test_one_that_is_not_listed_any_more_is_lost(world: World) -> None:
     world.tick()
     world.manager.forget(["7"])
     world.tick(60)
-    assert job_of(world, key).state is JobState.LOST
+    assert world.job(key).state is JobState.LOST
     assert world.store.tasks(live=True) == ()
 
 
@@ -118,8 +110,8 @@ def test_a_number_that_is_given_again_is_another_job(world: World) -> None:
     world.tick()
     world.manager.set_static("7", a_static("n3", workers=1), R.RUNNING, submitted=999_500)
     world.tick()
-    assert job_of(world, key).state is JobState.LOST
-    assert job_of(world, key).end_reason == "was requeued, or its number was given again"
+    assert world.job(key).state is JobState.LOST
+    assert world.job(key).end_reason == "was requeued, or its number was given again"
     assert world.has(key) == NOTHING
     assert world.has(JobKey("test", "7", 999_500)) == Allocation(1, 0)
 
@@ -135,12 +127,12 @@ def test_a_job_that_the_scheduler_changes_is_followed(world: World) -> None:
     seen(world, "7", R.PENDING, a_static(workers=2), "requeued")
     world.tick()
     assert world.has(key) == NOTHING
-    assert job_of(world, key).state is JobState.RUNNING
+    assert world.job(key).state is JobState.RUNNING
     assert nothing_was_done(world)
 
 
 def test_what_it_would_have_asked_for(world: World) -> None:
-    plain = job_of(world, _ticked(world, seen(world, "7", R.PENDING, a_static(hours=36)))).request
+    plain = world.job(_ticked(world, seen(world, "7", R.PENDING, a_static(hours=36)))).request
     assert (plain.architecture, plain.min_workers, plain.max_workers, plain.max_ps) == (
         Architecture.ALLREDUCE,
         1,
@@ -148,7 +140,7 @@ def test_what_it_would_have_asked_for(world: World) -> None:
         0,
     )
     assert (plain.epochs, plain.steps_per_epoch, plain.samples_per_epoch) == (36, 3600, None)
-    served = job_of(world, _ticked(world, seen(world, "8", R.PENDING, a_static(workers=20, ps=2)))).request
+    served = world.job(_ticked(world, seen(world, "8", R.PENDING, a_static(workers=20, ps=2)))).request
     assert (served.architecture, served.max_workers, served.min_ps, served.max_ps) == (Architecture.PS, 20, 1, 16)
     assert served.ps == served.worker == Resources.of(cpu=2, gpu=1)
 
@@ -204,8 +196,8 @@ def test_elastic_jobs_go_on_as_they_are(world: World) -> None:
     assert (len(world.manager.submitted), world.manager.stopped) == (started, stopped)
 
 
-def test_in_live_mode_they_are_what_others_hold() -> None:
-    world = World(cluster_nodes=nodes(1, cpu=9, gpu=4), mode=Mode.OBSERVE)
+def test_in_live_mode_they_are_what_others_hold(build) -> None:
+    world = build(cluster_nodes=nodes(1, cpu=9, gpu=4), mode=Mode.OBSERVE)
     key = seen(world, "7", R.RUNNING, a_static("n1", "n1", workers=2))
     world.tick()
     world.mode = Mode.LIVE
@@ -221,13 +213,12 @@ def test_in_live_mode_they_are_what_others_hold() -> None:
     world.manager.end("7", R.DONE)
     world.tick(400)
     world.settle()
-    assert job_of(world, key).state is JobState.FINISHED
+    assert world.job(key).state is JobState.FINISHED
     assert world.has(ours) == Allocation(3, 1)
-    world.close()
 
 
-def test_shadow_decides_for_them_as_if_they_were_elastic() -> None:
-    world = World(mode=Mode.SHADOW, policy=Fifo())
+def test_shadow_decides_for_them_as_if_they_were_elastic(build) -> None:
+    world = build(mode=Mode.SHADOW, policy=Fifo())
     key = seen(world, "7", R.RUNNING, a_static("n1", "n1", "n2"))
     waiting = seen(world, "8", R.PENDING, a_static(workers=6))
     world.tick()
@@ -240,4 +231,3 @@ def test_shadow_decides_for_them_as_if_they_were_elastic() -> None:
     assert {entry.previous for entry in slot.shadow.jobs if entry.job == key} == {Allocation(3, 0)}
     assert slot.plan.starts == slot.plan.stops == ()
     assert nothing_was_done(world)
-    world.close()

@@ -100,6 +100,18 @@ class World:
         self.store.add_job(Job(key=key, request=request(**changes), owner=OWNER, launch=LAUNCH))
         return key
 
+    def ready(self, **changes: object) -> JobKey:
+        """A job whose coordinator has called."""
+        key = self.submit(**changes)
+        self.tick(1.0)
+        self.beat()
+        return key
+
+    def job(self, key: JobKey) -> Job:
+        job = self.store.job(key)
+        assert job is not None
+        return job
+
     def tick(self, seconds: float = 10.0) -> Report:
         self.now += seconds
         self.state, report = tick(self.context(), self.state)

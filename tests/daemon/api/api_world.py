@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +21,7 @@ from dl2d.daemon.api.services import ManagerAccess, Services
 from dl2d.daemon.health import Health
 from dl2d.tick.task_specs import Credentials
 
+JSON = {"Content-Type": "application/json"}
 RULES = RequestRules(frozenset({"resnet-50", "vgg-16"}), 16, 16)
 REQUEST = {"model": "resnet-50", "epochs": 3, "samples_per_epoch": 100, "worker": {"cpu": 2}}
 SECRET_OF_THE_USER = "hunter2-in-the-environment"
@@ -73,7 +77,23 @@ class ApiWorld(World):
         super().close()
 
     def post(self, path: str, body: object, credential: str = "") -> httpx2.Response:
-        return self.client.post(path, json=body, headers={"Authorization": f"Bearer {credential}".strip()})
+        """Post a body: bytes as they are, anything else as JSON (which may hold half a surrogate pair)."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        shown = f"Bearer {credential}".strip().encode()
+        return self.client.post(path, content=content, headers={"Authorization": shown, **JSON})
+
+    def post_beat(self, job: JobKey, body: object) -> httpx2.Response:
+        return self.post(f"/v1/jobs/{job.slug}/heartbeat", body, self.credentials.for_job(job))
+
+    def cancel(self, name: str, credential: str | None = None) -> httpx2.Response:
+        shown = self.credentials.for_submission() if credential is None else credential
+        return self.client.delete(f"/v1/jobs/{name}", headers={"Authorization": f"Bearer {shown}"})
+
+    def at_once(self, count: int, call: Callable[[], httpx2.Response]) -> Callable[[], list[httpx2.Response]]:
+        """Begin so many calls in threads; the result waits for their answers."""
+        with_answers = ThreadPoolExecutor(count)
+        futures = [with_answers.submit(call) for _ in range(count)]
+        return lambda: [future.result() for future in futures]
 
     def heartbeat(self, job: JobKey, credential: str | None = None, **said: Any) -> httpx2.Response:
         body = {"address": "host:1", "state": "waiting", **said}
