@@ -1,4 +1,4 @@
-"""Plug-ins by entry point: resource managers, policies, placements. A broken one is reported and passed over."""
+"""Plug-ins by entry point: resource managers, policies, placements. A broken one is logged and skipped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NUMBERS = ("float", "int", "bool")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What a policy is made with, as far as it takes it; by default with nothing."""
+    """Arguments of a policy's factory; it gets those that it takes."""
 
     #: What was learned; None for what comes with the policy.
     checkpoint: Checkpoint | None = None
@@ -65,7 +65,7 @@ def load_policy(name: str, key: str = "policy.name", given: Given | None = None)
 
 
 def takes_checkpoint(name: str) -> bool:
-    """Whether a policy is one that learns: one whose factory takes a checkpoint. Not, where there is no such policy."""
+    """Whether a policy learns: its factory takes a checkpoint. False where there is no such policy."""
     found = available(POLICIES)
     return name in found and "checkpoint" in _parameters(found[name])
 
@@ -91,7 +91,7 @@ def _made(factory: Callable[..., Any], name: str, key: str, arguments: Mapping[s
 
 
 def _arguments(factory: Callable[..., Any], name: str, given: Given) -> dict[str, object]:
-    """What a factory is called with, checked against what it takes."""
+    """Arguments for a factory, checked against its parameters."""
     parameters = _parameters(factory)
     arguments: dict[str, object] = {}
     if given.checkpoint is not None:
@@ -115,7 +115,7 @@ def _arguments(factory: Callable[..., Any], name: str, given: Given) -> dict[str
 
 
 def _parameters(factory: Callable[..., Any]) -> dict[str, str]:
-    """What a factory takes by keyword, and the kind of it as its annotation says, None aside."""
+    """Keyword parameters of a factory with the names of their types, without None."""
     try:
         found = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # some callables written in C

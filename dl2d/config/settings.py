@@ -45,7 +45,7 @@ class StoreSettings(_Section):
 
 
 class PolicySettings(_Section):
-    """Which policy decides, and which one when it fails."""
+    """The policy, and the fallback for when it fails."""
 
     name: str = "dl2"
     checkpoint: Path | None = None
@@ -61,7 +61,7 @@ class PolicySettings(_Section):
 
 
 class ScheduleSettings(_Section):
-    """How often dl2d looks, and how long a decision stands."""
+    """How often dl2d ticks, and how long a decision is in force."""
 
     poll_seconds: float = Field(default=15.0, gt=0, le=3600)
     slot_seconds: float = Field(default=300.0, gt=0, le=86_400)
@@ -69,7 +69,7 @@ class ScheduleSettings(_Section):
 
 
 class ApiSettings(_Section):
-    """The job API, to which coordinators and the command line speak."""
+    """The HTTP API for coordinators and the command line."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8910, ge=0, le=65_535)
@@ -86,7 +86,7 @@ class ApiSettings(_Section):
 
 
 class JobSettings(_Section):
-    """What jobs may ask for, and how patient dl2d is with them."""
+    """What jobs may request, and how long dl2d waits for them."""
 
     models: tuple[str, ...] = KNOWN_MODELS
     max_workers: int = Field(default=16, ge=1, le=MAX_TASKS)
@@ -151,7 +151,7 @@ class LearningSettings(_Section):
 
 
 class ResourceManagerSettings(_Section):
-    """Which resource manager, and what it is told; each plug-in checks its own part."""
+    """The resource manager and its settings; each plug-in checks its own."""
 
     name: str = "local"
     local: dict[str, Any] = Field(default_factory=dict)
@@ -175,7 +175,7 @@ class ResourceManagerSettings(_Section):
 
 
 class LogSettings(_Section):
-    """How the log looks."""
+    """Format and level of the log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "console", "json"] = "auto"

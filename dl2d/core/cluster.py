@@ -1,4 +1,4 @@
-"""The cluster as seen: nodes, tasks, and the snapshot that a policy decides on.
+"""The observed cluster: nodes, tasks, and the snapshot on which a policy decides.
 
 Records of which a tick makes very many are msgspec structs, here and elsewhere in the core: ten times faster to make
 than dataclasses, and as nothing in them can form a cycle, the garbage collector need not look at them.
@@ -26,7 +26,7 @@ class NodeState(enum.StrEnum):
 
 
 class Node(msgspec.Struct, frozen=True, gc=False):
-    """A machine. ``used`` is what everybody on it holds, our tasks included, as the resource manager counts it."""
+    """A machine. ``used`` counts all jobs on it, dl2d's tasks included, as the resource manager does."""
 
     name: str
     capacity: Resources
@@ -61,7 +61,7 @@ class TaskState(enum.StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether the resource manager has nothing of it any more."""
+        """Whether it holds nothing in the resource manager any more."""
         return self in (TaskState.RELEASED, TaskState.FAILED)
 
     @property
@@ -90,12 +90,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     asked_at: float = 0.0
     #: When the present state began, seconds since 1970.
     since: float = 0.0
-    #: Last word about it: why it failed, what the manager waits for.
+    #: Why it failed, or what the manager waits for.
     note: str = ""
 
     @property
     def tag(self) -> str:
-        """How the task is marked in the resource manager, to be found again."""
+        """Tag by which the task is found again in the resource manager."""
         return task_tag(self.job, self.id)
 
     @property
@@ -105,12 +105,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def task_tag(job: JobKey, task: str) -> str:
-    """Mark of a task in the resource manager: ``dl2:<job slug>:<task id>``."""
+    """Tag of a task in the resource manager: ``dl2:<job slug>:<task id>``."""
     return f"dl2:{job.slug}:{task}"
 
 
 def parse_tag(tag: str) -> tuple[JobKey, str] | None:
-    """Job and task id of a mark, or None where the text is not one of ours."""
+    """Job and task id of a tag, or None where the text is not one of dl2d."""
     prefix, _, rest = tag.partition(":")
     slug, colon, task = rest.partition(":")
     if prefix != "dl2" or not colon or not task:
@@ -146,7 +146,7 @@ class Snapshot:
 
     @property
     def capacity(self) -> Resources:
-        """All that the nodes which take tasks have, whoever uses it."""
+        """Total capacity of the nodes that take tasks."""
         # Most nodes are alike.
         up = NodeState.UP
         alike = Counter([node.capacity for node in self.nodes if node.state is up])

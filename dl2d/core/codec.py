@@ -1,4 +1,4 @@
-"""Records to canonical JSON and back: what the store keeps and what the inputs hash is made of."""
+"""Canonical JSON of records, for the store and for the hash of a decision's inputs."""
 
 from __future__ import annotations
 

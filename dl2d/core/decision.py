@@ -1,4 +1,4 @@
-"""What a policy answers: an allocation for each job, and why."""
+"""Decision of a policy: an allocation for each job, with reasons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dl2d.core.resources import Shortfall
 
 
 class Constraint(enum.StrEnum):
-    """What kept a job from getting more than it got."""
+    """The constraint that kept a job from a larger allocation."""
 
     #: It has all it asked for.
     SATISFIED = "satisfied"

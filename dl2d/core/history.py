@@ -1,4 +1,4 @@
-"""What a site recorded in some days: all that a simulator of it can be made from."""
+"""Recorded history of a site, from which a simulation of it is made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dl2d.core.store import RuntimePlan
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """The cluster as it was seen at one moment, seconds since 1970."""
+    """The cluster at one moment."""
 
     at: float
     #: ``used`` is what others held, without dl2d's own tasks.
@@ -43,7 +43,7 @@ class History:
 
 
 class RecordingStore(SiteStore, Protocol):
-    """A store that can tell its history."""
+    """A store that can return its history."""
 
     def history(self, begin: float, end: float) -> History:
         """What was recorded in that time."""

@@ -1,4 +1,4 @@
-"""Elastic jobs: who they are, what they ask for, how far they are."""
+"""Elastic jobs: identity, request, owner, state and progress."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ NOTHING = Allocation(0, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """What a user asks for; see ``dl2d.core.request`` for the keys, defaults and checks."""
+    """What a user requests; see ``dl2d.core.request`` for the keys, defaults and checks."""
 
     #: Name for people; not unique.
     name: str
@@ -164,7 +164,7 @@ class Launch(msgspec.Struct, frozen=True, gc=False):
 
 
 class JobState(enum.StrEnum):
-    """Where a job is in its life.
+    """State of a job.
 
     ``submitted``: known, its coordinator has not called yet. ``ready``: its coordinator runs and waits for tasks.
     ``running``: it trains. The rest are ends: ``finished`` did all epochs, ``failed`` ended by itself without,
@@ -195,7 +195,7 @@ _ENDED = frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELLED, JobS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What a job's coordinator last said of it."""
+    """Progress of a job as its coordinator reported it last."""
 
     #: When it said so, seconds since 1970; 0 for never.
     at: float = 0.0
@@ -246,7 +246,7 @@ class Job:
 
     @property
     def unreported(self) -> bool:
-        """Whether nobody says how far it is; then its epochs are hours, declared ones those of its time limit."""
+        """Whether no coordinator reports its progress; its epochs are hours then, declared ones its time limit."""
         return self.static and not self.address
 
     def progress_at(self, at: float) -> Progress:

@@ -21,7 +21,7 @@ class Mode(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModeChange:
-    """The daemon came into another mode."""
+    """A change of the daemon's mode."""
 
     #: Seconds since 1970.
     at: float

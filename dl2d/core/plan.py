@@ -1,4 +1,4 @@
-"""From a decision to single starts and stops, and what came of them."""
+"""Plan of a tick: single starts and stops of tasks, and their outcome."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Move:
 
 
 class Deferred(msgspec.Struct, frozen=True, gc=False):
-    """Tasks that were decided on but have no room yet; the next tick tries again."""
+    """Tasks that were decided on but do not fit yet; the next tick tries again."""
 
     job: JobKey
     role: Role
@@ -48,7 +48,7 @@ class Deferred(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All starts and stops of a tick. Starts use only room that the resource manager says is free now."""
+    """All starts and stops of a tick. Starts use only resources that the resource manager reports as free."""
 
     #: The replacements of ``moves`` are among them.
     starts: tuple[Start, ...] = ()
@@ -59,7 +59,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Something that the resource manager would not do."""
+    """A request that the resource manager refused or did not answer."""
 
     job: JobKey
     what: str
@@ -68,7 +68,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a plan."""
+    """Outcome of a plan."""
 
     started: tuple[str, ...] = ()
     draining: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from dl2d.core.packing import Packing
 
 
 class Evidence(enum.StrEnum):
-    """What a policy may ask to find in its snapshots beyond nodes, jobs and tasks: it is looked up for no other."""
+    """Measurements that a policy may need in its snapshots; they are read only for policies that do."""
 
     #: ``Snapshot.speeds``.
     SPEEDS = "speeds"

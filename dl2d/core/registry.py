@@ -1,4 +1,4 @@
-"""The registry of learned policies: which versions there are, which one decides, and how that came about."""
+"""Registry of learned policies: versions, the live one, changes of state, trials and runs of the learner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dl2d.core.store import Store
 
 
 class VersionState(enum.StrEnum):
-    """What has become of a version. At most one of a policy is ``live``: the one that decides."""
+    """State of a version. At most one of a policy is ``live``: the one that decides."""
 
     CANDIDATE = "candidate"
     LIVE = "live"
@@ -29,7 +29,7 @@ class Version:
     digest: str
     #: Folder of the checkpoint, an absolute path.
     folder: str
-    #: Where it came from, in words for people.
+    #: Where it came from, as a text for people.
     origin: str
     #: When it was registered, seconds since 1970.
     at: float
@@ -46,7 +46,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionChange:
-    """A version came to another state, or something was to be said of it: then both states are the same."""
+    """A change of a version's state, or a remark on it: then both states are the same."""
 
     at: float
     policy: str
@@ -73,7 +73,7 @@ class TrialCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A candidate at the gate, beside the version that decides."""
+    """Result of comparing a candidate with the live version."""
 
     at: float
     policy: str
@@ -88,19 +88,19 @@ class Trial:
     low: float | None
     high: float | None
     passed: bool
-    #: The verdict in words.
+    #: Why it passed or failed.
     reason: str
 
 
 class RunState(enum.StrEnum):
-    """How a run of the learner ended, or that it has not."""
+    """State of a run of the learner."""
 
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
     #: Ended by the daemon: it took too long, or the daemon itself ended.
     STOPPED = "stopped"
-    #: The daemon ended without a word while it ran.
+    #: The daemon crashed while it ran.
     LOST = "lost"
 
 
@@ -113,15 +113,15 @@ class LearningRun:
     started_at: float
     ended_at: float | None = None
     state: RunState = RunState.RUNNING
-    #: What it said last, or what ended it.
+    #: Its last output, or why it was ended.
     note: str = ""
 
 
 class Registry(Protocol):
-    """What is kept of learned policies. Every method may raise ``StoreUnavailable``; then nothing of it was kept."""
+    """Contract of the registry. Every method may raise ``StoreUnavailable``; then nothing was written."""
 
     def add_version(self, version: Version) -> Version:
-        """Keep a new candidate, whatever state it says; one whose digest is known already is given back as it is."""
+        """Add a candidate, whatever its state says; one whose digest is known is returned as it is."""
         ...
 
     def versions(self, policy: str | None = None) -> tuple[Version, ...]:
@@ -141,11 +141,11 @@ class Registry(Protocol):
         ...
 
     def roll_back(self, policy: str, *, at: float, by: str, reason: str) -> Version:
-        """Have the version decide that the live one replaced when it was promoted. Raises ``RegistryError`` if none."""
+        """Make live the version that the present one replaced. Raises ``RegistryError`` where there is none."""
         ...
 
     def remark(self, policy: str, digest: str, *, at: float, by: str, text: str) -> None:
-        """Keep a word about a version among its changes; its state stays. Nothing where there is no such version."""
+        """Add a remark to a version's changes; its state stays. Does nothing where there is no such version."""
         ...
 
     def changes(self, policy: str | None = None, *, limit: int = 100) -> tuple[VersionChange, ...]:
@@ -153,28 +153,28 @@ class Registry(Protocol):
         ...
 
     def add_trial(self, trial: Trial) -> None:
-        """Keep what came of a comparison."""
+        """Add a trial."""
         ...
 
     def trials(self, policy: str | None = None, *, limit: int = 100) -> tuple[Trial, ...]:
-        """Comparisons, newest first."""
+        """Trials, newest first."""
         ...
 
     def begin_run(self, policy: str, at: float) -> LearningRun:
-        """Keep that a learner was started. Earlier ones that were said to run count as lost: there is one at a time."""
+        """Add a run of the learner. Earlier ones that have not ended count as lost: only one runs at a time."""
         ...
 
     def end_run(self, number: int, state: RunState, note: str, at: float) -> None:
-        """Keep how a learner ended; one that has ended stays as it is."""
+        """Record how a run ended; one that has ended is not changed."""
         ...
 
     def runs(self, *, limit: int = 100) -> tuple[LearningRun, ...]:
-        """Learners, newest first."""
+        """Runs of the learner, newest first."""
         ...
 
 
 class SiteStore(Store, Protocol):
-    """A store with a registry: that of a site."""
+    """The store of a site, with its registry of policies."""
 
     @property
     def registry(self) -> Registry:
@@ -182,7 +182,7 @@ class SiteStore(Store, Protocol):
         ...
 
     def enter_mode(self, mode: Mode, *, at: float, by: str, reason: str) -> ModeChange | None:
-        """Keep that the daemon is in a mode from now on; None where it was before, and nothing is kept."""
+        """Record the daemon's mode; returns the change, None where it was in this mode before."""
         ...
 
     def mode_changes(self, *, limit: int = 100) -> tuple[ModeChange, ...]:

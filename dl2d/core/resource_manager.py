@@ -35,12 +35,12 @@ class RmJobState(enum.StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether it holds no room any more and will not run again."""
+        """Whether it holds no resources any more and will not run again."""
         return self in (RmJobState.DONE, RmJobState.FAILED, RmJobState.CANCELLED, RmJobState.LOST)
 
 
 class StaticJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a manager can say of a job that trains and is none of ours: its size was fixed when it was submitted."""
+    """A training job that is not dl2d's, of a size that was fixed when it was submitted."""
 
     name: str
     #: Type of the model, as the site's rules have it.
@@ -59,11 +59,11 @@ class StaticJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A job, container or process as the resource manager has it."""
+    """A job, container or process in the resource manager."""
 
     handle: str
     state: RmJobState
-    #: Our mark (``dl2d.core.cluster.task_tag``), or "" on jobs that are not tasks of ours.
+    #: dl2d's tag (``dl2d.core.cluster.task_tag``), or "" on jobs that are not dl2d's tasks.
     tag: str = ""
     user: str = ""
     node: str = ""
@@ -71,13 +71,13 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: str = ""
     #: Seconds since 1970; 0 where the manager does not say.
     submitted: int = 0
-    #: Of a job of somebody else's that trains, where the manager was told how to know such; None for all others.
+    #: Of another's training job, where the site's rules recognise it; else None.
     static: StaticJob | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RmSnapshot:
-    """Everything that a resource manager says in one batched query."""
+    """Answer of a resource manager to one batched query."""
 
     at: float
     nodes: tuple[Node, ...]
@@ -163,5 +163,5 @@ class ResourceManager(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections and helpers; running tasks go on."""
+        """Close connections and helper processes; running tasks go on."""
         ...

@@ -1,4 +1,4 @@
-"""The contract of the store: everything that dl2d saw and decided, so that it can be asked and replayed.
+"""Contract of the store, which keeps everything that dl2d observed and decided.
 
 Writes are atomic and durable when the call returns. Jobs and tasks only move forward through their states, so the
 tick and the job API may both write: whoever comes second with an older state changes nothing.
@@ -21,7 +21,7 @@ from dl2d.core.plan import Outcome, Plan, Start
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One asking of the policy, with all that is needed to recompute the answer bit for bit."""
+    """A scheduling interval, with everything that is needed to recompute its decision bit for bit."""
 
     number: int
     #: Seconds since 1970.
@@ -133,10 +133,10 @@ class RuntimePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReport:
-    """What a job's coordinator said last of one of its tasks."""
+    """Last report of a job's coordinator on one of its tasks."""
 
     task: str
-    #: Seconds since 1970, when it said so.
+    #: Seconds since 1970.
     at: float
     #: Processor time since the task began, and share of one core in the last interval.
     cpu_seconds: float | None = None
@@ -154,7 +154,7 @@ class TaskReport:
     #: Why its process ended (``out-of-memory``), empty while it runs; and how in words, if not as it should.
     cause: str = ""
     how: str = ""
-    #: How many times as long as others it takes for the same work; None unless that is much. And in words.
+    #: How many times as long as others it takes for the same work; None unless it is a straggler. And why.
     slowdown: float | None = None
     slowdown_reason: str = ""
 
@@ -205,7 +205,7 @@ class TaskChange(msgspec.Struct, frozen=True, gc=False):
 
 
 class Store(Protocol):
-    """What dl2d keeps. Every method may raise ``StoreUnavailable``; then nothing of the call was kept."""
+    """The store. Every method may raise ``StoreUnavailable``; then nothing of the call was kept."""
 
     def acquire(self, holder: str) -> None:
         """Become the only daemon on this store until ``close``, also across a crash of this process.
@@ -251,12 +251,12 @@ class Store(Protocol):
     def report_progress(self, key: JobKey, progress: Progress, tasks: Sequence[TaskReport] = ()) -> None:
         """Set the job's progress, and add it to its series (thinned to the store's ``progress_seconds``).
 
-        ``tasks`` take the place of what was said of them before.
+        ``tasks`` replace the last reports on them.
         """
         ...
 
     def task_reports(self, key: JobKey) -> tuple[TaskReport, ...]:
-        """The last that was said of each task, by role and number."""
+        """The last report on each task, by role and number."""
         ...
 
     def series(self, key: JobKey) -> tuple[Progress, ...]:
@@ -264,7 +264,7 @@ class Store(Protocol):
         ...
 
     def speeds(self, kinds: Collection[TrainingKind], *, others: int = 0) -> tuple[MeasuredSpeeds, ...]:
-        """What was measured of these kinds so far, sorted by kind; those of which nothing was measured are left out.
+        """Measured speeds of these kinds, sorted by kind; kinds without measurements are left out.
 
         And of as many as ``others`` other kinds: those that were measured last, of equals the first in order.
 
@@ -275,14 +275,14 @@ class Store(Protocol):
         ...
 
     def job_speeds(self, jobs: Collection[JobKey]) -> tuple[JobSpeeds, ...]:
-        """What each of these jobs showed by itself, sorted by key; those of which nothing was measured are left out.
+        """Measured speeds of each of these jobs, sorted by key; jobs without measurements are left out.
 
         The mean of the last ``MAX_MEASUREMENTS`` reports in the job's series at each size, speed 0 included.
         """
         ...
 
     def losses(self, jobs: Collection[JobKey]) -> tuple[MeasuredLoss, ...]:
-        """How the losses of these jobs fell, sorted by key; those that never reported one are left out."""
+        """Losses of these jobs, sorted by key; jobs that never reported one are left out."""
         ...
 
     # Tasks and resizes

@@ -69,7 +69,7 @@ def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> Loc
 
 
 class LocalManager:
-    """Implements ``dl2d.core.resource_manager.ResourceManager``; what it promises is written there."""
+    """Implements ``dl2d.core.resource_manager.ResourceManager``."""
 
     def __init__(self, settings: LocalSettings, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -215,7 +215,7 @@ class LocalManager:
         return ended
 
     def _kill_unkept(self, handle: str) -> bool:
-        """Kill what a vanished keeper left; whether anything was found. Only what carries the handle is touched."""
+        """Kill processes of a keeper that is gone, by their handle; returns whether there were any."""
         found = False
         for process in psutil.process_iter():
             # Foreign and ended processes have nothing to show.
@@ -357,7 +357,7 @@ class LocalManager:
     # Stopping
 
     def _resume_stops(self) -> None:
-        """Repeat to keepers what a daemon that was killed may not have got to tell them."""
+        """Repeat orders to keepers that a daemon may not have sent before it was killed."""
         for record in self._records.all():
             if record.ended is None and record.boot == self._boot and self._records.stop_path(record.handle).exists():
                 self._tell_keeper(record)

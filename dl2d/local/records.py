@@ -1,4 +1,4 @@
-"""What is kept of each task on disk, and how it is read back."""
+"""Records of tasks on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading what a site recorded in some days."""
+"""Reads the recorded history of a site."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class _Reported:
 
 
 class JobRow(_Reported, Base):
-    """A job, and the last that its coordinator said."""
+    """A job, and the last report of its coordinator."""
 
     __tablename__ = "jobs"
     __table_args__ = (Index(None, "state"), Index(None, "submitted"), Index(None, "id"), Index(None, "name"))

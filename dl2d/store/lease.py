@@ -43,7 +43,7 @@ class Lease(Protocol):
         ...
 
     def check(self) -> None:
-        """Take it again if it was lost without our doing; ``AlreadyRunning`` if another was quicker."""
+        """Take it again if it was lost; ``AlreadyRunning`` if another process has it."""
         ...
 
     def release(self) -> None:
@@ -97,7 +97,7 @@ class FileLease:
         self._descriptor = descriptor
 
     def check(self) -> None:
-        """The kernel takes the lock from nobody alive."""
+        """The kernel releases the lock only when the process ends."""
 
     def release(self) -> None:
         """Give the lock back."""
@@ -123,7 +123,7 @@ class ServerLease:
         self._doubtful = threading.Event()
 
     def doubt(self) -> None:
-        """Look before the next write whether the lock is still ours."""
+        """Check before the next write that the lock is still held."""
         self._doubtful.set()
 
     def take(self, holder: str) -> None:  # noqa: ARG002 (the holder's row is written by the store)
@@ -134,7 +134,7 @@ class ServerLease:
                 self._doubtful.clear()
 
     def check(self) -> None:
-        """Look whether the connection still lives, where there is doubt."""
+        """Check that the connection is still open, where that is not sure."""
         if not self._doubtful.is_set():
             return
         with self._one:

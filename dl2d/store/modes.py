@@ -12,7 +12,7 @@ from dl2d.store.mapping import NUMBER, Base, Choice, FreeText, Mapping, columns,
 
 
 class ModeChangeRow(Base):
-    """The daemon came into another mode."""
+    """A change of the daemon's mode."""
 
     __tablename__ = "mode_changes"
 

@@ -48,7 +48,7 @@ class PolicyVersionRow(Base):
 
 
 class PolicyChangeRow(Base):
-    """A version came to another state."""
+    """A change of a version's state."""
 
     __tablename__ = "policy_changes"
     __table_args__ = (Index(None, "version"),)
@@ -67,7 +67,7 @@ class PolicyChangeRow(Base):
 
 
 class PolicyTrialRow(Base):
-    """A candidate at the gate, beside the version that decided then."""
+    """Result of comparing a candidate with the version that was live then."""
 
     __tablename__ = "policy_trials"
 
@@ -88,7 +88,7 @@ class PolicyTrialRow(Base):
 
 
 class LearningRunRow(Base):
-    """A learner that the daemon started."""
+    """A run of the learner."""
 
     __tablename__ = "learning_runs"
 
@@ -255,7 +255,7 @@ def _live(policy: str) -> Select[Any]:
 
 
 def _lock(connection: Connection, policy: str) -> None:
-    """Two who promote at once do so one after the other; what is read after this is what the first one left."""
+    """Serialize changes of a policy's versions: what is read after this is what an earlier change left."""
     query = select(PolicyVersionRow.number).where(PolicyVersionRow.policy == policy)
     connection.execute(query.order_by(PolicyVersionRow.number).with_for_update()).all()
 

@@ -1,4 +1,4 @@
-"""The schema's version: which one a database has, which one this code needs, and the way from one to the other.
+"""Version of the database schema: reads it, checks it, and migrates a database to the one that this code needs.
 
 The migrations are alembic's, in ``db/migrations`` of a source checkout and inside the package in an installation.
 No alembic.ini is read and no logging is configured.

@@ -33,7 +33,7 @@ from dl2d.store.mapping import (
 
 @dataclass(frozen=True, slots=True)
 class DecisionDetail:
-    """What of a job's decision has no column of its own."""
+    """Parts of a job's decision that have no column of their own."""
 
     shortfalls: tuple[Shortfall, ...] = ()
     alternatives: tuple[Alternative, ...] = ()

@@ -16,7 +16,7 @@ from dl2d.store.mapping import MAX_VALUES, Base, Choice, FreeText, Values, batch
 
 
 class SpeedRow(Base):
-    """How fast jobs of a kind were seen to train at one size."""
+    """Measured speed of jobs of a kind at one size."""
 
     __tablename__ = "speeds"
 
@@ -97,7 +97,7 @@ def count_speed(
     at: float,
     quarantined: Allocation | None,
 ) -> Allocation | None:
-    """Count what a job showed at a size for its kind; returns where its speed is set aside now (``count``)."""
+    """Count the measured speed of a job for its kind; returns where it is quarantined now (see ``count``)."""
     same_kind = kind._asdict()
     key = {**same_kind, "workers": size.workers, "ps": size.ps}
     known = connection.execute(_one_speed(), key).one_or_none()
@@ -112,7 +112,7 @@ def count_speed(
 
 
 def _retract(connection: Connection, kind: Mapping[str, str], job: str) -> None:
-    """Forget what nobody but a job showed of a kind."""
+    """Remove speeds of a kind that only one job showed."""
     of_kind = [getattr(SpeedRow, name) == value for name, value in kind.items()]
     alone = select(*columns(SpeedRow)).where(*of_kind, SpeedRow.job == job, SpeedRow.jobs == 1).with_for_update()
     for row in connection.execute(alone).all():

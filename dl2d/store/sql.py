@@ -1,4 +1,4 @@
-"""The store in SQL: SQLite for one head node without more ado, PostgreSQL by URL.
+"""The store in SQL: SQLite in a file on the head node, or PostgreSQL.
 
 This module opens the database, holds the lease and begins transactions; tables and statements are in the modules of
 ``jobs``, ``tasks``, ``slots``, ``speeds``, ``modes`` and ``policy_versions``.
@@ -52,7 +52,7 @@ class SqlStore:
         ``sqlite:////path/file`` or ``postgresql://user@host/database``. ``sqlite://`` is a store in memory, which lives
         as long as the object and needs no ``db upgrade``.
     progress_seconds
-        Least time between two points of a job's progress series; a job's last report is always kept.
+        Minimum time between two points of a job's progress series; a job's last report is always kept.
 
     Raises
     ------

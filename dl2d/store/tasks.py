@@ -1,4 +1,4 @@
-"""Tasks, their resizes, and what coordinators reported of them.
+"""Tasks, their resizes, and the reports of coordinators on them.
 
 Tables ``tasks``, ``resizes``, ``resize_events``, ``task_reports`` and ``runtime_plans``.
 """
@@ -77,7 +77,7 @@ class TaskRow(Base):
 
 
 class ResizeRow(Base):
-    """One task coming or going."""
+    """A resize of one task."""
 
     __tablename__ = "resizes"
     __table_args__ = (
@@ -114,7 +114,7 @@ class ResizeEventRow(Base):
 
 
 class TaskReportRow(Base):
-    """What the runtime said last of a task, of static jobs' too."""
+    """Last report on a task, also of static jobs."""
 
     __tablename__ = "task_reports"
 

@@ -97,5 +97,5 @@ def set_aside_if_idle(deciders: Deciders, idle: IdleWaiting, limit: float) -> Se
     policy = deciders.policy
     if not idle.jobs or idle.seconds < limit or policy is deciders.fallback:
         return None
-    text = f"left {len(idle.jobs)} jobs waiting for {idle.seconds:.0f} s beside room for them"
+    text = f"left {len(idle.jobs)} jobs waiting for {idle.seconds:.0f} s although they fit into free resources"
     return SetAside(policy.name, policy.version, text)

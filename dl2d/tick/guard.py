@@ -1,4 +1,4 @@
-"""The site's limits on what a policy may do. Pure: a decision in, a decision out, every change with its reason."""
+"""Guard: applies the site's limits to a decision; every change has its reason. Pure."""
 
 from __future__ import annotations
 

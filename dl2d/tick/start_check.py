@@ -40,7 +40,7 @@ _DEFAULT_NODES: Final = tuple(Node(f"node-{number}", Resources.of(cpu=32, gpu=8,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartCheck:
-    """What came of it: how many jobs were tried and how many of them were left waiting, by kind one example."""
+    """Result: the number of jobs that were tried, and the requests of those that were left waiting."""
 
     jobs: int
     waiting: tuple[JobRequest, ...]
@@ -101,7 +101,7 @@ def site_start_check(policy: Policy, placement: Placement, store: Store) -> Star
 
 
 def _plain(nodes: Sequence[Node]) -> Iterator[JobRequest]:
-    """Jobs with servers and without, that begin small and that begin larger, of a part of a node."""
+    """Small requests with and without parameter servers, of one bundle and of two."""
     whole = dict(
         max(nodes, key=lambda node: sum(amount for _, amount in node.capacity.thousandths)).capacity.thousandths
     )

@@ -1,4 +1,4 @@
-"""How the tasks of a job are started: the user's command with the environment that gives it its role."""
+"""Task specifications: the command, environment and credentials with which a job's tasks and anchor are started."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Launcher:
         return self.of(job).task(task)
 
     def of(self, job: Job) -> JobLauncher:
-        """For several tasks of one job: what they have in common is worked out once."""
+        """Specifications for several tasks of one job."""
         shared = (
             ("DL2_COORDINATOR", job.address),
             ("DL2_TOKEN", self.credentials.token(job.key)),
@@ -118,7 +118,7 @@ class JobLauncher:
 
 
 def _kept(launch: Launch) -> tuple[tuple[str, str], ...]:
-    """The user's environment; names of ours in it are not the user's to set."""
+    """The user's environment without variables that dl2d sets."""
     return tuple((key, value) for key, value in launch.env if not key.startswith("DL2_"))
 
 

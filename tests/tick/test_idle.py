@@ -1,4 +1,4 @@
-"""Jobs that wait beside room for them: seen by the tick, and after a while the fallback's turn."""
+"""Jobs that wait although they fit into free resources: reported by the tick; after a while the fallback decides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_jobs_that_wait_beside_room_are_seen_and_after_a_while_the_fallback_star
     world.beat()
     report = world.tick(1.0)
     assert report.set_aside is not None
-    assert report.set_aside.reason == "left 2 jobs waiting for 50 s beside room for them"
+    assert report.set_aside.reason == "left 2 jobs waiting for 50 s although they fit into free resources"
     world.beat()
     report = world.tick(1.0)  # at once, though the standing decision would stand for minutes
     assert (report.decided, report.decision.policy, report.idle.jobs) == (True, "fifo", ())
