@@ -46,7 +46,7 @@ class Site:
     def settings(self, **policy: Any) -> Settings:
         return Settings.model_validate({"state_dir": self.folder / "state", "policy": {"name": "dl2", **policy}})
 
-    def incumbent(self, **policy: Any) -> ActiveVersion:
+    def active(self, **policy: Any) -> ActiveVersion:
         return ActiveVersion(self.settings(**policy), self.store, lambda: 7.0)
 
     def promote(self, checkpoint: Checkpoint) -> Path:
@@ -66,19 +66,19 @@ def site(tmp_path: Path, store: SqlStore) -> Site:
 
 
 def test_what_comes_with_dl2d_is_the_first_live_version(site: Site) -> None:
-    incumbent = site.incumbent()
-    assert incumbent.policy.version == f"{with_checkpoint().checkpoint.digest[:12]} slot_seconds=300.0"
+    active = site.active()
+    assert active.policy.version == f"{with_checkpoint().checkpoint.digest[:12]} slot_seconds=300.0"
     assert site.live() == with_checkpoint().checkpoint.digest
     (change,) = site.store.registry.changes()
     assert (change.by, change.reason) == ("daemon", "begins: it comes with dl2d")
-    again = site.incumbent()
-    assert again.policy.version == incumbent.policy.version
+    again = site.active()
+    assert again.policy.version == active.policy.version
     assert len(site.store.registry.changes()) == 1
     assert again.refreshed() is None
 
 
 def test_settings_are_part_of_the_version(site: Site) -> None:
-    version = site.incumbent(settings={"optimism": 0.1, "resize_seconds": 3}).policy.version
+    version = site.active(settings={"optimism": 0.1, "resize_seconds": 3}).policy.version
     assert version.split()[1:] == ["optimism=0.1", "resize_seconds=3.0", "slot_seconds=300.0"]
 
 
@@ -98,7 +98,7 @@ def test_settings_are_part_of_the_version(site: Site) -> None:
 )
 def test_a_bad_configuration_is_refused_by_its_key(site: Site, policy: dict[str, Any], words: str) -> None:
     with pytest.raises(Exception, match=words) as refused:
-        site.incumbent(**policy)
+        site.active(**policy)
     assert isinstance(refused.value, ConfigError) or "resize_seconds" in words
 
 
@@ -109,29 +109,29 @@ def test_learning_needs_a_policy_that_learns(site: Site) -> None:
 
 
 def test_a_version_that_goes_live_decides_until_it_is_taken_back(site: Site) -> None:
-    incumbent = site.incumbent()
-    first = incumbent.policy.version
+    active = site.active()
+    first = active.policy.version
     site.promote(another(1))
-    taken = incumbent.refreshed()
-    assert taken is incumbent.policy
+    taken = active.refreshed()
+    assert taken is active.policy
     assert taken is not None
     assert taken.version.startswith(another(1).digest[:12])
-    assert site.incumbent().policy.version == taken.version  # a daemon that starts now has it, too
+    assert site.active().policy.version == taken.version  # a daemon that starts now has it, too
     site.store.registry.roll_back("dl2", at=3.0, by="ann", reason="slower")
-    back = incumbent.refreshed()
+    back = active.refreshed()
     assert back is not None
     assert back.version == first
 
 
 def test_a_checkpoint_that_the_configuration_names_anew_goes_live(site: Site, tmp_path: Path) -> None:
-    site.incumbent()
+    site.active()
     write_checkpoint(another(2), tmp_path / "mine")
-    incumbent = site.incumbent(checkpoint=str(tmp_path / "mine"))
-    assert incumbent.policy.version.startswith(another(2).digest[:12])
+    active = site.active(checkpoint=str(tmp_path / "mine"))
+    assert active.policy.version.startswith(another(2).digest[:12])
     assert site.live() == another(2).digest
     # Later ones go before it: it is where a site begins.
     site.promote(another(3))
-    assert site.incumbent(checkpoint=str(tmp_path / "mine")).policy.version.startswith(another(3).digest[:12])
+    assert site.active(checkpoint=str(tmp_path / "mine")).policy.version.startswith(another(3).digest[:12])
 
 
 def damage(folder: Path, how: str) -> None:
@@ -146,31 +146,31 @@ def damage(folder: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["gone", "cut", "another"])
 def test_a_version_that_cannot_be_read_is_told_once_and_what_decided_goes_on(site: Site, how: str) -> None:
-    incumbent = site.incumbent()
-    before = incumbent.policy
+    active = site.active()
+    before = active.policy
     damage(site.promote(another(1)), how)
     with capture_logs() as logs:
-        assert incumbent.refreshed() is None
-        assert incumbent.refreshed() is None
-    assert incumbent.policy is before
+        assert active.refreshed() is None
+        assert active.refreshed() is None
+    assert active.policy is before
     assert [entry["event"] for entry in logs] == ["a version cannot be used"]
     remark = site.store.registry.changes()[0]
     assert (remark.by, remark.digest, remark.after) == ("daemon", another(1).digest, "live")
     assert "cannot be used: " in remark.reason
     with capture_logs() as logs:  # a daemon that starts now begins with what the configuration says
-        assert site.incumbent().policy.version == before.version
+        assert site.active().policy.version == before.version
     assert [entry["event"] for entry in logs] == ["a version cannot be used"]
     site.promote(another(2))
-    taken = incumbent.refreshed()
+    taken = active.refreshed()
     assert taken is not None
     assert taken.version.startswith(another(2).digest[:12])
 
 
 def test_a_store_that_is_away_changes_nothing(site: Site) -> None:
-    incumbent = site.incumbent()
+    active = site.active()
     site.store.close()
     with capture_logs() as logs:
-        assert incumbent.refreshed() is None
+        assert active.refreshed() is None
     assert [entry["event"] for entry in logs] == ["cannot look up what decides"]
 
 
@@ -180,10 +180,10 @@ def test_versions_that_cannot_be_kept_stop_nobody(site: Site, tmp_path: Path) ->
         {"state_dir": tmp_path, "policy": {"name": "dl2"}, "learning": {"folder": tmp_path / "file" / "below"}}
     )
     with capture_logs() as logs:
-        incumbent = ActiveVersion(settings, site.store, lambda: 7.0)
+        active = ActiveVersion(settings, site.store, lambda: 7.0)
     assert [entry["event"] for entry in logs] == ["the registry of policies cannot be written"]
-    assert incumbent.policy.version.startswith(with_checkpoint().checkpoint.digest[:12])
-    assert incumbent.refreshed() is None
+    assert active.policy.version.startswith(with_checkpoint().checkpoint.digest[:12])
+    assert active.refreshed() is None
 
 
 def test_a_daemon_changes_its_policy_between_two_slots(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
