@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -80,6 +81,14 @@ class LocalCluster(DaemonProcess):
             manager.close()
         assert self.processes() == []
 
+    def clear(self) -> None:
+        """Start the daemon if it does not run, and cancel what jobs are left."""
+        if self.process is None or self.process.poll() is not None:
+            self.start()
+        for job in self.store.jobs(live=True):
+            self.post(f"/v1/jobs/{job.key.slug}/cancel", {})
+        self.wait_until(lambda: not self.processes(), "no task is left")
+
     def train(
         self, name: str, *arguments: str, epochs: int = 60, gate: Path | None = None, **changes: object
     ) -> JobKey:
@@ -92,9 +101,7 @@ class LocalCluster(DaemonProcess):
 
     def static_digest(self, *arguments: str, epochs: int = 60) -> str:
         """Digest of the same training with one worker and one server that never change."""
-        result = run_local([sys.executable, str(WORKER), "--epochs", str(epochs), *arguments], environ=self.env)
-        assert result.digest, result.reason
-        return result.digest
+        return _static_digest(arguments, epochs)
 
     def processes(self) -> list[psutil.Process]:
         """Processes of tasks of this cluster: those whose handle has a record here."""
@@ -142,3 +149,11 @@ class LocalCluster(DaemonProcess):
 
     def logged(self, event: str) -> bool:
         return f'"event": "{event}"' in self.log.read_text()
+
+
+@functools.cache
+def _static_digest(arguments: tuple[str, ...], epochs: int) -> str:
+    command = [sys.executable, str(WORKER), "--epochs", str(epochs), *arguments]
+    result = run_local(command, environ={**os.environ, **KERNELS})
+    assert result.digest, result.reason
+    return result.digest

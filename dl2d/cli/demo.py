@@ -94,9 +94,9 @@ class Script:
 
 FULL: Final = Script(
     (
-        DemoJob("small", "small", 16, "momentum"),
-        DemoJob("medium", "medium", 14, "adam"),
-        DemoJob("cnn", "cnn", 12, "momentum"),
+        DemoJob("small", "small", 14, "momentum"),
+        DemoJob("medium", "medium", 12, "adam"),
+        DemoJob("cnn", "cnn", 10, "momentum"),
     ),
     epochs_between=2.5,
     slot_seconds=3.0,
@@ -148,12 +148,12 @@ def demo(
 ) -> None:
     """Train three real jobs at once on this machine, resize them meanwhile, and compare with runs that never change."""
     require_extra("demo")
-    from dl2d.cli.timeline import draw_timeline  # noqa: PLC0415 - matplotlib takes a second
-
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DemoError(f"--out {out}: {error.strerror}") from error
+    from dl2d.cli.timeline import draw_timeline  # noqa: PLC0415 - matplotlib takes a second
+
     began = time.time()
     try:
         with _signals_as_interrupts(), _Site(FAST if fast else FULL, keep=keep) as site:

@@ -11,6 +11,7 @@ import yaml
 from cli.conftest import Dl2d, write_config
 from daemon_process import free_port
 
+from dl2d.cli import check
 from dl2d.store import schema
 from dl2d.store.sql import SqlStore
 
@@ -96,7 +97,8 @@ def test_a_key_that_others_may_read(dl2d: Dl2d, tmp_path: Path):
     assert "5 bytes instead of 32" in wrong(dl2d, config)["secret"]
 
 
-def test_a_port_that_another_program_has(dl2d: Dl2d, tmp_path: Path):
+def test_a_port_that_another_program_has(dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(check, "_ANSWER_SECONDS", 0.1)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from cli.conftest import Dl2d
 
 from dl2d.cli.demo import FAST, FULL
 from dl2d.core.request import RequestRules, parse_request
@@ -114,12 +115,9 @@ def test_an_interrupted_demo_leaves_nothing(demos: list[Demo], tmp_path: Path, n
     assert list(demo.temporary.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path):
+def test_a_folder_that_cannot_be_written(dl2d: Dl2d, tmp_path: Path):
     (tmp_path / "file").touch()
-    done = subprocess.run(
-        [sys.executable, "-m", "dl2d.cli", "demo", "--out", str(tmp_path / "file" / "x")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "--out" in done.stderr
-    assert "Traceback" not in done.stderr
+    ran = dl2d("demo", "--out", tmp_path / "file" / "x")
+    assert ran.status == 1
+    assert "--out" in ran.err
+    assert "Traceback" not in ran.err

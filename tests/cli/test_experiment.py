@@ -14,6 +14,7 @@ import psutil
 import pytest
 import yaml
 
+from dl2d.experiments import report
 from dl2d.experiments.definition import builtin_names, digest, find_experiment
 from dl2d.simulation.workload.format import write_workload
 from dl2d.simulation.workload.sources import load_source
@@ -35,6 +36,12 @@ def tiny(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without plots: drawing them takes most of the time of so small an experiment."""
+    monkeypatch.setattr(report, "draw_plots", lambda *_: ())
+
+
 @pytest.mark.slow
 def test_smoke_is_the_same_with_one_process_and_two_and_when_run_again(dl2d, tmp_path: Path) -> None:
     two = tmp_path / "two"
@@ -47,33 +54,34 @@ def test_smoke_is_the_same_with_one_process_and_two_and_when_run_again(dl2d, tmp
         "cells", "definition.yaml", "environment.json", "plots", "report.html", "report.md", "results.json",
         "series", "timings.json",
     ]  # fmt: skip
-    report = (two / "report.md").read_text()
+    text = (two / "report.md").read_text()
     for policy in find_experiment("smoke").policies:
-        assert f"| {policy} |" in report
-    assert digest(find_experiment("smoke")) in report
+        assert f"| {policy} |" in text
+    assert digest(find_experiment("smoke")) in text
     ET.fromstring((two / "report.html").read_text())
     assert dl2d("experiment", "run", "smoke", "--out", tmp_path / "one", "--jobs", 1).status == 0
     assert (tmp_path / "one/results.json").read_bytes() == (two / "results.json").read_bytes()
     # The very command of the report.
-    command = shlex.split(re.search(r"```sh\n(.*)\n```", report)[1])
+    command = shlex.split(re.search(r"```sh\n(.*)\n```", text)[1])
     assert command[0] == "dl2d"
     again = dl2d(*command[1:])
     assert again.status == 0, again.err
     assert (tmp_path / "two-again/results.json").read_bytes() == (two / "results.json").read_bytes()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_resume_runs_what_is_missing(dl2d, tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert dl2d("experiment", "run", tiny, "--out", out).status == 0
+    assert dl2d("experiment", "run", tiny, *ALONE, "--out", out).status == 0
     before = (out / "results.json").read_bytes()
     cells = sorted((out / "cells").iterdir())
     cells[0].unlink()
     kept = cells[1].stat().st_mtime_ns
-    refused = dl2d("experiment", "run", tiny, "--out", out)
+    refused = dl2d("experiment", "run", tiny, *ALONE, "--out", out)
     assert refused.status == 1
     assert "has a run already; --resume goes on with it" in refused.err
     assert not cells[0].exists()
-    resumed = dl2d("experiment", "run", tiny, "--out", out, "--resume")
+    resumed = dl2d("experiment", "run", tiny, *ALONE, "--out", out, "--resume")
     assert resumed.status == 0, resumed.err
     assert cells[0].exists()
     assert cells[1].stat().st_mtime_ns == kept
@@ -81,6 +89,7 @@ def test_resume_runs_what_is_missing(dl2d, tiny: Path, tmp_path: Path) -> None:
     assert (out / "results.json").read_bytes() == before
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_failing_simulation_is_told_and_the_others_are_kept(dl2d, tiny: Path, tmp_path: Path) -> None:
     workloads = ["generator:dl2?jobs=2&longest_slots=2", "generator:dl2?jobs=3&longest_slots=500"]
     tiny.write_text(yaml.safe_dump({**TINY, "workloads": workloads, "policies": ["drf"], "most_slots": 20}))
@@ -96,6 +105,7 @@ def test_a_failing_simulation_is_told_and_the_others_are_kept(dl2d, tiny: Path, 
     assert "jobs have not ended after 20 slots" in (tmp_path / "out/report.md").read_text()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_policies_and_seeds_may_be_others(dl2d, tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     ran = dl2d("experiment", "run", tiny, *ALONE, "--out", out, "--policy", "srtf", "--seeds", "3,5", "--json")
@@ -107,6 +117,7 @@ def test_policies_and_seeds_may_be_others(dl2d, tiny: Path, tmp_path: Path) -> N
     assert (stored["policies"], stored["seeds"], stored["baseline"]) == (["srtf"], [3, 5], "srtf")
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_ones_own_workloads_take_the_place_of_the_definitions(dl2d, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     for number in range(3):
@@ -126,6 +137,7 @@ def test_ones_own_workloads_take_the_place_of_the_definitions(dl2d, tiny: Path, 
     assert "no file has such a name" in none.err
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_kinds_of_jobs_of_ones_own_are_named_by_an_option(dl2d, tiny: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.json"
     write_workload(load_source("generator:dl2?jobs=6&longest_slots=4&nodes=2", seed=1).workload, mine)
@@ -144,6 +156,7 @@ def test_kinds_of_jobs_of_ones_own_are_named_by_an_option(dl2d, tiny: Path, tmp_
     assert "kinds:inputs/mine.json?jobs=3" in (tmp_path / "out/definition.yaml").read_text()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_scales(dl2d, tiny: Path, tmp_path: Path) -> None:
     refused = dl2d("experiment", "run", tiny, "--out", tmp_path / "out", "--scale", "quick")
     assert refused.status == 2

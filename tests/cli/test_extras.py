@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,57 +21,63 @@ HEAVY = ("torch", "sklearn", "matplotlib", "gymnasium", "ray", "scipy", "numpy",
 OPTIONAL = tuple(sorted({module for modules in EXTRAS.values() for module in modules}))
 
 
-def run(*arguments: str | Path, without: tuple[str, ...] = ()) -> tuple[int, list[str], set[str]]:
-    """Exit status, lines printed and modules imported of a command, some modules being not installed."""
+def run(*commands: Sequence[str], without: tuple[str, ...] = ()) -> tuple[list[tuple[int, list[str]]], set[str]]:
+    """Run commands in one new process that lacks some modules; status and lines of each, and what was imported."""
     script = f"""
-import sys
+import contextlib, io, json, sys
 sys.modules.update(dict.fromkeys({without}))
 from dl2d.cli.main import run
-try: run()
-except SystemExit as ended: status = ended.code or 0
-print()
-print(status, *[name for name, module in sys.modules.items() if module is not None])
+ended = []
+for command in json.loads(sys.argv[1]):
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said): run(command)
+    except SystemExit as exit: ended.append((exit.code or 0, [line for line in said.getvalue().splitlines() if line]))
+print(json.dumps([ended, [name for name, module in sys.modules.items() if module is not None]]))
 """
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True, timeout=100)
-    *lines, last = ran.stdout.splitlines()
-    status, *modules = last.split()
-    return int(status), [line for line in lines if line], set(modules)
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(commands)], capture_output=True, text=True, check=True, timeout=100
+    )
+    ended, modules = json.loads(done.stdout)
+    return ended, set(modules)
 
 
-@pytest.mark.parametrize("option", ["--help", "--version"])
-def test_help_imports_no_command_and_no_large_package(option: str) -> None:
-    status, _, modules = run(option)
-    assert status == 0
+def test_help_imports_no_command_and_no_large_package() -> None:
+    ended, modules = run(["--help"], ["--version"])
+    assert [status for status, _ in ended] == [0, 0]
     assert modules.isdisjoint(HEAVY)
     ours = {name for name in modules if name.startswith(("dl2d", "pslite"))}
     assert ours == {"dl2d", "dl2d.cli", "dl2d.cli.main", "dl2d.cli.extras", "dl2d.core", "dl2d.core.errors"}
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "experiment"])
-def test_every_command_has_help_without_any_extra(command: str) -> None:
-    status, said, modules = run(command, "--help", without=OPTIONAL)
-    assert status == 0
-    assert f"Usage: dl2d {command}" in said[1]
-    if command in ("submit", "status", "simulate", "train"):
-        assert modules.isdisjoint(("sqlalchemy", "fastapi"))
-
-
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("commands", "not_imported"),
     [
-        (["train", "-w", "jobs.json"], "torch and matplotlib, not installed here: pip install 'dl2d[train]'"),
-        (["train", "supervised", "--teacher", "drf", "-w", "jobs.json"], "pip install 'dl2d[train]'"),
-        (["experiment", "run", "load"], "matplotlib, not installed here: pip install 'dl2d[simulate]'"),
-        (["demo"], "torch and sklearn and matplotlib, not installed here: pip install 'dl2d[demo]'"),
+        (("submit", "status", "simulate", "train"), ("sqlalchemy", "fastapi")),
+        (tuple(name for name in COMMANDS if name != "experiment"), OPTIONAL),
     ],
 )
-def test_a_missing_extra_is_said_in_one_sentence(arguments: list[str], words: str) -> None:
-    status, said, _ = run(*arguments, without=OPTIONAL)
-    assert status == 1
-    assert len(said) == 1
-    assert said[0].startswith("dl2d: this needs ")
-    assert said[0].endswith(words)
+def test_every_command_has_help_without_any_extra(commands: tuple[str, ...], not_imported: tuple[str, ...]) -> None:
+    ended, modules = run(*((command, "--help") for command in commands), without=OPTIONAL)
+    for command, (status, lines) in zip(commands, ended, strict=True):
+        assert status == 0
+        assert f"Usage: dl2d {command}" in lines[0]
+    assert modules.isdisjoint(not_imported)
+
+
+def test_a_missing_extra_is_said_in_one_sentence() -> None:
+    words_of = {
+        ("train", "-w", "jobs.json"): "torch and matplotlib, not installed here: pip install 'dl2d[train]'",
+        ("train", "supervised", "--teacher", "drf", "-w", "jobs.json"): "pip install 'dl2d[train]'",
+        ("experiment", "run", "load"): "matplotlib, not installed here: pip install 'dl2d[simulate]'",
+        ("demo",): "torch and sklearn and matplotlib, not installed here: pip install 'dl2d[demo]'",
+    }
+    ended, _ = run(*words_of, without=OPTIONAL)
+    for (status, lines), words in zip(ended, words_of.values(), strict=True):
+        assert status == 1
+        (line,) = lines
+        assert line.startswith("dl2d: this needs ")
+        assert line.endswith(words)
 
 
 def test_the_extras_of_the_distribution_are_those_that_are_named() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +143,8 @@ def test_a_script_runs_exactly_the_words_of_the_command(
     kept = {f"X_{name}": value for name, value in env.items() if name not in reserved}
     job = JobFile("test", {"model": "vgg-16"}, tuple(argv), None, kept)
     runner = folder / "dl2-run"
-    runner.write_text(
-        f"#!{sys.executable}\nimport json, os, sys\nnamed = {{k: v for k, v in os.environ.items() if k[:2] == 'X_'}}\n"
-        "print(json.dumps([sys.argv[1:], named, os.getcwd()]))\n"
-    )
+    # NUL ends each word, as none may hold one.
+    runner.write_text('#!/bin/sh\nprintf "%s\\0" "$PWD" "$#" "$@"\nexec env -0\n')
     runner.chmod(0o755)
     done = subprocess.run(
         ["/bin/bash"],
@@ -157,8 +153,11 @@ def test_a_script_runs_exactly_the_words_of_the_command(
         capture_output=True,
         check=True,
     )
-    expected = argv[1:] if Path(argv[0]).name == "dl2-run" else argv
-    assert json.loads(done.stdout) == [expected, kept, str(folder)]
+    got_folder, count, *rest = done.stdout.decode().split("\0")[:-1]
+    variables = dict(variable.split("=", 1) for variable in rest[int(count) :])
+    assert got_folder == str(folder)
+    assert rest[: int(count)] == (argv[1:] if Path(argv[0]).name == "dl2-run" else argv)
+    assert {name: value for name, value in variables.items() if name.startswith("X_")} == kept
 
 
 def test_directives_of_the_script_are_read_by_the_one_parser(file: Path, tmp_path: Path):

@@ -34,7 +34,18 @@ def a_workload_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_was_trained_is_simulated(dl2d, workload: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of a network that learns little, within a second or two."""
+    settings = replace(
+        Settings(), clusters=8, samples=128, minibatch=64, validate_every=1, supervised_updates=5, hidden=16
+    )  # fmt: skip
+    monkeypatch.setattr(train_original, "Settings", lambda: settings)
+
+
+def test_what_was_trained_is_simulated(dl2d, workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = replace(Settings(), clusters=8, samples=256, minibatch=64, supervised_updates=40, hidden=64)
+    monkeypatch.setattr(train_original, "Settings", lambda: few)
     ran = dl2d("train", "--design", "original", "-w", workload, "-o", tmp_path / "out", "--iterations", "1", "--json")
     assert ran.status == 0, ran.err
     checkpoint = tmp_path / "out" / "checkpoint"
@@ -54,6 +65,7 @@ def test_a_checkpoint_is_asked_for(dl2d, workload: Path) -> None:
     assert "dl2-original: name a checkpoint; dl2d train --design original makes one" in ran.err
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_teacher_is_named_and_an_analytical_model_learned_on(dl2d, workload: Path, tmp_path: Path) -> None:
     ran = dl2d(
         "train", "--design", "original", "-w", workload, "-o", tmp_path / "out", "--iterations", "1", "--teacher",
@@ -67,12 +79,9 @@ def test_a_teacher_is_named_and_an_analytical_model_learned_on(dl2d, workload: P
     assert "- teacher: optimus" in page
 
 
+@pytest.mark.usefixtures("quick")
 def test_it_is_stopped_and_goes_on(dl2d, workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the second stretch; then the same command leads to what it would have led to."""
-    quick = replace(
-        Settings(), clusters=8, samples=128, minibatch=64, validate_every=1, supervised_updates=5, hidden=16
-    )  # fmt: skip
-    monkeypatch.setattr(train_original, "Settings", lambda: quick)
     command = ["train", "--design", "original", "-w", workload, "--iterations", "3", "--no-compare", "--json", "-o"]
     whole = dl2d(*command, tmp_path / "whole")
     assert whole.status == 0, whole.err
@@ -83,12 +92,11 @@ def test_it_is_stopped_and_goes_on(dl2d, workload: Path, tmp_path: Path, monkeyp
             raise KeyboardInterrupt
         return collect(*arguments)
 
-    monkeypatch.setattr(SampleCollector, "collect", interrupted)
-    stopped = dl2d(*command, tmp_path / "parts")
+    with monkeypatch.context() as patched:
+        patched.setattr(SampleCollector, "collect", interrupted)
+        stopped = dl2d(*command, tmp_path / "parts")
     assert stopped.status == 130
     assert "--resume goes on with the last state saved" in stopped.err
-    monkeypatch.undo()
-    monkeypatch.setattr(train_original, "Settings", lambda: quick)
     further = dl2d(*command, tmp_path / "parts", "--resume")
     assert further.status == 0, further.err
     assert further.json["digest"] == whole.json["digest"]

@@ -25,10 +25,17 @@ FAST = ("--optimizer", "momentum", "--step-seconds", "0.01")
 STRICT = ("--optimizer", "momentum", "--step-seconds", "0.2", "--on-loss", "fail")
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path) as cluster:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def cluster(shared: LocalCluster) -> Iterator[LocalCluster]:
+    """The module's cluster without jobs and with a running daemon."""
+    yield shared
+    shared.clear()
 
 
 @pytest.fixture
