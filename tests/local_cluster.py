@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 from daemon_process import DaemonProcess
 
+from dl2d.cli.daemon_client import DaemonClient
+from dl2d.config.settings import load_settings
 from dl2d.core.cluster import Task
 from dl2d.core.errors import Dl2dError
 from dl2d.core.jobs import Job, JobKey
@@ -85,8 +87,9 @@ class LocalCluster(DaemonProcess):
         """Start the daemon if it does not run, and cancel what jobs are left."""
         if self.process is None or self.process.poll() is not None:
             self.start()
-        for job in self.store.jobs(live=True):
-            self.post(f"/v1/jobs/{job.key.slug}/cancel", {})
+        with DaemonClient(load_settings(self.config)) as daemon:
+            for job in self.store.jobs(live=True):
+                daemon.cancel(job.key.slug)
         self.wait_until(lambda: not self.processes(), "no task is left")
 
     def train(
