@@ -1,4 +1,4 @@
-"""``dl2d check``: whether the configuration and job files are good, without disturbing a running daemon."""
+"""``dl2d check``: validation of the configuration and of job files beside a running daemon."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SLURM_COMMANDS = ("sbatch", "squeue", "sinfo", "scontrol", "scancel", "munge", 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     item: str
     good: bool
@@ -100,16 +100,16 @@ def _plugins() -> Iterator[Finding]:
                 point.load()
             except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; which one is what we are asked
                 broken = True
-                text = f"{point.name} ({point.value}) cannot be loaded: {error!r}; mend or uninstall it"
+                text = f"{point.name} ({point.value}) cannot be loaded: {error!r}; repair or uninstall it"
                 yield Finding(group, False, text)
         if not found:
-            yield Finding(group, False, "none are installed; install dl2d again")
+            yield Finding(group, False, "none is installed; install dl2d again")
         elif not broken:
             yield Finding(group, True, ", ".join(point.name for point in found))
 
 
 def _of_settings(settings: Settings) -> Iterator[Finding]:
-    words = MODE_WORDS.get(settings.mode, "dl2d is in charge")
+    words = MODE_WORDS.get(settings.mode, "dl2d decides, starts and stops tasks")
     yield Finding("mode", True, f"{settings.mode}: {words}")
     for key, group, name in (
         ("policy.name", POLICIES, settings.policy.name),
@@ -195,13 +195,13 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                 yield Finding(item, True, f"{len(nodes)} nodes: {some}{more}")
             case "slurm":
                 parsed = SlurmSettings.parse(manager_settings(settings))
-                yield Finding(item, True, "its settings are good")
+                yield Finding(item, True, "settings are valid")
                 yield from _watched(settings, parsed)
                 missing = [command for command in _SLURM_COMMANDS if shutil.which(command) is None]
                 text = f"not in PATH: {', '.join(missing)}; install them where the daemon runs"
-                yield Finding("slurm commands", not missing, text if missing else "all found")
+                yield Finding("slurm commands", not missing, text if missing else "all are in PATH")
             case _:
-                yield Finding(item, True, "is checked by its plug-in when the daemon starts")
+                yield Finding(item, True, "its plug-in checks it when the daemon starts")
     except Dl2dError as error:
         yield Finding(item, False, str(error))
 
@@ -211,7 +211,7 @@ def _watched(settings: Settings, parsed: SlurmSettings) -> Iterator[Finding]:
     item, models = "resource_manager.slurm.watch", settings.jobs.models
     unknown = sorted({rule.model for rule in parsed.watch} - set(models)) if models else []
     if unknown:
-        yield Finding(item, False, f"jobs.models does not have {', '.join(unknown)}")
+        yield Finding(item, False, f"jobs.models lacks {', '.join(unknown)}; add it there")
     elif not settings.mode.acts:
         text = f"rules: {len(parsed.watch)}" if parsed.watch else "no rules: only jobs that register are recorded"
         yield Finding(item, True, text)
@@ -225,20 +225,20 @@ def _store(settings: Settings) -> Finding:
     if now == head:
         return Finding("store", True, f"schema {now}")
     if now is None and not settings.store.url:
-        text = f"{settings.state_dir}/dl2d.sqlite does not exist yet; the first `dl2d run` makes it"
+        text = f"{settings.state_dir}/dl2d.sqlite does not exist yet; the first `dl2d run` creates it"
         return Finding("store", True, text)
     said = "is empty" if now is None else f"has schema {now}"
-    return Finding("store", False, f"{said}, this version needs {head}; run `dl2d db upgrade`")
+    return Finding("store", False, f"{said}, but this version of dl2d needs {head}; run `dl2d db upgrade`")
 
 
 def _secret(settings: Settings) -> Finding:
     path = settings.secret_path
     try:
         if not path.exists():
-            return Finding("secret", True, f"{path} does not exist yet; the first `dl2d run` makes it")
+            return Finding("secret", True, f"{path} does not exist yet; the first `dl2d run` creates it")
         load_credentials(path, create=False)
     except OSError as error:
-        return Finding("secret", False, f"{path}: {error.strerror}: run this as the daemon's account")
+        return Finding("secret", False, f"{path}: {error.strerror}: run this command as the daemon's account")
     except Dl2dError as error:
         return Finding("secret", False, str(error))
     return Finding("secret", True, f"{path}, readable by its owner alone")
@@ -256,11 +256,11 @@ def _daemon(settings: Settings) -> Finding:
         problems = "; ".join(map(str, content.get("problems", ())))
         return Finding("daemon", not problems, f"{said}: {problems}" if problems else said)
     except httpx2.ConnectError:
-        return Finding("daemon", True, f"none runs at {url}")
+        return Finding("daemon", True, f"no daemon runs at {url}")
     except httpx2.TransportError as error:
-        return Finding("daemon", False, f"{url} does not answer properly: {error or type(error).__name__}")
+        return Finding("daemon", False, f"{url} gives no valid answer: {error or type(error).__name__}")
     except (ValueError, KeyError, TypeError):
-        text = f"another program listens at {url}; choose another api.port, or end that program"
+        text = f"another program listens at {url}; set another api.port, or end that program"
         return Finding("daemon", False, text)
 
 

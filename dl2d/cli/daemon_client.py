@@ -1,4 +1,4 @@
-"""The daemon's job API, seen from the command line."""
+"""HTTP client of the daemon's job API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SECONDS = 30.0
 
 
 class DaemonClient:
-    """Submits and cancels. Use as a context.
+    """Submits and cancels jobs; a context manager.
 
     Raises
     ------
@@ -28,7 +28,7 @@ class DaemonClient:
         self.url = daemon_url(settings)
         credential = load_credentials(settings.secret_path, create=False).for_submission()
         self._secret = settings.secret_path
-        # The environment's proxies are for the outside world; the daemon is here.
+        # The daemon is on this machine: no proxy of the environment may be used.
         self._client = httpx2.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {credential}"},
@@ -54,7 +54,7 @@ class DaemonClient:
         RequestError
             The request is malformed, or the job is known already.
         Unavailable, Denied, Dl2dError
-            The daemon does not answer, does not know us, or failed.
+            The daemon does not answer, does not accept the key, or failed.
         """
         return self._call("POST", "/v1/jobs", {"request": request, "argv": argv, "cwd": cwd, "env": env})
 
@@ -68,20 +68,22 @@ class DaemonClient:
         except httpx2.TransportError as error:
             raise Unavailable(
                 f"the daemon does not answer at {self.url} ({str(error) or type(error).__name__}); "
-                "is it running? see `systemctl status dl2d`"
+                "check that it runs: `systemctl status dl2d`"
             ) from error
         try:
             content = answer.json()
         except ValueError:
             content = None
         if not isinstance(content, dict):
-            raise Dl2dError(f"what listens at {self.url} is not dl2d (status {answer.status_code}); see api.port")
+            raise Dl2dError(f"the program at {self.url} is not dl2d (HTTP status {answer.status_code}); check api.port")
         if answer.is_success:
             return content
-        text = str(content.get("error", f"status {answer.status_code}"))
+        text = str(content.get("error", f"HTTP status {answer.status_code}"))
         match answer.status_code:
             case 403:
-                raise Denied(f"the daemon refused us: {text} (the key in {self._secret} is not the running daemon's)")
+                raise Denied(
+                    f"the daemon refused the request: {text}; the key in {self._secret} is not the daemon's key"
+                )
             case 404:
                 raise NotFound(text)
             case 409 | 422:
@@ -89,7 +91,7 @@ class DaemonClient:
             case 503:
                 raise Unavailable(text)
             case _:
-                raise Dl2dError(f"the daemon failed: {text}")
+                raise Dl2dError(f"the daemon failed: {text}; see its log: `journalctl -u dl2d`")
 
 
 def daemon_url(settings: Settings) -> str:
@@ -98,10 +100,10 @@ def daemon_url(settings: Settings) -> str:
     Raises
     ------
     ConfigError
-        It chooses its port itself.
+        ``api.port`` is 0: the daemon listens on a random port.
     """
     api = settings.api
     if api.port == 0:
-        raise ConfigError("api.port: 0 lets the daemon choose a port that nobody else knows; give it a number")
+        raise ConfigError("api.port: with 0 the daemon listens on a port that commands cannot know; set a port number")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(api.host, api.host)  # noqa: S104 - compared, not bound
     return f"http://[{host}]:{api.port}" if ":" in host else f"http://{host}:{api.port}"

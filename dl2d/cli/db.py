@@ -15,19 +15,20 @@ app = typer.Typer(no_args_is_help=True, help="The database's schema.")
 
 @app.command()
 def upgrade(config: ConfigOption = DEFAULT_PATH) -> None:
-    """Bring the schema up to date; does nothing where it is."""
+    """Bring the schema up to date."""
     url = load_settings(config).store_url
     before = schema.current(url)
     schema.upgrade(url)
     after = schema.current(url)
-    typer.echo(f"schema is at {after}" if before == after else f"schema upgraded from {before or 'nothing'} to {after}")
+    was = f"upgraded from revision {before}" if before else "created"
+    typer.echo(f"schema is up to date: revision {after}" if before == after else f"schema {was}: revision {after}")
 
 
 @app.command()
 def current(config: ConfigOption = DEFAULT_PATH, as_json: JsonOption = False) -> None:
-    """Print the schema's revision, and the one that this version needs."""
+    """Print the schema's revision and the one that this version needs."""
     now, head = schema.current(load_settings(config).store_url), schema.head()
     if as_json:
         typer.echo(json.dumps({"current": now, "head": head}))
     else:
-        typer.echo(f"{now or 'empty'} (this version needs {head})")
+        typer.echo(f"schema is {f'at revision {now}' if now else 'empty'}; this version of dl2d needs {head}")

@@ -174,7 +174,7 @@ def demo(
         print_tables(table(("JOB", "END", ">SECONDS", ">UPDATES", ">RESIZES", "WEIGHTS"), map(_row, played)))
         typer.echo(f"{summary}\npicture: {picture}" + (f"; the daemon's folder: {site.folder}" if keep else ""))
     if site.left_running:
-        raise DemoError(f"{site.left_running} tasks had outlived their jobs and were ended now")
+        raise DemoError(f"{site.left_running} tasks still ran after the end of their jobs and were ended now")
     bad = [each.job for each in played if not each.good]
     if bad:
         what = "; ".join(f"{job.request.name} {job.state}: {job.end_reason}" for job in bad)

@@ -99,7 +99,7 @@ def run(
     if kinds is not None:
         found = on_kinds(found, str(kinds.resolve()))
     elif not names_kinds(found):
-        problem = f"{found.name} draws jobs of the kinds that a workload file of yours has; name it: --kinds FILE"
+        problem = f"{found.name} draws jobs from a workload file of yours; give it with --kinds FILE"
         raise RequestError("--kinds", problem)
     experiment = changed(found, policies=policy or (), seeds=_seeds(seeds))
     folder = out or Path("experiment-out") / experiment.name
@@ -114,7 +114,7 @@ def run(
         finished = len(left.cells) - len(left.missing)
         typer.echo(
             f"stopped: {finished} of {len(left.cells)} simulations are finished and kept in {folder}; "
-            "the same command with --resume goes on",
+            "to continue, run the same command with --resume",
             err=True,
         )
         raise typer.Exit(_STOPPED) from None
@@ -174,7 +174,7 @@ def _files(given: Sequence[str]) -> list[str]:
         # Patterns may be absolute, which those of pathlib may not.
         matching = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]  # noqa: PTH207
         if not matching:
-            raise WorkloadError("", "no file has such a name", where=pattern)
+            raise WorkloadError("", "no file matches", where=pattern)
         files += [str(Path(file).resolve()) for file in matching]
     return list(dict.fromkeys(files))
 

@@ -27,7 +27,7 @@ class MissingExtraError(Dl2dError):
     """A command needs packages that are not installed; the message says which, and the command that installs them."""
 
     def __init__(self, modules: str, extra: str) -> None:
-        super().__init__(f"this needs {modules}, not installed here: pip install 'dl2d[{extra}]'")
+        super().__init__(f"this command needs {modules}, not installed here; install with: pip install 'dl2d[{extra}]'")
 
 
 def require_extra(extra: str) -> None:

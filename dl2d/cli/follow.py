@@ -16,12 +16,12 @@ _POLL_SECONDS = 0.5
 
 
 def follow(store: Store, key: JobKey, *, quiet: bool) -> Job:
-    """Return the job when it has ended; ``quiet`` prints nothing meanwhile.
+    """Wait until a job has ended and return it; ``quiet`` prints nothing meanwhile.
 
     Raises
     ------
     Dl2dError
-        The store does not know the job (any more).
+        The job is not in the store.
     """
     if quiet or not on_terminal():
         return _by_lines(store, key, quiet=quiet)
@@ -56,7 +56,7 @@ def _by_lines(store: Store, key: JobKey, *, quiet: bool) -> Job:
 def _look(store: Store, key: JobKey) -> Job:
     job = store.job(key)
     if job is None:
-        raise Dl2dError(f"job {key.slug} is not in the store any more")
+        raise Dl2dError(f"job {key.slug} was removed from the store")
     return job
 
 

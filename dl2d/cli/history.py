@@ -1,4 +1,4 @@
-"""``dl2d history``: slots, resizes with every step, and the plans of the runtime inside jobs."""
+"""``dl2d history``: slots, resizes with every step, and the runtime plans of jobs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ _MOST = 100_000
 
 
 def history(
-    job: Annotated[str | None, typer.Option("--job", "-j", metavar="JOB", help="Only what concerns this job.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=_MOST, help="Newest slots and resizes.")] = 20,
+    job: Annotated[str | None, typer.Option("--job", "-j", metavar="JOB", help="Show this job only.")] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=_MOST, help="How many of the newest slots and resizes to show.")
+    ] = 20,
     as_json: JsonOption = False,
     config: ConfigOption = DEFAULT_PATH,
 ) -> None:
-    """Show what was done, oldest first: changes of mode, slots, resizes and their steps, plans and their suspension."""
+    """Show mode changes, slots, resizes with their steps, and runtime plans with suspension times, oldest first."""
     with reading(load_settings(config)) as store:
         if job is not None:
             _of_job(store, find_job(store, job), limit, as_json=as_json)
@@ -44,7 +46,7 @@ def history(
             }
         )
     elif not slots and not modes:
-        typer.echo("nothing was decided yet")
+        typer.echo("no decision is recorded yet")
     else:
         parts = [_modes_table(modes)] if modes else []
         parts += [_slots_table(slots)] if slots else []
@@ -62,7 +64,7 @@ def _of_job(store: Store, job: Job, limit: int, *, as_json: bool) -> None:
                     **_resizes_json(resizes, plans)})  # fmt: skip
         return
     if not changed and not resizes:
-        typer.echo(f"job {job.key.id} was not resized yet")
+        typer.echo(f"job {job.key.id} has not been resized yet")
         return
     rows = [
         (str(entry.slot), moment(entry.at), f"{entry.policy} {entry.policy_version}", str(entry.decided.previous),
@@ -114,7 +116,7 @@ def _resize_tables(resizes: Sequence[Resize], plans: Sequence[tuple[JobKey, Runt
                      f"{plan.suspension_p50_ms:.1f}", f"{plan.suspension_max_ms:.1f}")
                     for key, plan in plans
                 ),
-                title="plans of the runtime",
+                title="runtime plans",
             )
         )  # fmt: skip
     return parts

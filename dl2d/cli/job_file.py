@@ -14,17 +14,17 @@ from dl2d.core.errors import RequestError
 from dl2d.core.jobs import JobRequest
 from dl2d.core.request import RequestRules, parse_request, read_directives
 
-#: A job file is a page of text; anything larger was named by mistake.
-_MOST_BYTES = 1024 * 1024
+#: A job file is a page of text; a larger file was named by mistake.
+_MAX_BYTES = 1024 * 1024
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWN_KEYS = ("command", "cwd", "env")
 
 
 @dataclass(frozen=True, slots=True)
 class JobFile:
-    """What a job file says: the request as its user wrote it, and the command."""
+    """Contents of a job file: the request as written, the command, its folder and environment."""
 
-    #: Where it came from, for messages.
+    #: Path of the file, for messages.
     where: str
     request: Mapping[str, object]
     argv: tuple[str, ...]
@@ -34,13 +34,13 @@ class JobFile:
 
     @classmethod
     def read(cls, path: Path, overrides: Mapping[str, object] | None = None) -> JobFile:
-        """Read a YAML job file; ``overrides`` go before what stands in it.
+        """Read a YAML job file; ``overrides`` replace its values.
 
         Raises
         ------
         RequestError
-            It cannot be read, is not YAML, or ``command``, ``cwd`` or ``env`` are not what they should be. The other
-            keys are checked by ``checked``.
+            It cannot be read, is not YAML, or ``command``, ``cwd`` or ``env`` are malformed. ``checked`` checks the
+            other keys.
         """
         where = str(path)
         content = _load(_read(path), where)
@@ -54,7 +54,7 @@ class JobFile:
         )
 
     def checked(self, rules: RequestRules) -> JobRequest:
-        """The request after the check that the daemon makes, too. Raises ``RequestError``."""
+        """The request, checked as the daemon checks it. Raises ``RequestError``."""
         return parse_request(self.request, rules=rules, where=self.where)
 
     def as_batch_script(self, cwd: Path) -> str:
@@ -85,7 +85,7 @@ def read_batch_script(path: Path, rules: RequestRules) -> JobRequest:
     """The request in a batch script's ``#DL2`` lines, checked. Raises ``RequestError``, naming the line or key."""
     directives = read_directives(_read(path), where=str(path))
     if not directives:
-        raise RequestError("#DL2", "the batch script has no #DL2 lines: dl2d does not know what this job needs",
+        raise RequestError("#DL2", "the batch script has no #DL2 lines, which say what the job needs",
                            where=str(path))  # fmt: skip
     return parse_request(directives, rules=rules, where=str(path))
 
@@ -115,9 +115,9 @@ def parse_override(text: str) -> tuple[str, object]:
 def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            raise RequestError("FILE", f"is larger than {_MOST_BYTES} bytes; is this a job file?", where=str(path))
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise RequestError("FILE", f"is larger than {_MAX_BYTES} bytes, so it is not a job file", where=str(path))
         return data.decode()
     except OSError as error:
         raise RequestError("FILE", f"cannot be read: {error.strerror}", where=str(path)) from error
@@ -132,13 +132,13 @@ def _load(text: str, where: str) -> dict[str, object]:
         problem = " ".join(str(error).split())
         raise RequestError("FILE", f"is not YAML: {problem}", where=where) from None
     if not isinstance(content, dict):
-        raise RequestError("FILE", f"must hold keys and values, not {type(content).__name__}", where=where)
+        raise RequestError("FILE", f"expected keys and values, got a {type(content).__name__}", where=where)
     return {str(key): value for key, value in content.items()}
 
 
 def _command(value: object, where: str) -> tuple[str, ...]:
     if value is None or value in ("", []):
-        raise RequestError("command", "missing (write e.g. command: python train.py)", where=where)
+        raise RequestError("command", "missing; add for example `command: python train.py`", where=where)
     if isinstance(value, str):
         try:
             return tuple(shlex.split(value))
@@ -153,7 +153,7 @@ def _cwd(value: object, where: str) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value:
-        raise RequestError("cwd", f"expected a folder, got {value!r}", where=where)
+        raise RequestError("cwd", f"expected the path of a folder, got {value!r}", where=where)
     return value
 
 
@@ -165,9 +165,9 @@ def _environment(value: object, where: str) -> dict[str, str]:
     given = {}
     for name, content in value.items():
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-            raise RequestError(f"env.{name}", "is not the name of an environment variable", where=where)
+            raise RequestError(f"env.{name}", "is not a valid name of an environment variable", where=where)
         if name.startswith("DL2_"):
-            raise RequestError(f"env.{name}", "names that begin with DL2_ are set by dl2d", where=where)
+            raise RequestError(f"env.{name}", "is reserved: dl2d sets the variables that begin with DL2_", where=where)
         if not isinstance(content, str | int | float) or isinstance(content, bool):
             raise RequestError(f"env.{name}", f"expected text (quote it in YAML), got {content!r}", where=where)
         given[name] = str(content)
@@ -183,5 +183,7 @@ def _directive(key: str, value: object, where: str) -> str:
     else:
         text = str(value)
     if any(sign in text for sign in "\"'\r\n\0"):
-        raise RequestError(key, f"{text!r} has quotes or line ends, which a #DL2 line cannot hold", where=where)
+        raise RequestError(
+            key, f"{text!r} contains a quote or a line break, which a #DL2 line cannot hold", where=where
+        )
     return f'"{text}"' if re.search(r"\s", text) else text

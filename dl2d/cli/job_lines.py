@@ -1,4 +1,4 @@
-"""One line per job: where it stands, what was decided for it last, and what keeps it from more."""
+"""One line per job: its progress, its newest decision, and the reason of that."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class JobLine:
 
     @property
     def why(self) -> str:
-        """In short what it waits for, or why it ended."""
+        """Reason of the newest decision, what the job waits for, or why it ended."""
         job = self.job
         if job.state.ended:
             return job.end_reason
         if job.state is JobState.SUBMITTED:
-            return "its coordinator has not called yet"
+            return "waits for the first heartbeat of its coordinator"
         if self.decided is None:
-            return "no decision yet"
+            return "waits for its first decision"
         return (self.decided.guarded[-1] if self.decided.guarded else self.decided.reason).text
 
     def as_json(self) -> dict[str, object]:

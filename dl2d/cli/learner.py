@@ -1,8 +1,8 @@
-"""The learner that the daemon starts (``python -m dl2d.cli.learner CONFIG``): as ``dl2d train --twin --gate``, humbly.
+"""Background process in which the daemon trains: ``python -m dl2d.cli.learner CONFIG``, as ``dl2d train --twin --gate``.
 
-It runs when nothing else wants the processor, has a limit on its memory, is the first to go where the machine runs out,
-and ends when the daemon does. It only reads the store: its last line on standard output is a JSON object with the
-folder of its ``candidate``, which the daemon enters (``dl2d.daemon.models.candidates``).
+It has the lowest CPU priority, a memory limit and the highest out-of-memory score, and ends when the daemon ends. It
+only reads the store: its last line on standard output is a JSON object with the folder of its ``candidate``, which the
+daemon registers (``dl2d.daemon.models.candidates``).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from dl2d.config.settings import Settings, load_settings
 from dl2d.core.errors import Dl2dError
 
 _ITERATIONS: Final = 150
-#: The system's least: a process that has it runs when no other wants to.
+#: Lowest CPU priority of the system.
 _NICEST: Final = 19
 _MIB: Final = 2**20
-#: Seconds between two words on how far it is.
+#: Seconds between two progress messages.
 _TELL_SECONDS: Final = 60.0
 
 
 def main(config: Path) -> None:
-    """Learn once; exit status 1 with a line on standard error where that is not possible."""
+    """Train once; exit status 1 and one line on standard error on failure."""
     try:
         settings = load_settings(config)
         stand_back(settings.learning.memory_mib)
@@ -40,14 +40,14 @@ def main(config: Path) -> None:
         print(f"dl2d: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(1)
     except MemoryError:
-        limit = f"learning.memory_mib={settings.learning.memory_mib}"
-        print(f"dl2d: the learner needs more memory than {limit}", file=sys.stderr)  # noqa: T201
+        limit = settings.learning.memory_mib
+        print(f"dl2d: the learner needs more than {limit} MiB of memory; raise learning.memory_mib", file=sys.stderr)  # noqa: T201
         sys.exit(1)
     print(json.dumps({"candidate": str(done)}))  # noqa: T201
 
 
 def stand_back(memory_mib: int) -> None:
-    """Take what no one else wants of this machine; where the system refuses a part of it, that part is left out."""
+    """Lower priority and limit memory; what the system refuses is left out."""
     with contextlib.suppress(OSError):
         os.nice(_NICEST)
     with contextlib.suppress(OSError, AttributeError):
@@ -79,7 +79,7 @@ def _learn(settings: Settings) -> Path:
 
 
 def _end_with_the_daemon() -> None:
-    """Standard input is a pipe that the daemon holds: it ends when the daemon does, however that came about."""
+    """Exit when the daemon does: standard input is a pipe that the daemon holds open."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass

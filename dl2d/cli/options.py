@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they open."""
+"""Options that several commands share, and the store and the job that they name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_COMPARED = 200
 
 @contextlib.contextmanager
 def reading(settings: Settings) -> Iterator[RecordingStore]:
-    """The store, opened to be read beside a running daemon: no lease is taken and no schema changed."""
+    """The store, opened without the lease and without a change of its schema, as beside a running daemon."""
     from dl2d.store.sql import SqlStore  # noqa: PLC0415 - half a second that commands without a store do not wait for
 
     store = SqlStore(settings.store_url)
@@ -39,12 +39,12 @@ def reading(settings: Settings) -> Iterator[RecordingStore]:
 
 
 def find_job(store: Store, text: str) -> Job:
-    """The one job that a user means: by slug, by id or by name; of several, the only one that has not ended.
+    """The job with a slug, id or name; of several, the only one that has not ended.
 
     Raises
     ------
     RequestError
-        There is none, or there are several; says which ones come near.
+        There is none, or there are several; the message names similar ones.
     """
     found = store.find_jobs(text)
     for job in found:
@@ -58,6 +58,8 @@ def find_job(store: Store, text: str) -> Job:
         names = {name for job in recent for name in (job.request.name, job.key.id)}
         near = difflib.get_close_matches(text, sorted(names), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise RequestError("JOB", f"there is no job {text!r}{hint} (`dl2d status --all` lists those of the last day)")
+        raise RequestError(
+            "JOB", f"there is no job {text!r}{hint} (`dl2d status --all` lists the jobs of the last day)"
+        )
     several = ", ".join(f"{job.key.slug} ({job.request.name}, {job.state})" for job in found[:8])
-    raise RequestError("JOB", f"{text!r} may mean any of {len(found)} jobs; say which: {several}")
+    raise RequestError("JOB", f"{len(found)} jobs are called {text!r}; give one of {several}")

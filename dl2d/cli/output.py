@@ -17,17 +17,17 @@ FILE_WIDTH = 400
 
 
 def console() -> Console:
-    """A console on standard output; knows by itself whether that is a terminal."""
+    """A console on standard output."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
 
 
 def on_terminal() -> bool:
-    """Whether somebody is watching: only then are there colours, live tables and progress bars."""
+    """Whether standard output is a terminal: only there are colours, live tables and progress bars used."""
     return sys.stdout.isatty()
 
 
 def print_json(value: object) -> None:
-    """Print one JSON value. NaN never stands in it: a reader's parser would refuse the whole."""
+    """Print one JSON value. Raises ``ValueError`` for NaN, which JSON does not have."""
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 

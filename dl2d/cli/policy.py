@@ -1,4 +1,4 @@
-"""``dl2d policy``: what can decide here, what does, and which version of a policy that learns."""
+"""``dl2d policy``: installed policies, the ones in use, and the versions of learned ones."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from dl2d.policies.common.checkpoint import DIGITS, checkpoint_in, read_checkpoi
 from dl2d.store import schema
 from dl2d.tick.start_check import site_start_check
 
-app = typer.Typer(no_args_is_help=True, help="What decides how many tasks each job gets.")
+app = typer.Typer(no_args_is_help=True, help="Policies, which decide how many tasks each job gets.")
 
-_ReasonOption = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
+_ReasonOption = Annotated[str, typer.Option("--reason", help="Reason to record.")]
 
 
 @app.callback()
 def policy() -> None:
-    """What decides how many tasks each job gets."""
+    """Policies, which decide how many tasks each job gets."""
 
 
 @app.command("list")
 def list_policies(as_json: JsonOption = False, config: ConfigOption = DEFAULT_PATH) -> None:
-    """List the installed policies and placements, which ones are in charge, and the versions of those that learn."""
+    """List the installed policies and placements, the ones in use, and the versions of learned policies."""
     settings = load_settings(config)
     found = _found(settings)
     versions: tuple[Version, ...] = ()
@@ -79,21 +79,21 @@ def list_policies(as_json: JsonOption = False, config: ConfigOption = DEFAULT_PA
 
 @app.command()
 def promote(
-    version: Annotated[str, typer.Argument(help="Beginning of a version's digest, or the folder of a checkpoint.")],
+    version: Annotated[str, typer.Argument(help="First digits of a version's digest, or the folder of a checkpoint.")],
     force: Annotated[
-        bool, typer.Option("--force", help="Whatever the gate says. Needs --reason, which is recorded.")
+        bool, typer.Option("--force", help="Promote even if the gate refuses. Needs --reason, which is recorded.")
     ] = False,
     reason: _ReasonOption = "",
     as_json: JsonOption = False,
     config: ConfigOption = DEFAULT_PATH,
 ) -> None:
-    """Have a version of the configured policy decide from the next interval on, if it passes the gate.
+    """Use a version of the configured policy from the next interval on, if it passes the gate.
 
-    A checkpoint is registered first. The gate: the version starts jobs on an idle cluster like this site's, and jobs of
-    recorded days end sooner with it than with what decides now; a trial that it passed before counts.
+    A checkpoint is registered first. A version passes the gate if it starts jobs on an idle cluster like this site's
+    and jobs of recorded days end sooner with it than with the present version; an earlier passed trial counts.
     """
     if force and not reason.strip():
-        raise typer.BadParameter("--force needs --reason, for the record")
+        raise typer.BadParameter("--force needs --reason: it is recorded with the promotion")
     settings = load_settings(config)
     name = _learned(settings)
     with reading(settings) as store:
@@ -111,7 +111,7 @@ def promote(
         except GateRefused as error:
             if not force:
                 raise GateRefused(
-                    f"{error}; nothing was changed (--force --reason TEXT promotes it all the same)"
+                    f"{error}; nothing was changed; to promote it anyway, add --force --reason TEXT"
                 ) from None
             why = f"{why} (forced: {error})"
         now = registry.change(name, known.digest, VersionState.LIVE, at=time.time(), by=getpass.getuser(), reason=why)
@@ -119,7 +119,7 @@ def promote(
 
 
 def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> None:
-    """Try a version, and keep the trial if there was one.
+    """Compare a version with the present one and record the trial.
 
     Raises
     ------
@@ -165,7 +165,7 @@ def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> N
 
 @app.command()
 def rollback(reason: _ReasonOption = "", as_json: JsonOption = False, config: ConfigOption = DEFAULT_PATH) -> None:
-    """Have the version decide again that the live one replaced, from the next interval on."""
+    """Use the version again that the live one replaced, from the next interval on."""
     settings = load_settings(config)
     name = _learned(settings)
     with reading(settings) as store:
@@ -177,7 +177,9 @@ def rollback(reason: _ReasonOption = "", as_json: JsonOption = False, config: Co
 def _learned(settings: Settings) -> str:
     name = settings.policy.name
     if not takes_checkpoint(name):
-        raise RequestError("policy.name", f"{name!r} learns nothing, so it has no versions; set policy.name: dl2")
+        raise RequestError(
+            "policy.name", f"policy {name!r} is not a learned one and has no versions; set policy.name: dl2"
+        )
     return name
 
 
@@ -190,8 +192,8 @@ def _matching(registry: Registry, name: str, text: str) -> Version | None:
         return found[0]
     if found:
         some = ", ".join(each.digest[:DIGITS] for each in found[:5])
-        raise RegistryError(f"{text!r} may be any of {len(found)} versions of {name}: {some}; give more of the digest")
-    raise RegistryError(f"{text!r} is no version of {name} and no folder; `dl2d policy list` has all versions")
+        raise RegistryError(f"{len(found)} versions of {name} begin with {text!r} ({some}); give more digits")
+    raise RegistryError(f"{text!r} is neither a version of {name} nor a folder; `dl2d policy list` shows all versions")
 
 
 def _tell(version: Version, *, as_json: bool) -> None:

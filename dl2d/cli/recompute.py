@@ -1,4 +1,4 @@
-"""Decide a recorded slot again, and compare."""
+"""Recomputation of a recorded decision and comparison with it."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ from dl2d.tick.record import inputs_hash
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """Whether a decision came out the same, bit for bit; ``text`` says from what, or what differs."""
+    """Whether a decision was reproduced bit for bit; ``text`` says with what, or what differs."""
 
     same: bool
     text: str
 
 
 def recompute(slot: Slot, settings: Settings, registry: Registry) -> Recomputed:
-    """Ask the policy again what it was asked in a slot, with the recorded snapshot and seed.
+    """Run the policy again on the recorded snapshot and seed of a slot.
 
     Policy and placement are found by the inputs hash, which covers their names and versions, among the installed ones
     and the registered versions of those that learn: the configuration may have been changed since.
     """
     if slot.proposed.policy == OBSERVED:
         same = slot.proposed.allocations() == slot.snapshot.held()
-        said = "the recorded tasks say the same" if same else "the recorded tasks say otherwise"
-        return Recomputed(same, f"it was observed, not decided: {said}")
+        said = "agree with" if same else "DIFFER from"
+        return Recomputed(same, f"another scheduler decided; the recorded tasks {said} the recorded decision")
     found = _deciders(slot, settings, registry)
     if found is None:
         made = f"{slot.proposed.policy} version {slot.proposed.policy_version}"
         return Recomputed(
             False,
-            "not possible: no installed policy, registered version and placement give the inputs hash (the decision "
-            f"was made by {made})",
+            "not possible: no installed policy, registered version and placement have the recorded inputs hash; the "
+            f"decision was made by {made}",
         )
     policy, placement = found
     fell_back = any(
@@ -66,7 +66,7 @@ def recompute(slot: Slot, settings: Settings, registry: Registry) -> Recomputed:
     asked = _fallback(slot, settings, registry) if fell_back else policy
     if asked is None:
         made = f"{slot.proposed.policy} version {slot.proposed.policy_version}"
-        return Recomputed(False, f"not possible: there is no {made}, the fallback that decided")
+        return Recomputed(False, f"not possible: the fallback that decided, {made}, is not installed")
     again = decide(slot.snapshot, Deciders(asked, asked, placement, timeout=float("inf")), slot.seed, time.monotonic)
     recorded = _without_fallback(slot.proposed) if fell_back else slot.proposed
     by = f"with {again.policy} version {again.policy_version}, placement {placement.name} and seed {slot.seed}"

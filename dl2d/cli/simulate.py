@@ -1,4 +1,4 @@
-"""``dl2d simulate``: workloads in virtual time, on this machine, without a daemon."""
+"""``dl2d simulate``: replay of workloads in virtual time, without a daemon."""
 
 from __future__ import annotations
 
@@ -48,12 +48,14 @@ def simulate(
             help="A cost, noise or failure, also on top of a preset; may be repeated (docs/simulator.md).",
         ),
     ] = None,
-    placement: Annotated[str, typer.Option(help="Placement, where no preset says so.")] = "load_balance",
+    placement: Annotated[str, typer.Option(help="Placement; a preset has its own.")] = "load_balance",
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="What a learned policy has learned: a folder that `dl2d train` wrote. Default: ours."),
+        typer.Option(
+            help="Checkpoint of a learned policy: a folder that `dl2d train` wrote. Default: the shipped one."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of policies and workloads that draw.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of random policies and workloads.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Replay a workload under one policy after another and compare completion times.

@@ -1,11 +1,11 @@
-"""``dl2d status``: the jobs, and how they are doing."""
+"""``dl2d status``: jobs with their allocation and progress, and the tasks of one."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.live import Live
@@ -33,11 +33,13 @@ _COLOURS = {
     JobState.CANCELLED: "magenta",
     JobState.LOST: "red",
 }
-#: What the modes in which dl2d is not in charge mean.
+#: Explanation of the modes in which another scheduler decides.
 MODE_WORDS = {
-    Mode.OBSERVE: "dl2d records what the scheduler in charge does; it starts and stops nothing",
-    Mode.SHADOW: "dl2d decides, and compares with the scheduler in charge; it starts and stops nothing",
+    Mode.OBSERVE: "dl2d records what the site's scheduler does, and starts and stops no task",
+    Mode.SHADOW: "dl2d records its decisions beside those of the site's scheduler, and starts and stops no task",
 }
+_NO_JOBS: Final = "no job is waiting or running; --all also lists those that ended within the last day"
+_NO_JOBS_OF_A_DAY: Final = "no job is waiting or running, and none ended within the last day"
 _HEADINGS = (
     "ID", "~NAME", "USER", "MODEL", "STATE", ">WORKERS", ">PS", ">EPOCH", ">STEPS/S", ">LOSS", ">AGE", "~WHY",
 )  # fmt: skip
@@ -75,21 +77,21 @@ def status(
             if lines:
                 print_tables(*_tables(lines, tasks, time.time()))
             else:
-                typer.echo("no jobs" if every else "no job is waiting or running (--all: also those of the last day)")
+                typer.echo(_NO_JOBS_OF_A_DAY if every else _NO_JOBS)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskLine:
-    """A task, and the last that its coordinator said of it."""
+    """A task and the newest report of its coordinator on it."""
 
     id: str
-    #: None for a task of a job at which dl2d only looks on, before the resource manager has told of it.
+    #: None where the resource manager has not listed the task of an observed job yet.
     task: Task | None
     report: TaskReport | None
 
     @property
     def remark(self) -> str:
-        """What is wrong with it, in words."""
+        """Note of the daemon, reason of its end, slowdown."""
         report = self.report
         words = [self.task.note if self.task is not None else ""]
         if report is not None:
@@ -109,7 +111,7 @@ class TaskLine:
 
 
 def task_lines(store: SiteStore, key: JobKey) -> tuple[TaskLine, ...]:
-    """The tasks that have not ended, and of others those that ended otherwise than they should."""
+    """The tasks that have not ended, and those that failed."""
     reports = {report.task: report for report in store.task_reports(key)}
     live = [TaskLine(task.id, task, reports.pop(task.id, None)) for task in store.tasks(live=True, job=key)]
     ended = {task.id: task for task in store.tasks(live=False, job=key) if task.id in reports}

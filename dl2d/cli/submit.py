@@ -45,14 +45,16 @@ def submit(
         _to_slurm(job, settings, sbatch_options or [], wait=wait, as_json=as_json)
         return
     if sbatch_options:
-        raise RequestError("SBATCH_OPTIONS", f"resource_manager.name is {settings.resource_manager.name}, not slurm")
+        raise RequestError(
+            "SBATCH_OPTIONS", f"are for Slurm, but resource_manager.name is {settings.resource_manager.name}"
+        )
     cwd = Path.cwd() / (job.cwd or "")
     if not cwd.is_dir():
         raise RequestError("cwd", f"{cwd} is not a folder", where=job.where)
     with DaemonClient(settings) as daemon:
         answer = daemon.submit(job.request, job.argv, str(cwd), job_environment(os.environ, job.env))
     if not as_json:
-        typer.echo(f"submitted job {answer['id']} ({answer['name']}); `dl2d status {answer['id']}` shows how it does")
+        typer.echo(f"submitted job {answer['id']} ({answer['name']}); `dl2d status {answer['id']}` shows its progress")
     if not wait:
         if as_json:
             print_json(answer)
@@ -110,12 +112,14 @@ def _to_slurm(job: JobFile, settings: Settings, options: list[str], *, wait: boo
     done = subprocess.run(command, input=script, capture_output=True, text=True, env=environment, check=False)
     number = done.stdout.strip().partition(";")[0]
     if not number:
-        raise ResourceManagerError("sbatch did not take the job", said=done.stderr or f"exit status {done.returncode}")
+        raise ResourceManagerError("sbatch refused the job", said=done.stderr or f"exit status {done.returncode}")
     if done.stderr.strip():
         typer.echo(done.stderr.strip(), err=True)
     if as_json:
         print_json({"id": number, "status": done.returncode if wait else None})
     else:
-        typer.echo(f"submitted batch job {number}" + (f", which ended with {done.returncode}" if wait else ""))
+        typer.echo(
+            f"submitted batch job {number}" + (f", which ended with exit status {done.returncode}" if wait else "")
+        )
     if done.returncode:
         raise typer.Exit(1)

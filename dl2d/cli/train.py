@@ -96,9 +96,9 @@ def train(
         return
     _refuse_inapplicable(context, "--twin" if twin else f"--design {design}")
     if not twin and not workload:
-        raise typer.BadParameter("name one or more workloads to train on", param_hint="--workload")
+        raise typer.BadParameter("give one or more workloads to train on", param_hint="--workload")
     if teacher is not None and start is not None:
-        raise typer.BadParameter("give one of --teacher and --start: either is what training begins with")
+        raise typer.BadParameter("--teacher and --start cannot be used together: training begins with one of them")
     require_extra("train")
     options = TrainOptions(
         workload=tuple(workload or ()), validate=tuple(validate or ()), out=out, iterations=iterations, seed=seed,

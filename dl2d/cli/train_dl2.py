@@ -30,7 +30,7 @@ def train_dl2(options: TrainOptions) -> None:
     train_on, validation = training_workloads(options.workload, options.validate, options.seed, options.draws)
     trainer = Trainer(train_on, validation, settings)
     inputs = hashlib.sha256(repr((train_on, validation)).encode()).hexdigest()
-    left = f"the same command with --resume goes on with the last state saved in {options.out}"
+    left = f"to continue from the state in {options.out}, run the same command with --resume"
     with interruptible(lambda: left), progress_bars() as bars:
         times = _baseline_times(trainer, bars) if options.compare else {}
         state = load_state(settings, inputs, options.out) if options.resume else _explored(trainer, bars)
@@ -49,8 +49,8 @@ def train_dl2(options: TrainOptions) -> None:
     write_checkpoint(checkpoint, options.checkpoint)
     write_report(options.out, state, settings, times, inputs=options.workload, seconds=seconds)
     if state.search.iteration < options.iterations:
-        moment = f"after {options.minutes:g} minutes, at iteration {state.search.iteration}"
-        typer.echo(f"stopped early {moment}; --resume goes on", err=True)
+        reached = f"after {options.minutes:g} minutes at iteration {state.search.iteration} of {options.iterations}"
+        typer.echo(f"stopped {reached}; to continue, run the same command with --resume", err=True)
     if options.as_json:
         print_json({"checkpoint": str(options.checkpoint), "digest": checkpoint.digest, **record})
         return

@@ -77,7 +77,7 @@ def _load(source: str, seed: int, draws: int) -> list[Workload]:
         return [load_source(source, seed=seed + number).workload for number in range(draws)]
     files = sorted(glob.glob(source)) if glob.has_magic(source) else [source]  # noqa: PTH207 - patterns may be absolute
     if not files:
-        raise WorkloadError("", "no file has such a name", where=source)
+        raise WorkloadError("", "no file matches", where=source)
     return [load_source(file, seed=seed).workload for file in files]
 
 

@@ -69,8 +69,8 @@ def train_original(options: TrainOptions) -> None:
 
 def _left(state: Path) -> str:
     if not state.is_file():
-        return "nothing was saved yet"
-    return f"the same command with --resume goes on with the last state saved in {state.parent}"
+        return "no state is saved yet"
+    return f"to continue from the state in {state.parent}, run the same command with --resume"
 
 
 def _settings(iterations: int, teacher: str | None, start: Checkpoint | None) -> Settings:
@@ -84,7 +84,7 @@ def _settings(iterations: int, teacher: str | None, start: Checkpoint | None) ->
         hidden = int(start.weights["policy.1.weight"].shape[0])
         window = int(start.settings["window"]) if network is NetworkKind.DENSE else settings.window
     except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"--start: the checkpoint lacks what a training needs to know: {error!r}") from None
+        raise CheckpointError(f"--start: the checkpoint lacks what training needs: {error!r}") from None
     return replace(settings, teacher="", network=network, hidden=hidden, window=window)
 
 

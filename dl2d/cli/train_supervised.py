@@ -87,9 +87,9 @@ def supervised(
     The checkpoint is for policy dl2-original, and for dl2d train --design original --start to go on from.
     """
     if from_store == (teacher is not None):
-        raise typer.BadParameter("give one of --from-store and --teacher")
+        raise typer.BadParameter("give either --from-store or --teacher")
     if teacher is not None and not workload:
-        raise typer.BadParameter("a teacher needs workloads", param_hint="--workload")
+        raise typer.BadParameter("--teacher needs workloads", param_hint="--workload")
     from dl2d.learning.dl2_paper import supervised as learning  # noqa: PLC0415 - torch takes seconds
     from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss  # noqa: PLC0415
 
@@ -137,7 +137,7 @@ def _refuse_if_jobs_wait(found: Imitation, recordings: Sequence[Recording]) -> N
     started = start_check(Dl2Original(found.checkpoint), newest.placement, newest.snapshot.nodes, requests)
     if started.problem:
         raise GateRefused(
-            f"what was learned {started.problem}; nothing was written. Learn from more slots, from those of another "
+            f"the trained policy {started.problem}; nothing was written; train on more slots, on those of another "
             "scheduler, or with other --updates"
         )
 
@@ -160,7 +160,7 @@ def _recorded(config: Path | None, url: str | None, most: int, policy: str | Non
         opened.close()
     if not found:
         whose = "" if policy is None else f" in which {policy} decided"
-        raise RequestError("--from-store", f"the store has no slots{whose}; the daemon records one in each interval")
+        raise RequestError("--from-store", f"the store has no slots{whose}")
     times = sorted(slot.at for slot in found)
     between = [later - earlier for earlier, later in itertools.pairwise(times) if later > earlier]
     return [Recording(slot.snapshot, slot.decision, placement) for slot in found], statistics.median(between or [60.0])

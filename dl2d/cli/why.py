@@ -1,4 +1,4 @@
-"""``dl2d why JOB``: the last decisions on a job, with everything that led to them."""
+"""``dl2d why JOB``: the newest decision on a job, with its reason, alternatives and open steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """What dl2d would have decided for a job; nothing was done of it."""
+    """Decision of dl2d in mode shadow; it is not carried out."""
 
     policy: str
     policy_version: str
@@ -38,12 +38,12 @@ class Shadow:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A decision on a job, and what could not be carried out of it at once."""
+    """A decision on a job, with its deferred and failed steps."""
 
     entry: DecisionEntry
     deferred: tuple[Deferred, ...]
     failures: tuple[Failure, ...]
-    #: What dl2d would have decided, where the scheduler in charge did.
+    #: In mode shadow.
     shadow: Shadow | None = None
     recomputed: Recomputed | None = None
 
@@ -58,9 +58,9 @@ def why(
     as_json: JsonOption = False,
     config: ConfigOption = DEFAULT_PATH,
 ) -> None:
-    """Say why a job has what it has: decision, binding constraint, alternatives, guard, what it still waits for."""
+    """Explain a job's allocation: decision, binding constraint, alternatives, guard, deferred tasks."""
     if slot is not None and every:
-        raise RequestError("--slot", "names one decision; leave --all out")
+        raise RequestError("--slot", "cannot be used with --all")
     settings = load_settings(config)
     with reading(settings) as store:
         chosen = as_of_now(find_job(store, job))
@@ -80,7 +80,7 @@ def _answers(store: Store, job: Job, number: int | None, *, every: bool) -> list
     if number is not None:
         slot = store.slot(number)
         if slot is None:
-            raise RequestError("--slot", f"there is no slot {number}; the newest is {store.last_slot_number()}")
+            raise RequestError("--slot", f"slot {number} is not recorded; the newest is {store.last_slot_number()}")
         for entry in slot.decision.jobs:
             if entry.job == job.key:
                 decision = slot.decision
@@ -89,7 +89,7 @@ def _answers(store: Store, job: Job, number: int | None, *, every: bool) -> list
                     decision.measure, entry,
                 )  # fmt: skip
                 return [_answer(slot, found)]
-        raise RequestError("--slot", f"job {job.key.id} was not decided on in slot {number}")
+        raise RequestError("--slot", f"slot {number} has no decision on job {job.key.id}")
     entries = store.decisions(job.key, limit=_MOST if every else 1)
     return [_answer(store.slot(entry.slot), entry) for entry in reversed(entries)]
 
@@ -156,7 +156,7 @@ def _decision_text(answer: Answer) -> list[str]:
         shadow = answer.shadow
         same = "the same" if shadow.decided.allocation == after else f"{shadow.decided.allocation} instead"
         lines += [
-            "in shadow, nothing of it was done",
+            "decision of dl2d, not carried out",
             f"  policy       {shadow.policy} version {shadow.policy_version}",
             f"  allocation   {same}",
             *_because(shadow.decided, shadow.measure),

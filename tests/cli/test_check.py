@@ -37,7 +37,7 @@ def test_a_good_configuration(dl2d: Dl2d, tmp_path: Path):
     assert ran.status == 0
     assert all(line.startswith("ok") for line in ran.out.splitlines())
     assert "2 nodes: n-1 cpu=4 gpu=1; n-2 cpu=4 gpu=1" in ran.out
-    assert "the first `dl2d run` makes it" in ran.out
+    assert "the first `dl2d run` creates it" in ran.out
     assert not (tmp_path / "state").exists()
 
 
@@ -188,10 +188,10 @@ def test_the_mode_and_what_is_looked_on_at(dl2d: Dl2d, tmp_path: Path):
         return {each["item"]: (each["good"], each["text"]) for each in found}
 
     item = "resource_manager.slurm.watch"
-    assert said()["mode"][1].startswith("observe: dl2d records what the scheduler in charge does")
+    assert said()["mode"][1].startswith("observe: dl2d records what the site's scheduler does")
     assert said()[item] == (True, "no rules: only jobs that register are recorded")
     assert said({"partition": "gpu", "model": "bert"})[item] == (True, "rules: 1")
-    assert said({"partition": "gpu", "model": "brt"})[item] == (False, "jobs.models does not have brt")
+    assert said({"partition": "gpu", "model": "brt"})[item] == (False, "jobs.models lacks brt; add it there")
     assert said({"partition": "gpu"})["resource_manager.slurm"] == (
         False,
         "resource_manager.slurm.watch[0].model: missing",

@@ -134,7 +134,7 @@ def test_ones_own_workloads_take_the_place_of_the_definitions(dl2d, tiny: Path, 
     assert len(set(found)) == 3
     none = dl2d("experiment", "run", tiny, "--out", tmp_path / "none", "--workload", tmp_path / "no/*.json")
     assert none.status == 2
-    assert "no file has such a name" in none.err
+    assert "no file matches" in none.err
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -143,7 +143,7 @@ def test_kinds_of_jobs_of_ones_own_are_named_by_an_option(dl2d, tiny: Path, tmp_
     write_workload(load_source("generator:dl2?jobs=6&longest_slots=4&nodes=2", seed=1).workload, mine)
     lacking = dl2d("experiment", "run", "realistic-kinds", "--out", tmp_path / "out")
     assert lacking.status == 2
-    assert "realistic-kinds draws jobs of the kinds that a workload file of yours has; name it: --kinds" in lacking.err
+    assert "realistic-kinds draws jobs from a workload file of yours; give it with --kinds FILE" in lacking.err
     assert not (tmp_path / "out").exists()
     refused = dl2d("experiment", "run", tiny, "--kinds", mine, "--out", tmp_path / "out")
     assert refused.status == 2

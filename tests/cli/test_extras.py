@@ -67,16 +67,20 @@ def test_every_command_has_help_without_any_extra(commands: tuple[str, ...], not
 
 def test_a_missing_extra_is_said_in_one_sentence() -> None:
     words_of = {
-        ("train", "-w", "jobs.json"): "torch and matplotlib, not installed here: pip install 'dl2d[train]'",
+        (
+            "train",
+            "-w",
+            "jobs.json",
+        ): "torch and matplotlib, not installed here; install with: pip install 'dl2d[train]'",
         ("train", "supervised", "--teacher", "drf", "-w", "jobs.json"): "pip install 'dl2d[train]'",
-        ("experiment", "run", "load"): "matplotlib, not installed here: pip install 'dl2d[simulate]'",
-        ("demo",): "torch and sklearn and matplotlib, not installed here: pip install 'dl2d[demo]'",
+        ("experiment", "run", "load"): "matplotlib, not installed here; install with: pip install 'dl2d[simulate]'",
+        ("demo",): "torch and sklearn and matplotlib, not installed here; install with: pip install 'dl2d[demo]'",
     }
     ended, _ = run(*words_of, without=OPTIONAL)
     for (status, lines), words in zip(ended, words_of.values(), strict=True):
         assert status == 1
         (line,) = lines
-        assert line.startswith("dl2d: this needs ")
+        assert line.startswith("dl2d: this command needs ")
         assert line.endswith(words)
 
 

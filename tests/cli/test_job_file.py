@@ -71,10 +71,10 @@ def test_overrides_that_are_none(text: str):
         ({"command": "python 'train.py"}, "command: No closing quotation"),
         ({"command": {"a": 1}}, "command: expected text or a list of words"),
         ({"command": [["a"]]}, "command: expected text or a list of words"),
-        ({"cwd": 7}, "cwd: expected a folder"),
+        ({"cwd": 7}, "cwd: expected the path of a folder"),
         ({"env": ["A=1"]}, "env: expected names and values"),
-        ({"env": {"A-B": "1"}}, "env.A-B: is not the name of an environment variable"),
-        ({"env": {"DL2_ROLE": "worker"}}, "env.DL2_ROLE: names that begin with DL2_ are set by dl2d"),
+        ({"env": {"A-B": "1"}}, "env.A-B: is not a valid name of an environment variable"),
+        ({"env": {"DL2_ROLE": "worker"}}, "env.DL2_ROLE: is reserved: dl2d sets the variables that begin with DL2_"),
         ({"env": {"A": True}}, "env.A: expected text (quote it in YAML), got True"),
         ({"epochs": 0}, "epochs: expected a number, more than 0"),
         ({"epoch": 3}, "epoch: unknown key (did you mean epochs?)"),
@@ -91,10 +91,10 @@ def test_what_is_wrong_is_named_with_the_file(file: Path, changes: dict[str, obj
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"- a\n", "must hold keys and values, not list"),
+        (b"- a\n", "expected keys and values, got a list"),
         (b"a: [", "is not YAML"),
         (b"\xff\xfe", "is not text"),
-        (b"a: " + b"x" * 1_100_000, "is larger than 1048576 bytes"),
+        (b"a: " + b"x" * 1_100_000, "is larger than 1048576 bytes, so it is not a job file"),
         (b"!!python/object/apply:os.system ['true']", "is not YAML"),
     ],
 )

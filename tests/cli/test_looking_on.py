@@ -44,7 +44,7 @@ def test_status_says_so_and_shows_hours(dl2d: Dl2d, watched: Watched) -> None:
     ran = dl2d("status", "-c", watched.config)
     lines = ran.out.splitlines()
     assert lines[0].startswith(f"mode {watched.world.mode}: dl2d ")
-    assert lines[0].endswith("it starts and stops nothing")
+    assert lines[0].endswith("and starts and stops no task")
     assert lines[2].split()[:7] == ["1", "bert-1", "eve", "bert", "running", "6", "0"]
     assert lines[2].split()[8] == "h"
     assert "observed: what memory 1 gave, on n1, n2, n3" in lines[2]
@@ -78,7 +78,7 @@ def test_why_tells_what_was_done_and_what_would_have_been(dl2d: Dl2d, watched: W
         assert "shadow" not in ran.out
         assert "shadow" not in shown
         return
-    assert "in shadow, nothing of it was done" in ran.out
+    assert "decision of dl2d, not carried out" in ran.out
     assert "policy       drf version" in ran.out
     assert shown["shadow"]["policy"] == "drf"
     assert shown["shadow"]["reason"]["text"]
@@ -90,7 +90,7 @@ def test_what_was_recorded_comes_out_again(dl2d: Dl2d, watched: Watched) -> None
     assert ran.status == 0, ran.out + ran.err
     said = [each["recomputed"]["text"] for each in ran.json["decisions"]]
     if watched.world.mode is Mode.OBSERVE:
-        assert set(said) == {"it was observed, not decided: the recorded tasks say the same"}
+        assert set(said) == {"another scheduler decided; the recorded tasks agree with the recorded decision"}
     else:
         assert all("with drf version" in text and "the same, bit for bit" in text for text in said)
 

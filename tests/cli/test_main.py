@@ -58,8 +58,8 @@ def test_policy_list(dl2d: Dl2d, tmp_path: Path):
 def test_db(dl2d: Dl2d, tmp_path: Path):
     config = write_config(tmp_path, store={"url": f"sqlite:///{tmp_path}/x.sqlite"})
     assert dl2d("db", "current", "--json", "-c", config).json["current"] is None
-    assert dl2d("db", "upgrade", "-c", config).out.startswith("schema upgraded from nothing to ")
-    assert dl2d("db", "upgrade", "-c", config).out.startswith("schema is at ")
+    assert dl2d("db", "upgrade", "-c", config).out.startswith("schema created: revision ")
+    assert dl2d("db", "upgrade", "-c", config).out.startswith("schema is up to date: revision ")
     shown = dl2d("db", "current", "--json", "-c", config).json
     assert shown["current"] == shown["head"]
 

@@ -91,7 +91,7 @@ def test_one_that_leaves_jobs_waiting_on_an_idle_cluster_is_refused_everywhere(d
     assert (
         "leaves 19 of 19 jobs waiting on an idle cluster (one asks for cpu=1 gpu=1 a worker and cpu=1 a PS" in ran.err
     )
-    assert "nothing was changed (--force --reason TEXT promotes it all the same)" in ran.err
+    assert "nothing was changed; to promote it anyway, add --force --reason TEXT" in ran.err
     shown = dl2d("policy", "list", "--json", "-c", config).json
     assert [each["state"] for each in shown["versions"]] == ["candidate"]
     assert dl2d("policy", "promote", idle, "--force", "-c", config).status == 2
@@ -121,7 +121,7 @@ def test_one_that_overflows_cannot_be_promoted_by_force(dl2d: Dl2d, tmp_path: Pa
 def test_what_cannot_be_promoted(dl2d: Dl2d, config: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for what, words in (
-        ("abcdef", "'abcdef' is no version of dl2 and no folder"),
+        ("abcdef", "'abcdef' is neither a version of dl2 nor a folder"),
         (str(tmp_path / "empty"), "is no checkpoint"),
         ("", "is no checkpoint"),
     ):
@@ -132,7 +132,7 @@ def test_what_cannot_be_promoted(dl2d: Dl2d, config: Path, tmp_path: Path) -> No
     config = write_config(tmp_path, policy={"name": "drf"})
     ran = dl2d("policy", "rollback", "-c", config)
     assert ran.status == 2
-    assert "policy.name: 'drf' learns nothing, so it has no versions" in ran.err
+    assert "policy.name: policy 'drf' is not a learned one and has no versions" in ran.err
 
 
 def findings(dl2d: Dl2d, config: Path) -> dict[str, tuple[bool, str]]:

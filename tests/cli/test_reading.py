@@ -111,9 +111,12 @@ def test_no_jobs(dl2d: Dl2d, tmp_path: Path):
     (tmp_path / "state").mkdir()
     assert dl2d("db", "upgrade", "-c", config).status == 0
     ran = dl2d("status", "-c", config)
-    assert (ran.status, ran.out) == (0, "no job is waiting or running (--all: also those of the last day)\n")
+    assert (ran.status, ran.out) == (
+        0,
+        "no job is waiting or running; --all also lists those that ended within the last day\n",
+    )
     assert dl2d("status", "--json", "-c", config).json["jobs"] == []
-    assert dl2d("history", "-c", config).out == "nothing was decided yet\n"
+    assert dl2d("history", "-c", config).out == "no decision is recorded yet\n"
 
 
 # Which job
@@ -123,7 +126,8 @@ def test_unknown_jobs_get_a_hint(dl2d: Dl2d, recorded: Recorded):
     ran = dl2d("why", "secnd", "-c", recorded.config)
     assert ran.status == 2
     assert ran.err == (
-        "dl2d: JOB: there is no job 'secnd'; did you mean second? (`dl2d status --all` lists those of the last day)\n"
+        "dl2d: JOB: there is no job 'secnd'; did you mean second? "
+        "(`dl2d status --all` lists the jobs of the last day)\n"
     )
 
 
@@ -189,7 +193,7 @@ def test_why_all_is_oldest_first(dl2d: Dl2d, recorded: Recorded):
 def test_why_before_the_first_decision_and_after_the_end(dl2d: Dl2d, recorded: Recorded):
     recorded.world.submit(name="fresh")
     ran = dl2d("why", "fresh", "-c", recorded.config)
-    assert "no decision  its coordinator has not called yet" in ran.out
+    assert "no decision  waits for the first heartbeat of its coordinator" in ran.out
     store = recorded.world.store
     store.change_job(recorded.second, JobChange(state=JobState.FAILED, end_reason="worker-0: no disk"), 1e9)
     assert "worker-0: no disk" in dl2d("why", "second", "-c", recorded.config).out
@@ -197,7 +201,10 @@ def test_why_before_the_first_decision_and_after_the_end(dl2d: Dl2d, recorded: R
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [(["--slot", "999"], "there is no slot 999; the newest is"), (["--slot", "1", "--all"], "leave --all out")],
+    [
+        (["--slot", "999"], "slot 999 is not recorded; the newest is"),
+        (["--slot", "1", "--all"], "--slot: cannot be used with --all"),
+    ],
 )
 def test_why_with_a_wrong_slot(dl2d: Dl2d, recorded: Recorded, options: list[str], says: str):
     ran = dl2d("why", "1", *options, "-c", recorded.config)
@@ -208,7 +215,7 @@ def test_why_with_a_wrong_slot(dl2d: Dl2d, recorded: Recorded, options: list[str
 def test_a_slot_without_the_job(dl2d: Dl2d, recorded: Recorded):
     ran = dl2d("why", "3", "--slot", "1", "-c", recorded.config)
     assert ran.status == 2
-    assert "was not decided on in slot 1" in ran.err
+    assert "slot 1 has no decision on job 3" in ran.err
 
 
 def test_recompute_gives_the_same_bits_for_every_slot(dl2d: Dl2d, recorded: Recorded):
@@ -254,7 +261,9 @@ def test_recompute_of_a_policy_that_is_not_installed(dl2d: Dl2d, recorded: Recor
     store.record_slot(replace(slot, number=slot.number + 1, inputs_hash="0" * 64))
     ran = dl2d("why", "first", "--recompute", "-c", recorded.config)
     assert ran.status == 1
-    assert "not possible: no installed policy, registered version and placement give the inputs hash" in ran.out
+    assert (
+        "not possible: no installed policy, registered version and placement have the recorded inputs hash" in ran.out
+    )
 
 
 # history
@@ -263,8 +272,8 @@ def test_recompute_of_a_policy_that_is_not_installed(dl2d: Dl2d, recorded: Recor
 def test_history(dl2d: Dl2d, recorded: Recorded):
     ran = dl2d("history", "-n", "100", "-c", recorded.config)
     assert ran.status == 0
-    assert [line for line in ran.out.splitlines() if line in ("slots", "resizes", "plans of the runtime")] == [
-        "slots", "resizes", "plans of the runtime"
+    assert [line for line in ran.out.splitlines() if line in ("slots", "resizes", "runtime plans")] == [
+        "slots", "resizes", "runtime plans"
     ]  # fmt: skip
     grown = line_of(ran.out, "asked ")
     assert "confirmed +" in grown
@@ -290,7 +299,9 @@ def test_history_of_a_job(dl2d: Dl2d, recorded: Recorded):
     assert shown["plans"][0]["suspension_max_ms"] == 1.75
     text = dl2d("history", "--job", "first", "-c", recorded.config).out
     assert "6w+4ps" in text
-    assert dl2d("history", "--job", "[bold]huge[/bold]", "-c", recorded.config).out == "job 3 was not resized yet\n"
+    assert (
+        dl2d("history", "--job", "[bold]huge[/bold]", "-c", recorded.config).out == "job 3 has not been resized yet\n"
+    )
 
 
 # A store that cannot be read

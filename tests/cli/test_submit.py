@@ -103,7 +103,7 @@ def test_a_job_is_submitted_with_command_folder_and_environment(dl2d: Dl2d, site
     monkeypatch.setenv("DL2_ROLE", "worker")
     ran = dl2d("submit", site.job(env={"SEED": 7}), "-c", site.config)
     assert (ran.status, ran.err) == (0, "")
-    assert ran.out == "submitted job 1 (digits); `dl2d status 1` shows how it does\n"
+    assert ran.out == "submitted job 1 (digits); `dl2d status 1` shows its progress\n"
     job = site.only_job()
     assert job.launch.argv == ("python", "train.py", "--title", "two words")
     assert job.launch.cwd == str(site.folder)
@@ -162,7 +162,7 @@ def test_another_daemons_key(dl2d: Dl2d, site: Site):
     (site.folder / "state" / "secret").write_bytes(b"x" * 32)
     ran = dl2d("submit", site.job(), "-c", site.config)
     assert ran.status == 1
-    assert "the daemon refused us" in ran.err
+    assert "the daemon refused the request" in ran.err
     assert str(site.folder / "state" / "secret") in ran.err
 
 
@@ -301,14 +301,14 @@ def test_what_slurm_refuses(dl2d: Dl2d, slurm: Path, sbatch: Path, monkeypatch: 
     monkeypatch.setenv("SBATCH_SAYS", "sbatch: error: invalid partition specified: gpu\n")
     ran = dl2d("submit", "job.yaml", "-c", slurm)
     assert ran.status == 1
-    assert ran.err == "dl2d: sbatch did not take the job: sbatch: error: invalid partition specified: gpu\n"
+    assert ran.err == "dl2d: sbatch refused the job: sbatch: error: invalid partition specified: gpu\n"
 
 
 def test_waiting_for_a_batch_job(dl2d: Dl2d, slurm: Path, sbatch: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SBATCH_ENDS", "3")
     ran = dl2d("submit", "job.yaml", "--wait", "-c", slurm)
     assert ran.status == 1
-    assert "ended with 3" in ran.out
+    assert "ended with exit status 3" in ran.out
     assert "--wait" in json.loads(sbatch.read_text())["argv"]
 
 
@@ -329,4 +329,4 @@ def test_without_slurms_commands(dl2d: Dl2d, slurm: Path, monkeypatch: pytest.Mo
 def test_sbatch_options_without_slurm(dl2d: Dl2d, site: Site):
     ran = dl2d("submit", site.job(), "-c", site.config, "--", "--partition=gpu")
     assert ran.status == 2
-    assert "resource_manager.name is local, not slurm" in ran.err
+    assert "are for Slurm, but resource_manager.name is local" in ran.err

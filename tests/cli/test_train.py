@@ -64,12 +64,12 @@ def test_wrong_use(dl2d: Dl2d, tmp_path: Path, workload: Path) -> None:
         ("-w {} --gate --days 3", "--days, --gate cannot be used with --design jumps"),
         ("-w {} --design original --hidden 4", "--hidden cannot be used with --design original"),
         ("-w {} --design original -c dl2d.yaml", "--config cannot be used with --design original"),
-        ("-w {} --design original --teacher drf --start x", "give one of --teacher and --start"),
+        ("-w {} --design original --teacher drf --start x", "--teacher and --start cannot be used together"),
         ("--twin -w {}", "--workload cannot be used with --twin"),
         ("--twin --design original --start x", "--design, --start cannot be used with --twin"),
         ("--twin --design jumps --resume", "--design, --resume cannot be used with --twin"),
         ("--twin --no-compare --hidden 0", "--hidden, --compare cannot be used with --twin"),
-        ("", "name one or more workloads to train on"),
+        ("", "give one or more workloads to train on"),
     ],
 )
 def test_an_option_that_does_not_apply_is_refused(dl2d: Dl2d, arguments: str, words: str, workload: Path) -> None:

@@ -96,7 +96,7 @@ def test_it_is_stopped_and_goes_on(dl2d, workload: Path, tmp_path: Path, monkeyp
         patched.setattr(SampleCollector, "collect", interrupted)
         stopped = dl2d(*command, tmp_path / "parts")
     assert stopped.status == 130
-    assert "--resume goes on with the last state saved" in stopped.err
+    assert "to continue from the state in " in stopped.err
     further = dl2d(*command, tmp_path / "parts", "--resume")
     assert further.status == 0, further.err
     assert further.json["digest"] == whole.json["digest"]

@@ -120,9 +120,9 @@ def test_a_teacher_is_learned_from(dl2d: Dl2d, workload: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give one of --from-store and --teacher"),
-        (["--from-store", "--teacher", "drf"], "give one of --from-store and --teacher"),
-        (["--teacher", "drf"], "a teacher needs workloads"),
+        ([], "give either --from-store or --teacher"),
+        (["--from-store", "--teacher", "drf"], "give either --from-store or --teacher"),
+        (["--teacher", "drf"], "--teacher needs workloads"),
     ],
 )
 def test_wrong_use_is_told(dl2d: Dl2d, arguments: list[str], message: str) -> None:

@@ -137,7 +137,7 @@ exec dl2-run --workers 2 --servers 1 python "$HOME/train.py" --epochs 60 --optim
     ran = subprocess.run(
         [BIN / "dl2d", "why", waits, "--config", daemon.config], capture_output=True, text=True, check=True
     )
-    assert "in shadow, nothing of it was done" in ran.stdout
+    assert "decision of dl2d, not carried out" in ran.stdout
     assert ever_submitted(cluster) <= {plain, waits, other, elastic}
     assert set(cluster.running()) == {waits, other}
     assert daemon.stop() == 0
