@@ -78,27 +78,34 @@ class PostgresServer:
         return f"postgresql://dl2d@/{database}?host={self._folder}"
 
     @contextlib.contextmanager
-    def database(self, *, migrated: bool = False) -> Iterator[str]:
-        """URL of a new database, empty or as the migrations leave it, which is dropped afterwards."""
+    def database(self) -> Iterator[str]:
+        """URL of a new and empty database, which is dropped afterwards."""
         name = f"test_{next(self._names)}"
-        self._create(name, self._migrated if migrated else "template1")
+        self._execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         try:
             yield self.url(name)
         finally:
             self._execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
+    def emptied(self) -> str:
+        """URL of a database with the present schema, without rows and connections; each call returns the same one."""
+        url = self._kept
+        self._execute(sql.SQL("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'kept'"))
+        with psycopg.connect(url, autocommit=True) as connection:
+            tables = connection.execute(
+                "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'dl2d_schema_version'"
+            ).fetchall()
+            names = sql.SQL(", ").join(sql.Identifier(name) for (name,) in tables)
+            connection.execute(sql.SQL("TRUNCATE {} RESTART IDENTITY CASCADE").format(names))
+        return url
+
     @functools.cached_property
-    def _migrated(self) -> str:
-        """Name of a database that was migrated: a copy is made in far less time."""
-        self._create("migrated", "template1")
-        schema.upgrade(self.url("migrated"))
-        return "migrated"
+    def _kept(self) -> str:
+        self._execute(sql.SQL("CREATE DATABASE kept"))
+        schema.upgrade(self.url("kept"))
+        return self.url("kept")
 
-    def _create(self, name: str, template: str) -> None:
-        create = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
-        self._execute(create.format(sql.Identifier(name), sql.Identifier(template)))
-
-    def _execute(self, statement: sql.Composed) -> None:
+    def _execute(self, statement: sql.Composable) -> None:
         with psycopg.connect(host=str(self._folder), user="dl2d", dbname="postgres", autocommit=True) as connection:
             connection.execute(statement)
 

@@ -1,4 +1,4 @@
-"""The Slurm manager under the contract suite: a private Slurm of two nodes for each test."""
+"""The Slurm manager under the contract suite: a private Slurm of two nodes, without jobs at the start of each test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import time
 
 from rm_harness import Harness
-from slurm_cluster import PATH, SlurmCluster
+from slurm_cluster import PATH, SlurmCluster, User
 
 from dl2d.core.jobs import Owner
 from dl2d_slurm.manager import SlurmManager
@@ -27,26 +27,17 @@ class SlurmHarness(Harness):
         *("ENVIRONMENT", "HOSTNAME", "TMPDIR", "PWD", "OLDPWD", "SHLVL"),
     )
 
-    def __init__(self) -> None:
+    def __init__(self, cluster: SlurmCluster, user: User) -> None:
         super().__init__()
-        self.cluster = SlurmCluster(nodes=2, cgroups=True)
-        self.cluster.start()
-        try:
-            self._use_cluster()
-        except BaseException:
-            self.cluster.stop()
-            raise
-
-    def _use_cluster(self) -> None:
-        self.nodes = self.cluster.nodes
-        user = self.cluster.add_user("alice")
-        if self.cluster.run("test", "-x", os.path.realpath(sys.executable), user=user, check=False).status == 0:
+        self.cluster = cluster
+        self.nodes = cluster.nodes
+        if cluster.run("test", "-x", os.path.realpath(sys.executable), user=user, check=False).status == 0:
             self.owner, self._user = Owner(user.name, user.uid, user.gid), user
-            self.cwd = user.home
         else:
             self.owner, self._user = Owner("root", 0, 0), None
-            self.cwd = self.cluster.directory / "work"
-            self.cwd.mkdir()
+        self.cwd = user.home / self.mark
+        self.cwd.mkdir()
+        os.chown(self.cwd, self.owner.uid, self.owner.gid)
         self.manager = self.open()
 
     def open(self) -> SlurmManager:
@@ -69,4 +60,4 @@ class SlurmHarness(Harness):
             super().end_all()
         finally:
             self.manager.close()
-            self.cluster.stop()
+            self.cluster.clear()

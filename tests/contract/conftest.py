@@ -16,8 +16,14 @@ _SLURM = (pytest.mark.slurm, pytest.mark.skipif(bool(_NO_SLURM), reason=_NO_SLUR
 #: Makes a harness in a fresh folder; slow or privileged managers carry marks.
 HARNESSES: dict[str, tuple[Callable[[Path, pytest.FixtureRequest], Harness], tuple[pytest.MarkDecorator, ...]]] = {
     "local": (lambda folder, _request: LocalHarness(folder), ()),
-    "slurm": (lambda _folder, _request: SlurmHarness(), _SLURM),
+    "slurm": (lambda _folder, request: SlurmHarness(*request.getfixturevalue("slurm_of_two_nodes")), _SLURM),
 }
+
+
+@pytest.fixture(scope="session")
+def slurm_of_two_nodes() -> Iterator[tuple[slurm_cluster.SlurmCluster, slurm_cluster.User]]:
+    with slurm_cluster.SlurmCluster(nodes=2, cgroups=True) as cluster:
+        yield cluster, cluster.add_user("alice")
 
 
 @pytest.fixture(params=[pytest.param(name, marks=marks) for name, (_, marks) in HARNESSES.items()])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import os
 import socket
 import subprocess
@@ -13,11 +16,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from daemon_process import BIN
 from local_cluster import LocalCluster
 from structlog.testing import capture_logs
 
 from dl2d import plugins
+from dl2d.cli import main
 from dl2d.config.settings import Settings
 from dl2d.core.errors import AlreadyRunning, Dl2dError, PluginError, StoreUnavailable
 from dl2d.core.jobs import JobState
@@ -43,14 +46,17 @@ def waiting(tmp_path: Path) -> Iterator[LocalCluster]:
 SMALL: dict[str, Any] = {"epochs": 30, "max_workers": 2, "max_ps": 1}
 
 
-def refused(cluster: LocalCluster, **env: str) -> tuple[int, str]:
-    """Exit status and words of a daemon that does not come up."""
-    done = subprocess.run(
-        [str(BIN / "dl2d"), "run", "--config", str(cluster.config)],
-        check=False, capture_output=True, text=True, timeout=60, env={**cluster.env, **env},
-    )  # fmt: skip
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stderr
+def refused(cluster: LocalCluster) -> tuple[int, str]:
+    """Exit status and words of a daemon that does not come up, in this process."""
+    said, root = io.StringIO(), logging.getLogger()
+    handlers = root.handlers[:]
+    try:
+        with contextlib.redirect_stderr(said), pytest.raises(SystemExit) as ended:
+            main.run(["run", "--config", str(cluster.config)])
+    finally:
+        root.handlers[:] = handlers
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, said.getvalue()
 
 
 class TestStart:

@@ -41,9 +41,8 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def kept_postgres_url(postgres: PostgresServer) -> Iterator[str]:
-    with postgres.database(migrated=True) as url:
-        yield url
+def kept_postgres_url(postgres: PostgresServer) -> str:
+    return postgres.emptied()
 
 
 @pytest.fixture(params=["file", _POSTGRES])
