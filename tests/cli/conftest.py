@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from migrated import sqlite_store
 from tick.world import World
 
 from dl2d.cli import main
@@ -60,7 +61,20 @@ class Recorded:
     waiting: JobKey
 
 
+def store_url(folder: Path) -> str:
+    """URL of the store to which the configuration in a folder leads; the folder of its file is there."""
+    state = folder / "state"
+    state.mkdir(mode=0o700, exist_ok=True)
+    return f"sqlite:///{state}/dl2d.sqlite"
+
+
+def new_store(folder: Path) -> str:
+    """URL of a new store with the present schema in the place that ``store_url`` names."""
+    return sqlite_store(Path(store_url(folder).removeprefix("sqlite:///")))
+
+
 def write_config(folder: Path, **sections: object) -> Path:
+    store_url(folder)
     file = folder / "dl2d.yaml"
     file.write_text(yaml.safe_dump({"state_dir": str(folder / "state"), **sections}))
     return file
@@ -70,8 +84,7 @@ def write_config(folder: Path, **sections: object) -> Path:
 def recorded(tmp_path: Path) -> Iterator[Recorded]:
     """First took what there was, second made it shrink, the last one is too large for any node."""
     config = write_config(tmp_path)
-    (tmp_path / "state").mkdir()
-    world = World(url=f"sqlite:///{tmp_path}/state/dl2d.sqlite")
+    world = World(url=store_url(tmp_path))
     with closing(world):
         first = world.submit(name="first", model="vgg-16", max_workers=6)
         world.tick(1.0)

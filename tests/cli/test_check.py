@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cli.conftest import Dl2d, write_config
+from cli.conftest import Dl2d, new_store, write_config
 from daemon_process import free_port
 
 from dl2d.cli import check
-from dl2d.store import schema
 from dl2d.store.sql import SqlStore
 
 NODES = {"name": "local", "local": {"nodes": [{"name": "n", "count": 2, "resources": {"cpu": 4, "gpu": 1}}]}}
@@ -38,7 +37,7 @@ def test_a_good_configuration(dl2d: Dl2d, tmp_path: Path):
     assert all(line.startswith("ok") for line in ran.out.splitlines())
     assert "2 nodes: n-1 cpu=4 gpu=1; n-2 cpu=4 gpu=1" in ran.out
     assert "the first `dl2d run` creates it" in ran.out
-    assert not (tmp_path / "state").exists()
+    assert list((tmp_path / "state").iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,6 @@ def test_a_missing_configuration(dl2d: Dl2d, tmp_path: Path):
 
 def test_an_old_schema_and_a_newer_one(dl2d: Dl2d, tmp_path: Path):
     config = configured(tmp_path)
-    (tmp_path / "state").mkdir()
     empty = tmp_path / "state" / "dl2d.sqlite"
     empty.touch()
     assert "store" not in wrong(dl2d, config)
@@ -86,7 +84,6 @@ def test_an_old_schema_and_a_newer_one(dl2d: Dl2d, tmp_path: Path):
 
 def test_a_key_that_others_may_read(dl2d: Dl2d, tmp_path: Path):
     config = configured(tmp_path)
-    (tmp_path / "state").mkdir()
     secret = tmp_path / "state" / "secret"
     secret.write_bytes(b"k" * 32)
     secret.chmod(0o640)
@@ -109,10 +106,7 @@ def test_a_port_that_another_program_has(dl2d: Dl2d, tmp_path: Path, monkeypatch
 
 def test_a_running_daemon_is_not_disturbed(dl2d: Dl2d, tmp_path: Path):
     config = configured(tmp_path)
-    (tmp_path / "state").mkdir()
-    url = f"sqlite:///{tmp_path}/state/dl2d.sqlite"
-    schema.upgrade(url)
-    with closing(SqlStore(url)) as store:
+    with closing(SqlStore(new_store(tmp_path))) as store:
         store.acquire("a daemon")
         assert wrong(dl2d, config) == {}
         store.next_job_id("x")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cli.conftest import Dl2d, write_config
+from cli.conftest import Dl2d, store_url, write_config
 from observed_site import ForeignScheduler
 from tick.world import World
 
@@ -26,8 +26,7 @@ class Watched:
 def watched(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Watched]:
     """One job of a user's runs for ten minutes, one waits."""
     config = write_config(tmp_path)
-    (tmp_path / "state").mkdir()
-    world = World(url=f"sqlite:///{tmp_path}/state/dl2d.sqlite", mode=request.param)
+    world = World(url=store_url(tmp_path), mode=request.param)
     with closing(world):
         world.store.enter_mode(Mode.LIVE, at=world.now - 5, by="process 7 on head", reason="start")
         world.store.enter_mode(world.mode, at=world.now, by="process 7 on head", reason="reload")

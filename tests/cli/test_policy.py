@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli.conftest import Dl2d, write_config
+from cli.conftest import Dl2d, new_store, write_config
 from daemon_process import free_port
 
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
@@ -15,10 +15,9 @@ from dl2d.policies.dl2.policy import with_checkpoint
 
 
 @pytest.fixture
-def config(dl2d: Dl2d, tmp_path: Path) -> Path:
-    (tmp_path / "state").mkdir()
+def config(tmp_path: Path) -> Path:
     config = write_config(tmp_path, policy={"name": "dl2"}, api={"port": free_port()})
-    assert dl2d("db", "upgrade", "-c", config).status == 0
+    new_store(tmp_path)
     return config
 
 
@@ -82,9 +81,8 @@ def a_network(folder: Path, favourite: int, *, bias: float = 9.0, window: int = 
 
 
 def test_one_that_leaves_jobs_waiting_on_an_idle_cluster_is_refused_everywhere(dl2d: Dl2d, tmp_path: Path) -> None:
-    (tmp_path / "state").mkdir()
     config = write_config(tmp_path, policy={"name": "dl2-original"}, api={"port": free_port()})
-    assert dl2d("db", "upgrade", "-c", config).status == 0
+    new_store(tmp_path)
     idle = a_network(tmp_path, favourite=6)  # void before anything else
     ran = dl2d("policy", "promote", idle, "-c", config)
     assert ran.status == 1
@@ -107,9 +105,8 @@ def test_one_that_leaves_jobs_waiting_on_an_idle_cluster_is_refused_everywhere(d
 
 
 def test_one_that_overflows_cannot_be_promoted_by_force(dl2d: Dl2d, tmp_path: Path) -> None:
-    (tmp_path / "state").mkdir()
     config = write_config(tmp_path, policy={"name": "dl2-original"}, api={"port": free_port()})
-    assert dl2d("db", "upgrade", "-c", config).status == 0
+    new_store(tmp_path)
     broken = a_network(tmp_path, favourite=0, bias=float("nan"))
     for more in ((), FORCE):
         ran = dl2d("policy", "promote", broken, *more, "-c", config)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cli.conftest import Dl2d, Recorded, write_config
+from cli.conftest import Dl2d, Recorded, new_store, write_config
 
 from dl2d.core.decision import Alternative
 from dl2d.core.jobs import Allocation, JobState
@@ -108,8 +108,7 @@ def test_ended_jobs_of_the_last_day_are_shown_on_demand(dl2d: Dl2d, recorded: Re
 
 def test_no_jobs(dl2d: Dl2d, tmp_path: Path):
     config = write_config(tmp_path)
-    (tmp_path / "state").mkdir()
-    assert dl2d("db", "upgrade", "-c", config).status == 0
+    new_store(tmp_path)
     ran = dl2d("status", "-c", config)
     assert (ran.status, ran.out) == (
         0,

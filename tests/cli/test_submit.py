@@ -14,25 +14,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cli.conftest import Dl2d, write_config
+from cli.conftest import Dl2d, store_url, write_config
+from daemon.api.api_world import ApiWorld
 from daemon_process import free_port
+from tick.world import nodes
 
 from dl2d.cli.submit import job_environment
-from dl2d.core.cluster import Node
 from dl2d.core.jobs import Job, JobState
-from dl2d.core.mode import Mode
 from dl2d.core.request import RequestRules
-from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, Store
-from dl2d.daemon.api.admission import Admission
-from dl2d.daemon.api.application import create_api
-from dl2d.daemon.api.server import ApiServer
-from dl2d.daemon.api.services import ManagerAccess, Services
-from dl2d.daemon.credentials import load_credentials
-from dl2d.daemon.health import Health
-from dl2d.store import schema
 from dl2d.store.sql import SqlStore
-from dl2d.testing import ScriptedManager
 
 JOB = {
     "name": "digits",
@@ -50,8 +41,11 @@ class Site:
 
     folder: Path
     config: Path
-    store: Store
-    woken: threading.Event
+    world: ApiWorld
+
+    @property
+    def store(self) -> SqlStore:
+        return self.world.store
 
     def job(self, **changes: object) -> Path:
         file = self.folder / "job.yaml"
@@ -66,36 +60,18 @@ class Site:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "state").mkdir(mode=0o700)
     return tmp_path
 
 
 @pytest.fixture
 def site(folder: Path) -> Iterator[Site]:
-    port = free_port()
-    config = write_config(folder, api={"port": port}, jobs={"models": ["digits-mlp"], "max_workers": 8})
-    url = f"sqlite:///{folder}/state/dl2d.sqlite"
-    schema.upgrade(url)
-    woken = threading.Event()
-    manager = ScriptedManager([Node("n1", Resources.of(cpu=8, gpu=2))], time.time)
-    with closing(SqlStore(url)) as store:
-        services = Services(
-            cluster="test",
-            store=store,
-            manager=ManagerAccess(manager),
-            admission=lambda: Admission(RequestRules(frozenset({"digits-mlp"}), 8, 8)),
-            credentials=load_credentials(folder / "state" / "secret", create=True),
-            clock=time.time,
-            heartbeat_seconds=1.0,
-            starts_anchors=True,
-            mode=lambda: Mode.LIVE,
-            health=Health(time.monotonic),
-            wake=woken.set,
-        )
-        server = ApiServer("127.0.0.1", port)
-        server.start(create_api(services))
-        yield Site(folder, config, store, woken)
-        server.stop()
+    rules = RequestRules(frozenset({"digits-mlp"}), 8, 8)
+    with closing(ApiWorld(cluster_nodes=nodes(1), url=store_url(folder), request_rules=rules)) as world:
+        secret = folder / "state" / "secret"
+        secret.write_bytes(world.credentials.key)
+        secret.chmod(0o600)
+        jobs = {"models": ["digits-mlp"], "max_workers": 8}
+        yield Site(folder, write_config(folder, api={"port": world.server.address[1]}, jobs=jobs), world)
 
 
 def test_a_job_is_submitted_with_command_folder_and_environment(dl2d: Dl2d, site: Site, monkeypatch):
@@ -110,7 +86,7 @@ def test_a_job_is_submitted_with_command_folder_and_environment(dl2d: Dl2d, site
     environment = dict(job.launch.env)
     assert (environment["LEARNING_RATE"], environment["SEED"]) == ("0.1", "7")
     assert not any(name.startswith("DL2_") for name in environment)
-    assert site.woken.is_set()
+    assert site.world.woken
 
 
 def test_submission_as_json_with_overrides(dl2d: Dl2d, site: Site):

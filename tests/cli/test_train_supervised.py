@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cli.conftest import Dl2d, Recorded, write_config
+from cli.conftest import Dl2d, Recorded, new_store, store_url, write_config
 from cli.test_train_original import a_workload_file
 from observed_site import observe
 
@@ -17,7 +17,6 @@ from dl2d.core.plan import Outcome, Plan
 from dl2d.core.store import Slot
 from dl2d.learning.dl2_paper.demonstrations import recordings_of
 from dl2d.simulation.workload.format import read_workload
-from dl2d.store import schema
 from dl2d.store.sql import SqlStore
 
 
@@ -30,10 +29,7 @@ def workload(tmp_path: Path) -> Path:
 def site(tmp_path: Path, workload: Path) -> Path:
     """Configuration of a site whose store has what DRF decided in its slots."""
     config = write_config(tmp_path)
-    (tmp_path / "state").mkdir()
-    url = f"sqlite:///{tmp_path}/state/dl2d.sqlite"
-    schema.upgrade(url)
-    store = SqlStore(url)
+    store = SqlStore(new_store(tmp_path))
     store.acquire("test")
     known = set()
     for number, recording in enumerate(recordings_of("drf", read_workload(workload)), 1):
@@ -83,8 +79,7 @@ def test_a_store_is_learned_from_and_the_result_simulated_and_gone_on_with(
 @pytest.mark.slow
 def test_a_scheduler_is_learned_from_that_dl2d_only_looked_on_at(dl2d: Dl2d, tmp_path: Path) -> None:
     config = write_config(tmp_path, mode="observe", placement="load_balance")
-    (tmp_path / "state").mkdir()
-    with closing(observe(f"sqlite:///{tmp_path}/state/dl2d.sqlite", hours=16)) as world:
+    with closing(observe(store_url(tmp_path), hours=16)) as world:
         assert world.manager.submitted == world.manager.stopped == []
     ran = dl2d(
         "train", "supervised", "--from-store", "-c", config, "-o", tmp_path / "out", "--updates", "200", "--json"

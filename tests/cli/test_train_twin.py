@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cli.conftest import Dl2d, write_config
+from cli.conftest import Dl2d, store_url, write_config
 from recorded_site import record
 
 from dl2d.cli import trial
@@ -28,8 +28,7 @@ DAY = 86_400
 @pytest.fixture
 def site(tmp_path: Path) -> tuple[Path, str]:
     """A configuration whose daemon does not learn, and its store's URL."""
-    (tmp_path / "state").mkdir()
-    url = f"sqlite:///{tmp_path}/state/dl2d.sqlite"
+    url = store_url(tmp_path)
     begin = time.time() // DAY * DAY - 3 * DAY
     record(url, load_source(DAYS, seed=2).workload, Drf(), begin=begin)
     return write_config(tmp_path, schedule={"slot_seconds": 1200.0}), url

@@ -43,6 +43,7 @@ class ApiWorld(World):
     """A world that can be spoken to over HTTP; ``woken`` counts how often a tick was asked for."""
 
     starts_anchors: bool = True
+    request_rules: RequestRules = RULES
     woken: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -55,7 +56,7 @@ class ApiWorld(World):
             cluster="test",
             store=self.store,
             manager=self.access,
-            admission=lambda: Admission(RULES),
+            admission=lambda: Admission(self.request_rules),
             credentials=self.credentials,
             clock=lambda: self.now,
             heartbeat_seconds=1.5,
