@@ -35,8 +35,8 @@ COMMANDS: Final = MappingProxyType(
         "demo": ("demo", "demo", _ADMIN, "Train three real jobs on this machine and resize them meanwhile."),
         "run": ("serve", "run", _ADMIN, "Run the daemon until SIGTERM; SIGHUP reads the configuration again."),
         "check": ("check", "check", _ADMIN, "Check the configuration, what it names, and job files."),
-        "config": ("configuration", "config", _ADMIN, "Print the sample configuration with every key explained."),
-        "unit": ("unit", "unit", _ADMIN, "Print the systemd unit of this installation."),
+        "config": ("installation", "config", _ADMIN, "Print the sample configuration with every key explained."),
+        "unit": ("installation", "unit", _ADMIN, "Print the systemd unit of this installation."),
         "db": ("db", "app", _ADMIN, "Upgrade the database's schema or show its revision."),
         "policy": ("policy", "app", _ADMIN, "List policies; promote a version of a learned one, or roll it back."),
     }

@@ -1,4 +1,4 @@
-"""``dl2d unit``: the systemd unit for this installation."""
+"""``dl2d config`` and ``dl2d unit``: the files with which an installation begins."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from dl2d.config.files import shipped
 from dl2d.config.settings import DEFAULT_PATH
 
 
+def config() -> None:
+    """Print the sample configuration, in which every key is explained and has its default."""
+    typer.echo(shipped("etc/dl2d.yaml").read_text(encoding="utf-8"), nl=False)
+
+
 def unit(
-    config: Annotated[
-        Path, typer.Option("--config", "-c", help="Configuration file that the service shall use.")
-    ] = DEFAULT_PATH,
+    config: Annotated[Path, typer.Option("--config", "-c", help="Configuration file of the service.")] = DEFAULT_PATH,
 ) -> None:
     """Print the systemd unit with this installation's path: `dl2d unit > /etc/systemd/system/dl2d.service`."""
     program = Path(sys.argv[0]).resolve()
