@@ -213,10 +213,12 @@ def test_a_damaged_slot(store, damage, said):
         store.slot(1)
 
 
-def test_a_table_that_is_gone(store):
-    _execute(store, "DROP VIEW resize_history", "DROP TABLE resize_events")
-    with pytest.raises(SchemaOutdated, match="dl2d db upgrade"):
-        store.resizes()
+def test_a_table_that_is_gone(empty_url):
+    schema.upgrade(empty_url)
+    with closing(SqlStore(empty_url)) as store:
+        _execute(store, "DROP VIEW resize_history", "DROP TABLE resize_events")
+        with pytest.raises(SchemaOutdated, match="dl2d db upgrade"):
+            store.resizes()
 
 
 def test_a_folder_that_is_missing(tmp_path):
