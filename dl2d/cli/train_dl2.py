@@ -49,8 +49,8 @@ def train_dl2(options: TrainOptions) -> None:
     write_checkpoint(checkpoint, options.checkpoint)
     write_report(options.out, state, settings, times, inputs=options.workload, seconds=seconds)
     if state.search.iteration < options.iterations:
-        reached = f"after {options.minutes:g} minutes at iteration {state.search.iteration} of {options.iterations}"
-        typer.echo(f"stopped {reached}; to continue, run the same command with --resume", err=True)
+        when = f"after {options.minutes:g} minutes at iteration {state.search.iteration} of {options.iterations}"
+        typer.echo(f"stopped {when}; to continue, run the same command with --resume", err=True)
     if options.as_json:
         print_json({"checkpoint": str(options.checkpoint), "digest": checkpoint.digest, **record})
         return
