@@ -113,11 +113,11 @@ def _starts(
 
 
 class _Turn(NamedTuple):
-    """So count tasks of one role for the job in this place."""
+    """Tasks of one role that the job of this number is to get."""
 
     number: int
     role: Role
-    count: int
+    tasks: int
 
 
 class HeadOnlyPacking:

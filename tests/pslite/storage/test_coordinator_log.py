@@ -26,7 +26,8 @@ from pslite.storage.coordinator_log import CoordinatorLog, read_state
 FORGOTTEN = {
     "its own": {
         "job", "token", "director", "settings", "say", "encrypt", "selector", "doorway", "log", "term", "wake_out",
-        "wake_in", "changed", "follows", "severed", "urgent", "cutting", "ticked", "faults", "lenient_until", "lenient", "back",
+        "wake_in", "changed", "follows", "severed", "urgent", "cutting", "ticked", "faults", "lenient_until",
+        "lenient", "back",
     },
     "connections": {"connections", "agents"},
     "said again": {"squares", "told", "usage"},
