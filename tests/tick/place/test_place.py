@@ -328,11 +328,13 @@ def test_what_has_room_starts_and_what_does_not_is_deferred_with_a_true_reason(n
         waits = {item.role: item for item in plan.deferred if item.job == job.key}
         assert has == NOTHING or (has.workers >= least.workers and has.ps >= least.ps)
         assert has == wanted or waits
-        if has == NOTHING != wanted:
+        # Where only the first node in order is tried, a later start may change which one it is: the next tick sees it.
+        full = not placement.head_only
+        if has == NOTHING != wanted and full:
             assert not left.fits(job, least)
         for role, item in waits.items():
             assert has.count(role) < wanted.count(role)
             short = {part.resource for part in item.shortfalls}
             assert short or not any(node.state is NodeState.UP for node in nodes)
-            if has != NOTHING:  # no node has room for one more of what waits
+            if has != NOTHING and full:  # no node has room for one more of what waits
                 assert not left.fits(job, Allocation(int(role is W), int(role is P)))
