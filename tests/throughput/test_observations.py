@@ -59,8 +59,10 @@ def test_what_a_grid_says_of_points() -> None:
     assert speeds_at(np.array([[0.0, 7.0, 8.0]]), ring).tolist() == [8.0, 8.0, 0.0]
 
 
-def point(workers: int, speed: float, *, at: float = 1.0, since: float = 1.0, before: float = 0.0) -> SpeedPoint:
-    return SpeedPoint(Allocation(workers, 1), speed, 5, 2, at, since, before)
+def point(
+    workers: int, speed: float, *, at: float = 1.0, since: float = 1.0, previous_speed: float = 0.0
+) -> SpeedPoint:
+    return SpeedPoint(Allocation(workers, 1), speed, 5, 2, at, since, previous_speed)
 
 
 def now(*points: SpeedPoint) -> list[SpeedPoint]:
@@ -83,8 +85,8 @@ def test_what_was_measured_before_a_change_changes_as_much_and_counts_once() -> 
     """Sizes 2 and 3 went to 0.7 and 0.8 of what they were; size 1 was not seen since; size 4 was measured after."""
     found = now(
         point(1, 10.0, at=900.0),
-        point(2, 14.0, at=1200.0, since=NIGHT, before=20.0),
-        point(3, 24.0, at=1100.0, since=NIGHT + 10, before=30.0),
+        point(2, 14.0, at=1200.0, since=NIGHT, previous_speed=20.0),
+        point(3, 24.0, at=1100.0, since=NIGHT + 10, previous_speed=30.0),
         point(4, 40.0, at=1300.0, since=1300.0),
     )
     median = (0.7 * 0.8) ** 0.5
@@ -94,12 +96,12 @@ def test_what_was_measured_before_a_change_changes_as_much_and_counts_once() -> 
 
 
 def test_a_speed_that_had_been_wrong_says_nothing_of_others() -> None:
-    found = now(point(1, 10.0, at=900.0), point(2, 20.0, at=1200.0, since=NIGHT, before=200.0), point(3, 0.0))
+    found = now(point(1, 10.0, at=900.0), point(2, 20.0, at=1200.0, since=NIGHT, previous_speed=200.0), point(3, 0.0))
     assert [each.samples_per_second for each in found] == [10.0, 20.0, 0.0]
 
 
 def test_another_kind_does_not_change() -> None:
-    changed = MeasuredSpeeds(a_kind("m"), (point(2, 14.0, at=1200.0, since=NIGHT, before=20.0),))
+    changed = MeasuredSpeeds(a_kind("m"), (point(2, 14.0, at=1200.0, since=NIGHT, previous_speed=20.0),))
     still = MeasuredSpeeds(a_kind("n"), (point(2, 14.0),))
     assert mended(changed, still)[1].points == (SpeedPoint(Allocation(2, 1), 14.0, 5, 2),)
 
@@ -110,7 +112,10 @@ def test_after_a_night_one_size_tells_of_all_and_the_best_stays_the_best() -> No
     best = max(seen.points, key=lambda each: each.samples_per_second)
     slower = [
         each._replace(
-            samples_per_second=0.7 * each.samples_per_second, before=each.samples_per_second, since=NIGHT, at=NIGHT
+            samples_per_second=0.7 * each.samples_per_second,
+            previous_speed=each.samples_per_second,
+            since=NIGHT,
+            at=NIGHT,
         )
         if each is best
         else each

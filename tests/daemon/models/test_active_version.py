@@ -153,13 +153,13 @@ def test_a_version_that_cannot_be_read_is_told_once_and_what_decided_goes_on(sit
         assert active.refreshed() is None
         assert active.refreshed() is None
     assert active.policy is before
-    assert [entry["event"] for entry in logs] == ["a version cannot be used"]
+    assert [entry["event"] for entry in logs] == ["policy version cannot be used"]
     remark = site.store.registry.changes()[0]
     assert (remark.by, remark.digest, remark.after) == ("daemon", another(1).digest, "live")
     assert "cannot be used: " in remark.reason
     with capture_logs() as logs:  # a daemon that starts now begins with what the configuration says
         assert site.active().policy.version == before.version
-    assert [entry["event"] for entry in logs] == ["a version cannot be used"]
+    assert [entry["event"] for entry in logs] == ["policy version cannot be used"]
     site.promote(another(2))
     taken = active.refreshed()
     assert taken is not None
@@ -171,7 +171,7 @@ def test_a_store_that_is_away_changes_nothing(site: Site) -> None:
     site.store.close()
     with capture_logs() as logs:
         assert active.refreshed() is None
-    assert [entry["event"] for entry in logs] == ["cannot look up what decides"]
+    assert [entry["event"] for entry in logs] == ["cannot look up the live policy version"]
 
 
 def test_versions_that_cannot_be_kept_stop_nobody(site: Site, tmp_path: Path) -> None:

@@ -364,11 +364,11 @@ def test_when_it_learns(tmp_path: Path) -> None:
     )
     store = SqlStore("sqlite://")
     with Daemon(settings, store, learner=("true",), clock=lambda: now) as daemon:
-        assert daemon._next_lesson(3600.0) == now + 3600.0
+        assert daemon._next_learning(3600.0) == now + 3600.0
         store.registry.begin_run("dl2", now - 600.0)
-        assert daemon._next_lesson(3600.0) == now + 3000.0
+        assert daemon._next_learning(3600.0) == now + 3000.0
         store.registry.begin_run("dl2", now - 10_000.0)
-        assert daemon._next_lesson(3600.0) == now + 60.0
+        assert daemon._next_learning(3600.0) == now + 60.0
         scheduler = BackgroundScheduler(timezone="UTC")
         learning = settings.learning.model_copy(update={"at": "02:30"})
         daemon._schedule_learning(scheduler, settings.model_copy(update={"learning": learning}))

@@ -69,7 +69,7 @@ def test_speeds_apart_are_those_together_less_what_talk_was_spared() -> None:
     one, four = apart.speeds[0].points
     assert one.samples_per_second == pytest.approx(1 / (0.5 + 0.5 / (1 - 0.7)))
     assert four.samples_per_second == pytest.approx(1 / (0.125 + 0.375 / (1 - 0.35)))
-    assert four.before / four.samples_per_second == pytest.approx(0.5)
+    assert four.previous_speed / four.samples_per_second == pytest.approx(0.5)
     assert apart.job_speeds[0].points == (one, four)
     rates = np.zeros((9, 9))
     rates[1, 1], rates[4, 4] = one.samples_per_second, four.samples_per_second
