@@ -12,8 +12,9 @@ import typer
 from dl2d.cli.extras import require_extra
 from dl2d.cli.options import ConfigOption, JsonOption
 from dl2d.cli.train_options import TrainOptions
-from dl2d.cli.train_supervised import Teacher, supervised
+from dl2d.cli.train_supervised import supervised
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
+from dl2d.learning.dl2_paper.settings import Teacher
 from dl2d.simulation.workload.sources import source_forms
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import itertools
 import statistics
 import time
@@ -18,6 +17,7 @@ from dl2d.cli.output import print_json
 from dl2d.cli.train_options import interruptible, progress_bars, training_workloads
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.core.errors import CheckpointError, GateRefused, RequestError
+from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss, Teacher
 from dl2d.plugins import load_placement
 from dl2d.policies.common.checkpoint import write_checkpoint
 from dl2d.policies.dl2_paper.policy import Dl2Original
@@ -27,32 +27,6 @@ from dl2d.tick.start_check import start_check
 if TYPE_CHECKING:
     from dl2d.learning.dl2_paper.demonstrations import Recording
     from dl2d.learning.dl2_paper.supervised import Imitation
-
-
-class Teacher(enum.StrEnum):
-    """Policies that can be imitated; ``dl2d.learning.dl2_paper.settings`` has the same."""
-
-    DRF = "drf"
-    FIFO = "fifo"
-    SRTF = "srtf"
-    TETRIS = "tetris"
-    OPTIMUS = "optimus"
-    LOOKAHEAD = "lookahead"
-
-
-class Loss(enum.StrEnum):
-    """What imitation minimises."""
-
-    CROSS_ENTROPY = "cross-entropy"
-    SQUARE = "square"
-    ABSOLUTE = "absolute"
-
-
-class Network(enum.StrEnum):
-    """``shared``: one network for every job. ``dense``: the paper's, over all jobs of a batch."""
-
-    SHARED = "shared"
-    DENSE = "dense"
 
 
 def supervised(
@@ -71,9 +45,9 @@ def supervised(
         typer.Option("--workload", "-w", help=f"For the teacher; may be repeated. {source_forms()}, or a pattern."),
     ] = None,
     validate: Annotated[list[str] | None, typer.Option(help="Workloads to compare with the teacher on.")] = None,
-    loss: Annotated[Loss, typer.Option(help="What is minimised.")] = Loss.CROSS_ENTROPY,
+    loss: Annotated[SupervisedLoss, typer.Option(help="What is minimised.")] = SupervisedLoss.CROSS_ENTROPY,
     updates: Annotated[int, typer.Option(min=1, max=1_000_000, help="Updates of the weights.")] = 100,
-    network: Annotated[Network, typer.Option(help="Kind of network.")] = Network.SHARED,
+    network: Annotated[NetworkKind, typer.Option(help="Kind of network.")] = NetworkKind.SHARED,
     window: Annotated[
         int, typer.Option(min=1, max=1000, help="J, jobs of a batch; a shared network may see more of them.")
     ] = 20,
@@ -91,12 +65,11 @@ def supervised(
     if teacher is not None and not workload:
         raise typer.BadParameter("--teacher needs workloads", param_hint="--workload")
     from dl2d.learning.dl2_paper import supervised as learning  # noqa: PLC0415 - torch takes seconds
-    from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss  # noqa: PLC0415
 
     began = time.monotonic()
     settings = replace(
-        Settings(), teacher="" if teacher is None else teacher.value, supervised_loss=SupervisedLoss(loss.value),
-        supervised_updates=updates, network=NetworkKind(network.value), window=window,
+        Settings(), teacher="" if teacher is None else teacher.value, supervised_loss=loss,
+        supervised_updates=updates, network=network, window=window,
     )  # fmt: skip
     recordings: list[Recording] = []
     with interruptible(lambda: "nothing was written"), progress_bars() as display:

@@ -11,8 +11,19 @@ from pydantic import PlainValidator, model_validator
 from dl2d.core.errors import Dl2dError
 from dl2d.core.validation import Flag, Number, Record, Whole, bad, not_one_of
 
-#: Policies of preset ``dl2-paper`` that can be imitated; Optimus and lookahead are given the true speeds.
-TEACHERS: Final = ("drf", "fifo", "srtf", "tetris", "optimus", "lookahead")
+
+class Teacher(enum.StrEnum):
+    """Policies of preset ``dl2-paper`` that can be imitated; Optimus and lookahead are given the true speeds."""
+
+    DRF = "drf"
+    FIFO = "fifo"
+    SRTF = "srtf"
+    TETRIS = "tetris"
+    OPTIMUS = "optimus"
+    LOOKAHEAD = "lookahead"
+
+
+TEACHERS: Final = tuple(each.value for each in Teacher)
 #: Teachers that leave some jobs without tasks while others get all that they ask for: a first bundle for every job
 #: would change what they do.
 SERVE_WHOLE: Final = frozenset({"fifo", "srtf", "tetris"})
@@ -31,10 +42,10 @@ class TooFewSamples(TrainingError):
 
 
 class NetworkKind(enum.StrEnum):
-    """``dense``: fully connected over the whole observation, as in the paper. ``shared``: one network for every job."""
+    """``shared``: one network for every job. ``dense``: fully connected over the whole observation, as in the paper."""
 
-    DENSE = "dense"
     SHARED = "shared"
+    DENSE = "dense"
 
 
 class SupervisedLoss(enum.StrEnum):
