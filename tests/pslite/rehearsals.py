@@ -39,7 +39,7 @@ import test_async
 import test_rehearsal as tests
 from weather import CutData, rough_weather
 
-from pslite.coordinator.record import Record
+from pslite.coordinator.job_state import Record
 from pslite.fault_points import FaultPoint
 from pslite.net.messages import Beat, Clip, Norm, Taken, Trust
 from pslite.server.block_state import BlockState

@@ -195,7 +195,7 @@ def test_deaths_of_the_last_worker_and_of_a_server(seed):
 
 
 def test_a_job_that_goes_back_again_and_again_fails(monkeypatch):
-    monkeypatch.setattr("pslite.coordinator.rollback.MAX_ROLLBACKS", 1)
+    monkeypatch.setattr("pslite.coordinator.checkpoints.MAX_ROLLBACKS", 1)
     outcome = Rehearsal(job(), workers=2, servers=2, events=[Event(9, kill="ps"), Event(20, kill="ps")]).run()
     assert outcome.status.state == "failed", outcome.story
     assert "gone back 1 times without a newer checkpoint" in outcome.status.reason

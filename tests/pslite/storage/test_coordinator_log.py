@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pslite.coordinator import Coordinator, Settings
+from pslite.coordinator.job_state import Record, Seated, decode, encode
 from pslite.coordinator.log_writer import LogWriter
-from pslite.coordinator.record import Record, Seated, decode, encode
 from pslite.errors import Fenced, ProtocolError, UsageError
 from pslite.launch.mxnet_launcher import OpenMembership
 from pslite.net.framing import Channel, Inbox

@@ -10,7 +10,7 @@ it; where two need each other, the coordinator is where they meet.
 
 from __future__ import annotations
 
-from pslite.coordinator.coordinator import Coordinator
+from pslite.coordinator.loop import Coordinator
 from pslite.coordinator.settings import Settings
 
 __all__ = ["Coordinator", "Settings"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from pslite.coordinator.record import Record, decode, encode
+from pslite.coordinator.job_state import Record, decode, encode
 from pslite.errors import LogError
 from pslite.storage.coordinator_log import CoordinatorLog
 

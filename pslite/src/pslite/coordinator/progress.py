@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from pslite.coordinator.record import Record, Seated
-from pslite.coordinator.voice import Voice
+from pslite.coordinator.job import Voice
+from pslite.coordinator.job_state import Record, Seated
 from pslite.job.load_balancing import LoadBalancer
 from pslite.net.messages import Alive, Beat
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from pslite.coordinator.planner import Planner
-from pslite.coordinator.record import MOST_DEATHS, Pending, Record, Seated
+from pslite.coordinator.job import Voice
+from pslite.coordinator.job_state import MOST_DEATHS, Pending, Record, Seated
+from pslite.coordinator.plans import Planner
 from pslite.coordinator.settings import Settings
-from pslite.coordinator.voice import Voice
 from pslite.job.plan import Plan
 from pslite.net.messages import Broken, JobEnded
 

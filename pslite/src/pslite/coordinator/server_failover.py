@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from pslite.coordinator.record import Record, Seated, Succession
-from pslite.coordinator.rollback import Rollback
-from pslite.coordinator.voice import Voice
+from pslite.coordinator.checkpoints import Rollback
+from pslite.coordinator.job import Voice
+from pslite.coordinator.job_state import Record, Seated, Succession
 from pslite.job.plan import Plan, holders_of
 from pslite.net.messages import Census, Commit, Copies, Promote, Promoted
 

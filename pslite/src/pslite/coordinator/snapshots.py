@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pslite.coordinator.record import Record, Seated
-from pslite.coordinator.voice import Voice
+from pslite.coordinator.job import Voice
+from pslite.coordinator.job_state import Record, Seated
 from pslite.errors import CheckpointError
 from pslite.net.messages import Restored, Saved
 from pslite.storage.checkpoints import SavedFile, complete, drop_unfinished

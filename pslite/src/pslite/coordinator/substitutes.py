@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from pslite.coordinator.record import Record
+from pslite.coordinator.job_state import Record
 from pslite.job.plan import Plan, reduction
 from pslite.net.messages import TakeOver
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
+from pslite.coordinator.global_norm import Scales
+from pslite.coordinator.job import Voice
+from pslite.coordinator.job_state import ROLES, Record
 from pslite.coordinator.progress import Progress
-from pslite.coordinator.record import ROLES, Record
-from pslite.coordinator.scales import Scales
 from pslite.coordinator.settings import Settings
-from pslite.coordinator.voice import Voice
 from pslite.net.messages import RollBack
 
 #: a job that has gone back so often without a newer checkpoint fails

@@ -12,22 +12,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from pslite.coordinator.admission import Admission
-from pslite.coordinator.finish import Finish
+from pslite.coordinator.checkpoints import Rollback
+from pslite.coordinator.completion import Finish
+from pslite.coordinator.failover import Takeovers
+from pslite.coordinator.failure_detector import Losses
+from pslite.coordinator.global_norm import Scales
+from pslite.coordinator.job import Voice
+from pslite.coordinator.job_state import Record, Seated
 from pslite.coordinator.log_writer import LogWriter
-from pslite.coordinator.losses import Losses
-from pslite.coordinator.planner import Planner
+from pslite.coordinator.members import Admission
+from pslite.coordinator.plans import Planner
 from pslite.coordinator.progress import Progress
-from pslite.coordinator.record import Record, Seated
 from pslite.coordinator.regrouping import Regrouping
-from pslite.coordinator.report import report
-from pslite.coordinator.rollback import Rollback
-from pslite.coordinator.scales import Scales
 from pslite.coordinator.server_failover import ServerFailover
 from pslite.coordinator.settings import Settings
 from pslite.coordinator.snapshots import Snapshots
-from pslite.coordinator.takeovers import Takeovers
-from pslite.coordinator.voice import Voice
+from pslite.coordinator.status import report
 from pslite.errors import Cancelled, Fenced, ProtocolError
 from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
 from pslite.job.load_balancing import LoadBalancer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pslite.coordinator.job_state import Record, Seated
 from pslite.coordinator.progress import Progress
-from pslite.coordinator.record import Record, Seated
 from pslite.job.load_balancing import Straggler
 from pslite.job.measurements import Usage
 from pslite.job.status import Cause, MemberReport, Status, signal_in_words

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Container
 
-from pslite.coordinator.planner import Planner
-from pslite.coordinator.record import Record, Seated
+from pslite.coordinator.failover import Takeovers
+from pslite.coordinator.job import Voice
+from pslite.coordinator.job_state import Record, Seated
+from pslite.coordinator.plans import Planner
 from pslite.coordinator.regrouping import Regrouping
-from pslite.coordinator.report import how_it_ended
 from pslite.coordinator.server_failover import ServerFailover
 from pslite.coordinator.settings import Settings
-from pslite.coordinator.takeovers import Takeovers
-from pslite.coordinator.voice import Voice
+from pslite.coordinator.status import how_it_ended
 from pslite.net.messages import AgentExit, JobEnded, Severed
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pslite.coordinator.planner import Planner
-from pslite.coordinator.record import MOST_DEATHS, Record, Seated, TakingOver
-from pslite.coordinator.rollback import Rollback
+from pslite.coordinator.checkpoints import Rollback
+from pslite.coordinator.job import Voice
+from pslite.coordinator.job_state import MOST_DEATHS, Record, Seated, TakingOver
+from pslite.coordinator.plans import Planner
 from pslite.coordinator.substitutes import news_for_servers, news_for_worker, share_out
-from pslite.coordinator.voice import Voice
 from pslite.net.messages import JobEnded
 
 

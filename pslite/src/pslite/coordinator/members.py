@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pslite.coordinator.record import ROLES, Record, Seated
+from pslite.coordinator.job import Voice
+from pslite.coordinator.job_state import ROLES, Record, Seated
 from pslite.coordinator.settings import Settings
-from pslite.coordinator.voice import Voice
 from pslite.job.spec import JobSpec, Sum, differences
 from pslite.net.messages import BarrierOpen, Hello, Join, Refused, Seat
 from pslite.net.tls import VARIABLE, Encryption

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 import time
 
-from pslite.coordinator.record import Pending, Record, Seated
+from pslite.coordinator.job import Voice
+from pslite.coordinator.job_state import Pending, Record, Seated
 from pslite.coordinator.settings import Settings
-from pslite.coordinator.voice import Voice
 from pslite.job.load_balancing import LoadBalancer
 from pslite.job.plan import Plan, make_plan, next_members
 from pslite.job.status import PlanReport, Suspension

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from pslite.coordinator.record import Record
+from pslite.coordinator.job_state import Record
 from pslite.net.messages import JobEnded, Message
 
 

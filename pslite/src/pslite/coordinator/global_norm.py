@@ -8,9 +8,9 @@ from typing import Literal
 
 import msgspec
 
+from pslite.coordinator.job import Voice
+from pslite.coordinator.job_state import Record
 from pslite.coordinator.log_writer import LogWriter
-from pslite.coordinator.record import Record
-from pslite.coordinator.voice import Voice
 from pslite.net.messages import Clip, Norm, Trust
 from pslite.numeric.norms import Squares, Tensors
 from pslite.numeric.optimizers import clip_factor

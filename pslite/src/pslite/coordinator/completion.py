@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from pslite.coordinator.planner import Planner
-from pslite.coordinator.record import Record, Seated
-from pslite.coordinator.takeovers import Takeovers
-from pslite.coordinator.voice import Voice
+from pslite.coordinator.failover import Takeovers
+from pslite.coordinator.job import Voice
+from pslite.coordinator.job_state import Record, Seated
+from pslite.coordinator.plans import Planner
 from pslite.job.blocks import digest_of
 from pslite.job.status import Result
 from pslite.net.messages import Complete, DigestRequest, Digests, Exit
