@@ -39,7 +39,7 @@ import test_async
 import test_rehearsal as tests
 from weather import CutData, rough_weather
 
-from pslite.coordinator.job_state import Record
+from pslite.coordinator.job import Job
 from pslite.fault_points import FaultPoint
 from pslite.net.messages import Beat, Clip, Norm, Taken, Trust
 from pslite.server.block_state import BlockState
@@ -160,20 +160,14 @@ def _write_down(whom: rehearsal.Rehearsal, path: Path) -> None:
 
 
 def _state(one: object) -> dict[str, object]:
-    """What stands in its attributes; a coordinator's also in its record and its parts."""
+    """What stands in its attributes; a coordinator's also in its job and the state of that."""
     found: dict[str, object] = {}
     for name, value in vars(one).items():
-        if isinstance(value, Record):
-            found |= msgspec.structs.asdict(value)
-        elif _is_part(value):
-            found |= {f"{name}.{key}": known for key, known in vars(value).items() if not _is_part(known)}
+        if isinstance(value, Job):
+            found |= {**msgspec.structs.asdict(value.state), **_state(value)}
         else:
             found[name] = value
     return found
-
-
-def _is_part(value: object) -> bool:
-    return type(value).__module__.startswith("pslite.coordinator.")
 
 
 class _Log(list[str]):

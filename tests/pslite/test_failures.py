@@ -184,7 +184,7 @@ def test_a_task_id_is_never_used_twice(coordinator_with_a_running_job):
 
 def test_random_bytes_to_coordinator_and_server_do_no_harm(coordinator_with_a_running_job):
     job = coordinator_with_a_running_job
-    server = next(m for m in job.coordinator._record.members.values() if m.role == "ps")
+    server = next(m for m in job.coordinator.state.members.values() if m.role == "ps")
     for address in (job.address, server.address):
         host, port = address.rsplit(":", 1)
         for data in (b"", b"\0" * 64, b"\xff" * 64, secrets.token_bytes(100_000), b"GET / HTTP/1.0\r\n\r\n"):
@@ -202,7 +202,7 @@ def test_random_bytes_to_coordinator_and_server_do_no_harm(coordinator_with_a_ru
 
 def test_a_member_that_sends_malformed_frames_is_cut_off(coordinator_with_a_running_job):
     job = coordinator_with_a_running_job
-    server = next(m for m in job.coordinator._record.members.values() if m.role == "ps")
+    server = next(m for m in job.coordinator.state.members.values() if m.role == "ps")
     identity = Identity("worker", "worker-9", "x", job.token)
     frames = [
         secrets.token_bytes(200),
@@ -226,7 +226,7 @@ def test_a_member_that_sends_malformed_frames_is_cut_off(coordinator_with_a_runn
 
 def test_shared_memory_that_is_not_what_it_should_be_is_refused(coordinator_with_a_running_job, tmp_path):
     job = coordinator_with_a_running_job
-    server = next(m for m in job.coordinator._record.members.values() if m.role == "ps")
+    server = next(m for m in job.coordinator.state.members.values() if m.role == "ps")
     identity = Identity("worker", "worker-9", "x", job.token)
     with (tmp_path / "file").open("w+b") as file, open_sealed(4096) as small, open_sealed(4096, 0) as unsealed:
         file.truncate(1 << 20)

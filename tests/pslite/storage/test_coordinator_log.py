@@ -1,4 +1,4 @@
-"""A coordinator's log, the record that stands in it, and lines that outlive their connections."""
+"""The coordinator log, and channels that outlive their connections."""
 
 from __future__ import annotations
 
@@ -12,42 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pslite.coordinator import Coordinator, Settings
-from pslite.coordinator.job_state import Record, Seated, decode, encode
-from pslite.coordinator.log_writer import LogWriter
 from pslite.errors import Fenced, ProtocolError, UsageError
-from pslite.launch.mxnet_launcher import OpenMembership
 from pslite.net.framing import Channel, Inbox
-from pslite.net.messages import MAX_CONTROL_BYTES, Abort, Alive, Exit, FromCoordinator
+from pslite.net.messages import MAX_CONTROL_BYTES, Alive, Exit, FromCoordinator
 from pslite.net.reliable_channel import ReliableChannel
 from pslite.storage.coordinator_log import CoordinatorLog, read_state
-
-#: attributes of a coordinator and its parts, and why nobody has to know them who follows it: the rest is in its record
-FORGOTTEN = {
-    "its own": {
-        "job", "token", "director", "settings", "say", "encrypt", "selector", "doorway", "log", "term", "wake_out",
-        "wake_in", "changed", "follows", "severed", "urgent", "cutting", "ticked", "faults", "lenient_until",
-        "lenient", "back",
-    },
-    "connections": {"connections", "agents"},
-    "said again": {"squares", "told", "usage"},
-    "measured": {"loss", "speed", "said_epoch", "balance", "told_slow"},
-}  # fmt: skip
-
-
-def test_every_attribute_of_a_coordinator_is_written_down_or_need_not_be():
-    coordinator = Coordinator(
-        job="j", token=b"x" * 32, director=OpenMembership(0, 0), say=lambda _: None, host="127.0.0.1"
-    )
-    coordinator._close()
-    ours, names = [coordinator], set()
-    for one in ours:
-        for name, value in vars(one).items():
-            part = type(value).__module__.startswith("pslite.coordinator.") and not isinstance(value, Record | Settings)
-            if part and not any(value is other for other in ours):
-                ours.append(value)
-            names |= {name.removeprefix("_")} if not part else set()
-    assert names == {"record"}.union(*FORGOTTEN.values())
 
 
 @pytest.fixture
@@ -152,56 +121,12 @@ def test_who_was_followed_without_knowing_it_writes_nothing_more(folder):
     assert read_state(folder) == b'{"n":2}'
 
 
-def test_a_log_that_cannot_be_written_is_given_up_with_words(folder):
-    log, lines = CoordinatorLog(folder), []
-    writer = LogWriter(log, lines.append)
-    log._database.execute("PRAGMA max_page_count = 1")
-    writer.write_scales(b"x" * 100_000)
-    assert lines == [
-        "the coordinator's log cannot be written (database or disk is full): the job ends if its coordinator dies"
-    ]
-    assert not writer.lasting
-    assert not folder.exists()
-
-
 def test_a_log_of_a_job_that_is_over_is_gone(folder):
     log = CoordinatorLog(folder)
     log.write(b"{}")
     log.remove()
     assert not folder.exists()
     assert read_state(folder) is None
-
-
-def test_messages_to_several_stand_in_a_record_once():
-    abort = Abort(plan=7, reason="because")
-    members = {
-        task: Seated(
-            task=task, role="worker", incarnation="i", host="h", pid=1, address="", local="", machine="",
-            channel=ReliableChannel(3, 4, [abort, Exit(reason=task)]), lost=5.0,
-        )
-        for task in ("a", "b", "c")
-    }  # fmt: skip
-    record = Record(
-        clock=0.0, incarnation="i", address="h:1", members=members, exits={}, reply=None, spec=None, plan=None,
-        pending=None, plan_number=0, reports=[], state="running", reason=None, result=None, digests={3: b"\xff"},
-        digest_asked=False, version=0, began=0.0, said_waiting=0.0, suspensions=[], given_up=0, retry_at=0.0,
-        target_changed=0.0, once_wanted=frozenset(), held_back=set(), doubted=set(), dead={}, substitutes={1: {2: "a"}},
-        taking_over=None, take_overs=0, succession=None, successions=0, lost_servers={}, heirs={},
-        rollbacks=[7], lost_with="", returning={"b": "ps"}, snapshot=-1, saves={}, broken=None, breaks=[],
-        complete=False, final=False,
-    )  # fmt: skip
-    data = encode(record)
-    assert data.count(b"because") == 1
-    assert b"\n" not in data
-    found = decode(data)
-    assert [list(m.channel.unconfirmed) for m in found.members.values()] == [
-        [abort, Exit(reason=task)] for task in ("a", "b", "c")
-    ]
-    assert (found.members["a"].channel.taken, found.members["a"].channel.confirmed) == (3, 4)
-    assert (found.digests, found.substitutes) == ({3: b"\xff"}, {1: {2: "a"}})
-    # it has a lease to come back
-    assert found.members["a"].lost == 0.0
-    assert found.members["a"].heard == found.clock > 0
 
 
 class Ends:

@@ -1,11 +1,12 @@
-"""The coordinator: one per job. Knows who is there, makes plans, sees them through, and notices failures.
+"""The coordinator, one for each job: makes plans, sees them through, and notices failures.
 
 It never touches weights or gradients, and the data plane does not wait for it: a plan takes effect when the owner of
 block 0 stamps it into its answers to the workers.
 
-`Coordinator` reads messages and looks at what is due; its parts do the rest.  Each has one subject, the job's `Record`,
-in which all stands that another coordinator must know to go on, and a `Voice`.  Where a part needs another, it is given
-it; where two need each other, the coordinator is where they meet.
+`loop` reads messages, gives each to the function that takes its kind, and looks at what is due in each turn.  These
+functions change the `JobState` and queue messages to members; when the loop has written the state to the log, it sends
+them.  `members` has processes up to their first plan, `plans` decides who is a member and moves the job from plan to
+plan, `failure_detector` says who is gone and `failover` what follows, `completion` ends the job.
 """
 
 from __future__ import annotations

@@ -1,98 +1,127 @@
-"""Going back to the newest checkpoint when state is lost: all members begin again, as they did when the job began."""
+"""Checkpoints of a job: which is complete, and going back to the newest one when state is lost."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
-from pslite.coordinator.global_norm import Scales
-from pslite.coordinator.job import Voice
-from pslite.coordinator.job_state import ROLES, Record
-from pslite.coordinator.progress import Progress
-from pslite.coordinator.settings import Settings
-from pslite.net.messages import RollBack
+from pslite.coordinator.job import Job
+from pslite.coordinator.job_state import ROLES, JobState, MemberState
+from pslite.coordinator.status import current_epoch
+from pslite.errors import CheckpointError
+from pslite.net.messages import NotSaved, Restored, RollBack, Saved
+from pslite.storage.checkpoints import SavedFile, complete, drop_unfinished
 
 #: a job that has gone back so often without a newer checkpoint fails
 MAX_ROLLBACKS = 5
 
 
-class Rollback:
-    """Has the job begin again from its newest checkpoint, or from its beginning if there is none.
+def restored(job: Job, member: MemberState, message: Restored) -> None:
+    """The first worker has begun with a checkpoint."""
+    state = job.state
+    pending, version = state.pending, message.version
+    if pending is not None and pending.previous is None and pending.plan.workers[0].task == member.task:
+        pending.first = state.version = version
+        if state.spec is not None and state.spec.checkpoint:
+            state.checkpoint = version
+        job.say(f"the job goes on from its checkpoint of version {version}")
+
+
+def saved(job: Job, _member: MemberState, message: Saved) -> None:
+    """Some blocks of a version are on disk; with the last of them its checkpoint is complete."""
+    state = job.state
+    assert state.spec is not None
+    files = state.checkpoint_files.setdefault(message.version, {})
+    files[message.name] = SavedFile(message.sha256, message.blocks)
+    if {number for file in files.values() for number in file.blocks} != set(range(len(state.blocks))):
+        return
+    for version in [version for version in state.checkpoint_files if version <= message.version]:
+        del state.checkpoint_files[version]
+    try:
+        place = complete(Path(state.spec.checkpoint), message.version, state.spec, files)
+    except CheckpointError as error:
+        job.say(str(error))
+    else:
+        state.checkpoint = message.version
+        job.say(f"checkpoint of version {message.version}: {place}")
+
+
+def not_saved(job: Job, member: MemberState, message: NotSaved) -> None:
+    """A server could not write its blocks."""
+    job.say(f"no checkpoint of version {message.version}: {member.task}: {message.reason}")
+
+
+def tidy(state: JobState) -> None:
+    """Remove what is left of checkpoints that are not complete, once the job has finished."""
+    if state.state == "finished" and state.spec is not None and state.spec.checkpoint:
+        drop_unfinished(Path(state.spec.checkpoint))
+
+
+# --- going back -------------------------------------------------------------------------------------------------------
+
+
+def go_back(job: Job, reason: str) -> None:
+    """State is lost for that reason: begin again from the newest checkpoint, or from the beginning if there is none.
 
     Nothing of the old run counts any more: every member is told to end and to join again, and the first plan is made
     of those that do.  So the result is that of a job which was stopped and started again.
-
-    Parameters
-    ----------
-    record, voice
-        the job's.
-    settings
-        times.
-    scales, progress
-        forget what they know of the versions that are done again.
-
     """
+    state = job.state
+    objection = _objection(state)
+    if objection:
+        job.fail(f"{reason}{objection}")
+        return
+    version = max(0, state.checkpoint)
+    where = f"its checkpoint of version {version}" if state.checkpoint >= 0 else "its beginning"
+    job.say(f"{reason}; the job goes back to {where}")
+    state.rollbacks.append(version)
+    returning = {}
+    for member in state.present():
+        if member.state == "draining":
+            member.drain()
+        elif member.prepared:
+            member.channel.send(RollBack(reason=f"the job goes back to {where}"))
+            returning[member.task] = member.role
+            del state.members[member.task]
+    state.begin_again(time.monotonic(), version, returning, reason)
+    job.squares.clear()
+    job.factors.clear()
+    job.factors_changed = True
+    job.progress.clear()
+    job.epoch_reported = current_epoch(job)
+    job.urgent = True
 
-    def __init__(self, record: Record, voice: Voice, settings: Settings, *, scales: Scales, progress: Progress) -> None:
-        self._record = record
-        self._voice = voice
-        self._settings = settings
-        self._scales = scales
-        self._progress = progress
 
-    def go_back(self, reason: str) -> None:
-        """State is lost for that reason: go back, or fail where that is of no use."""
-        record = self._record
-        objection = self._objection()
-        if objection:
-            self._voice.fail(f"{reason}{objection}")
-            return
-        version = max(0, record.snapshot)
-        where = f"its checkpoint of version {version}" if record.snapshot >= 0 else "its beginning"
-        self._voice.say(f"{reason}; the job goes back to {where}")
-        record.rollbacks.append(version)
-        returning = {}
-        for member in record.present():
-            if member.state == "draining":
-                member.let_go()
-            elif member.prepared:
-                member.channel.send(RollBack(reason=f"the job goes back to {where}"))
-                returning[member.task] = member.role
-                del record.members[member.task]
-        record.begin_again(time.monotonic(), version, returning, reason)
-        self._scales.forget()
-        self._progress.begin_again()
-        self._voice.hurry()
+def _objection(state: JobState) -> str:
+    """Return why the job cannot go back, to be said after what has happened; empty if it can."""
+    assert state.spec is not None
+    if state.spec.on_loss == "fail":
+        return ": state is lost, and on_loss is 'fail'"
+    if any(member.chief for member in state.members.values()):
+        return ", after the script of the first worker had ended"
+    if state.rollbacks.count(max(0, state.checkpoint)) >= MAX_ROLLBACKS:
+        return (
+            f"; the job has gone back {MAX_ROLLBACKS} times without a newer checkpoint: have it keep checkpoints "
+            "(checkpoint=...) or replicas (durability='durable')"
+        )
+    return ""
 
-    def _objection(self) -> str:
-        """Why the job cannot go back, to be said after what has happened; empty if it can."""
-        record = self._record
-        assert record.spec is not None
-        if record.spec.on_loss == "fail":
-            return ": state is lost, and on_loss is 'fail'"
-        if any(member.chief for member in record.members.values()):
-            return ", after the script of the first worker had ended"
-        if record.rollbacks.count(max(0, record.snapshot)) >= MAX_ROLLBACKS:
-            return (
-                f"; the job has gone back {MAX_ROLLBACKS} times without a newer checkpoint: have it keep checkpoints "
-                "(checkpoint=...) or replicas (durability='durable')"
-            )
-        return ""
 
-    def check(self, now: float) -> None:
-        """Fail where nobody comes in the place of members that are gone."""
-        record, limit = self._record, self._settings.start
-        if not record.lost_with or record.plan is not None:
-            return
-        coming = {task: role for task, role in record.returning.items() if task not in record.exits}
-        empty = [role for role in record.roles if not record.waiting(role) and role not in coming.values()]
-        unknown = any(task not in record.members and task not in coming for task in record.target or ())
-        if limit is None:
-            limit = self._settings.vacancy
-        elif empty and not unknown:
-            limit = self._settings.settle  # nobody starts another one
-        if now - max(record.began, record.target_changed) <= limit:
-            return
-        missing = empty or [role for role in record.roles if not record.joined(role)]
-        if missing and record.pending is None:
-            roles = " and ".join(ROLES[role] for role in missing)
-            self._voice.fail(f"{record.lost_with}; it was the last {roles}, and no other came in its place")
+def check_return(job: Job, now: float) -> None:
+    """Fail a job that has gone back if no members come for a role that has nobody left."""
+    state, limit = job.state, job.settings.start
+    if not state.rollback_reason or state.plan is not None:
+        return
+    coming = {task: role for task, role in state.returning.items() if task not in state.exits}
+    empty = [role for role in state.roles if not state.waiting(role) and role not in coming.values()]
+    unknown = any(task not in state.members and task not in coming for task in state.target or ())
+    if limit is None:
+        limit = job.settings.vacancy
+    elif empty and not unknown:
+        limit = job.settings.settle  # nobody starts another one
+    if now - max(state.began, state.target_changed) <= limit:
+        return
+    missing = empty or [role for role in state.roles if not state.joined(role)]
+    if missing and state.pending is None:
+        roles = " and ".join(ROLES[role] for role in missing)
+        job.fail(f"{state.rollback_reason}; it was the last {roles}, and no other came in its place")

@@ -1,13 +1,13 @@
-"""The end of a job: all workers have its last version, and the digest of the weights is known."""
+"""Completion of a job: all workers have its last version, the digest of the weights is known, its processes end."""
 
 from __future__ import annotations
 
 import time
 
-from pslite.coordinator.failover import Takeovers
-from pslite.coordinator.job import Voice
-from pslite.coordinator.job_state import Record, Seated
-from pslite.coordinator.plans import Planner
+from pslite.coordinator import plans
+from pslite.coordinator.job import Job
+from pslite.coordinator.job_state import JobState, MemberState
+from pslite.coordinator.work_reassignment import lose_worker
 from pslite.job.blocks import digest_of
 from pslite.job.status import Result
 from pslite.net.messages import Complete, DigestRequest, Digests, Exit
@@ -16,122 +16,111 @@ from pslite.net.messages import Complete, DigestRequest, Digests, Exit
 _EARLY_SECONDS = 1.0
 
 
-class Finish:
-    """Sees a job to its end.
+def check(job: Job) -> str:
+    """Take the next step to the end of a running job; return what is waited for, empty once it has ended."""
+    state, spec = job.state, job.state.spec
+    assert state.plan is not None
+    assert spec is not None
+    if state.failover is not None:
+        return "other servers take over the blocks of a dead one"
+    reason = _open_job_goes_on(job) if spec.open else ""
+    if reason:
+        return reason
+    workers = _workers(state)
+    pending = state.pending
+    committed = pending is not None and pending.phase == "committed" and pending.stamped()
+    if pending is not None and (pending.recover or (committed and not spec.open)):
+        return "a plan takes effect"
+    if not spec.open and not all(w.finished for w in workers):
+        return "workers compute"
+    if pending is not None:
+        plans.abort(job, pending, "the job has reached its last version")
+    if not state.digests_requested:
+        state.digests_requested = True
+        request_digests(job)
+    if len(state.digests) < len(state.blocks):
+        return "digests are missing"  # who has the weights may still die: no member may end yet
+    if state.result is None:
+        _complete(job, workers)
+    if any(w.present for w in workers):
+        return "the first worker may still write its files"
+    assert state.result is not None
+    job.say(f"finished: {state.result.versions} versions, digest {state.result.digest}")
+    state.state = "finished"
+    return ""
 
-    Parameters
-    ----------
-    record, voice
-        the job's.
-    planner
-        has the plan that is on its way.
-    takeovers
-        go on without workers whose scripts end before the others'.
 
-    """
+def _workers(state: JobState) -> list[MemberState]:
+    return [state.members[task] for task in state.workers_left(state.plan)]
 
-    def __init__(self, record: Record, voice: Voice, planner: Planner, takeovers: Takeovers) -> None:
-        self._record = record
-        self._voice = voice
-        self._planner = planner
-        self._takeovers = takeovers
 
-    def check(self) -> None:
-        """Do what is next for the job to end, if it has come so far."""
-        record = self._record
-        assert record.plan is not None
-        if record.succession is not None:
+def _complete(job: Job, workers: list[MemberState]) -> None:
+    """The digest is known: one worker writes files, all other members may end."""
+    state = job.state
+    assert state.plan is not None
+    assert state.spec is not None
+    state.result = Result(digest=digest_of(state.digests), versions=state.version)
+    if not state.spec.open:
+        workers[0].chief = True
+        job.tell({w.task for w in workers}, Complete(chief=workers[0].task))
+    job.tell({m.task for m in state.plan.servers}, Exit(reason="the job is finished"))
+    for member in state.members.values():
+        if member.state == "joined":
+            member.dismiss("the job is finished")
+
+
+def request_digests(job: Job) -> None:
+    """Have servers send the digests of their blocks; where workers have the weights, they have sent them."""
+    state = job.state
+    assert state.plan is not None
+    assert state.spec is not None
+    if state.all_reduce or state.spec.update == "worker":
+        return
+    state.digests.clear()  # of blocks that others had, which may have been different in async mode
+    job.tell({m.task for m in state.plan.servers}, DigestRequest(version=state.version))
+
+
+def take_digests(job: Job, member: MemberState, message: Digests) -> None:
+    """Take digests of final weights; every replica must have the same."""
+    for block, digest in message.blocks.items():
+        if job.state.digests.setdefault(block, digest) != digest:
+            job.fail(f"{member.title} ends with other weights in block {block} than another worker")
             return
-        workers = [record.members[m.task] for m in record.plan.workers if m.task not in record.dead]
-        assert record.spec is not None
-        if record.spec.open:
-            if not any(w.chief for w in workers):
-                self._release_early(workers)
-                return
-            if not self._settled(max(w.finished_version for w in workers if w.chief)):
-                return
-            workers = [record.members[m.task] for m in record.plan.workers if m.task not in record.dead]
-            if not self._have_ended(workers):
-                return
-        pending = record.pending
-        committed = pending is not None and pending.phase == "committed" and pending.stamped()
-        if pending is not None and (pending.recover or (committed and not record.spec.open)):
-            return
-        if not record.spec.open and not all(w.finished for w in workers):
-            return
-        if pending is not None:
-            self._planner.abort(pending, "the job has reached its last version")
-        if not record.digest_asked:
-            record.digest_asked = True
-            self.ask_for_digests()
-        if len(record.digests) < len(record.blocks):
-            return  # who has the weights may still die: nobody may go yet
-        if record.result is None:
-            record.result = Result(digest=digest_of(record.digests), versions=record.version)
-            if not record.spec.open:
-                record.complete = workers[0].chief = True
-                self._voice.tell({w.task for w in workers}, Complete(chief=workers[0].task))
-            self._voice.tell({m.task for m in record.plan.servers}, Exit(reason="the job is finished"))
-            for member in record.members.values():
-                if member.state == "joined":
-                    member.dismiss("the job is finished")
-        # the chief may still be writing its files: the job ends when its workers' processes have
-        if all(w.state == "left" for w in workers):
-            self._voice.say(f"finished: {record.result.versions} versions, digest {record.result.digest}")
-            record.state = "finished"
-            record.final = True
 
-    def _settled(self, version: int) -> bool:
-        """Whether all parameters are where a plan says; an open job has ended at `version`, no plan begins any more."""
-        record = self._record
-        pending = record.pending
-        if pending is None or pending.phase != "committed" or pending.previous is None:
-            return True
-        if 0 <= pending.first <= version:
-            if pending.moved.keys() >= pending.movers():
-                record.plan, record.pending = pending.plan, None
-            return record.pending is None
-        return True
 
-    @staticmethod
-    def _have_ended(workers: list[Seated]) -> bool:
-        """Whether all workers of an open job have ended: who is in a loop leaves it, others go on to their end."""
-        version = max(worker.finished_version for worker in workers if worker.chief)
-        for worker in workers:
-            if worker.state == "active" and not worker.finished:
-                worker.state = "draining"
-                reason = "the first worker's script has ended, and so has the job"
-                worker.channel.send(Exit(reason=reason, version=version))
-        return all(worker.finished or worker.state == "left" for worker in workers)
+# --- open jobs: each worker's script decides when its loop ends -------------------------------------------------------
 
-    def _release_early(self, workers: list[Seated]) -> None:
-        """Go on without workers of an open job whose loops ended before the first one's."""
-        record = self._record
-        now = time.monotonic()
-        for worker in workers:
-            if worker.finished and now - worker.finished_at >= _EARLY_SECONDS:
-                worker.finished = False
-                text = f"{worker.title}: its script has ended"
-                if (
-                    record.plan is not None
-                    and worker.task in record.plan.tasks()
-                    and not self._takeovers.go_on_without(worker, text)
-                ):
-                    self._voice.fail(text)
 
-    def ask_for_digests(self) -> None:
-        """Have servers say what their blocks end with; where workers have the weights, they have said so."""
-        record = self._record
-        assert record.plan is not None
-        assert record.spec is not None
-        if record.all_reduce or record.spec.update == "worker":
-            return
-        record.digests.clear()  # of blocks that others had, which may have been different in async mode
-        self._voice.tell({m.task for m in record.plan.servers}, DigestRequest(version=record.version))
+def _open_job_goes_on(job: Job) -> str:
+    """Have an open job end once the first worker's script has ended; return why it goes on, empty if it does not."""
+    state = job.state
+    workers = _workers(state)
+    chiefs = [worker.finished_version for worker in workers if worker.chief]
+    if not chiefs:
+        _release_early(job, workers)
+        return "the first worker's script has not ended"
+    version, pending = max(chiefs), state.pending
+    if pending is not None and pending.phase == "committed" and pending.previous and 0 <= pending.first <= version:
+        # no later plan takes effect
+        if not pending.all_moved():
+            return "parameters move"
+        state.plan, state.pending = pending.plan, None
+        workers = _workers(state)
+    for worker in workers:
+        if worker.state == "active" and not worker.finished:
+            worker.state = "draining"
+            reason = "the first worker's script has ended, and so has the job"
+            worker.channel.send(Exit(reason=reason, version=version))
+    return "" if all(worker.finished or not worker.present for worker in workers) else "workers end their loops"
 
-    def take_digests(self, member: Seated, message: Digests) -> None:
-        """Take digests of final weights; every replica must have the same."""
-        for block, digest in message.blocks.items():
-            if self._record.digests.setdefault(block, digest) != digest:
-                self._voice.fail(f"{member.title} ends with other weights in block {block} than another worker")
-                return
+
+def _release_early(job: Job, workers: list[MemberState]) -> None:
+    """Continue without workers of an open job whose loops ended before the first one's."""
+    now = time.monotonic()
+    for worker in workers:
+        if worker.finished and now - worker.finished_at >= _EARLY_SECONDS:
+            worker.finished = False
+            text = f"{worker.title}: its script has ended"
+            plan = job.state.plan
+            if plan is not None and worker.task in plan.tasks() and not lose_worker(job, worker, text):
+                job.fail(text)

@@ -1,128 +1,250 @@
-"""Workers are gone: others do their part of the step under way, and of those until the next plan."""
+"""Failover: how a job continues when a member is lost, and which servers take over the blocks of a dead one.
+
+The present servers say which versions they have of these blocks, the newest copy of each becomes the block, in the
+plan in force and in one that is just replacing it, and workers push the present step to it again.  Where a block may
+have no copy of its newest version the job goes back to its newest checkpoint.
+"""
 
 from __future__ import annotations
 
-from pslite.coordinator.checkpoints import Rollback
-from pslite.coordinator.job import Voice
-from pslite.coordinator.job_state import MOST_DEATHS, Record, Seated, TakingOver
-from pslite.coordinator.plans import Planner
-from pslite.coordinator.substitutes import news_for_servers, news_for_worker, share_out
-from pslite.net.messages import JobEnded
+from collections.abc import Collection, Mapping, Sequence
+
+from pslite.coordinator import checkpoints, group_repair, plans
+from pslite.coordinator.failure_detector import examine
+from pslite.coordinator.job import Job
+from pslite.coordinator.job_state import MemberState, ServerFailover
+from pslite.coordinator.status import how_it_ended
+from pslite.coordinator.work_reassignment import lose_worker, stop_waiting_for
+from pslite.job.plan import Plan, holders_of
+from pslite.net.messages import (
+    AgentExit,
+    Census,
+    Commit,
+    Copies,
+    Failed,
+    JobEnded,
+    Leave,
+    Promote,
+    Promoted,
+    Severed,
+)
 
 
-class Takeovers:
-    """Has workers push what others cannot any more; servers know before workers do.
+def check_members(job: Job, now: float) -> None:
+    """Continue without members that are gone."""
+    state = job.state
+    for member in list(state.members.values()):
+        if not member.present or state.members.get(member.task) is not member:
+            continue  # or it is told to join again
+        verdict = examine(job, member, now)
+        if verdict is not None and verdict.well:
+            leave(job, member)
+        elif verdict is not None:
+            lose(job, member, verdict.how, fatal=verdict.fatal)
+
+
+def check_prepared(job: Job, now: float) -> None:
+    """Give up a plan, or a group's members, where making ready for it takes too long."""
+    pending, limit = job.state.pending, job.settings.prepare
+    if pending is None or pending.phase != "preparing" or now - pending.began <= limit:
+        return
+    if not pending.recover:
+        plans.give_up_late(job, pending)
+        return
+    how = f"died or hangs: not ready for plan {pending.plan.number} within {limit:g} s"
+    for task in pending.members() - pending.ready - job.state.dead.keys():
+        lose(job, job.state.members[task], how)
+
+
+def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> None:
+    """Continue without a member, or fail; `fatal` where it is no accident: another process would fare no better."""
+    state, pending = job.state, job.state.pending
+    if not member.present or state.over:
+        return
+    separator = " " if how.startswith(("died", "broke")) else ": "
+    text = f"{member.title}{separator}{how}"
+    in_plan = state.plan is not None and member.task in state.plan.tasks()
+    certain = pending is not None and (pending.phase == "committed" or pending.recover)
+    committed = pending is not None and certain and member.task in pending.members()
+    if (in_plan or committed) and member.task not in state.dead:  # the work of a dead worker is others' already
+        lose_one = lose_server if member.role == "ps" else lose_worker
+        if state.all_reduce:
+            lose_one = group_repair.lose_worker
+        if fatal or not lose_one(job, member, text):
+            job.fail(text)
+        return
+    member.state = "left"
+    job.say(f"{text}; it is in no plan, the job goes on")
+    job.urgent = True
+    if pending is not None and member.task in pending.plan.tasks():
+        plans.give_up(job, pending, text, set())
+    if state.plan is None:
+        if member.role == "worker" and not state.somebody_waits_described:
+            # the only one that has described the job: nothing can come of it unless another worker joins
+            state.describe(None)
+        if job.settings.start is not None and not state.waiting(member.role):
+            job.fail(text)  # nobody starts another one
+
+
+def failed(job: Job, member: MemberState, message: Failed) -> None:
+    """A member cannot go on."""
+    lose(job, member, message.reason, fatal=True)
+
+
+def severed(job: Job, member: MemberState, message: Severed) -> None:
+    """Two members live and cannot reach each other: continue without one, a worker if one is, for nothing is lost."""
+    other = job.state.members.get(message.task)
+    if other is None or not (member.present and other.present) or other.lost or member.lost:
+        return  # one of them is given up already, or about to be
+    away, stays = (member, other) if member.role == "worker" else (other, member)
+    lose(job, away, f"cannot reach {stays.title}, although both live: {message.reason}")
+
+
+def leave(job: Job, member: MemberState, _message: Leave | None = None) -> None:
+    """A member says that it leaves, or its process has ended as it should."""
+    state = job.state
+    if member.state == "active" and not member.finished and member.role == "worker":
+        lose(job, member, "its process left in the middle of the job", fatal=True)
+        return
+    member.state = "left"
+    job.urgent = True
+    alone = state.state == "waiting" and state.plan is None and not state.waiting("worker")
+    if alone and member.role == "worker" and not member.described and job.settings.start is not None:
+        job.fail(f"{member.title}: its script ended without training anything")
+
+
+def process_ended(job: Job, task: str, message: AgentExit) -> None:
+    """A task agent has reported how its process ended."""
+    state = job.state
+    if task in state.members:
+        return  # examined when its connection ends, which it does at the same time
+    if message.status or message.signal:
+        text = f"{task} (pid {message.pid}) {how_it_ended(message)}{',' if message.text else ''} before it joined"
+    else:
+        text = f"{task} (pid {message.pid}): its script ended without joining the job (does it use ElasticJob?)"
+    job.say(text)
+    if state.plan is None and not state.somebody_waits_described and state.state == "waiting":
+        job.fail(text)
+
+
+# --- servers ----------------------------------------------------------------------------------------------------------
+
+
+def lose_server(job: Job, member: MemberState, text: str) -> bool:
+    """Have others own the blocks of a server that died, or go back to a checkpoint."""
+    state, pending = job.state, job.state.pending
+    assert state.spec is not None
+    if state.result is not None:
+        member.state = "left"
+        job.say(f"{text}; it was needed no more")
+        return True
+    if pending is not None and pending.phase == "preparing":
+        plans.abort(job, pending, text)
+    member.state = "left"
+    state.lost_servers[member.task] = text
+    member.channel.send(JobEnded(reason=f"{member.task} was given up: {text}"))
+    stop_waiting_for(job, {member.task})
+    in_force, gone = state.plans_in_force(), tuple(state.lost_servers)
+    blocks = sorted({block for plan in in_force for task in gone for block in plan.blocks_of(task)})
+    state.failover = None
+    if state.spec.durability == "none":
+        checkpoints.go_back(job, text)
+    elif not _knows_plan(job) or exposed(in_force, blocks, gone):
+        checkpoints.go_back(job, f"{text}, and so did what had its replicas")
+    else:
+        state.failovers += 1
+        servers = set(state.servers_in_force())
+        state.failover = ServerFailover(state.failovers, tuple(blocks), servers)
+        job.tell(servers, Census(number=state.failovers, gone=gone, blocks=tuple(blocks)))
+        job.urgent = True
+        job.say(f"{text}; others take its place")
+    return True
+
+
+def _knows_plan(job: Job) -> bool:
+    """Whether a server is left that knows the plan in force, not only the one that is replacing it."""
+    plan = job.state.plan
+    return plan is not None and any(job.state.members[m.task].present for m in plan.servers)
+
+
+def take_copies(job: Job, member: MemberState, message: Copies) -> None:
+    """Take which versions a server has of the blocks; with the last server's their owners can be chosen."""
+    state, failover = job.state, job.state.failover
+    if failover is None or message.number != failover.number or failover.phase != "counting":
+        return  # another server has died since
+    failover.waits_for.discard(member.task)
+    for block, version in message.versions.items():
+        failover.copies.setdefault(block, {})[member.task] = version
+    if failover.waits_for:
+        return
+    newest = state.pending.plan if state.pending is not None else state.plan
+    assert newest is not None
+    chosen = choose_owners(failover.blocks, failover.copies, newest, state.servers_in_force())
+    gone = tuple(state.lost_servers)
+    if chosen is None:
+        checkpoints.go_back(job, f"{state.lost_servers[gone[-1]]}, and parts of the model had no replica yet")
+        return
+    owners = {block: state.members[task].plan_entry() for block, task in chosen.items()}
+    state.new_owners.update(owners)
+    state.replace_servers(gone, owners)
+    failover.phase = "promoting"
+    failover.waits_for = {m.task for plan in state.plans_in_force() for m in plan.servers}
+    for task in failover.waits_for:
+        state.members[task].state = "active"  # one that was to leave may be needed for longer
+    job.tell(failover.waits_for, Promote(number=failover.number, gone=gone, owners=owners))
+
+
+def promoted(job: Job, member: MemberState, message: Promoted) -> bool:
+    """A server owns its new blocks; with the last one workers are told. Return whether they are."""
+    state, failover, pending = job.state, job.state.failover, job.state.pending
+    if pending is not None:
+        pending.moved.pop(member.task, None)  # said before it had other blocks
+    if failover is None or message.number != failover.number or failover.phase != "promoting":
+        return False
+    failover.waits_for.discard(member.task)
+    if failover.waits_for:
+        return False
+    gone, owners = tuple(state.lost_servers), state.new_owners
+    state.failover, state.new_owners = None, {}
+    job.tell(state.workers_in_force(), Promote(number=failover.number, gone=gone, owners=owners))
+    if 0 in owners and pending is not None and pending.previous is not None:
+        job.tell({pending.previous.owner(0).task}, Commit(plan=pending.plan.number))
+    job.urgent = True
+    return True
+
+
+def exposed(in_force: Sequence[Plan], blocks: Collection[int], gone: Collection[str]) -> bool:
+    """Whether a block may have lost its newest version: two of those that may have it are gone.
+
+    While one plan replaces another a replica may be old that the coming plan does without.
+    """
+    return any(len(frozenset[str]().union(*(holders_of(p, b) for p in in_force)) & set(gone)) > 1 for b in blocks)
+
+
+def choose_owners(
+    wanted: Collection[int], copies: Mapping[int, Mapping[str, int]], plan: Plan, servers: Sequence[str]
+) -> dict[int, str] | None:
+    """Return who owns each block whose owner is gone: who has the newest copy; None if one has no copy.
 
     Parameters
     ----------
-    record, voice
-        the job's.
-    planner
-        has the plan that is on its way.
-    rollback
-        goes back where no worker is left, or nobody has the first weights.
+    wanted
+        the blocks.
+    copies
+        block -> server -> version of the copy that it has.
+    plan
+        the newest one; of equal copies that of the block's owner is chosen, then one of the plan's members.
+    servers
+        those that are there, in the order in which they are chosen.
 
     """
-
-    def __init__(self, record: Record, voice: Voice, planner: Planner, rollback: Rollback) -> None:
-        self._record = record
-        self._voice = voice
-        self._planner = planner
-        self._rollback = rollback
-
-    def go_on_without(self, member: Seated, text: str) -> bool:
-        """Have others do the part of a worker that died; returns whether that is possible.
-
-        Nothing is rolled back: what it pushed counts, and what it did not push of the present version others compute
-        again.  The plan stays in force until the next one, which is made without it.
-        """
-        record = self._record
-        pending = record.pending
-        early = bool(member.finished_at) and not member.finished
-        record.dead[member.task] = -1 if early else record.version
-        if record.too_many_deaths:
-            self._voice.say(f"{MOST_DEATHS} workers died at version {record.version}")
-            return False
-        if member.finished and (record.complete or (record.spec is not None and record.spec.open)):
-            # The last version is there, and only one worker has something left to do.
-            member.state = "left"
-            if member.chief:
-                self._voice.fail(f"{text}, before it had written what the script saves at its end")
-            else:
-                self._voice.say(f"{text}; it had finished")
-            return True
-        if pending is not None and pending.phase == "preparing":
-            self._planner.abort(pending, text)
-            pending = None
-        if self._is_before_first_weights(member) or not self._somebody_has_the_state():
-            return self._go_back(member, text)
-        before = record.substitutes
-        record.substitutes = {}
-        for plan in [plan for plan in (record.plan, pending.plan if pending else None) if plan is not None]:
-            given = share_out(record, plan, before.get(plan.number, {}))
-            if given is None:
-                return self._go_back(member, f"{text}; it was the last worker")
-            record.substitutes[plan.number] = given
-        member.state = "left"
-        others = sorted({task for given in record.substitutes.values() for task in given.values()})
-        if record.spec is not None and record.spec.asynchronous:
-            self._voice.say(f"{text}; its samples are left out until the next plan")
-        else:
-            self._voice.say(
-                f"{text}; {' and '.join(others)} {'do' if len(others) > 1 else 'does'} its part, nothing is lost"
-            )
-        if not early:
-            member.channel.send(JobEnded(reason=f"{member.task} was given up: {text}"))
-        record.take_overs += 1
-        servers = set(record.servers_there())
-        record.taking_over = TakingOver(record.take_overs, servers)
-        self._voice.tell(servers, news_for_servers(record))
-        self._tell_workers()
-        self._voice.hurry()
-        return True
-
-    def _go_back(self, member: Seated, text: str) -> bool:
-        """Nobody who is left has what this worker had."""
-        member.state = "left"
-        member.channel.send(JobEnded(reason=f"{member.task} was given up: {text}"))
-        self._rollback.go_back(text)
-        return True
-
-    def _is_before_first_weights(self, member: Seated) -> bool:
-        """Whether a worker dies that may have weights which nobody else has: the first one, as it sends them."""
-        record = self._record
-        pending = record.pending
-        return pending is not None and pending.plan.workers[0].task == member.task and not record.servers_have_begun()
-
-    def _somebody_has_the_state(self) -> bool:
-        """Whether weights are left: where workers have them, with one that was there before or has begun to push."""
-        record = self._record
-        pending = record.pending
-        if record.spec is None or record.spec.update == "server" or pending is None or pending.phase == "preparing":
-            return True
-        old = {m.task for m in pending.previous.workers} if pending.previous is not None else set()
-        having = {m.task for m in pending.plan.workers} & (old | pending.pushed.keys())
-        return pending.previous is None or bool(having - record.dead.keys())
-
-    def taken_over(self, task: str, number: int) -> None:
-        """A server knows of taking over `number`."""
-        taking = self._record.taking_over
-        if taking is not None and number == taking.number:  # else another worker has died since
-            self.stop_waiting_for({task})
-
-    def stop_waiting_for(self, servers: set[str]) -> None:
-        """Wait for these no more: they have said so, or are gone, or nobody pushes to them."""
-        record = self._record
-        if record.taking_over is not None:
-            record.taking_over.waits_for -= servers
-            self._tell_workers()
-
-    def _tell_workers(self) -> None:
-        """Once all servers know, tell workers what they do in place of others."""
-        record = self._record
-        if record.taking_over is None or record.taking_over.waits_for:
-            return
-        number = record.taking_over.number
-        record.taking_over = None
-        for task in record.workers_there():
-            self._voice.tell({task}, news_for_worker(record, task, number))
+    members = plan.tasks()
+    owners: dict[int, str] = {}
+    for block in wanted:
+        found, present = copies.get(block, {}), plan.owner(block).task
+        newest = max(found.values(), default=-1)
+        holders = [task for task in servers if found.get(task, -1) == newest >= 0]
+        if not holders:
+            return None
+        owners[block] = max(holders, key=lambda task, present=present: (task == present, task in members))  # type: ignore[misc]
+    return owners

@@ -1,52 +1,78 @@
-"""How a coordinator speaks: to members, to the user, and to its director."""
+"""What the modules of a coordinator work on: the job's state, its settings, and its ways to members and user."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Literal
 
-from pslite.coordinator.job_state import Record
-from pslite.net.messages import JobEnded, Message
+from pslite.coordinator.job_state import JobState
+from pslite.coordinator.settings import Settings
+from pslite.job.load_balancing import LoadBalancer
+from pslite.job.measurements import Usage
+from pslite.net.messages import Clip, JobEnded, Message, Trust
+from pslite.net.tls import Encryption
+from pslite.numeric.norms import Squares
+
+Of = Literal["gradient", "update"]
 
 
-class Voice:
-    """Speaks for a job's coordinator.
+@dataclass(eq=False)
+class Job:
+    """A job under a coordinator.
 
-    Parameters
-    ----------
-    record
-        the job's.
-    say
-        takes lines for the user.
-
+    `state` is written to the log, so that another coordinator can continue the job.  All other fields are measured
+    again, said again by members, or concern this coordinator alone.
     """
 
-    def __init__(self, record: Record, say: Callable[[str], None]) -> None:
-        self._record = record
-        self.say = say
-        #: whether something has changed that the director is to be told at once
-        self.urgent = True
+    state: JobState
+    settings: Settings
+    #: takes lines for the user
+    say: Callable[[str], None]
+    #: measures how much each member should do
+    balance: LoadBalancer
+    encrypt: Encryption = "control"
+    #: tasks that have a task agent, which reports how their processes end
+    agents: Collection[str] = ()
+    #: whether the membership source is to be told of the state at once
+    urgent: bool = True
+    #: why there is no new plan, empty while there is one
+    no_plan_reason: str = ""
+
+    #: by task, what its processes used last
+    usage: dict[str, Usage] = field(default_factory=dict)
+    #: of the last steps; None: not known yet
+    loss: float | None = None
+    #: monotonic times in seconds, and the versions reached then
+    progress: list[tuple[float, int]] = field(default_factory=list)
+    #: the epoch and the slow members of which the user was told last
+    epoch_reported: int = 0
+    slow_reported: set[str] = field(default_factory=set)
+
+    #: by version and of what, the sums of squares of the blocks that have theirs
+    squares: dict[tuple[int, Of], dict[int, Squares]] = field(default_factory=dict)
+    #: what servers were told last to scale a step by; written to the log beside the state when it has changed
+    factors: dict[str, Clip | Trust] = field(default_factory=dict)
+    factors_changed: bool = False
+
+    #: members that have lost this coordinator for a while may come back until then; those that have asked for it
+    lenient_until: float = 0.0
+    lenient: frozenset[str] = frozenset()
+    back: set[str] = field(default_factory=set)
 
     def tell(self, tasks: Iterable[str], message: Message) -> None:
-        """Send a message to those members that have not left, when all is written down that it follows from."""
+        """Queue a message to members that have not left; it is sent once the state is written."""
         for task in tasks:
-            member = self._record.members.get(task)
-            if member is not None and member.state != "left":
+            member = self.state.members.get(task)
+            if member is not None and member.present:
                 member.channel.send(message)
 
-    def hurry(self) -> None:
-        """Something has changed that the director is to be told at once."""
-        self.urgent = True
-
     def fail(self, reason: str) -> None:
-        """The job has failed."""
+        """End the job as failed."""
         self.end("failed", reason)
 
     def end(self, state: Literal["failed", "cancelled"], reason: str) -> None:
-        """The job ends before it has reached its last version."""
-        record = self._record
-        record.state = state
-        record.reason = reason
+        """End the job before it has reached its last version."""
+        self.state.state, self.state.reason = state, reason
         self.say(f"job {state}: {reason}")
-        self.tell(record.members, JobEnded(reason=reason))
-        record.final = True
+        self.tell(self.state.members, JobEnded(reason=reason))

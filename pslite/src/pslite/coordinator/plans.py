@@ -1,14 +1,15 @@
-"""Plans on their way: made, prepared by their members, committed, followed until they are done, or given up."""
+"""Plans: who becomes a member when; prepared by their members, committed, followed until done, or given up."""
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
-from pslite.coordinator.job import Voice
-from pslite.coordinator.job_state import Pending, Record, Seated
+from pslite.coordinator.job import Job
+from pslite.coordinator.job_state import JobState, MemberState, PendingPlan
 from pslite.coordinator.settings import Settings
-from pslite.job.load_balancing import LoadBalancer
 from pslite.job.plan import Plan, make_plan, next_members
 from pslite.job.status import PlanReport, Suspension
 from pslite.net.messages import (
@@ -17,7 +18,6 @@ from pslite.net.messages import (
     Commit,
     Drained,
     JobEnded,
-    Message,
     Moved,
     Nack,
     PlanDone,
@@ -31,318 +31,341 @@ from pslite.net.messages import (
 )
 
 #: how long the next plan waits after one was given up: the first, doubled with each, up to the second
-_RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.1, 30.0
+_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 30.0
+
+PlanMessage = Ready | Publish | Nack | Stamped | Pushed | Drained | Moved
 
 
-class Planner:
-    """Makes plans, one at a time.
+# --- which plan is next -----------------------------------------------------------------------------------------------
 
-    Parameters
-    ----------
-    record, voice
-        the job's.
-    settings
-        times.
-    balance
-        says how much each member should do.
 
-    """
+@dataclass(frozen=True)
+class Choice:
+    """Who should be the members of the next plan."""
 
-    def __init__(self, record: Record, voice: Voice, settings: Settings, balance: LoadBalancer) -> None:
-        self._record = record
-        self._voice = voice
-        self._settings = settings
-        self._balance = balance
-        #: slow members that the user has been told of
-        self._told_slow: set[str] = set()
+    workers: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ()
+    #: tasks to be dismissed, and why
+    unwanted: dict[str, str] = field(default_factory=dict)
+    #: wanted tasks of which the job can use no more
+    spare: set[str] = field(default_factory=set)
+    #: why no plan can be made now; empty if one can
+    objection: str = ""
 
-    def consider(self, now: float) -> None:
-        """Start a plan if the members should be other than they are."""
-        record = self._record
-        if record.spec is None or record.digest_asked or (record.reply is None and record.plan is None):
-            return
-        if record.taking_over is not None:
-            return
-        target = record.target
-        if target is not None:
-            for task in {*record.joined("worker"), *record.joined("ps")} & (record.once_wanted - target):
-                record.members[task].dismiss("no longer wanted")
-        if record.all_reduce:
-            for task in record.joined("ps"):
-                record.members[task].dismiss("the job's architecture is allreduce: it has no servers")
-        present = record.plan
-        workers = next_members(
-            [m.task for m in present.workers if m.task not in record.dead] if present else [],
-            record.joined("worker"),
-            target,
-            record.spec.shards,
+
+def choose_members(state: JobState) -> Choice:
+    """Return who should be the members, from who is there, who is wanted, and who has to stay."""
+    spec, plan, target = state.spec, state.plan, state.target
+    if spec is None:
+        return Choice(objection="no worker has described the job")
+    if state.digests_requested:
+        return Choice(objection="the job has reached its last version")
+    if state.reply is None and plan is None:
+        return Choice(objection="it is not known which tasks are wanted")
+    if state.reassignment is not None:
+        return Choice(objection="servers are told who does the work of a dead worker")
+    joined = [task for role in ("worker", "ps") for task in state.joined(role)]
+    no_servers = "the job's architecture is allreduce: it has no servers"
+    unwanted = dict.fromkeys(state.joined("ps") if state.all_reduce else (), no_servers)
+    if target is not None:
+        unwanted |= dict.fromkeys(state.once_wanted.intersection(joined) - target, "no longer wanted")
+    having_weights = state.workers_left(plan)
+    workers = next_members(
+        having_weights, [t for t in state.joined("worker") if t not in unwanted], target, spec.shards
+    )
+    servers = next_members(
+        [m.task for m in plan.servers] if plan else [],
+        [t for t in state.joined("ps") if t not in unwanted],
+        target,
+        len(state.blocks),
+    )
+    if not workers or not (servers or state.all_reduce):
+        return Choice(unwanted=unwanted, objection="there is not a member for each role")
+    servers_lack_weights = state.all_reduce or spec.update == "worker"
+    if servers_lack_weights and having_weights and not set(workers) & set(having_weights):
+        # one that has the weights stays until the newcomers have them
+        workers = (having_weights[0], *workers)[: None if state.all_reduce else spec.shards]
+    spare = {t for t in joined if t not in unwanted and (target is None or t in target)} - {*workers, *servers}
+    return Choice(workers, servers, unwanted, spare)
+
+
+def reason_to_wait(state: JobState, settings: Settings, now: float) -> str:
+    """Return why a plan should wait for wanted tasks that have not joined, so that one serves all; empty if not."""
+    joined = {task for role in state.roles for task in state.joined(role)}
+    present = state.plan.tasks() if state.plan is not None else set()
+    if not present and any(m.seated and not m.described for m in state.waiting()):
+        return "a worker that has a rank has not described the job"
+    if state.target is not None:
+        gone = {task for task, member in state.members.items() if not member.present} | state.exits.keys()
+        if not state.target - joined - present - gone:
+            return ""
+    elif present:
+        return ""
+    if present:
+        newest = max((state.members[task].joined for task in joined), default=0.0)
+        return "wanted tasks may join soon" if now - max(newest, state.target_changed) < settings.settle else ""
+    complete = max(min(state.members[task].joined for task in state.joined(role)) for role in state.roles)
+    return "wanted tasks may join soon" if now - complete < settings.grace else ""
+
+
+def consider(job: Job, now: float) -> str:
+    """Start a plan if the members or their work should change; return why not, empty if one was started."""
+    state, plan = job.state, job.state.plan
+    choice = choose_members(state)
+    for task, reason in choice.unwanted.items():
+        state.members[task].dismiss(reason)
+    if choice.objection:
+        return choice.objection
+    _report_spare(job, choice.spare)
+    # of blocks whose server has died there is one copy, until a plan gives them another
+    exposed = plan is not None and len(choice.servers) > 1 and -1 in plan.backups
+    same = plan is not None and plan.tasks() == {*choice.workers, *choice.servers}
+    if same and not exposed and not _rebalance(job, now):
+        return "members and their work stay as they are"
+    if now < state.retry_at:
+        return "a plan was given up a moment ago"
+    reason = reason_to_wait(state, job.settings, now)
+    if not reason:
+        _begin(job, now, choice)
+    return reason
+
+
+def _report_spare(job: Job, spare: set[str]) -> None:
+    state = job.state
+    for task in sorted(spare - state.spare):
+        job.say(
+            f"{task} waits: the job has {state.spec.shards if state.spec else 0} shards for workers and "
+            f"{len(state.blocks)} blocks for servers, it can use no more of them"
         )
-        servers = next_members(
-            [m.task for m in present.servers] if present else [],
-            record.joined("ps"),
-            target,
-            len(record.blocks),
-        )
-        if not workers or not (servers or record.all_reduce):
-            return
-        if record.all_reduce and present is not None:
-            # One of those that have the weights has to stay until another has them.
-            old = [m.task for m in present.workers if m.task not in record.dead]
-            workers = workers if set(workers) & set(old) else (old[0], *workers)
-        before = present.tasks() if present else set()
-        if record.spec.update == "worker" and present is not None and not before & set(workers):
-            # one that has the weights stays until the newcomers have them
-            stays = next((m.task for m in present.workers if m.task not in record.dead), None)
-            workers = (stays, *workers)[: record.spec.shards] if stays is not None else workers
-        wanted = {*workers, *servers}
-        self._note_held_back(target, wanted)
-        # of blocks whose server has died there is one copy, until a plan gives them another
-        exposed = present is not None and len(servers) > 1 and -1 in present.backups
-        if wanted == before and not exposed and not self._deal_anew(now):
-            return
-        if now < record.retry_at or self._should_wait(now, target, before):
-            return
-        first = record.members[workers[0]].spec
-        if present is None and first is not None:
-            # open jobs: the others' may say another optimizer, made of their rank, say
-            record.describe(first)
-        record.plan_number += 1
-        dealing = self._balance.dealing
-        plan = make_plan(
-            record.plan_number,
-            () if record.all_reduce else record.blocks,
-            [record.members[task].record() for task in workers],
-            [record.members[task].record() for task in servers],
-            present,
-            replicas=record.spec.durability != "none",
-            shares=() if record.all_reduce else dealing.shares(record.spec.shards, workers),
-            speeds=dealing.speeds(servers),
-            stop=self._settings.handoff == "stop",
-        )
-        record.pending = Pending(plan, present, now)
-        self._voice.say(f"plan {plan.number}: {len(workers)} workers, {len(servers)} servers")
-        for task in record.pending.members():
-            record.members[task].prepared = True
-        self._voice.tell(record.pending.members(), self.prepare(record.pending))
+    state.spare = spare
 
-    def _deal_anew(self, now: float) -> bool:
-        """Whether the work should be dealt otherwise than it is, for who is slow; then the next plan does so."""
-        record = self._record
-        plan, spec = record.plan, record.spec
-        assert spec is not None
-        if plan is None or any(record.members[task].state != "active" for task in plan.tasks()):
-            return False
-        shards = 0 if spec.open or record.all_reduce else spec.shards
-        left = spec.total_versions - record.version
-        proposal = self._balance.consider(now, plan, shards, [block.nbytes for block in record.blocks], left)
-        slow = {straggler.task for straggler in self._balance.stragglers}
-        for straggler in self._balance.stragglers:
-            if straggler.task not in self._told_slow:
-                self._voice.say(f"{straggler.task} on {straggler.host} is slow: it {straggler.reason}")
-        self._told_slow = slow
-        if proposal is not None:
-            self._voice.say(f"{proposal.reason}, for a step {proposal.gain:.0%} shorter")
-            self._voice.hurry()
-        return proposal is not None
 
-    def _note_held_back(self, target: frozenset[str] | None, wanted: set[str]) -> None:
-        record = self._record
-        spare = {t for r in ("worker", "ps") for t in record.joined(r) if (target is None or t in target)} - wanted
-        for task in sorted(spare - record.held_back):
-            self._voice.say(
-                f"{task} waits: the job has {record.spec.shards if record.spec else 0} shards for workers and "
-                f"{len(record.blocks)} blocks for servers, it can use no more of them"
-            )
-        record.held_back = spare
+def _rebalance(job: Job, now: float) -> bool:
+    """Whether members that differ in speed should do other parts of the work; the next plan then has them."""
+    state, balance = job.state, job.balance
+    plan, spec = state.plan, state.spec
+    assert spec is not None
+    if plan is None or any(state.members[task].state != "active" for task in plan.tasks()):
+        return False
+    shards = 0 if spec.open or state.all_reduce else spec.shards
+    left = spec.total_versions - state.version
+    proposal = balance.consider(now, plan, shards, [block.nbytes for block in state.blocks], left)
+    for straggler in balance.stragglers:
+        if straggler.task not in job.slow_reported:
+            job.say(f"{straggler.task} on {straggler.host} is slow: it {straggler.reason}")
+    job.slow_reported = {straggler.task for straggler in balance.stragglers}
+    if proposal is None:
+        return False
+    job.say(f"{proposal.reason}, for a step {proposal.gain:.0%} shorter")
+    job.urgent = True
+    return True
 
-    def _should_wait(self, now: float, target: frozenset[str] | None, before: set[str]) -> bool:
-        """Whether announced members that have not joined yet deserve a moment, so that one plan serves all."""
-        record = self._record
-        joined = {t for r in record.roles for t in record.joined(r)}
-        if not before and any(m.seated and not m.described for m in record.waiting()):
-            return True  # it has a place already: the others count on it
-        if target is None:
-            missing = not before
-        else:
-            gone = {t for t, m in record.members.items() if m.state == "left"} | record.exits.keys()
-            missing = bool(target - joined - before - gone)
-        if not missing:
-            return False
-        newest = max((record.members[t].joined for t in joined), default=0.0)
-        newest = max(newest, record.target_changed)
-        if not before:
-            roles = [min(record.members[t].joined for t in record.joined(r)) for r in record.roles]
-            return now - max(roles) < self._settings.grace
-        return now - newest < self._settings.settle
 
-    def prepare(self, pending: Pending) -> Prepare:
-        """Return what members of a plan have to know to make ready for it."""
-        record = self._record
-        assert record.spec is not None
-        return Prepare(
+def _begin(job: Job, now: float, choice: Choice) -> None:
+    """Make the plan, and have its members make ready for it."""
+    state, dealing = job.state, job.balance.dealing
+    workers, servers = choice.workers, choice.servers
+    first = state.members[workers[0]].spec
+    if state.plan is None and first is not None:
+        # open jobs: the others' may say another optimizer, made of their rank, say
+        state.describe(first)
+    assert state.spec is not None
+    state.plan_number += 1
+    plan = make_plan(
+        state.plan_number,
+        () if state.all_reduce else state.blocks,
+        [state.members[task].plan_entry() for task in workers],
+        [state.members[task].plan_entry() for task in servers],
+        state.plan,
+        replicas=state.spec.durability != "none",
+        shares=() if state.all_reduce else dealing.shares(state.spec.shards, workers),
+        speeds=dealing.speeds(servers),
+        stop=job.settings.handoff == "stop",
+    )
+    job.say(f"plan {plan.number}: {len(workers)} workers, {len(servers)} servers")
+    prepare(job, PendingPlan(plan, state.plan, now))
+
+
+def prepare(job: Job, pending: PendingPlan) -> None:
+    """Have the members of a plan make ready for it."""
+    state = job.state
+    assert state.spec is not None
+    state.pending = pending
+    for task in pending.members():
+        state.members[task].prepared = True
+    job.tell(
+        pending.members(),
+        Prepare(
             plan=pending.plan,
             previous=pending.previous,
-            spec=record.spec,
+            spec=state.spec,
             recover=pending.recover,
-            fresh=not record.reports,
-        )
+            fresh=not state.reports,
+        ),
+    )
 
-    def take(self, member: Seated, message: Message) -> None:
-        """Take what a member says about a plan."""
-        record = self._record
-        pending, number = record.pending, getattr(message, "plan", 0)
-        if pending is None or number != pending.plan.number:
-            return  # about a plan that was given up meanwhile
-        if isinstance(message, Ready):
+
+# --- a plan on its way ------------------------------------------------------------------------------------------------
+
+
+def take(job: Job, member: MemberState, message: PlanMessage) -> None:
+    """Take what a member says about the pending plan."""
+    pending = job.state.pending
+    if pending is None or message.plan != pending.plan.number:
+        return  # about a plan that was given up meanwhile
+    match message:
+        case Ready():
             pending.ready.add(member.task)
-        elif isinstance(message, Publish):
-            published = Published(plan=number, key=message.key, value=message.value)
-            self._voice.tell({m.task for m in pending.plan.workers} - {member.task}, published)
-        elif isinstance(message, Nack) and pending.recover:
-            # Somebody else is gone, most likely, which will be known soon.
-            pending.refused = pending.refused or time.monotonic()
-            self._voice.say(f"{member.title} cannot take part in plan {number}: {message.reason}")
-        elif isinstance(message, Nack):
-            fault = {message.about} & pending.newcomers() or {member.task}
-            if message.about in pending.members() - fault:
-                lost = record.members[message.about].channel.channel is None
-                if lost or member.task not in record.doubted:
-                    # perhaps the other one has just died, of which nobody has heard yet; one that we have lost may have
-                    record.doubted.add(member.task)
-                    fault = set()
-            self.give_up(f"{member.title} cannot take part: {message.reason}", fault)
-        elif isinstance(message, Stamped):
-            if message.first < 0:
-                self.abort(pending, "the job ends before the plan could take effect")
-            else:
-                pending.first = message.first
-        elif isinstance(message, Pushed):
+        case Publish():
+            published = Published(plan=message.plan, key=message.key, value=message.value)
+            job.tell({m.task for m in pending.plan.workers} - {member.task}, published)
+        case Nack():
+            _refused(job, pending, member, message)
+        case Stamped() if message.first < 0:
+            abort(job, pending, "the job ends before the plan could take effect")
+        case Stamped():
+            pending.first = message.first
+        case Pushed():
             pending.pushed[member.task] = message.suspension_ms
-        elif isinstance(message, Drained):
+        case Drained():
             pending.drained.add(member.task)
-        elif isinstance(message, Moved):
+        case Moved():
             pending.moved[member.task] = message
 
-    def commit(self, pending: Pending) -> None:
-        """All are ready: have the plan take effect."""
-        record = self._record
-        pending.phase = "committed"
-        pending.prepared_ms = (time.monotonic() - pending.began) * 1e3
-        plan, previous = pending.plan, pending.previous
-        if previous is None:
-            pending.first = max(0, pending.first)
-            if plan.servers:
-                self._voice.tell(
-                    {plan.workers[0].task},
-                    Begin(plan=plan.number, checkpoint=record.snapshot if record.rollbacks else -1),
-                )
-            self._activate(plan)
-            record.plan = plan
-            self._balance.begin(time.monotonic(), plan)
-            record.state = "running"
-            self._voice.hurry()
-            return
-        for task in (previous.tasks() - plan.tasks()) & record.there():
-            record.members[task].state = "draining"
-        self._activate(plan)
-        self._voice.hurry()
-        if not pending.recover:
-            pacer = previous.owner(0) if previous.servers else previous.workers[0]
-            self._voice.tell({pacer.task}, Commit(plan=plan.number))
 
-    def _activate(self, plan: Plan) -> None:
-        record = self._record
-        # a worker that had finished may have left meanwhile
-        for task in plan.tasks() & record.there():
-            record.members[task].state = "active"
+def _refused(job: Job, pending: PendingPlan, member: MemberState, message: Nack) -> None:
+    """A member cannot take part in a plan: give it up, without the member that is at fault if that is known."""
+    state = job.state
+    if pending.recover:
+        # another member is gone, most likely, which will be known soon
+        pending.refused = pending.refused or time.monotonic()
+        job.say(f"{member.title} cannot take part in plan {message.plan}: {message.reason}")
+        return
+    fault = {message.about} & pending.newcomers() or {member.task}
+    if message.about in pending.members() - fault:
+        lost = state.members[message.about].channel.channel is None
+        if lost or member.task not in state.doubted:
+            # perhaps the other one has just died, which is not known yet; one whose connection is lost may have
+            state.doubted.add(member.task)
+            fault = set()
+    give_up(job, pending, f"{member.title} cannot take part: {message.reason}", fault)
 
-    def follow(self, pending: Pending) -> set[str] | None:
-        """See a committed plan through; returns whom the job goes on without once it is done, None until then."""
-        record = self._record
-        plan, previous = pending.plan, pending.previous
-        all_moved = pending.moved.keys() >= pending.movers()
-        if plan.stop and previous is not None and all_moved and not pending.resumed:
-            pending.resumed = True
-            self._voice.tell({m.task for m in plan.workers}, Resume(plan=plan.number))
-        leavers = pending.leavers() - record.dead.keys()
-        # A worker that has finished has nothing to push: the job went on from its last version.
-        stayers = {m.task for m in plan.workers if not record.members[m.task].finished} - record.dead.keys()
-        if not all_moved or not pending.drained >= leavers or not pending.pushed.keys() >= stayers:
-            return None
-        record.substitutes.pop(previous.number if previous else 0, None)
-        record.plan = plan
-        self._balance.begin(time.monotonic(), plan)
-        record.pending = None
-        record.given_up = 0
-        self._report(pending)
-        self._voice.tell(plan.tasks(), PlanDone(plan=plan.number))
-        gone = previous.tasks() - plan.tasks() if previous else set()
-        for task in gone:
-            record.members[task].let_go()
-        self._voice.hurry()
-        return gone
 
-    def _report(self, pending: Pending) -> None:
-        record = self._record
-        plan, previous = pending.plan, pending.previous
-        before = previous.tasks() if previous else set()
-        waits = [ms for ms in pending.pushed.values() if ms is not None]
-        record.suspensions += waits
-        report = PlanReport(
-            number=plan.number,
-            first_version=pending.first,
-            workers=len(plan.workers),
-            servers=len(plan.servers),
-            added=sorted(plan.tasks() - before),
-            removed=sorted(before - plan.tasks()),
-            moved_bytes=sum(m.sent_bytes for m in pending.moved.values()),
-            prepare_ms=round(pending.prepared_ms, 3),
-            move_ms=round(max((m.move_ms for m in pending.moved.values()), default=0.0), 3),
-            suspension_ms=Suspension(
-                p50=round(statistics.median(waits), 3) if waits else 0.0, max=round(max(waits, default=0.0), 3)
-            ),
-        )
-        record.reports.append(report)
-        kept = sum(place >= 0 for place in plan.backups)
-        replicas = f", replicas of {kept} of {len(plan.backups)} blocks" if plan.backups else ""
-        self._voice.say(
-            f"plan {report.number} done at version {report.first_version}: {report.workers} workers, "
-            f"{report.servers} servers, moved {report.moved_bytes / 1e6:.1f} MB in {report.move_ms:.0f} ms, "
-            f"suspension {report.suspension_ms.p50:.2f} ms (max {report.suspension_ms.max:.2f}){replicas}"
-        )
+def commit(job: Job, pending: PendingPlan) -> None:
+    """Have a plan take effect for which all members are ready."""
+    state = job.state
+    plan, previous = pending.plan, pending.previous
+    pending.phase = "committed"
+    pending.prepared_ms = (time.monotonic() - pending.began) * 1e3
+    present = state.present_tasks()
+    for task in (pending.previous_tasks() - plan.tasks()) & present:
+        state.members[task].state = "draining"
+    for task in plan.tasks() & present:  # a worker that had finished may have left meanwhile
+        state.members[task].state = "active"
+    job.urgent = True
+    if previous is None:
+        pending.first = max(0, pending.first)
+        if plan.servers:
+            checkpoint = state.checkpoint if state.rollbacks else -1
+            job.tell({plan.workers[0].task}, Begin(plan=plan.number, checkpoint=checkpoint))
+        _put_in_force(job, plan)
+        state.state = "running"
+    elif not pending.recover:
+        pacer = previous.owner(0) if previous.servers else previous.workers[0]
+        job.tell({pacer.task}, Commit(plan=plan.number))
 
-    def give_up_late(self, pending: Pending) -> None:
-        """Try again without newcomers that do not make ready."""
-        late = (pending.members() - pending.ready) & pending.newcomers()
-        # workers that are late may be so because they wait for a server; servers wait for no newcomer but servers
-        servers = {task for task in late if self._record.members[task].role == "ps"}
-        names = ", ".join(sorted(servers or late or pending.members() - pending.ready))
-        self.give_up(f"{names} not ready within {self._settings.prepare:g} s", servers or late)
 
-    def give_up(self, reason: str, unfit: set[str]) -> None:
-        """Try again without the unfit members; those of the running plan stay as they are."""
-        record = self._record
-        pending = record.pending
-        assert pending is not None
-        for task in unfit:
-            member = record.members[task]
-            if pending.previous is not None and task in pending.previous.tasks():
-                continue
-            member.channel.send(JobEnded(reason=f"dropped from the job: {reason}"))
-            member.state = "left"
-        self.abort(pending, reason)
+def _put_in_force(job: Job, plan: Plan) -> None:
+    job.state.plan = plan
+    job.balance.begin(time.monotonic(), plan)
 
-    def abort(self, pending: Pending, reason: str) -> None:
-        """Everything stays as it is without the plan; the next one is made a while later."""
-        record = self._record
-        self._voice.say(f"plan {pending.plan.number} is given up: {reason}")
-        self._voice.tell(pending.members(), Abort(plan=pending.plan.number, reason=reason))
-        record.pending = None
-        before = pending.previous.tasks() if pending.previous else set()
-        for task in pending.members():
-            member = record.members[task]
-            if member.state != "left":
-                member.state = "active" if task in before else "joined"
-        record.given_up += 1
-        record.retry_at = time.monotonic() + min(_MOST_RETRY_SECONDS, _RETRY_SECONDS * 2**record.given_up)
-        self._voice.hurry()
+
+def follow(job: Job, pending: PendingPlan) -> Collection[str] | None:
+    """See a committed plan through; return the tasks that it has removed once it is done, None until then."""
+    state = job.state
+    plan, previous = pending.plan, pending.previous
+    all_moved = pending.all_moved()
+    if plan.stop and previous is not None and all_moved and not pending.resumed:
+        pending.resumed = True
+        job.tell({m.task for m in plan.workers}, Resume(plan=plan.number))
+    leavers = pending.leavers() - state.dead.keys()
+    # a worker that has finished has nothing to push: the job went on from its last version
+    stayers = {task for task in state.workers_left(plan) if not state.members[task].finished}
+    if not all_moved or not pending.drained >= leavers or not pending.pushed.keys() >= stayers:
+        return None
+    state.reassigned.pop(previous.number if previous else 0, None)
+    _put_in_force(job, plan)
+    state.pending = None
+    state.given_up = 0
+    _report(job, pending)
+    job.tell(plan.tasks(), PlanDone(plan=plan.number))
+    removed = pending.previous_tasks() - plan.tasks()
+    for task in removed:
+        state.members[task].drain()
+    del job.progress[:-1]  # what was measured belongs to another size
+    job.urgent = True
+    return removed
+
+
+def _report(job: Job, pending: PendingPlan) -> None:
+    state, plan = job.state, pending.plan
+    waits = [ms for ms in pending.pushed.values() if ms is not None]
+    state.suspensions += waits
+    report = PlanReport(
+        number=plan.number,
+        first_version=pending.first,
+        workers=len(plan.workers),
+        servers=len(plan.servers),
+        added=sorted(pending.newcomers()),
+        removed=sorted(pending.previous_tasks() - plan.tasks()),
+        moved_bytes=sum(m.sent_bytes for m in pending.moved.values()),
+        prepare_ms=round(pending.prepared_ms, 3),
+        move_ms=round(max((m.move_ms for m in pending.moved.values()), default=0.0), 3),
+        suspension_ms=Suspension(
+            p50=round(statistics.median(waits), 3) if waits else 0.0, max=round(max(waits, default=0.0), 3)
+        ),
+    )
+    state.reports.append(report)
+    kept = sum(place >= 0 for place in plan.backups)
+    replicas = f", replicas of {kept} of {len(plan.backups)} blocks" if plan.backups else ""
+    job.say(
+        f"plan {report.number} done at version {report.first_version}: {report.workers} workers, "
+        f"{report.servers} servers, moved {report.moved_bytes / 1e6:.1f} MB in {report.move_ms:.0f} ms, "
+        f"suspension {report.suspension_ms.p50:.2f} ms (max {report.suspension_ms.max:.2f}){replicas}"
+    )
+
+
+# --- given up ---------------------------------------------------------------------------------------------------------
+
+
+def give_up_late(job: Job, pending: PendingPlan) -> None:
+    """Give up a plan whose members do not make ready in time, and drop those of them that are new."""
+    late = (pending.members() - pending.ready) & pending.newcomers()
+    # workers that are late may be so because they wait for a server; servers wait for no newcomer but servers
+    late = {task for task in late if job.state.members[task].role == "ps"} or late
+    names = ", ".join(sorted(late or pending.members() - pending.ready))
+    give_up(job, pending, f"{names} not ready within {job.settings.prepare:g} s", late)
+
+
+def give_up(job: Job, pending: PendingPlan, reason: str, unfit: set[str]) -> None:
+    """Give up a plan, and drop the unfit members; those of the plan in force stay."""
+    for task in unfit - pending.previous_tasks():
+        member = job.state.members[task]
+        member.channel.send(JobEnded(reason=f"dropped from the job: {reason}"))
+        member.state = "left"
+    abort(job, pending, reason)
+
+
+def abort(job: Job, pending: PendingPlan, reason: str) -> None:
+    """Give up a plan: the one in force stays so, and the next is made a while later."""
+    state = job.state
+    job.say(f"plan {pending.plan.number} is given up: {reason}")
+    job.tell(pending.members(), Abort(plan=pending.plan.number, reason=reason))
+    state.pending = None
+    for task in pending.members():
+        member = state.members[task]
+        if member.present:
+            member.state = "active" if task in pending.previous_tasks() else "joined"
+    state.given_up += 1
+    state.retry_at = time.monotonic() + min(_MAX_RETRY_SECONDS, _RETRY_SECONDS * 2**state.given_up)
+    job.urgent = True

@@ -1,43 +1,85 @@
-"""What a coordinator says of its job to the director."""
+"""Status of a job as its membership source is told it, and the progress that members measure for it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
 
-from pslite.coordinator.job_state import Record, Seated
-from pslite.coordinator.progress import Progress
-from pslite.job.load_balancing import Straggler
+from pslite.coordinator.job import Job
+from pslite.coordinator.job_state import MemberState
 from pslite.job.measurements import Usage
 from pslite.job.status import Cause, MemberReport, Status, signal_in_words
-from pslite.net.messages import AgentExit
+from pslite.net.messages import AgentExit, Alive, Beat
+
+#: the window over which speed is measured
+_SPEED_SECONDS = 10.0
 
 
-def report(record: Record, progress: Progress, usage: Mapping[str, Usage], stragglers: Sequence[Straggler]) -> Status:
-    """Return the state of a job; `usage` is what tasks used last."""
-    spec, rate = record.spec, progress.rate()
+def heartbeat(job: Job, member: MemberState, message: Beat) -> None:
+    """Answer a heartbeat, and take the progress that it reports."""
+    state = job.state
+    member.channel.send(Alive())
+    if not state.takes_part(member):
+        return
+    member.steps = message.steps or member.steps
+    job.balance.note(member.task, message.pace, message.steps)
+    if message.samples:
+        job.loss = message.loss / message.samples
+    if message.version <= state.version:
+        return
+    state.version = message.version
+    now = time.monotonic()
+    job.progress.append((now, state.version))
+    while job.progress[0][0] < now - _SPEED_SECONDS:
+        job.progress.pop(0)
+    epoch = current_epoch(job)
+    if epoch > job.epoch_reported and state.spec is not None:
+        job.epoch_reported = epoch
+        loss = "" if job.loss is None else f", loss {job.loss:.4f}"
+        job.say(f"epoch {epoch} of {state.spec.epochs} done (version {state.version}{loss})")
+
+
+def current_epoch(job: Job) -> int:
+    """Return how many epochs are done; 0 for a job without."""
+    state = job.state
+    return 0 if state.spec is None or state.spec.open else state.version // state.spec.steps_per_epoch
+
+
+def steps_per_second(job: Job) -> float | None:
+    """Return the speed of the job; None if it is not known yet."""
+    if len(job.progress) < 2 or job.progress[-1][0] <= job.progress[0][0]:
+        return None
+    (began, first), (ended, last) = job.progress[0], job.progress[-1]
+    return (last - first) / (ended - began)
+
+
+def report(job: Job) -> Status:
+    """Return the state of a job for its membership source."""
+    state, rate = job.state, steps_per_second(job)
+    spec = state.spec if state.spec is not None and not state.spec.open else None
     return Status(
-        address=record.address,
-        incarnation=record.incarnation,
-        state=record.state,
-        reason=record.reason,
-        version=record.version,
-        total_versions=spec.total_versions if spec and not spec.open else None,
-        epoch=record.version / spec.steps_per_epoch if spec and not spec.open else 0.0,
-        epochs=float(spec.epochs) if spec and not spec.open else None,
-        loss=progress.loss,
+        address=state.address,
+        incarnation=state.incarnation,
+        state=state.state,
+        reason=state.reason,
+        version=state.version,
+        total_versions=spec.total_versions if spec else None,
+        epoch=state.version / spec.steps_per_epoch if spec else 0.0,
+        epochs=float(spec.epochs) if spec else None,
+        loss=job.loss,
         steps_per_second=rate,
-        samples_per_second=(
-            rate * spec.samples / spec.steps_per_epoch if rate is not None and spec and not spec.open else None
-        ),
-        members=[_member(member, record.exits.get(task), usage.get(task)) for task, member in record.members.items()],
-        plan=record.plan.number if record.plan else 0,
-        plans=list(record.reports),
-        result=record.result if record.state == "finished" else None,
-        stragglers=list(stragglers),
+        samples_per_second=rate * spec.samples / spec.steps_per_epoch if rate is not None and spec else None,
+        members=[_member(member, state.exits.get(task), job.usage.get(task)) for task, member in state.members.items()],
+        plan=state.plan.number if state.plan else 0,
+        plans=list(state.reports),
+        result=state.result if state.state == "finished" else None,
+        stragglers=list(job.balance.stragglers),
     )
 
 
-def _member(member: Seated, told: AgentExit | None, usage: Usage | None) -> MemberReport:
+def _member(member: MemberState, ended: AgentExit | None, usage: Usage | None) -> MemberReport:
+    cause = None if ended is None else ended.cause
+    if cause is Cause.DONE and member.drained:
+        cause = Cause.DRAINED  # whether a process was asked to end is known here, not to its dl2-run
     return MemberReport(
         task=member.task,
         role=member.role,
@@ -46,21 +88,16 @@ def _member(member: Seated, told: AgentExit | None, usage: Usage | None) -> Memb
         pid=member.pid,
         usage=usage,
         steps=member.steps,
-        cause=None if told is None else _cause(member, told),
-        how="" if told is None or told.cause is Cause.DONE else how_it_ended(told),
+        cause=cause,
+        how="" if ended is None or ended.cause is Cause.DONE else how_it_ended(ended),
     )
 
 
-def _cause(member: Seated, told: AgentExit) -> Cause:
-    """Why a process ended: whether it was asked to go is known here, not to its dl2-run."""
-    return Cause.DRAINED if told.cause is Cause.DONE and member.drained else told.cause
-
-
-def how_it_ended(told: AgentExit) -> str:
+def how_it_ended(ended: AgentExit) -> str:
     """Say how a process died."""
-    tail = f": {told.text}" if told.text else ""
-    if told.cause is Cause.NOT_STARTED:
-        return f"died: {told.text}"
-    if told.signal:
-        return f"died: killed by {signal_in_words(told.signal)}{tail}"
-    return f"died: its process ended with status {told.status}{tail}"
+    tail = f": {ended.text}" if ended.text else ""
+    if ended.cause is Cause.NOT_STARTED:
+        return f"died: {ended.text}"
+    if ended.signal:
+        return f"died: killed by {signal_in_words(ended.signal)}{tail}"
+    return f"died: its process ended with status {ended.status}{tail}"

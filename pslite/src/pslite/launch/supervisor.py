@@ -24,7 +24,7 @@ from typing import NoReturn
 import msgspec
 
 from pslite.coordinator import Coordinator
-from pslite.coordinator.job_state import decode
+from pslite.coordinator.log_writer import decode
 from pslite.errors import Cancelled, PsliteError, UsageError
 from pslite.launch.local_tasks import LocalTasks
 from pslite.launch.signals import ENDING, OWN, handled

@@ -1,0 +1,79 @@
+"""All-reduce: groups of workers that have lost one, or whose members cannot reach each other, are made anew."""
+
+from __future__ import annotations
+
+import time
+
+from pslite.coordinator import plans
+from pslite.coordinator.job import Job
+from pslite.coordinator.job_state import MAX_DEATHS, MemberState, PendingPlan
+from pslite.job.plan import Plan
+from pslite.net.messages import Broken, JobEnded
+
+#: a group that breaks so often at one version, although no member is dead, fails the job
+_MAX_BREAKS = 5
+
+
+def lose_worker(job: Job, member: MemberState, text: str) -> bool:
+    """Continue without a worker from the newest version that another one has; False where the job has to fail."""
+    state = job.state
+    state.dead[member.task] = state.version
+    if state.too_many_deaths:
+        job.say(f"{MAX_DEATHS} workers died at version {state.version}")
+        return False
+    member.state = "left"
+    if state.complete:
+        job.say(f"{text}; it had finished")
+        return not member.chief
+    if not _make_group(job, f"{text}; the others go on without it, nothing is lost"):
+        return False
+    member.channel.send(JobEnded(reason=f"{member.task} was given up: {text}"))
+    return True
+
+
+def _make_group(job: Job, why: str) -> bool:
+    """Make a group of all workers that are left and may have weights; return whether there is one."""
+    state = job.state
+    if state.pending is not None and state.pending.phase == "preparing" and not state.pending.recover:
+        plans.abort(job, state.pending, why)
+    known = [plan for plan in (state.plan, state.pending.plan if state.pending else None) if plan is not None]
+    tasks = dict.fromkeys(m.task for plan in known for m in plan.workers if state.members[m.task].present)
+    state.broken = None
+    if not tasks:
+        return False
+    job.say(why)
+    state.plan_number += 1
+    workers = tuple(state.members[task].plan_entry() for task in tasks)
+    plan = Plan(number=state.plan_number, workers=workers, servers=(), owners=())
+    plans.prepare(job, PendingPlan(plan, state.plan, time.monotonic(), recover=True))
+    job.urgent = True
+    return True
+
+
+def broke(job: Job, member: MemberState, message: Broken) -> None:
+    """An exchange failed; if a worker is dead, that will be known within the time for verdicts."""
+    if job.state.broken is None:
+        job.state.broken = time.monotonic(), message.plan, f"{member.title} says: {message.reason}"
+
+
+def check(job: Job, now: float) -> None:
+    """Make a group again that is broken, or cannot be made, although no member is dead."""
+    state = job.state
+    recovering = state.pending if state.pending is not None and state.pending.recover else None
+    if recovering is not None and state.broken is None and recovering.refused:
+        number = recovering.plan.number
+        state.broken = recovering.refused, number, f"plan {number} could not be made ready"
+    if state.broken is None:
+        return
+    since, number, why = state.broken
+    in_use = recovering.plan if recovering is not None else state.plan
+    if in_use is None or number < in_use.number or state.complete:
+        state.broken = None  # another group has replaced it
+        return
+    if now - since < 1.5 * job.settings.verdict or any(member.lost for member in state.present()):
+        return
+    state.breaks.append(state.version)
+    if state.breaks.count(state.version) >= _MAX_BREAKS:
+        job.fail(f"workers cannot reach each other: {why}")
+    elif not _make_group(job, f"{why}; nobody is known to be dead: they try again"):
+        job.fail(why)

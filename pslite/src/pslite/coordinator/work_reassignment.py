@@ -1,0 +1,157 @@
+"""Work of dead workers: others push their part of the step under way, and of those until the next plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from pslite.coordinator import checkpoints, plans
+from pslite.coordinator.job import Job
+from pslite.coordinator.job_state import MAX_DEATHS, JobState, MemberState, Reassignment
+from pslite.job.plan import Plan, reduction
+from pslite.net.messages import JobEnded, TakenOver, TakeOver
+
+
+def lose_worker(job: Job, member: MemberState, text: str) -> bool:
+    """Have others do the part of a worker that died, or go back to a checkpoint; False where the job has to fail.
+
+    Where another worker is left nothing is done twice: what the dead one pushed counts, and what it did not push of
+    the present version others compute again.  The plan stays in force until the next one, which is made without it.
+    """
+    state = job.state
+    early = bool(member.finished_at) and not member.finished
+    state.dead[member.task] = -1 if early else state.version
+    if state.too_many_deaths:
+        job.say(f"{MAX_DEATHS} workers died at version {state.version}")
+        return False
+    if member.finished and (state.complete or (state.spec is not None and state.spec.open)):
+        # the last version is there, and only one worker has something left to do
+        member.state = "left"
+        if member.chief:
+            job.fail(f"{text}, before it had written what the script saves at its end")
+        else:
+            job.say(f"{text}; it had finished")
+        return True
+    if state.pending is not None and state.pending.phase == "preparing":
+        plans.abort(job, state.pending, text)
+    given = None
+    if not has_only_copy(state, member):
+        given = share_out_all(state)
+        text = text if given is not None else f"{text}; it was the last worker"
+    given_up = JobEnded(reason=f"{member.task} was given up: {text}")
+    member.state = "left"
+    if given is None:
+        member.channel.send(given_up)
+        checkpoints.go_back(job, text)
+        return True
+    state.reassigned = given
+    others = sorted({task for nodes in given.values() for task in nodes.values()})
+    if state.spec is not None and state.spec.asynchronous:
+        job.say(f"{text}; its samples are left out until the next plan")
+    else:
+        job.say(f"{text}; {' and '.join(others)} {'do' if len(others) > 1 else 'does'} its part, nothing is lost")
+    if not early:
+        member.channel.send(given_up)
+    state.reassignments += 1
+    servers = set(state.servers_in_force())
+    state.reassignment = Reassignment(state.reassignments, servers)
+    job.tell(
+        servers,
+        TakeOver(
+            number=state.reassignments,
+            gone=tuple(state.dead),
+            nodes={number: tuple(nodes) for number, nodes in given.items()},
+        ),
+    )
+    _tell_workers(job)
+    job.urgent = True
+    return True
+
+
+def has_only_copy(state: JobState, member: MemberState) -> bool:
+    """Whether a worker dies that may have weights which no other member has.
+
+    That is the first worker, as it sends the weights with which the job begins; and where workers have the weights
+    (`update: worker`) the last one that was there before the pending plan, or has begun to push under it.
+    """
+    pending = state.pending
+    if pending is None or pending.phase == "preparing":
+        return False
+    if pending.plan.workers[0].task == member.task and not state.servers_have_begun():
+        return True
+    if state.spec is None or state.spec.update == "server" or pending.previous is None:
+        return False
+    old = {m.task for m in pending.previous.workers}
+    having = {m.task for m in pending.plan.workers} & (old | pending.pushed.keys())
+    return having <= state.dead.keys()
+
+
+def share_out_all(state: JobState) -> dict[int, dict[int, str]] | None:
+    """Return by plan which worker pushes each tree node of a dead one; None where no worker is left."""
+    shared = {}
+    for plan in (state.plan, state.pending.plan if state.pending is not None else None):
+        if plan is not None:
+            given = share_out(state, plan, state.reassigned.get(plan.number, {}))
+            if given is None:
+                return None
+            shared[plan.number] = given
+    return shared
+
+
+def share_out(state: JobState, plan: Plan, before: dict[int, str]) -> dict[int, str] | None:
+    """Return which worker of a plan pushes each tree node of those that are dead; None where no worker is left.
+
+    Who has begun with a node keeps it.  Workers that stay in the next plan come first: the others may have left.
+    """
+    assert state.spec is not None
+    pending = state.pending
+    there = [task for task in state.workers_left(plan) if state.members[task].present]
+    leaving = pending.leavers() if pending is not None else set()
+    willing = [task for task in there if task not in leaving] or [
+        task for task in there if pending is None or task not in pending.drained
+    ]
+    how = reduction(state.spec, len(plan.workers), plan.shares)
+    nodes = [
+        node for member, own in zip(plan.workers, how.nodes, strict=True) if member.task in state.dead for node in own
+    ]
+    if not nodes:
+        return {}
+    if not willing and pending is not None and plan.number != pending.plan.number and pending.pushed:
+        return {}  # who has pushed under the next plan has the last version of this one
+    if not willing:
+        return None
+    given = {node: task for node, task in before.items() if task in willing}
+    load = Counter(given.values())
+    for node in nodes:
+        if node not in given:
+            given[node] = min(willing, key=lambda task: load[task])
+            load[given[node]] += 1
+    return given
+
+
+def taken_over(job: Job, member: MemberState, message: TakenOver) -> None:
+    """A server accepts reassigned nodes."""
+    current = job.state.reassignment
+    if current is not None and message.number == current.number:  # else another worker has died since
+        stop_waiting_for(job, {member.task})
+
+
+def stop_waiting_for(job: Job, servers: Collection[str]) -> None:
+    """Wait no longer for servers that accept the reassignment, or are gone, or to which no worker pushes any more."""
+    if job.state.reassignment is not None:
+        job.state.reassignment.waits_for.difference_update(servers)
+        _tell_workers(job)
+
+
+def _tell_workers(job: Job) -> None:
+    """Once all servers accept reassigned nodes, tell workers what they do in place of others."""
+    state, current = job.state, job.state.reassignment
+    if current is None or current.waits_for:
+        return
+    state.reassignment = None
+    for task in state.workers_in_force():
+        nodes = {
+            plan: tuple(node for node, other in given.items() if other == task)
+            for plan, given in state.reassigned.items()
+        }
+        job.tell({task}, TakeOver(number=current.number, gone=tuple(state.dead), nodes=nodes))

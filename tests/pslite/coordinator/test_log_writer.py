@@ -1,0 +1,111 @@
+"""What a coordinator writes to its log: nothing is forgotten, and what earlier versions wrote still loads."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).parent))
+from jobs import job, member
+
+from pslite.coordinator import Coordinator
+from pslite.coordinator.job import Job
+from pslite.coordinator.job_state import JobState
+from pslite.coordinator.log_writer import LogWriter, decode, encode
+from pslite.launch.mxnet_launcher import OpenMembership
+from pslite.net.messages import Abort, Clip, Exit
+from pslite.net.reliable_channel import ReliableChannel
+from pslite.storage.coordinator_log import CoordinatorLog
+
+#: attributes of a coordinator and its job, and why the next coordinator need not know them: the rest is in the state
+FORGOTTEN = {
+    "its own": {
+        "name", "token", "director", "settings", "say", "encrypt", "selector", "listener", "log", "wake_out",
+        "wake_in", "follows", "severed", "urgent", "cutting", "ticked", "lenient_until", "lenient", "back", "faults",
+        "no_plan_reason",
+    },
+    "connections": {"connections", "agents"},
+    "said again, or written beside the state": {"squares", "factors", "factors_changed", "usage"},
+    "measured": {"loss", "progress", "epoch_reported", "balance", "slow_reported"},
+}  # fmt: skip
+
+
+def test_every_attribute_of_a_coordinator_is_written_or_need_not_be():
+    coordinator = Coordinator(
+        job="j", token=b"x" * 32, director=OpenMembership(0, 0), say=lambda _: None, host="127.0.0.1"
+    )
+    coordinator._close()
+    names = {name.removeprefix("_") for name in vars(coordinator)} | {field.name for field in fields(Job)}
+    assert names == {"job", "state"}.union(*FORGOTTEN.values())
+
+
+def test_a_log_of_november_2026_loads():
+    """Each of its fields has another value than that of a new job."""
+    written = Path(__file__).with_name("coordinator_log_2026_11.json").read_bytes()
+    state, before = decode(written), msgspec.json.decode(written)["record"]
+    fresh = msgspec.to_builtins(
+        JobState(incarnation="", began=0.0, waiting_reported=0.0), enc_hook=lambda _: None, str_keys=True
+    )
+    assert before.keys() - fresh.keys() == {"complete", "final"}  # that follows from others
+    again = msgspec.json.decode(encode(state))["record"]
+    moved = {"clock", "began", "said_waiting", "retry_at", "target_changed", "members", "pending", "broken"}
+    for name in fresh.keys() - moved:
+        assert before[name] != fresh[name], name
+        assert again[name] == before[name], name
+    assert again["members"].keys() == before["members"].keys()
+    assert again["pending"]["plan"] == before["pending"]["plan"]
+    assert state.failover.waits_for == {"ps-0"}
+    assert (state.reassignments, state.failovers, state.checkpoint) == (3, 2, 7)
+
+
+def test_messages_to_several_stand_in_a_log_once():
+    abort = Abort(plan=7, reason="because")
+    state = JobState(incarnation="i", began=0.0, waiting_reported=0.0)
+    state.digests, state.reassigned = {3: b"\xff"}, {1: {2: "a"}}
+    for task in ("a", "b", "c"):
+        state.members[task] = member(task, channel=ReliableChannel(3, 4, [abort, Exit(reason=task)]), lost=5.0)
+    data = encode(state)
+    assert data.count(b"because") == 1
+    assert b"\n" not in data
+    found = decode(data)
+    assert [list(m.channel.unconfirmed) for m in found.members.values()] == [
+        [abort, Exit(reason=task)] for task in ("a", "b", "c")
+    ]
+    assert (found.members["a"].channel.taken, found.members["a"].channel.confirmed) == (3, 4)
+    assert (found.digests, found.reassigned) == ({3: b"\xff"}, {1: {2: "a"}})
+    # it has a lease to come back
+    assert found.members["a"].lost == 0.0
+    assert found.members["a"].heard == found.clock > 0
+
+
+def test_what_servers_were_told_of_norms_is_written_with_the_state(tmp_path):
+    a_job, lines = job(["worker-0", "ps-0"])
+    writer = LogWriter(CoordinatorLog(tmp_path / "state"), lines.append)
+    a_job.factors, a_job.factors_changed = {"gradient": Clip(version=3, factor=0.5)}, True
+    writer.changed = True
+    writer.write(a_job)
+    writer.close()
+    after = LogWriter(CoordinatorLog(tmp_path / "state"), lines.append)
+    assert after.last_factors() == a_job.factors
+    assert after.last_state().members.keys() == {"worker-0", "ps-0"}
+    assert after.term == 2
+    after.close()
+    assert not lines
+
+
+def test_a_log_that_cannot_be_written_is_given_up_with_words(tmp_path):
+    folder = tmp_path / "state"
+    a_job, lines = job([f"worker-{n}" for n in range(1000)])
+    log = CoordinatorLog(folder)
+    writer = LogWriter(log, lines.append)
+    log._database.execute("PRAGMA max_page_count = 1")
+    writer.changed = True
+    writer.write(a_job)
+    assert lines == [
+        "the coordinator's log cannot be written (database or disk is full): the job ends if its coordinator dies"
+    ]
+    assert not writer.lasting
+    assert not folder.exists()
