@@ -7,7 +7,7 @@ from pslite.coordinator.job_state import JobState, MemberState
 from pslite.coordinator.settings import Settings
 from pslite.job.load_balancing import LoadBalancer, Rule
 from pslite.job.plan import make_plan
-from pslite.job.spec import SGD, JobSpec, Segment, Tensor
+from pslite.job.spec import SGD, JobSpec, Part, Segment
 from pslite.job.status import Reply
 from pslite.net.reliable_channel import ReliableChannel
 
@@ -17,7 +17,7 @@ JOINED = 1000.0
 
 def spec(**changes):
     values = {
-        "segments": (Segment(tensors=(Tensor(name="weight", shape=(40,)),), optimizer=SGD(lr=0.1)),),
+        "segments": (Segment(dtype="float32", optimizer=SGD(lr=0.1), parts=(Part("weight", (40,)),)),),
         "samples": 60, "batch": 12, "epochs": 10, "shards": 8, "block_bytes": 24,
     }  # fmt: skip
     return JobSpec(**{**values, **changes})
