@@ -17,8 +17,8 @@ JOINED = 1000.0
 
 def spec(**changes):
     values = {
-        "segments": (Segment(dtype="float32", optimizer=SGD(lr=0.1), parts=(Part("weight", (40,)),)),),
-        "samples": 60, "batch": 12, "epochs": 10, "shards": 8, "block_bytes": 24,
+        "segments": (Segment(dtype="float32", optimizer=SGD(lr=0.1), parts=(Part("weight", (1000,)),)),),
+        "samples": 60, "batch": 12, "epochs": 10, "seed": 1, "mode": "exact", "shards": 8, "block_bytes": 1024,
     }  # fmt: skip
     return JobSpec(**{**values, **changes})
 
