@@ -588,10 +588,13 @@ SCENARIOS = {
     ),
     "a server that dies when the digest is known is needed no more": Scenario(
         [
-            # it does not hear that it may go before it dies
-            Fault(FaultPoint.MESSAGE, wait("dead"), task="ps-0", when=is_a(Exit)),
-            # while it writes its files
-            Fault("script ended", [kill("ps-0"), flag("dead"), sleep(0.3)], when=lambda moment: moment.subject),
+            # it dies before it takes the message that it may go
+            Fault(FaultPoint.MESSAGE, [flag("may go"), wait("dead")], task="ps-0", when=is_a(Exit)),
+            # while the first worker writes its files
+            Fault(
+                "script ended", [wait("may go"), kill("ps-0"), flag("dead"), sleep(0.3)],
+                when=lambda moment: moment.subject,
+            ),
         ],
         servers=1,
         killed=["ps-0"],
