@@ -65,6 +65,7 @@ _OWN_VARIANCE: Final = 0.12
 _LEVEL_VARIANCE: Final = 9.0
 _ROUGHNESS: Final = 0.1
 _TREND: Final = 0.25
+_NOISE: Final = 0.05
 _MIN_NOISE: Final = 0.01
 
 # Limits on the size of matrices.
@@ -127,13 +128,13 @@ class _Data:
     doubtful: Bools
 
     @classmethod
-    def of(cls, points: Points, group: Group, noise: float) -> _Data:
+    def of(cls, points: Points, group: Group) -> _Data:
         """Of the points with a speed."""
         workers, ps, speed = points["workers"], points["ps"], points["speed"]
         points = points[(workers > 0) & ((ps > 0) | (not group.has_ps)) & (speed > 0) & (speed < np.inf)]
         sizes, jobs = sizes_of(points), points["jobs"]
         inputs, trend = _inputs(sizes, group)
-        variances = np.maximum(noise**2 / np.maximum(points["measurements"], 1.0), _MIN_NOISE**2)
+        variances = np.maximum(_NOISE**2 / np.maximum(points["measurements"], 1.0), _MIN_NOISE**2)
         residuals = np.log(points["speed"]) - trend
         return cls(sizes, inputs, trend, residuals, variances, (jobs > 0) & (jobs < _TRUSTED_JOBS))
 
@@ -153,27 +154,33 @@ class _Data:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Kind:
-    """Measurements of one kind, or of one job on its own."""
+class Conditioned:
+    """What depends on the measurements of one kind alone, or of one job as a kind of its own."""
 
-    #: Those that are conditioned on together, at n sizes.
+    #: Those that are conditioned on together, at n sizes, and A_k, shape (n, n).
     joint: _Data
-    #: S_k as places among the U sizes of the shared part, shape (n,); A_k, shape (n, n).
-    shared: Ints
     precision: Floats
     #: Those that change the prediction at their own size only; None where there are none.
     separate: _Data | None = None
 
     @classmethod
-    def of(cls, joint: _Data, shared: Ints, separate: _Data | None = None) -> _Kind:
+    def of(cls, joint: _Data, separate: _Data | None = None) -> Conditioned:
         """With A_k."""
         covariance = _own_covariance(joint.inputs, joint.inputs)
-        return cls(joint, shared, _precision(covariance, joint.noise), separate)
+        return cls(joint, _precision(covariance, joint.noise), separate)
 
     @property
     def parts(self) -> tuple[_Data, ...]:
         """All measurements."""
         return (self.joint,) if self.separate is None else (self.joint, self.separate)
+
+
+class _Member(NamedTuple):
+    """A kind in its group."""
+
+    kind: Conditioned
+    #: S_k as places among the U sizes of the shared part, shape (n,).
+    shared: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,13 +198,13 @@ class _Shared:
     root_at_sizes: Floats
 
     @classmethod
-    def of(cls, inputs: Floats, kinds: Iterable[_Kind], centre: float) -> _Shared:
+    def of(cls, inputs: Floats, members: Iterable[_Member], centre: float) -> _Shared:
         """Condition on the measurements of all kinds of a group."""
         count = len(inputs)
         factor = np.linalg.cholesky(_shared_covariance(inputs, inputs) + _JITTER * np.eye(count))
         information, weighted = np.zeros((count, count)), np.zeros(count)
-        for kind in kinds:
-            pick = (kind.shared[:, None] == np.arange(count)).astype(np.float64)  # S_k
+        for kind, shared in members:
+            pick = (shared[:, None] == np.arange(count)).astype(np.float64)  # S_k
             picked = pick.T @ kind.precision
             information += picked @ pick
             weighted += picked @ (kind.joint.residuals - centre)
@@ -235,33 +242,27 @@ class GaussianProcess:
     ----------
     observations
         Points by kind; a kind that is left out was never measured.
-    noise
-        Standard deviation of the logarithm of one measurement.
+    before
+        Another model: what it worked out of kinds whose points are the same is taken over.
     """
 
-    def __init__(self, observations: Mapping[TrainingKind, Points], *, noise: float = 0.05) -> None:
-        if not noise > 0:
-            msg = f"noise: must be more than 0, not {noise!r}"
-            raise ValueError(msg)
-        self._noise = noise
-        self._failed = {kind: sizes_of(points[points["speed"] == 0.0]) for kind, points in observations.items()}
-        groups: dict[Group, dict[TrainingKind, tuple[_Data, _Data | None]]] = {}
+    def __init__(self, observations: Mapping[TrainingKind, Points], *, before: GaussianProcess | None = None) -> None:
+        self._observations = dict(observations)
+        groups: dict[Group, dict[TrainingKind, Conditioned]] = {}
         for name, points in sorted(observations.items()):
-            data = _Data.of(points, Group.of(name), noise)
-            if len(data.sizes):
-                groups.setdefault(Group.of(name), {})[name] = _selected(data)
-        levels = [joint.residuals.mean() for kinds in groups.values() for joint, _ in kinds.values()]
+            kind = before.conditioned_on(name, points) if before is not None else None
+            kind = kind or _conditioned(points, Group.of(name))
+            if kind is not None:
+                groups.setdefault(Group.of(name), {})[name] = kind
+        levels = [kind.joint.residuals.mean() for kinds in groups.values() for kind in kinds.values()]
         self._centre = float(np.mean(levels)) if levels else 0.0
-        self._kinds: dict[TrainingKind, _Kind] = {}
+        self._members: dict[TrainingKind, _Member] = {}
         self._shared: dict[Group, _Shared] = {}
         for group, kinds in groups.items():
-            inputs, places = _shared_sizes([joint.sizes for joint, _ in kinds.values()], group)
-            own = {
-                name: _Kind.of(_without_outliers(joint), shared, separate)
-                for (name, (joint, separate)), shared in zip(kinds.items(), places, strict=True)
-            }
-            self._kinds |= own
-            self._shared[group] = _Shared.of(inputs, own.values(), self._centre)
+            inputs, places = _shared_sizes([kind.joint.sizes for kind in kinds.values()], group)
+            members = dict(zip(kinds, map(_Member, kinds.values(), places), strict=True))
+            self._members |= members
+            self._shared[group] = _Shared.of(inputs, members.values(), self._centre)
         # Many jobs ask for the same prediction.
         self._targets: dict[tuple[Group, Bounds], _Targets] = {}
         self._predicted: dict[tuple[TrainingKind, Bounds, tuple[SpeedPoint, ...]], tuple[Floats, Floats]] = {}
@@ -270,7 +271,14 @@ class GaussianProcess:
     @property
     def kinds(self) -> tuple[TrainingKind, ...]:
         """Kinds that were measured."""
-        return tuple(self._kinds)
+        return tuple(self._members)
+
+    def conditioned_on(self, name: TrainingKind, points: Points) -> Conditioned | None:
+        """A kind, if it was conditioned on these points."""
+        member = self._members.get(name)
+        if member is None or self._observations[name].tobytes() != points.tobytes():
+            return None
+        return member.kind
 
     def speeds(self, request: JobRequest, optimism: float = 0.0, own: tuple[SpeedPoint, ...] = ()) -> Floats:
         """Upper confidence bound of samples/s: ``exp(mean + optimism * sqrt(variance - its least over all sizes))``.
@@ -324,42 +332,44 @@ class GaussianProcess:
         if bounds.workers < 1 or (group.has_ps and bounds.ps < 1):
             return mean, deviation
         points = as_points(own)
-        kind = self._job(_Data.of(points, group, self._noise), group) or self._kinds.get(name)
-        found, variance = self._on_grid(group, kind, bounds)
+        member = self._job(_Data.of(points, group), group) or self._members.get(name)
+        found, variance = self._on_grid(group, member, bounds)
         variance += _ROUGHNESS**2
-        if kind is not None:
-            _update_joint(kind.joint, bounds, group, found, variance)
-            if kind.separate is not None:
-                _update_separate(kind.separate, bounds, group, found, variance)
+        if member is not None:
+            _update_joint(member.kind.joint, bounds, group, found, variance)
+            if member.kind.separate is not None:
+                _update_separate(member.kind.separate, bounds, group, found, variance)
         first = int(group.has_ps)
         mean[first:, 1:] = found.reshape(-1, bounds.workers)
         deviation[first:, 1:] = np.sqrt(variance).reshape(-1, bounds.workers)
-        for failed in (self._failed.get(name), sizes_of(points[points["speed"] == 0.0])):
-            for workers, ps in () if failed is None else failed.tolist():
+        for measured in (self._observations.get(name, points), points):
+            for workers, ps in sizes_of(measured[measured["speed"] == 0.0]).tolist():
                 if workers <= bounds.workers and ps <= bounds.ps:
                     where = (ps if group.has_ps else slice(None), workers)
                     mean[where], deviation[where] = -np.inf, 0.0
         return mean, deviation
 
-    def _job(self, data: _Data, group: Group) -> _Kind | None:
+    def _job(self, data: _Data, group: Group) -> _Member | None:
         """A job as a kind of its own, if it was measured; the shared part is not inferred anew."""
         shared = self._shared.get(group)
-        return _Kind.of(data, _nearest(data.inputs, shared.inputs)) if len(data.sizes) and shared is not None else None
+        if shared is None or not len(data.sizes):
+            return None
+        return _Member(Conditioned.of(data), _nearest(data.inputs, shared.inputs))
 
-    def _on_grid(self, group: Group, kind: _Kind | None, bounds: Bounds) -> tuple[Floats, Floats]:
+    def _on_grid(self, group: Group, member: _Member | None, bounds: Bounds) -> tuple[Floats, Floats]:
         """Mean and variance but for roughness at all sizes within bounds, from (1, 1) on, workers last."""
         workers, ps = _counts(bounds.workers), _counts(bounds.ps) if group.has_ps else np.ones(1, dtype=np.int64)
         if (group, bounds) not in self._targets:
             sizes = np.stack(np.meshgrid(workers, ps), axis=-1).reshape(-1, 2)
             self._targets[group, bounds] = self._targets_at(sizes, group)
-        mean, variance = self._at(group, kind, self._targets[group, bounds])
+        mean, variance = self._at(group, member, self._targets[group, bounds])
         if len(workers) == bounds.workers and (not group.has_ps or len(ps) == bounds.ps):
             return mean, variance
         mean, deviation = (_interpolated(each, workers, ps, bounds, group) for each in (mean, np.sqrt(variance)))
         variance = deviation**2
-        for data in () if kind is None else kind.parts:
+        for data in () if member is None else member.kind.parts:
             which, where = data.inside(bounds, group)
-            mean[where], variance[where] = self._at(group, kind, self._targets_at(data.sizes[which], group))
+            mean[where], variance[where] = self._at(group, member, self._targets_at(data.sizes[which], group))
         return mean, variance
 
     def _targets_at(self, sizes: Ints, group: Group) -> _Targets:
@@ -369,7 +379,7 @@ class GaussianProcess:
         weights = shared.inverse @ _shared_covariance(shared.inputs, inputs)
         return _Targets(inputs, trend, weights, shared.root @ weights)
 
-    def _at(self, group: Group, kind: _Kind | None, targets: _Targets) -> tuple[Floats, Floats]:
+    def _at(self, group: Group, member: _Member | None, targets: _Targets) -> tuple[Floats, Floats]:
         """Mean and variance but for roughness, as the module's docstring has them; both shape (N,)."""
         mean = self._centre + targets.trend
         variance = np.full(len(mean), _SHARED_VARIANCE + _OWN_VARIANCE + _LEVEL_VARIANCE)
@@ -378,14 +388,24 @@ class GaussianProcess:
             return mean, variance
         mean += shared.mean @ weights
         variance -= np.einsum("ij,ij->j", weights, weights)
-        if kind is not None:
+        if member is not None:
+            kind, places = member
             across = _own_covariance(kind.joint.inputs, targets.inputs)
             gain = kind.precision @ across
-            mean += (kind.joint.residuals - self._centre - shared.mean_at_sizes[kind.shared]) @ gain
+            mean += (kind.joint.residuals - self._centre - shared.mean_at_sizes[places]) @ gain
             variance -= np.einsum("ij,ij->j", gain, across)
-            spread = spread - shared.root_at_sizes[:, kind.shared] @ gain
+            spread = spread - shared.root_at_sizes[:, places] @ gain
         variance += np.einsum("ij,ij->j", spread, spread)
         return mean, np.maximum(variance, 0.0)
+
+
+def _conditioned(points: Points, group: Group) -> Conditioned | None:
+    """A kind by its points; None where none of them has a speed."""
+    data = _Data.of(points, group)
+    if not len(data.sizes):
+        return None
+    joint, separate = _selected(data)
+    return Conditioned.of(_without_outliers(joint), separate)
 
 
 def _selected(data: _Data) -> tuple[_Data, _Data | None]:

@@ -39,6 +39,7 @@ from dl2d.policies.dl2.pareto_frontier import (
 from dl2d.policies.dl2.predictions import Basis, KnownSpeeds, Predictions
 from dl2d.policies.dl2.scoring import MIN_WORK_LEFT, ClusterJobs, Floats, Ints, describe_steps, score
 from dl2d.policies.dl2.size_steps import choose_sizes
+from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.remaining_work import samples_left
 
 #: Folder of the checkpoint that comes with dl2d.
@@ -88,6 +89,8 @@ class Dl2:
         self._parameters = Parameters.of(checkpoint, own)
         self._known = KnownSpeeds(self._parameters)
         self._version = version_of(checkpoint, own)
+        #: Of the last decision: only time depends on it, for what it has is taken over where it would come out alike.
+        self._last_model: GaussianProcess | None = None
 
     @property
     def name(self) -> str:
@@ -109,7 +112,10 @@ class Dl2:
         del rng
         allocation = GreedyAllocation(snapshot, packing)  # floors are given
         cluster = _Cluster.of(snapshot)
-        predictions = Predictions(snapshot, self._known, self._parameters, gathers=packing.gathers)
+        predictions = Predictions(
+            snapshot, self._known, self._parameters, gathers=packing.gathers, before=self._last_model
+        )
+        self._last_model = predictions.model
         frontiers, of_job = self._frontiers(snapshot, allocation, cluster, predictions)
         sized = [(job, which) for job, which in zip(snapshot.jobs, of_job, strict=True) if which is not None]
         for job, which in zip(snapshot.jobs, of_job, strict=True):

@@ -66,14 +66,25 @@ class Predictions:
     ----------
     gathers
         The placement lays each job on as few nodes as hold it.
+    before
+        Throughput model of the decision before: of kinds for which nothing new was measured it is taken over.
     """
 
-    def __init__(self, snapshot: Snapshot, known: KnownSpeeds, parameters: Parameters, *, gathers: bool) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        known: KnownSpeeds,
+        parameters: Parameters,
+        *,
+        gathers: bool,
+        before: GaussianProcess | None = None,
+    ) -> None:
         self._locality = Locality(snapshot, known.min_worker_seconds, known.predicted) if gathers else None
         if self._locality is not None:
             snapshot = self._locality.apart()
-        self._model = GaussianProcess(observations(snapshot, known))
-        relabelling = Relabelling(snapshot, self._model)
+        #: Throughput model that the predictions come from.
+        self.model = GaussianProcess(observations(snapshot, known), before=before)
+        relabelling = Relabelling(snapshot, self.model)
         #: Of each job, in the order of the snapshot.
         self.bases = [
             Basis(*relabelling.of(job), optimism)
@@ -82,7 +93,7 @@ class Predictions:
 
     def speeds(self, basis: Basis) -> Floats:
         """Samples/s, shape (max_ps + 1, max_workers + 1)."""
-        speeds = self._model.speeds(basis.request, basis.optimism, basis.own)
+        speeds = self.model.speeds(basis.request, basis.optimism, basis.own)
         return speeds if self._locality is None else self._locality.together(basis.request, speeds)
 
 
