@@ -33,10 +33,10 @@ import numpy as np
 from hot_scaling import describe
 from msgspec.structs import replace
 
-from pslite.connect import session_for
 from pslite.coordinator import Settings
 from pslite.numeric.gradients import GradientSums
 from pslite.testing import Resize, pace, run_local
+from pslite.worker.connect import session_for
 
 SCHEDULE = (Resize(8, 2, 0), Resize(22, 3, 0), Resize(36, 2, 0))
 STEPS = 60

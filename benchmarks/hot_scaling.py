@@ -35,7 +35,6 @@ import numpy as np
 import psutil
 from resnet50 import resnet50_shapes
 
-from pslite.connect import session_for
 from pslite.coordinator import Settings
 from pslite.job.assignment import assign
 from pslite.job.blocks import cut
@@ -43,6 +42,7 @@ from pslite.job.spec import SGD, JobSpec, Part, Segment, block_bytes_for
 from pslite.job.status import PlanReport
 from pslite.numeric.gradients import GradientSums
 from pslite.testing import LocalResult, Resize, pace, run_local
+from pslite.worker.connect import session_for
 
 WORKERS = 2
 TITLES = {

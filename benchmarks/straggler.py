@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from pslite.connect import session_for
 from pslite.coordinator import Settings
 from pslite.job.load_balancing import Rule
 from pslite.job.spec import SGD, JobSpec, Part, Segment, block_bytes_for
 from pslite.numeric.gradients import GradientSums
 from pslite.testing import run_local
+from pslite.worker.connect import session_for
 
 WORKERS, SLOW = 4, "worker-3"
 WAYS = ("even", "speed")

@@ -21,12 +21,12 @@ import numpy as np
 import psutil
 from resnet50 import resnet50_shapes
 
-from pslite.connect import session_for
 from pslite.coordinator import Settings
 from pslite.job.spec import SGD, JobSpec, Part, Segment, block_bytes_for
 from pslite.numeric.gradient_encoding import encoding_of
 from pslite.numeric.gradients import Bundle, Contribution
 from pslite.testing import run_local
+from pslite.worker.connect import session_for
 
 SIZES = ((1, 1), (2, 1), (2, 2))
 WARM = 4

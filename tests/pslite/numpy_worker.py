@@ -14,12 +14,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from regression import Lookup, Regression, segments, table_segments
 
-from pslite.connect import session_for
-from pslite.environment import architecture_of
-from pslite.schedules import Cosine
-from pslite.session import SingleSession
-from pslite.spec import LAMB, SGD, Adam, JobSpec
+from pslite.job.schedules import Cosine
+from pslite.job.spec import LAMB, SGD, Adam, JobSpec
+from pslite.launch.environment import architecture_of
 from pslite.testing import pace
+from pslite.worker.connect import session_for
+from pslite.worker.session import SingleSession
 
 
 def main() -> int:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pslite.connect import open_session
 from pslite.job.spec import MAX_SHARDS, SGD, JobSpec, Mean, Part, Segment
 from pslite.numeric.gradients import Contribution, GradientSums
 from pslite.testing import pace
+from pslite.worker.connect import open_session
 from pslite.worker.session import Given
 
 

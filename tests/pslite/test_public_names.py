@@ -11,12 +11,6 @@ import pytest
     ("module", "names"),
     [
         ("pslite.checkpoint", ["Checkpoint", "latest"]),
-        ("pslite.connect", ["open_session", "session_for"]),
-        ("pslite.environment", ["architecture_of"]),
-        ("pslite.gradients", ["Bundle", "Contribution", "GradientSums"]),
-        ("pslite.schedules", ["Constant", "Cosine", "Milestones", "Polynomial", "StepDecay"]),
-        ("pslite.session", ["SingleSession"]),
-        ("pslite.spec", ["LAMB", "SGD", "Adam", "JobSpec", "Part", "Segment", "block_bytes_for"]),
         ("pslite.testing", ["Resize", "pace", "run_local"]),
         ("pslite.run", ["main"]),
     ],
