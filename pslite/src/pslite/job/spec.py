@@ -74,12 +74,7 @@ class Adam(msgspec.Struct, frozen=True, tag="adam", forbid_unknown_fields=True, 
     eps_first: bool = False
 
     def __post_init__(self) -> None:
-        _number("Adam lr", self.lr, 0.0, 1e6)
-        _check(len(self.betas) == 2, f"Adam betas is {self.betas!r}: it must be two numbers")
-        for index, beta in enumerate(self.betas):
-            _number(f"Adam betas[{index}]", beta, 0.0, 1.0, open_high=True)
-        _number("Adam eps", self.eps, 0.0, 1.0)
-        _number("Adam weight_decay", self.weight_decay, 0.0, 1e6)
+        _check_adaptive("Adam", self)
 
 
 class LAMB(msgspec.Struct, frozen=True, tag="lamb", forbid_unknown_fields=True, kw_only=True):
@@ -94,12 +89,16 @@ class LAMB(msgspec.Struct, frozen=True, tag="lamb", forbid_unknown_fields=True, 
     schedule: Schedule = Constant()
 
     def __post_init__(self) -> None:
-        _number("LAMB lr", self.lr, 0.0, 1e6)
-        _check(len(self.betas) == 2, f"LAMB betas is {self.betas!r}: it must be two numbers")
-        for index, beta in enumerate(self.betas):
-            _number(f"LAMB betas[{index}]", beta, 0.0, 1.0, open_high=True)
-        _number("LAMB eps", self.eps, 0.0, 1.0)
-        _number("LAMB weight_decay", self.weight_decay, 0.0, 1e6)
+        _check_adaptive("LAMB", self)
+
+
+def _check_adaptive(name: str, rule: Adam | LAMB) -> None:
+    _number(f"{name} lr", rule.lr, 0.0, 1e6)
+    _check(len(rule.betas) == 2, f"{name} betas is {rule.betas!r}: it must be two numbers")
+    for index, beta in enumerate(rule.betas):
+        _number(f"{name} betas[{index}]", beta, 0.0, 1.0, open_high=True)
+    _number(f"{name} eps", rule.eps, 0.0, 1.0)
+    _number(f"{name} weight_decay", rule.weight_decay, 0.0, 1e6)
 
 
 class Mean(msgspec.Struct, frozen=True, tag="mean", forbid_unknown_fields=True):

@@ -235,14 +235,16 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         if not self._started:
             put(out, reading(tensor.value), rows)
         elif tensor.segment >= 0:
-            put(out, self._value(tensor), rows)
+            put(out, self._values([tensor])[0], rows)
 
-    def _value(self, tensor: KeyTensor) -> Array:
-        """Return a key's weights as they are now, shape (size,)."""
-        if tensor.home is None:
-            return tensor.of(self._session.weights)
-        values: Array = part_of(whole_state(self._session), tensor)[0]
-        return values
+    def _values(self, tensors: list[KeyTensor]) -> list[Array]:
+        """Return the weights of keys as they are now, shape (size,).
+
+        Those that arrived in the script's own arrays, which it may have changed since, come from the servers.
+        """
+        session = self._session
+        whole = whole_state(session) if any(tensor.home is not None for tensor in tensors) else None
+        return [tensor.of(session.weights) if whole is None else part_of(whole, tensor)[0] for tensor in tensors]
 
     def _go_on(self) -> None:
         """Do what can be done now."""
@@ -250,7 +252,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
             if len(self._pushed) == len(self._keys.trained):
                 self._step()
         elif self._started:
-            self._write_now()
+            self._write(self._outs)
         elif self._expected and len(self._keys) == self._expected:
             # Module reads the weights before its first step
             self._start()
@@ -300,25 +302,14 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         return any(math.isclose(rescale * seen, ours * self._workers, rel_tol=1e-9) for seen in self._seen)
 
     def _write(self, outs: list[tuple[KeyTensor, list[Any]]]) -> None:
-        """Write the weights where they were asked for."""
+        """Write the weights where they were asked for; frozen keys stay as they are."""
+        moving = [(tensor, arrays) for tensor, arrays in outs if tensor.segment >= 0]
+        values = self._values([tensor for tensor, _ in moving])
         mx.nd.waitall()
-        for tensor, arrays in outs:
-            if tensor.segment >= 0:
-                values = tensor.of(self._session.weights)
-                for array in arrays:
-                    write(array, values)
+        for (_, arrays), value in zip(moving, values, strict=True):
+            for array in arrays:
+                write(array, value)
         outs.clear()
-
-    def _write_now(self) -> None:
-        """Write weights that are asked for between steps; those in the script's own arrays come from the servers."""
-        if any(tensor.home is not None for tensor, _ in self._outs):
-            whole = whole_state(self._session)
-            mx.nd.waitall()
-            for tensor, arrays in self._outs:
-                for array in arrays if tensor.segment >= 0 else ():
-                    write(array, part_of(whole, tensor)[0])
-            self._outs.clear()
-        self._write(self._outs)
 
     def _warn_of_rate(self) -> None:
         if self._rate is not None and self._optimizer.lr != self._rate:

@@ -65,11 +65,11 @@ class ReliableChannel:
 
     def take(self, message: Message) -> bool:
         """Count a message that has come; returns whether it is one that counts."""
-        if isinstance(message, UNCOUNTED):
-            return False
-        self.taken += 1
-        self.changed = True
-        return True
+        counted = counts(message)
+        if counted:
+            self.taken += 1
+            self.changed = True
+        return counted
 
     def confirm(self, count: int) -> None:
         """Forget what the other side has taken.

@@ -48,7 +48,11 @@ class Bundle:
         self.take: Callable[[Block], None] | None = None
         self._blocks = blocks
         self._own = list(self.arrays)
-        self.views = [self.arrays[b.segment][b.offset : b.offset + b.size].data.cast("B") for b in blocks]
+        self.views = [self.part(block).data.cast("B") for block in blocks]
+
+    def part(self, block: Block) -> Array:
+        """Return the elements of a block."""
+        return self.arrays[block.segment][block.offset : block.offset + block.size]
 
     def point(self, segment: int, array: Array | None) -> None:
         """Have a segment lie in somebody else's memory, shape (size,), or with None in our own again.
@@ -60,7 +64,7 @@ class Bundle:
             self.arrays[segment] = array
             for block in self._blocks:
                 if block.segment == segment:
-                    self.views[block.number] = array[block.offset : block.offset + block.size].data.cast("B")
+                    self.views[block.number] = self.part(block).data.cast("B")
 
     def clear(self) -> None:
         """Set everything to zero, as a gradient."""
@@ -88,7 +92,7 @@ class Bundle:
         packed = self._packed.get(block.number)
         if packed is None:
             packed = self._packed[block.number] = np.empty(block.size, dtype=encoding.dtype)
-        encoding.pack(self.arrays[block.segment][block.offset : block.offset + block.size], packed)
+        encoding.pack(self.part(block), packed)
         view: memoryview = packed.data.cast("B")
         return view
 

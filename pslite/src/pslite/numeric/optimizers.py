@@ -215,15 +215,9 @@ def _sgd(rule: SGD, part: Array, grad: Array, own: Array, scratch: Array, rate: 
     np.subtract(weights, scratch, out=weights)
 
 
-def _adam(rule: Adam, part: Array, grad: Array, own: Array, scratch: Array, step: int, rate: float) -> None:
-    weights, mean, square = part[0], part[1], part[2]
+def _move_averages(rule: Adam | LAMB, mean: Array, square: Array, grad: Array, own: Array, scratch: Array) -> None:
+    """Bring a gradient into the moving averages of gradients and of their squares; uses `own` and `scratch`."""
     beta1, beta2 = rule.betas
-    if rule.weight_decay:
-        if rule.decoupled:
-            np.multiply(weights, 1.0 - rate * rule.weight_decay, out=weights)
-        else:
-            np.multiply(weights, rule.weight_decay, out=scratch)
-            grad = np.add(grad, scratch, out=own)
     np.multiply(mean, beta1, out=mean)
     np.multiply(grad, 1.0 - beta1, out=scratch)
     np.add(mean, scratch, out=mean)
@@ -231,6 +225,18 @@ def _adam(rule: Adam, part: Array, grad: Array, own: Array, scratch: Array, step
     np.multiply(grad, grad, out=own)
     np.multiply(own, 1.0 - beta2, out=own)
     np.add(square, own, out=square)
+
+
+def _adam(rule: Adam, part: Array, grad: Array, own: Array, scratch: Array, step: int, rate: float) -> None:
+    weights, mean, square = part
+    beta1, beta2 = rule.betas
+    if rule.weight_decay:
+        if rule.decoupled:
+            np.multiply(weights, 1.0 - rate * rule.weight_decay, out=weights)
+        else:
+            np.multiply(weights, rule.weight_decay, out=scratch)
+            grad = np.add(grad, scratch, out=own)
+    _move_averages(rule, mean, square, grad, own, scratch)
     np.sqrt(square, out=scratch)
     rate /= 1.0 - beta1**step
     if rule.eps_first:
@@ -247,13 +253,7 @@ def _lamb(rule: LAMB, part: Array, grad: Array, own: Array, scratch: Array, step
     """Leave the update, still to be multiplied by the factor and the rate, in `scratch`."""
     weights, mean, square = part
     beta1, beta2 = rule.betas
-    np.multiply(mean, beta1, out=mean)
-    np.multiply(grad, 1.0 - beta1, out=scratch)
-    np.add(mean, scratch, out=mean)
-    np.multiply(square, beta2, out=square)
-    np.multiply(grad, grad, out=own)
-    np.multiply(own, 1.0 - beta2, out=own)
-    np.add(square, own, out=square)
+    _move_averages(rule, mean, square, grad, own, scratch)
     np.divide(square, 1.0 - beta2**step, out=scratch)
     np.sqrt(scratch, out=scratch)
     np.add(scratch, rule.eps, out=scratch)

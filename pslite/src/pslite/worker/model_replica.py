@@ -49,13 +49,12 @@ class Replica:
             state.fill(0)  # touched now, not in a step
             self.states.append(state)
 
-    def begin(self) -> None:
-        """Start from the weights that are there."""
-        for block, state in zip(self._blocks, self.states, strict=True):
-            state[0] = part_of(self._weights, block)
-
-    def restore(self, found: States) -> None:
-        """Start from a checkpoint, or the like."""
+    def begin(self, found: States | None) -> None:
+        """Start from a checkpoint or the like, or without one from the weights that are there."""
+        if found is None:
+            for block, state in zip(self._blocks, self.states, strict=True):
+                state[0] = self._weights.part(block)
+            return
         for block, state in found.states():
             self.states[block.number][:] = state
         self.show()
@@ -63,7 +62,7 @@ class Replica:
     def show(self) -> None:
         """Bring the weights of the blocks to where the model looks at them."""
         for block, state in zip(self._blocks, self.states, strict=True):
-            part_of(self._weights, block)[:] = state[0]
+            self._weights.part(block)[:] = state[0]
 
     def apply(self, gradient: Bundle, version: int, before: Callable[[int], None] = lambda _: None) -> None:
         """Turn version `version` into the next; `gradient` is the sum over its samples.
@@ -74,7 +73,7 @@ class Replica:
         counts = [spec.divisor(block.optimizer, version, 1) for block in blocks]
         rows = [gradient.rows[b.segment].within(b) if b.row else None for b in blocks]
         parts = [
-            part_of(gradient, block) if some is None else some.values for block, some in zip(blocks, rows, strict=True)
+            gradient.part(block) if some is None else some.values for block, some in zip(blocks, rows, strict=True)
         ]
         squares = (
             [square_norm(b.optimizer, part, n) for b, part, n in zip(blocks, parts, counts, strict=True)]
@@ -98,13 +97,8 @@ class Replica:
                 self._updater.apply(block.optimizer, state, part, count, version, clip, factors)
             else:
                 self._updater.apply_rows(block.optimizer, state, some, count, version, clip)
-            part_of(self._weights, block)[:] = state[0]
+            self._weights.part(block)[:] = state[0]
 
     def digests(self) -> dict[int, bytes]:
         """Return the SHA-256 of each block's weights."""
         return {b.number: hashlib.sha256(s[0]).digest() for b, s in zip(self._blocks, self.states, strict=True)}
-
-
-def part_of(bundle: Bundle, block: Block) -> Array:
-    """Return a block's elements of a bundle."""
-    return bundle.arrays[block.segment][block.offset : block.offset + block.size]

@@ -159,6 +159,13 @@ class Given:
 class SingleSession:
     """The whole job in this process."""
 
+    place = 0, 1
+    is_chief = True
+    late = False
+    #: the weights change where they are, which scripts must not point elsewhere
+    coming: Bundle | None = None
+    lent = True
+
     def __init__(self, spec: JobSpec | None) -> None:
         self.spec: JobSpec
         self.blocks: tuple[Block, ...] = ()
@@ -180,26 +187,6 @@ class SingleSession:
         self.share = Share(spec, 1, 0)
         self._replica = Replica(spec, self.blocks, self.weights)
 
-    @property
-    def place(self) -> tuple[int, int]:
-        """There is one worker."""
-        return 0, 1
-
-    @property
-    def late(self) -> bool:
-        """There was nobody before."""
-        return False
-
-    @property
-    def coming(self) -> Bundle | None:
-        """The weights have a place, and stay there."""
-        return None
-
-    @property
-    def lent(self) -> bool:
-        """There is nobody else."""
-        return True
-
     def attach(self) -> None:
         """Nobody is to be waited for."""
 
@@ -214,19 +201,12 @@ class SingleSession:
         """Return weights and optimizer state of every block; each has shape (1 + slots, size)."""
         return [state.copy() for state in self._replica.states]
 
-    @property
-    def is_chief(self) -> bool:
-        """Always: there is no other worker."""
-        return True
-
     def start(self) -> None:
         """Take the initial weights, or those of a checkpoint."""
         found = self._given or to_resume(self.spec)
-        if found is None:
-            self._replica.begin()
-        else:
+        self._replica.begin(found)
+        if found is not None:
             self.version = found.version
-            self._replica.restore(found)
 
     def exchange(
         self,

@@ -10,7 +10,7 @@ import os
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,10 @@ class Layout(Protocol):
 
 
 class LoopSettings(TypedDict, total=False):
-    """Settings that the `ElasticJob` of every adapter takes by these names; what is not given is as in `LoopJob`."""
+    """Settings that the `ElasticJob` of every adapter takes by these names, explained in `LoopJob`.
+
+    What is not given is as in `JobSpec`; the seed is then 0 and the mode "exact".
+    """
 
     seed: int
     mode: Literal["exact", "fast", "async"]
@@ -127,44 +130,25 @@ class LoopJob(ABC):
         *,
         batch_size: int,
         epochs: int,
-        seed: int = 0,
-        mode: Literal["exact", "fast", "async"] = "exact",
-        staleness: int = 0,
-        shards: int | None = None,
-        clip_norm: float = 0.0,
-        clip_value: float = 0.0,
-        wire: Literal["float32", "bfloat16", "float16"] = "float32",
-        update: Literal["server", "worker"] = "server",
-        durability: Literal["none", "durable"] = "none",
-        on_loss: Literal["restore", "fail"] = "restore",
-        checkpoint: str | os.PathLike[str] | None = None,
-        checkpoint_every: int = 0,
-        resume: bool = True,
         architecture: Literal["ps", "allreduce"] | None = None,
+        **settings: Unpack[LoopSettings],
     ) -> None:
         samples = len(dataset)
-        every = 0 if checkpoint is None else checkpoint_every or -(-samples // max(1, batch_size))
+        shards, checkpoint = settings.pop("shards", None), settings.pop("checkpoint", None)
+        every = settings.pop("checkpoint_every", 0) or -(-samples // max(1, batch_size))
+        others: dict[str, Any] = {"seed": 0, "mode": "exact", **settings}
         self.spec = JobSpec(
             segments=layout.segments,
             samples=samples,
             batch=batch_size,
             epochs=epochs,
-            seed=seed,
-            mode=mode,
-            staleness=staleness,
             shards=max(1, min(DEFAULT_SHARDS, batch_size)) if shards is None else shards,
             block_bytes=block_bytes_for(sum(segment.nbytes for segment in layout.segments)),
             fixed=layout.fixed,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            wire=wire,
-            update=update,
-            durability=durability,
-            on_loss=on_loss,
             checkpoint="" if checkpoint is None else os.path.abspath(checkpoint),  # noqa: PTH100 - keeps links as they are
-            checkpoint_every=every,
-            resume=resume,
+            checkpoint_every=0 if checkpoint is None else every,
             architecture=architecture or architecture_of(os.environ),
+            **others,
         )
         self._dataset = dataset
         self._values: Layout = layout

@@ -177,11 +177,6 @@ class Group:
         except (RuntimeError, PeerLost) as error:
             raise PeerLost(_first_line(error)) from error
 
-    @property
-    def backend(self) -> Any:
-        """Torch's own object; None for a worker alone."""
-        return self._backend
-
     def gather(self, mine: Sequence[int]) -> tuple[Work, NDArray[np.int64]]:
         """Bring every member's integers to everybody: shape (size, len(mine)), valid when the work is done."""
         every = np.empty((self.size, len(mine)), dtype=np.int64)

@@ -95,20 +95,12 @@ class AllReduceWorker(Membership):
 
     Parameters
     ----------
-    identity
-        who we are, with the job's token.
-    coordinator
-        host:port of the coordinator.
     spec
         the job as this worker's script describes it; must equal the other workers'.
-    say
-        takes lines for the user.
     host
         name or address under which other workers reach this one; the way to the coordinator if empty.
-    join_timeout
-        seconds to reach the coordinator.
-    process
-        what we live in; None for a process that runs one script.
+
+    The others are those of `Membership`.
 
     """
 
@@ -173,11 +165,6 @@ class AllReduceWorker(Membership):
         if self._chief is not None:
             return self._chief == self._identity.task
         return self._group is not None and self._group.rank == 0
-
-    @property
-    def group(self) -> Group | None:
-        """The process group in use."""
-        return self._group
 
     # --- joining and leaving --------------------------------------------------------------------------------------
 
@@ -438,12 +425,10 @@ class AllReduceWorker(Membership):
     def _begin(self) -> None:
         """We are the chief: the job begins with our weights, or goes on from a checkpoint."""
         found = to_resume(self.spec)
-        if found is None:
-            self._replica.begin()
-        else:
+        self._replica.begin(found)
+        if found is not None:
             self._say(f"the job goes on from version {found.version}: {found.place}")
             self._send(Restored(version=found.version))
-            self._replica.restore(found)
             self._progress.version = found.version
         self._progress.entered = True
 

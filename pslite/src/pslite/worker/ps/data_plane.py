@@ -89,13 +89,10 @@ class DataPlane:
             self._wake_in.send(b"x")
 
     def _receive(self, link: Link) -> None:
-        reason = ""
         try:
             link.receive(self.receiver)
         except PeerLost as error:
-            reason = str(error)
-        if reason:
-            self._lost(link, reason)
+            self._lost(link, str(error))
 
     def flush_all(self) -> None:
         """Send what the sockets take."""
@@ -104,13 +101,10 @@ class DataPlane:
 
     def flush(self, link: Link) -> None:
         """Send what one socket takes."""
-        reason = ""
         try:
             link.flush()
         except PeerLost as error:
-            reason = str(error)
-        if reason:
-            self._lost(link, reason)
+            self._lost(link, str(error))
             return
         if link.unsent != (link in self._writing):
             self._selector.modify(link.sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0), link)

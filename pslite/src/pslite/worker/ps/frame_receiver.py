@@ -164,7 +164,7 @@ class FrameReceiver:
         block = self._model.blocks[number]
         if header.kind == PARAM_ROWS:
             rows = parse(block, memoryview(self._rows.pop(link)))
-            self._model.part(block, header.version).reshape(-1, block.row)[rows.numbers] = rows.values
+            self._model.arriving(header.version).part(block).reshape(-1, block.row)[rows.numbers] = rows.values
         self._divert_others(link, header)
         progress.missing.discard(number)
         take = self._model.arriving(progress.awaited).take

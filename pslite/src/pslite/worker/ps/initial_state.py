@@ -70,14 +70,8 @@ class InitialState:
             self.send_blocks(progress.missing)
         else:
             # the other workers get it from this one
-            self._fill(self._model.replica)
+            self._model.replica.begin(found)
             progress.missing.clear()
-
-    def _fill(self, replica: Replica) -> None:
-        if self.given is None:
-            replica.begin()
-        else:
-            replica.restore(self.given)
 
     def send_blocks(self, numbers: Collection[int]) -> None:
         """Send servers their blocks; who is not there, or takes its place, is sent all that it lacks later."""

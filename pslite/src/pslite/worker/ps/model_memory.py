@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pslite.job.blocks import Block, cut
+from pslite.job.blocks import cut
 from pslite.job.spec import JobSpec
 from pslite.numeric.gradient_encoding import encoding_of
-from pslite.numeric.gradients import Array, Bundle, Supply
+from pslite.numeric.gradients import Bundle, Supply
 from pslite.worker.model_replica import Replica
 
 
@@ -35,10 +35,6 @@ class ModelMemory:
     def arriving(self, version: int) -> Bundle:
         """Return where the blocks of a version arrive."""
         return self._bundles[version % 2]
-
-    def part(self, block: Block, version: int) -> Array:
-        """Return the elements of a block in the bundle of a version."""
-        return self.arriving(version).arrays[block.segment][block.offset : block.offset + block.size]
 
     def show(self, version: int) -> None:
         """Have `weights` be those of a version that is complete."""

@@ -40,20 +40,10 @@ class Worker(Membership):
 
     Parameters
     ----------
-    identity
-        the worker's, with the job's token.
-    coordinator
-        host:port of the coordinator.
     spec
         the job as this worker's script describes it; must equal the other workers'.  None: `describe` gives it later.
-    say
-        takes lines for the user.
-    join_timeout
-        seconds to reach the coordinator.
-    process
-        the process around the worker; None for one that runs a script.
-    faults
-        called at fault points, by tests.
+
+    The others are those of `Membership`.
 
     """
 
