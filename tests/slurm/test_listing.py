@@ -10,13 +10,12 @@ from slurm_fakes import job_row, node_row
 from dl2d.core.cluster import NodeState
 from dl2d.core.resource_manager import RmJobState
 from dl2d.core.resources import Resources
+from dl2d_slurm.fields import count, parse_gres
 from dl2d_slurm.listing import (
     JOB_FIELDS,
     NODE_FIELDS,
     OWNER_FIELDS,
-    count,
     format_option,
-    parse_gres,
     parse_jobs,
     parse_nodes,
     records,

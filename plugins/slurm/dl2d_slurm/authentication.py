@@ -6,10 +6,11 @@ import re
 import secrets
 
 from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
-from dl2d.core.jobs import JobKey, Owner
+from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor
 from dl2d_slurm.commands import Commands, failure
-from dl2d_slurm.listing import OWNER_FIELDS, TIMES_AS_SECONDS, format_option, present, records, seconds
+from dl2d_slurm.fields import owner_of, seconds
+from dl2d_slurm.listing import OWNER_FIELDS, TIMES_AS_SECONDS, format_option, records
 from dl2d_slurm.states import job_state
 
 _ID = re.compile(r"[0-9]{1,18}")
@@ -79,10 +80,11 @@ def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
     found = next((record for record in listed if record["JobID"] == rm_id), None)
     if found is None:
         raise NotFound(f"Slurm knows no job {rm_id}")
-    if not found["UserID"].isdecimal() or not found["GroupID"].isdecimal():
+    owner = owner_of(found)
+    if owner is None:
         raise Unavailable(f"squeue does not say whose job {rm_id} is", said=str(found)[:300])
-    if int(found["UserID"]) != uid:
-        raise Denied(f"the proof was made by user {uid}, but job {rm_id} belongs to user {found['UserID']}")
+    if owner.uid != uid:
+        raise Denied(f"the proof was made by user {uid}, but job {rm_id} belongs to user {owner.uid}")
     if job_state(found["State"], placed=True)[0].ended:
         raise NotFound(f"Slurm job {rm_id} has ended ({found['State']})")
     submitted = seconds(found["SubmitTime"])
@@ -90,14 +92,7 @@ def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
         raise Unavailable(f"squeue does not say when job {rm_id} was submitted", said=str(found)[:300])
     return Anchor(
         key=JobKey(cluster, rm_id, submitted),
-        owner=Owner(
-            user=found["UserName"],
-            uid=uid,
-            gid=int(found["GroupID"]),
-            account=present(found["Account"]),
-            partition=present(found["Partition"]),
-            qos=present(found["QOS"]),
-        ),
+        owner=owner,
         name=found["Name"],
         script=_script(commands, rm_id),
     )

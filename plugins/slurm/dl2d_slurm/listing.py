@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from dl2d.core.cluster import Node, NodeState, parse_tag
 from dl2d.core.resource_manager import RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d_slurm.fields import count, parse_gres, present, seconds
 from dl2d_slurm.states import job_state, node_state
 from dl2d_slurm.watching import WATCH_FIELDS, WatchRule, hosts, static_job
 
@@ -33,11 +34,7 @@ TIMES_AS_SECONDS: Mapping[str, str] = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
 
 _SEPARATOR = "|"
 _FREE = "Name"
-_ABSENT = frozenset({"", "(null)", "N/A", "n/a", "None", "none"})
-_COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)", re.IGNORECASE)
-_FACTORS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 _TERMINATED = "signal 15"
-_PARENTHESES = re.compile(r"\([^()]*\)")
 _RESOURCE = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
 
 
@@ -268,35 +265,3 @@ def _resources(cpus: str, memory: str, gres: Mapping[str, int]) -> Resources:
         if _RESOURCE.fullmatch(lower) and lower not in ("cpu", "memory"):
             amounts[lower] = amounts.get(lower, 0) + amount
     return Resources.of({name: min(amount, 1e12) for name, amount in amounts.items()})
-
-
-def parse_gres(text: str) -> dict[str, int]:
-    """Amounts of generic resources: ``gpu:a100:4(S:0-1),nvme:1`` has ``gpu`` 4, ``gpu:a100`` 4 and ``nvme`` 1."""
-    amounts: dict[str, int] = {}
-    bare = _PARENTHESES.sub("", text.replace(":(null)", "").replace("(null)", ""))
-    for entry in bare.split(","):
-        parts = [part for part in entry.strip().removeprefix("gres:").removeprefix("gres/").split(":") if part]
-        if not parts:
-            continue
-        number = count(parts[-1]) if len(parts) > 1 else None
-        names = parts[:2] if number is None else parts[:-1][:2]
-        amount = 1 if number is None else number
-        for name in dict.fromkeys((names[0], ":".join(names))):
-            amounts[name] = amounts.get(name, 0) + amount
-    return amounts
-
-
-def count(text: str) -> int | None:
-    """A whole number, perhaps with a K, M, G or T behind it; None where the text is none."""
-    match = _COUNT.fullmatch(text.strip()) if text.isascii() else None
-    return round(float(match[1]) * _FACTORS[match[2].upper()]) if match and len(text) < 20 else None
-
-
-def seconds(text: str) -> int:
-    """A time in seconds since 1970, 0 where there is none."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 12 else 0
-
-
-def present(text: str) -> str:
-    """The text, or "" where Slurm writes a word for nothing."""
-    return "" if text in _ABSENT else text

@@ -10,10 +10,10 @@ from typing import Annotated, ClassVar, Final
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
-from dl2d.core.jobs import Owner
 from dl2d.core.resource_manager import StaticJob
 from dl2d.core.resources import Resources
 from dl2d.core.validation import NAME, Number, Record, Text, Whole
+from dl2d_slurm.fields import owner_of, present
 
 #: What is asked of squeue beside the rest where there are rules.
 WATCH_FIELDS: Final = (
@@ -73,27 +73,21 @@ def static_job(
     started
         Seconds since 1970; 0 for a job that does not run.
     """
-    comment = "" if record["Comment"] == "(null)" else record["Comment"]
-    rule = next((each for each in rules if each.takes(record["Partition"], record["Name"], comment)), None)
+    partition, comment = record["Partition"], present(record["Comment"])
+    rule = next((each for each in rules if each.takes(partition, record["Name"], comment)), None)
     tasks = int(record["NumTasks"]) if record["NumTasks"].isdecimal() else 0
     if rule is None or not tasks:
         return None
     count = tasks if rule.size == _TASKS else int(held.get(rule.size))
     if count < max(rule.least, rule.ps + 1) or count > _MAX_TASKS:
         return None
-    if not record["UserID"].isdecimal() or not record["GroupID"].isdecimal():
+    owner = owner_of(record)
+    if owner is None:
         return None
     return StaticJob(
         name=_plain(record["Name"]) or rule.model,
         model=rule.model,
-        owner=Owner(
-            user=record["UserName"],
-            uid=int(record["UserID"]),
-            gid=int(record["GroupID"]),
-            account=_present(record["Account"]),
-            partition=record["Partition"],
-            qos=_present(record["QOS"]),
-        ),
+        owner=owner,
         workers=count - rule.ps,
         ps=rule.ps,
         task=Resources.of({name: amount / count for name, amount in held.as_dict().items()}),
@@ -132,10 +126,6 @@ def spread(nodes: Sequence[str], count: int) -> tuple[str, ...]:
     squeue does not say how many of a job's tasks are on which of its nodes.
     """
     return tuple(nodes[number * len(nodes) // count] for number in range(count)) if nodes else ()
-
-
-def _present(text: str) -> str:
-    return "" if text in ("(null)", "N/A") else text
 
 
 def _plain(text: str) -> str:

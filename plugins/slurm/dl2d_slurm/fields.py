@@ -1,0 +1,59 @@
+"""Values in the answers of Slurm's commands: numbers, times, generic resources, a job's owner."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from dl2d.core.jobs import Owner
+
+_ABSENT = frozenset({"", "(null)", "N/A", "n/a", "None", "none"})
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)", re.IGNORECASE)
+_FACTORS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+_PARENTHESES = re.compile(r"\([^()]*\)")
+
+
+def owner_of(record: Mapping[str, str]) -> Owner | None:
+    """The owner of a job by a record of squeue; None where it does not say whose the job is."""
+    if not record["UserID"].isdecimal() or not record["GroupID"].isdecimal():
+        return None
+    return Owner(
+        user=record["UserName"],
+        uid=int(record["UserID"]),
+        gid=int(record["GroupID"]),
+        account=present(record["Account"]),
+        partition=present(record["Partition"]),
+        qos=present(record["QOS"]),
+    )
+
+
+def parse_gres(text: str) -> dict[str, int]:
+    """Amounts of generic resources: ``gpu:a100:4(S:0-1),nvme:1`` has ``gpu`` 4, ``gpu:a100`` 4 and ``nvme`` 1."""
+    amounts: dict[str, int] = {}
+    bare = _PARENTHESES.sub("", text.replace(":(null)", "").replace("(null)", ""))
+    for entry in bare.split(","):
+        parts = [part for part in entry.strip().removeprefix("gres:").removeprefix("gres/").split(":") if part]
+        if not parts:
+            continue
+        number = count(parts[-1]) if len(parts) > 1 else None
+        names = parts[:2] if number is None else parts[:-1][:2]
+        amount = 1 if number is None else number
+        for name in dict.fromkeys((names[0], ":".join(names))):
+            amounts[name] = amounts.get(name, 0) + amount
+    return amounts
+
+
+def count(text: str) -> int | None:
+    """A whole number, perhaps with a K, M, G or T behind it; None where the text is none."""
+    match = _COUNT.fullmatch(text.strip()) if text.isascii() else None
+    return round(float(match[1]) * _FACTORS[match[2].upper()]) if match and len(text) < 20 else None
+
+
+def seconds(text: str) -> int:
+    """A time in seconds since 1970, 0 where there is none."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 12 else 0
+
+
+def present(text: str) -> str:
+    """The text, or "" where Slurm writes a word for nothing."""
+    return "" if text in _ABSENT else text
