@@ -28,7 +28,7 @@ from pslite.launch.environment import balance_of
 from pslite.worker.session import Share
 
 #: of random schedules of each kind
-SCHEDULES = int(os.environ.get("PSLITE_SCHEDULES", "12"))
+SCHEDULES = int(os.environ.get("PSLITE_SCHEDULES", "6"))
 FIRST = int(os.environ.get("PSLITE_FIRST_SCHEDULE", "0"))
 
 costs = st.lists(st.floats(1e-4, 1e2), min_size=1, max_size=12)

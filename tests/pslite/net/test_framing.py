@@ -8,10 +8,14 @@ import struct
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from encrypted import sealed_pair
 
 from pslite.errors import AuthenticationError, ConnectError, PeerLost, ProtocolError
 from pslite.net.authentication import Acceptor, Identity, connect, parse_token
@@ -183,25 +187,28 @@ class Sink:
         self.frames.append(header)
 
 
-def test_frames_both_ways_at_once_do_not_deadlock():
-    """Both sides have far more to send than the sockets hold; neither may wait for the other."""
-    a, b = socket.socketpair()
-    left, right = Link(a, "b", "", "ps"), Link(b, "a", "", "ps")
-    size = 3 << 20
-    data = secrets.token_bytes(size)
-    sinks = Sink({0: size, 1: size}), Sink({0: size, 1: size})
-    for link in (left, right):
-        for block in (0, 1):
-            link.send(Header(PUSH, 1, block, 1, size, 5, 0), memoryview(data))
-    while len(sinks[0].frames) < 2 or len(sinks[1].frames) < 2:
-        for link, sink in ((left, sinks[0]), (right, sinks[1])):
+@pytest.mark.parametrize("pair", [socket.socketpair, sealed_pair], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("sizes", [[3 << 20] * 2, [64] * 3000, [0, 5, 16384, 0, 16320, 70000, 1] * 40])
+def test_frames_both_ways_at_once(sizes, pair):
+    """Both sides have more to send than the sockets hold, and neither waits; what does not go is given again."""
+    links = [Link(sock, task, "", "ps") for sock, task in zip(pair(), "ab", strict=True)]
+    sinks = [Sink(dict(enumerate(sizes))) for _ in links]
+    data = secrets.token_bytes(max(sizes))
+    for at, size in enumerate(sizes):
+        for link, sink in zip(links, sinks, strict=True):
+            link.send(Header(PUSH, 1, at, 1, size, 5, 0), memoryview(data)[:size])
+            link.flush()
+            if at % 3 == 2:
+                link.receive(sink)
+    while any(len(sink.frames) < len(sizes) for sink in sinks):
+        for link, sink in zip(links, sinks, strict=True):
             link.flush()
             link.receive(sink)
-    assert all(bytes(memory) == data for sink in sinks for memory in sink.memory.values())
-    right.close()
-    with pytest.raises(PeerLost):
-        left.receive(sinks[0])
-    left.close()
+    assert all(sink.memory[at] == data[:size] for sink in sinks for at, size in enumerate(sizes))
+    links[0].close()
+    with pytest.raises(PeerLost, match="closed its connection"):
+        links[1].receive(sinks[1])
+    links[1].close()
 
 
 def connected(family):

@@ -125,7 +125,7 @@ class Peer:
 def test_a_block_is_seen_where_the_worker_has_it_and_cannot_be_written_to():
     a, b = socket.socketpair()
     here, there, peer = Link(a, "ps-0", "", "ps"), Link(b, "worker-0", "", "worker"), Peer()
-    region = SharedMemory(4096, {})
+    region = SharedMemory(4096)
     block = Block(0, 0, 16, 8, "float32", SGD(lr=0.1))
     here.send(Header(PUSH, 1, 0, 1, 8, 0, 0), memoryview(b"12345678"))
     here.hand(region_header(1), region.fd)
@@ -177,14 +177,15 @@ def test_the_state_of_a_block_goes_back_to_the_system_with_its_last_array():
 
 
 @pytest.mark.parametrize("transport", ["tcp", "unix"])
-def test_memory_is_plain_where_none_may_be_shared(transport):
-    region = SharedMemory(100, {"DL2_TRANSPORT": transport})
+def test_memory_is_plain_where_none_may_be_shared(transport, monkeypatch):
+    monkeypatch.setenv("DL2_TRANSPORT", transport)
+    region = SharedMemory(100)
     assert region.fd < 0
     assert len(region.memory) == 100
 
 
 def test_memory_of_a_worker_without_servers_is_its_own():
-    region = SharedMemory(5000, {}, shared=False)
+    region = SharedMemory(5000, shared=False)
     assert region.fd < 0
     assert bytes(region.memory) == bytes(5000)
     np.frombuffer(region.memory, dtype=np.uint8)[:] = 7
@@ -211,7 +212,7 @@ class Host:
     """Takes one connection on each socket that a server would open."""
 
     def __init__(self):
-        self.sockets, self.local = open_listeners({})
+        self.sockets, self.local = open_listeners()
         self.address = f"127.0.0.1:{self.sockets[0].getsockname()[1]}"
         self.taken = []
         self.threads = [threading.Thread(target=self.serve, args=(sock,), daemon=True) for sock in self.sockets]
@@ -252,17 +253,18 @@ def host():
 
 
 @pytest.mark.parametrize(
-    ("changes", "environ", "family"),
+    ("changes", "transport", "family"),
     [
-        ({}, {}, "AF_UNIX"),
-        ({}, {"DL2_TRANSPORT": "tcp"}, "AF_INET"),
-        ({"machine": "another"}, {}, "AF_INET"),
-        ({"local": ""}, {}, "AF_INET"),
-        ({"local": "pslite-gone"}, {}, "AF_INET"),
+        ({}, "", "AF_UNIX"),
+        ({}, "tcp", "AF_INET"),
+        ({"machine": "another"}, "", "AF_INET"),
+        ({"local": ""}, "", "AF_INET"),
+        ({"local": "pslite-gone"}, "", "AF_INET"),
     ],
 )
-def test_the_best_way_that_there_is(host, changes, environ, family):
-    with reach(host.member(**changes), ME, environ) as sock:
+def test_the_best_way_that_there_is(host, changes, transport, family, monkeypatch):
+    monkeypatch.setenv("DL2_TRANSPORT", transport)
+    with reach(host.member(**changes), ME) as sock:
         assert sock.family.name == family
 
 
@@ -271,7 +273,7 @@ def test_who_is_not_who_it_should_be_is_not_reached(host):
         task="ps-0", incarnation="other", host="h", pid=1, address=host.address, local=host.local, machine=machine()
     )
     with pytest.raises(Unreachable, match=r"cannot reach ps-0: .* is incarnation s, expected other"):
-        reach(member, ME, {})
+        reach(member, ME)
 
 
 def test_a_unix_socket_asks_for_the_token_too(host):

@@ -55,19 +55,17 @@ class SharedMemory:
     ----------
     nbytes
         its size.
-    environ
-        says by `DL2_TRANSPORT` whether memory may be shared.
     shared
         False for memory that nobody else looks at: the system gives it in half the time.
 
     """
 
-    def __init__(self, nbytes: int, environ: Mapping[str, str] = os.environ, *, shared: bool = True) -> None:
+    def __init__(self, nbytes: int, *, shared: bool = True) -> None:
         self.nbytes = nbytes
         #: its descriptor; -1 for a plain piece of memory
         self.fd = -1
         self.memory: memoryview | mmap.mmap
-        if shared and environ.get(VARIABLE) not in ("tcp", "unix") and nbytes:
+        if shared and os.environ.get(VARIABLE) not in ("tcp", "unix") and nbytes:
             try:
                 self.fd = _sealed(nbytes)
                 self.memory = mmap.mmap(self.fd, nbytes)

@@ -19,8 +19,6 @@ from pslite.net.framing import listen
 from pslite.net.shared_memory import VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pslite.job.plan import Member
     from pslite.net.authentication import Identity
 
@@ -42,10 +40,10 @@ def machine() -> str:
         return ""
 
 
-def open_listeners(environ: Mapping[str, str] = os.environ) -> tuple[list[socket.socket], str]:
+def open_listeners() -> tuple[list[socket.socket], str]:
     """Open the sockets on which data is taken, TCP first; return them, and the name of the Unix socket or ""."""
     listeners = [listen()]
-    if environ.get(VARIABLE) == "tcp" or not machine():
+    if os.environ.get(VARIABLE) == "tcp" or not machine():
         return listeners, ""
     name = f"pslite-{secrets.token_hex(16)}"
     with contextlib.suppress(OSError):
@@ -57,7 +55,7 @@ def open_listeners(environ: Mapping[str, str] = os.environ) -> tuple[list[socket
     return listeners, ""
 
 
-def reach(member: Member, identity: Identity, environ: Mapping[str, str] = os.environ) -> socket.socket:
+def reach(member: Member, identity: Identity) -> socket.socket:
     """Open a data connection to a server, by the best way that there is.
 
     Raises
@@ -67,7 +65,7 @@ def reach(member: Member, identity: Identity, environ: Mapping[str, str] = os.en
 
     """
     addresses = [member.address]
-    if member.local and member.machine == machine() and environ.get(VARIABLE) != "tcp":
+    if member.local and member.machine == machine() and os.environ.get(VARIABLE) != "tcp":
         addresses.insert(0, f"\0{member.local}")
     failed: PsliteError = ConnectError(f"{member.task} has no address")
     for address in addresses:
