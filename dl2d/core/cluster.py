@@ -160,10 +160,6 @@ class Snapshot:
         )
         return {job.key: Allocation(workers[job.key], ps[job.key]) for job in self.jobs}
 
-    def floor_of(self, job: JobKey) -> Allocation:
-        """Allocation below which the job must not fall."""
-        return next((floor for key, floor in self.floors if key == job), Allocation(0, 0))
-
 
 def in_submit_order(jobs: list[Job]) -> tuple[Job, ...]:
     """Jobs by submit time, then id; the order in which ties are broken everywhere.
