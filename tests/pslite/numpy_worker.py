@@ -14,7 +14,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from regression import Lookup, Regression, segments, table_segments
 
-from pslite.job.schedules import Cosine
+from pslite.job.learning_rates import Cosine
 from pslite.job.spec import LAMB, SGD, Adam, JobSpec
 from pslite.launch.environment import architecture_of
 from pslite.testing import pace

@@ -14,7 +14,7 @@ from pslite.job.spec import MAX_SHARDS, SGD, JobSpec, Mean, Part, Segment
 from pslite.numeric.gradients import Contribution, GradientSums
 from pslite.testing import pace
 from pslite.worker.connect import open_session
-from pslite.worker.session import Given
+from pslite.worker.session import StartState
 
 
 def main():
@@ -28,10 +28,10 @@ def main():
     options = parser.parse_args()
     session = open_session()
     session.attach()
-    places = [session.place]
+    places = [session.rank_and_size]
     session.barrier()
     # the rate depends on who it is: the first worker's counts
-    rule = SGD(lr=0.1 if session.place[0] == 0 else 0.7, momentum=0.5)
+    rule = SGD(lr=0.1 if session.rank_and_size[0] == 0 else 0.7, momentum=0.5)
     spec = JobSpec(
         segments=(
             Segment(dtype="float32", optimizer=rule, parts=(Part("w", (3000,)),)),
@@ -48,17 +48,17 @@ def main():
         scale=2.0,
     )
     session.describe(spec)
-    session.weights.arrays[0][:] = 1.0 + session.place[0]
+    session.weights.arrays[0][:] = 1.0 + session.rank_and_size[0]
     if options.from_version >= 0:
         arrays = [
             np.full((2 if block.segment == 0 else 1, block.size), 4.0 if block.segment == 0 else 0.0, np.float32)
             for block in session.blocks
         ]
-        session.begin_with(Given("the test", options.from_version, tuple(arrays), session.blocks))
+        session.start_from(StartState("the test", options.from_version, tuple(arrays), session.blocks))
     session.start()
     began = session.version
     sums = GradientSums(session.spec, session.supply)
-    steps = options.leave if options.leave and session.place[0] else options.steps
+    steps = options.leave if options.leave and session.rank_and_size[0] else options.steps
     while session.version < began + steps:
         pace(session.version, options.steps)
         time.sleep(options.sleep)
@@ -73,13 +73,13 @@ def main():
         )
         while left:
             left = session.exchange([Contribution(node, bundle) for node in left], 0.0, 0)
-        if session.place != places[-1]:
-            places.append(session.place)
+        if session.rank_and_size != places[-1]:
+            places.append(session.rank_and_size)
     states = session.fetch()
     weights = session.weights.arrays
     found = {
         "places": places,
-        "late": session.late,
+        "late": session.joined_late,
         "version": session.version,
         "weight": float(weights[0][0]),
         "alike": bool((weights[0] == weights[0][0]).all()),

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from pslite_jobs import PATIENT, KillAt
 
 from pslite.errors import SpecError, UsageError
-from pslite.job.sampler import permutation
+from pslite.job.sample_order import permutation
 from pslite.testing import Resize, run_local
 from pslite.torch import LAMB, SGD, Adam, Constant, Cosine, ElasticJob, Group, Milestones, Polynomial, StepDecay
 

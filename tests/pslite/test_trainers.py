@@ -15,7 +15,7 @@ from mxnet_jobs import Unavailable, environ, make_environment
 
 from pslite.coordinator import Settings
 from pslite.errors import SpecError
-from pslite.job.schedules import Constant, Cosine
+from pslite.job.learning_rates import Constant, Cosine
 from pslite.job.spec import SGD, Adam
 from pslite.testing import Resize, run_local
 from pslite.torch.optimizers import Elsewhere, groups_of

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from pslite.errors import UsageError
-from pslite.job.schedules import Constant, Cosine, Polynomial, Schedule
+from pslite.job.learning_rates import Constant, Cosine, Polynomial, Schedule
 from pslite.torch import ElasticJob
 from pslite.torch.optimizers import Elsewhere, groups_of
 

@@ -15,7 +15,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
 from pslite.errors import UsageError
-from pslite.job.schedules import Constant, Schedule
+from pslite.job.learning_rates import Constant, Schedule
 from pslite.torch import ElasticJob
 from pslite.torch.optimizers import Elsewhere, groups_of
 

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from pslite.errors import SpecError
-from pslite.job.schedules import Constant, Schedule
+from pslite.job.learning_rates import Constant, Schedule
 
 MAX_EPOCHS = 1_000_000
 MAX_SAMPLES = 2**40

@@ -23,7 +23,7 @@ from pslite.launch.mxnet_launcher import become_server, task_variables
 become_server(os.environ)
 os.environ.update(task_variables(os.environ))
 
-from pslite.job.schedules import Constant, Cosine, Milestones, Polynomial, StepDecay  # noqa: E402
+from pslite.job.learning_rates import Constant, Cosine, Milestones, Polynomial, StepDecay  # noqa: E402
 from pslite.job.spec import LAMB, SGD, Adam  # noqa: E402
 from pslite.mxnet.job import ElasticJob  # noqa: E402
 from pslite.mxnet.register import register  # noqa: E402

@@ -75,12 +75,12 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
     @property
     def rank(self) -> int:
         """This worker's place among all; may change from step to step where the job is resized."""
-        return self._session.place[0]
+        return self._session.rank_and_size[0]
 
     @property
     def num_workers(self) -> int:
         """Workers of the job; may change from step to step where it is resized."""
-        return self._session.place[1]
+        return self._session.rank_and_size[1]
 
     @staticmethod
     def is_capable(capability: str) -> bool:
@@ -261,7 +261,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         if not self._started:
             # Gluon initialises with the first step, when its gradients are there already
             self._start()
-            if self._session.late:
+            if self._session.joined_late:
                 # They were made with this worker's own weights; what it computes next is made with the job's.
                 self._pushed.clear()
                 self._write(self._outs)
@@ -332,7 +332,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         for tensor in self._keys.moving():
             np.copyto(tensor.of(session.weights), reading(tensor.value))
         if self._given is not None:
-            session.begin_with(optimizer_states.state_of(self._given, self._keys.moving(), session))
+            session.start_from(optimizer_states.state_of(self._given, self._keys.moving(), session))
         self._started = True
         session.start()
         self._sums = GradientSums(session.spec, session.supply)
@@ -393,7 +393,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
 
         """
         if self._started:
-            if self._session.late:
+            if self._session.joined_late:
                 return  # this worker has come to a job that is under way: its states are the servers'
             raise UsageError(
                 "optimizer states must be loaded before the first step; with Module load them into the KVStore itself: "

@@ -12,7 +12,7 @@ import numpy as np
 from pslite.errors import CheckpointError
 from pslite.mxnet.keys import Array, KeyTensor
 from pslite.numeric.optimizers import slots
-from pslite.worker.session import Given, OpenSession
+from pslite.worker.session import OpenSession, StartState
 
 _FORMAT = "pslite optimizer states 1"
 
@@ -69,7 +69,7 @@ def load(path: str) -> dict[str, Array]:
     return given
 
 
-def state_of(given: dict[str, Array], tensors: Iterable[KeyTensor], session: OpenSession) -> Given:
+def state_of(given: dict[str, Array], tensors: Iterable[KeyTensor], session: OpenSession) -> StartState:
     """Return the state of a job that arrays of a file stand for, with the weights as they are."""
     whole = [np.zeros((1 + slots(s.optimizer), s.size), dtype=s.dtype) for s in session.spec.segments]
     for tensor in tensors:
@@ -82,4 +82,4 @@ def state_of(given: dict[str, Array], tensors: Iterable[KeyTensor], session: Ope
             part[row] = array.reshape(-1)
     version = int(json.loads(given["about"].tobytes())["version"])
     arrays = tuple(whole[b.segment][:, b.offset : b.offset + b.size].copy() for b in session.blocks)
-    return Given("the optimizer states that the script has loaded", version, arrays, session.blocks)
+    return StartState("the optimizer states that the script has loaded", version, arrays, session.blocks)

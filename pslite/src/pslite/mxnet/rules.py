@@ -10,7 +10,7 @@ from typing import Any
 import mxnet as mx
 
 from pslite.errors import SpecError
-from pslite.job.schedules import Constant, Cosine, Milestones, Polynomial, Schedule, StepDecay
+from pslite.job.learning_rates import Constant, Cosine, Milestones, Polynomial, Schedule, StepDecay
 from pslite.job.spec import LAMB, SGD, Adam, Descent
 
 #: the rate below which MXNet's FactorScheduler does not fall

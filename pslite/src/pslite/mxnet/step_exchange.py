@@ -44,8 +44,8 @@ class StepExchange:
             if tensor.segment >= 0:
                 self._members[tensor.segment].append(tensor)
         self._missing = Counter(block.segment for block in session.blocks)
-        self._coming = session.coming
-        self._lent = session.lent
+        self._coming = session.next_weights
+        self._lent = session.memory_is_shared
         self._filled: set[int] = set()
         self._bundle: Bundle
 

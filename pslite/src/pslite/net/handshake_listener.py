@@ -1,7 +1,7 @@
-"""Where strangers knock: accepts connections in a poll loop and lets in who proves to know the job's token.
+"""Listener that authenticates incoming connections by the job's token before it hands them to the poll loop's owner.
 
-Where connections are to be encrypted, the TLS handshake comes first.  OpenSSL bounds its messages (128 KiB and less),
-time and number of strangers are bounded here.
+Where connections are to be encrypted, the TLS handshake comes first.  OpenSSL bounds its messages (128 KiB and less);
+the duration of a handshake and the number of pending connections are bounded here.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pslite.net.authentication import Acceptor
 from pslite.net.messages import Hello
 from pslite.net.tls import VARIABLE, Sealed, begins_tls, why
 
-#: seconds for a stranger to prove that it knows the token
+#: seconds for a connection to prove that it knows the token
 _HANDSHAKE_SECONDS = 10.0
-#: strangers at a time
-_MAX_STRANGERS = 64
+#: pending connections at a time
+_MAX_PENDING = 64
 
 
 @dataclass(eq=False)
 class _PendingConnection:
-    """A connection that has not proved anything yet."""
+    """A connection that has not been authenticated yet."""
 
     sock: socket.socket
     acceptor: Acceptor
@@ -35,24 +35,24 @@ class _PendingConnection:
     #: where it comes from
     origin: str
     #: whether nothing has come, so that it is not known whether it speaks TLS
-    silent: bool
+    undetected: bool
     #: whether its TLS handshake goes on
-    sealing: bool = False
+    in_tls_handshake: bool = False
 
 
 class HandshakeListener:
-    """Strangers of one listening socket. Its sockets are registered with a callable, to be called when they are ready.
+    """Listening socket and its pending connections, each registered in a selector with the callable to call when ready.
 
     Parameters
     ----------
     selector
         the poll loop's.
     listener
-        non-blocking, listening; closed with the doorway.
+        non-blocking, listening; closed with the listener.
     acceptor
-        makes our side of a handshake.
+        makes this side of a handshake.
     welcome
-        takes the socket of a peer that is let in, no longer registered, and who it is.
+        takes the socket of an authenticated peer, no longer registered, and the peer's introduction.
     say
         takes lines for the user.
 
@@ -72,19 +72,19 @@ class HandshakeListener:
         self._acceptor = acceptor
         self._welcome = welcome
         self._say = say
-        self._strangers: set[_PendingConnection] = set()
+        self._pending: set[_PendingConnection] = set()
         selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def expire(self, now: float) -> None:
-        """Drop strangers that take too long; `now` is monotonic, in seconds."""
-        for stranger in list(self._strangers):
-            if now - stranger.since > _HANDSHAKE_SECONDS:
-                self._drop(stranger)
+        """Drop pending connections that take too long; `now` is monotonic, in seconds."""
+        for pending in list(self._pending):
+            if now - pending.since > _HANDSHAKE_SECONDS:
+                self._drop(pending)
 
     def close(self) -> None:
-        """Drop all strangers and stop listening."""
-        for stranger in list(self._strangers):
-            self._drop(stranger)
+        """Drop all pending connections and stop listening."""
+        for pending in list(self._pending):
+            self._drop(pending)
         self._selector.unregister(self._listener)
         self._listener.close()
 
@@ -93,7 +93,7 @@ class HandshakeListener:
             sock, address = self._listener.accept()
         except OSError:
             return
-        if len(self._strangers) >= _MAX_STRANGERS:
+        if len(self._pending) >= _MAX_PENDING:
             sock.close()
             return
         sock.setblocking(False)
@@ -102,50 +102,50 @@ class HandshakeListener:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         origin = "this machine" if local else f"{address[0]}:{address[1]}"
         # what does not leave the machine is not encrypted
-        stranger = _PendingConnection(sock, self._acceptor(), time.monotonic(), origin, silent=not local)
-        self._strangers.add(stranger)
-        self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(stranger))
+        pending = _PendingConnection(sock, self._acceptor(), time.monotonic(), origin, undetected=not local)
+        self._pending.add(pending)
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._on_readable(pending))
 
-    def _hear(self, stranger: _PendingConnection) -> None:
+    def _on_readable(self, pending: _PendingConnection) -> None:
         try:
-            if stranger.silent:
-                self._begin(stranger)
-            if stranger.sealing:
-                self._seal(stranger)
+            if pending.undetected:
+                self._detect_tls(pending)
+            if pending.in_tls_handshake:
+                self._continue_tls(pending)
         except (BlockingIOError, ssl.SSLWantReadError):
             return
         except (OSError, ProtocolError) as error:
             reason = why(error) if isinstance(error, OSError) else error
-            self._say(f"refused a connection from {stranger.origin}: {reason}")
-            self._drop(stranger)
+            self._say(f"refused a connection from {pending.origin}: {reason}")
+            self._drop(pending)
             return
-        self._greet(stranger)
+        self._authenticate(pending)
 
-    def _begin(self, stranger: _PendingConnection) -> None:
-        """Look at how it begins, without taking it.
+    def _detect_tls(self, pending: _PendingConnection) -> None:
+        """Find out from its first bytes whether it speaks TLS; they stay to be received.
 
         Raises
         ------
         OSError
             nothing has come (BlockingIOError), or the connection has ended.
         ProtocolError
-            it must not begin so.
+            it speaks TLS although connections are not encrypted here.
 
         """
-        acceptor, sock = stranger.acceptor, stranger.sock
+        acceptor, sock = pending.acceptor, pending.sock
         first = sock.recv(3, socket.MSG_PEEK)
-        stranger.silent = False
+        pending.undetected = False
         if acceptor.sealed and first[:1] == b"\x16":
             self._selector.unregister(sock)
-            stranger.sock = acceptor.seal(sock)
-            self._selector.register(stranger.sock, selectors.EVENT_READ, lambda: self._hear(stranger))
-            stranger.sealing = True
+            pending.sock = acceptor.seal(sock)
+            self._selector.register(pending.sock, selectors.EVENT_READ, lambda: self._on_readable(pending))
+            pending.in_tls_handshake = True
         elif acceptor.sealed:
             acceptor.turn_away(f"connections are encrypted here; {VARIABLE} must be the same in all tasks")
         elif begins_tls(first):
             raise ProtocolError(f"it speaks TLS, which is not done here; {VARIABLE} must be the same in all tasks")
 
-    def _seal(self, stranger: _PendingConnection) -> None:
+    def _continue_tls(self, pending: _PendingConnection) -> None:
         """Go on with the TLS handshake; its answers are far smaller than a socket buffer, so it never waits to send.
 
         Raises
@@ -154,20 +154,20 @@ class HandshakeListener:
             it is not over (SSLWantReadError), or the peer cannot do it.
 
         """
-        sock = stranger.sock
+        sock = pending.sock
         assert isinstance(sock, Sealed)
         sock.do_handshake()
-        stranger.acceptor.bind(sock.binding())
-        stranger.sealing = False
+        pending.acceptor.bind(sock.binding())
+        pending.in_tls_handshake = False
 
-    def _greet(self, stranger: _PendingConnection) -> None:
-        acceptor, sock = stranger.acceptor, stranger.sock
+    def _authenticate(self, pending: _PendingConnection) -> None:
+        acceptor, sock = pending.acceptor, pending.sock
         try:
             # a handshake message is far smaller than a socket buffer, so sendall cannot block
             while not acceptor.accepted and not acceptor.refusal:
                 data = sock.recv(acceptor.wanted)
                 if not data:
-                    self._drop(stranger)
+                    self._drop(pending)
                     return
                 answer = acceptor.feed(data)
                 if answer:
@@ -175,20 +175,20 @@ class HandshakeListener:
         except BlockingIOError:
             return
         except (OSError, ProtocolError) as error:
-            self._say(f"dropped a connection from {stranger.origin}, a stranger: {error}")
-            self._drop(stranger)
+            self._say(f"dropped a connection from {pending.origin} that was not authenticated: {error}")
+            self._drop(pending)
             return
         hello = acceptor.hello
         if acceptor.refusal or hello is None:
             self._say(f"refused a connection that claims to be {hello.task if hello else '?'}: {acceptor.refusal}")
-            self._drop(stranger)
+            self._drop(pending)
             return
-        self._strangers.discard(stranger)
+        self._pending.discard(pending)
         self._selector.unregister(sock)
         self._welcome(sock, hello)
 
-    def _drop(self, stranger: _PendingConnection) -> None:
-        self._strangers.discard(stranger)
+    def _drop(self, pending: _PendingConnection) -> None:
+        self._pending.discard(pending)
         with contextlib.suppress(KeyError):  # it may have ended while it changed to TLS
-            self._selector.unregister(stranger.sock)
-        stranger.sock.close()
+            self._selector.unregister(pending.sock)
+        pending.sock.close()

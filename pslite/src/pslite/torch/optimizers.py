@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pslite.errors import SpecError
-from pslite.job.schedules import Schedule
+from pslite.job.learning_rates import Schedule
 from pslite.job.spec import SGD, Adam, Descent
 from pslite.torch.parameters import Group
 

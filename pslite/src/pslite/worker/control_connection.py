@@ -97,7 +97,7 @@ class Membership(ABC):
         #: when the last step ended, and how long those took that no heartbeat has told of
         self._stepped = 0.0
         self._step_seconds = deque[float](maxlen=MAX_STEPS)
-        self._line: CoordinatorClient | None = None
+        self._client: CoordinatorClient | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -111,7 +111,7 @@ class Membership(ABC):
         return self._progress.version
 
     @abstractmethod
-    def _hear(self, message: FromCoordinator) -> None:
+    def _handle_other(self, message: FromCoordinator) -> None:
         """Take a message that is not the same for all kinds of workers; in the control thread."""
 
     @abstractmethod
@@ -123,13 +123,13 @@ class Membership(ABC):
     def _open(self) -> CoordinatorClient:
         """Connect to the coordinator."""
         try:
-            self._line = CoordinatorClient(self._identity, self._coordinator, timeout=self._join_timeout)
+            self._client = CoordinatorClient(self._identity, self._coordinator, timeout=self._join_timeout)
         except BaseException:
             self._close()
             raise
-        self._job = self._line.job
-        self._identity = self._line.identity
-        return self._line
+        self._job = self._client.job
+        self._identity = self._client.identity
+        return self._client
 
     def _join(self, message: Join) -> None:
         """Become a member, and answer for this process from now on."""
@@ -139,8 +139,8 @@ class Membership(ABC):
         self._thread.start()
 
     def _script_ended(self) -> None:
-        line = self._line
-        assert line is not None
+        client = self._client
+        assert client is not None
         if not self._over:
             if not self._raised and self._progress.entered and self.spec.open:
                 self.finish()
@@ -155,8 +155,8 @@ class Membership(ABC):
             self._over = True
         if self._thread is not None:
             # until the coordinator, or the one that takes its place, has all messages
-            self._thread.join(line.lease + _END_SECONDS)
-        line.close()
+            self._thread.join(client.lease + _END_SECONDS)
+        client.close()
         self._close()
 
     @abstractmethod
@@ -169,8 +169,8 @@ class Membership(ABC):
 
     def sever(self) -> None:
         """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
-        if self._line is not None:
-            self._line.sever()
+        if self._client is not None:
+            self._client.sever()
 
     def _script_raised(self, error: BaseException) -> None:
         """Tell the coordinator what the user's script raised."""
@@ -198,8 +198,8 @@ class Membership(ABC):
     # --- the control thread ---------------------------------------------------------------------------------------
 
     def _send(self, message: Message) -> None:
-        if self._line is not None:
-            self._line.send(message)
+        if self._client is not None:
+            self._client.send(message)
 
     def _note_progress(self, loss: float, samples: int) -> None:
         with self._lock:
@@ -228,26 +228,26 @@ class Membership(ABC):
             self._stepped = now
 
     def _control_loop(self) -> None:
-        line = self._line
-        assert line is not None
+        client = self._client
+        assert client is not None
         beaten = time.monotonic()
         with selectors.DefaultSelector() as selector:
-            line.watch(selector, None)
-            while not (self._over and line.settled):
-                selector.select(min(_LOOK_SECONDS, line.heartbeat))
+            client.watch(selector, None)
+            while not (self._over and client.settled):
+                selector.select(min(_LOOK_SECONDS, client.heartbeat))
                 try:
-                    for message in line.look():
-                        self._obey(message)
+                    for message in client.look():
+                        self._handle(message)
                 except PsliteError as error:
                     if not self._over:
                         self._job_failed(str(error))
                     return
                 now = time.monotonic()
-                if now - beaten >= line.heartbeat:
+                if now - beaten >= client.heartbeat:
                     beaten = now
                     self._report_progress(force=True)
 
-    def _obey(self, message: FromCoordinator) -> None:
+    def _handle(self, message: FromCoordinator) -> None:
         if self._faults.reached(FaultPoint.MESSAGE, message):
             return
         if isinstance(message, Exit):
@@ -264,7 +264,7 @@ class Membership(ABC):
         elif isinstance(message, Refused):
             self._job_failed(f"the coordinator refused {self._identity.task}: {message.reason}")
         else:
-            self._hear(message)
+            self._handle_other(message)
         self._wake()
 
     def _job_failed(self, reason: str) -> None:

@@ -22,7 +22,7 @@ class States(Protocol):
         """Give each block with its weights and optimizer state."""
 
 
-class Replica:
+class ModelReplica:
     """All blocks of a job.
 
     Parameters

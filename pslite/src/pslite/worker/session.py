@@ -18,7 +18,7 @@ from pslite.job.reduction_tree import span
 from pslite.job.spec import JobSpec
 from pslite.numeric.gradients import Array, Bundle, Contribution, Supply
 from pslite.storage.checkpoints import complete, to_resume, write_blocks
-from pslite.worker.model_replica import Replica
+from pslite.worker.model_replica import ModelReplica
 
 
 class Drained(SystemExit):
@@ -110,28 +110,28 @@ class OpenSession(Session, Protocol):
     """What an adapter needs for scripts with a loop of their own: a `Session` that learns late what is trained."""
 
     @property
-    def place(self) -> tuple[int, int]:
+    def rank_and_size(self) -> tuple[int, int]:
         """This worker's rank, and the number of workers."""
 
     @property
-    def late(self) -> bool:
+    def joined_late(self) -> bool:
         """Whether this worker has come to a job that was under way; valid after `start`."""
 
     @property
-    def coming(self) -> Bundle | None:
+    def next_weights(self) -> Bundle | None:
         """Where the next version's weights will arrive; None if they only change where they are."""
 
     @property
-    def lent(self) -> bool:
+    def memory_is_shared(self) -> bool:
         """Whether servers look into bundles, so that they must not be pointed elsewhere."""
 
     def attach(self) -> None:
-        """Come to the job before it is known what to train; `place` is valid afterwards."""
+        """Come to the job before it is known what to train; `rank_and_size` is valid afterwards."""
 
     def describe(self, spec: JobSpec) -> None:
         """Say what is trained; `spec`, `blocks` and `weights` are there afterwards."""
 
-    def begin_with(self, given: Given) -> None:
+    def start_from(self, given: StartState) -> None:
         """Have the job begin with that state instead of the first worker's weights; call it before `start`."""
 
     def barrier(self) -> None:
@@ -142,7 +142,7 @@ class OpenSession(Session, Protocol):
 
 
 @dataclass(frozen=True)
-class Given:
+class StartState:
     """A state of the job that an open job begins with."""
 
     place: str
@@ -159,12 +159,12 @@ class Given:
 class SingleSession:
     """The whole job in this process."""
 
-    place = 0, 1
+    rank_and_size = 0, 1
     is_chief = True
-    late = False
+    joined_late = False
     #: the weights change where they are, which scripts must not point elsewhere
-    coming: Bundle | None = None
-    lent = True
+    next_weights: Bundle | None = None
+    memory_is_shared = True
 
     def __init__(self, spec: JobSpec | None) -> None:
         self.spec: JobSpec
@@ -173,8 +173,8 @@ class SingleSession:
         self.supply: Supply
         self.version = 0
         self.share: Share
-        self._replica: Replica
-        self._given: Given | None = None
+        self._replica: ModelReplica
+        self._given: StartState | None = None
         if spec is not None:
             self.describe(spec)
 
@@ -185,7 +185,7 @@ class SingleSession:
         self.weights = Bundle(spec, self.blocks)
         self.supply = Supply(spec, self.blocks)
         self.share = Share(spec, 1, 0)
-        self._replica = Replica(spec, self.blocks, self.weights)
+        self._replica = ModelReplica(spec, self.blocks, self.weights)
 
     def attach(self) -> None:
         """Nobody is to be waited for."""
@@ -193,7 +193,7 @@ class SingleSession:
     def barrier(self) -> None:
         """Nobody is to be waited for."""
 
-    def begin_with(self, given: Given) -> None:
+    def start_from(self, given: StartState) -> None:
         """Go on from that state at `start`."""
         self._given = given
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pslite.errors import SpecError, UsageError
 from pslite.job.assignment import DEFAULT_SHARDS, sample_slice
-from pslite.job.sampler import permutation, stream
+from pslite.job.sample_order import permutation, stream
 from pslite.job.spec import JobSpec, Segment, block_bytes_for
 from pslite.launch.environment import architecture_of
 from pslite.numeric.gradients import Bundle, GradientSums

@@ -130,7 +130,7 @@ class Taking:
         listeners, self.local = open_listeners()
         self.port: int = listeners[0].getsockname()[1]
         self.machine = machine()
-        self._doorways = [
+        self._listeners = [
             HandshakeListener(self._selector, listener, acceptor=self._acceptor, welcome=self._welcome, say=say)
             for listener in listeners
         ]
@@ -165,8 +165,8 @@ class Taking:
                 now = time.monotonic()
                 if not self._links and now > deadline:
                     raise PeerLost(f"{giver.task} did not send its state within {_CONNECT_SECONDS:g} s")
-                for doorway in self._doorways:
-                    doorway.expire(now)
+                for listener in self._listeners:
+                    listener.expire(now)
                 for key, _ in self._selector.select(_POLL_SECONDS):
                     if isinstance(key.data, Link):
                         self._receive(key.data)
@@ -180,8 +180,8 @@ class Taking:
 
     def close(self) -> None:
         """Listen no more."""
-        for doorway in self._doorways:
-            doorway.close()
+        for listener in self._listeners:
+            listener.close()
         self._selector.close()
 
     def _acceptor(self) -> Acceptor:

@@ -63,7 +63,7 @@ from pslite.worker.allreduce.slices import Division
 from pslite.worker.allreduce.state_transfer import Giving, Taking
 from pslite.worker.allreduce.summing import Summing, room
 from pslite.worker.control_connection import Membership
-from pslite.worker.model_replica import Replica
+from pslite.worker.model_replica import ModelReplica
 from pslite.worker.script_process import Host
 from pslite.worker.session import Share, Stopwatch
 
@@ -123,7 +123,7 @@ class AllReduceWorker(Membership):
         self.supply = Supply(spec, self.blocks)
         self.share = Share(spec, 1, 0)
         self._host = host
-        self._replica = Replica(spec, self.blocks, self.weights)
+        self._replica = ModelReplica(spec, self.blocks, self.weights)
         self._summing = Summing(spec, self.blocks)
         self._plan: Plan | None = None
         self._group: Group | None = None
@@ -181,8 +181,8 @@ class AllReduceWorker(Membership):
             we are not needed.
 
         """
-        line = self._open()
-        self._host = self._host or line.own_host
+        client = self._open()
+        self._host = self._host or client.own_host
         self._taking = Taking(self._identity, self._job, self._say)
         self._saver = Saver(self.spec, f"{self._identity.task}-{self._identity.incarnation[:8]}", self._send)
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -533,7 +533,7 @@ class AllReduceWorker(Membership):
     def _wake(self) -> None:
         self._bell.set()
 
-    def _hear(self, message: FromCoordinator) -> None:
+    def _handle_other(self, message: FromCoordinator) -> None:
         if isinstance(message, Prepare):
             number = message.plan.number
             store = RelayStore(lambda key, value: self._send(Publish(plan=number, key=key, value=value)))

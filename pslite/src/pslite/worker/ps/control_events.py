@@ -29,7 +29,7 @@ from pslite.net.messages import (
 )
 from pslite.worker.ps.data_plane import DataPlane
 from pslite.worker.ps.initial_state import InitialState
-from pslite.worker.ps.model_memory import ModelMemory
+from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.ps.plans import PlanTable, PreparedPlan
 from pslite.worker.ps.recovery import Recovery
 
@@ -54,7 +54,7 @@ class ControlEvents:
     #: connections go there; set before anything is opened
     plane: DataPlane
     #: set as soon as it is known what is trained
-    model: ModelMemory
+    model: ModelBuffers
     initial: InitialState
     recovery: Recovery
 

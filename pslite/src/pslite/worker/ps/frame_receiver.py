@@ -30,7 +30,7 @@ from pslite.numeric.sparse_rows import checked_length, parse
 from pslite.worker.progress import Progress
 from pslite.worker.ps.data_plane import DataPlane
 from pslite.worker.ps.initial_state import InitialState
-from pslite.worker.ps.model_memory import ModelMemory
+from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.ps.plans import PlanTable
 from pslite.worker.ps.state_fetch import StateFetch
 
@@ -44,7 +44,7 @@ class FrameReceiver:
 
     def __init__(
         self,
-        model: ModelMemory,
+        model: ModelBuffers,
         plans: PlanTable,
         progress: Progress,
         plane: DataPlane,

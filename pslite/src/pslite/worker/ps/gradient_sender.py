@@ -12,14 +12,14 @@ from pslite.numeric.gradient_encoding import wire_bytes
 from pslite.numeric.gradients import Bundle, Contribution
 from pslite.worker.progress import Progress
 from pslite.worker.ps.data_plane import DataPlane
-from pslite.worker.ps.model_memory import ModelMemory
+from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.ps.plans import PlanTable
 
 
 class GradientSender:
     """Pushes each block of a contribution to its owner: in shared memory, as rows, in 16 bits, or as it is."""
 
-    def __init__(self, model: ModelMemory, plans: PlanTable, progress: Progress, plane: DataPlane) -> None:
+    def __init__(self, model: ModelBuffers, plans: PlanTable, progress: Progress, plane: DataPlane) -> None:
         self._model = model
         self._plans = plans
         self._progress = progress

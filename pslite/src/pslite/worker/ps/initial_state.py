@@ -9,12 +9,12 @@ from pslite.job.plan import Plan
 from pslite.net.data_frames import FIRST_STATE, INIT, RESTORE, Header
 from pslite.net.messages import Message, Restored
 from pslite.storage.checkpoints import Checkpoint, to_resume
-from pslite.worker.model_replica import Replica
+from pslite.worker.model_replica import ModelReplica
 from pslite.worker.progress import Progress
 from pslite.worker.ps.data_plane import DataPlane
-from pslite.worker.ps.model_memory import ModelMemory
+from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.ps.plans import PlanTable
-from pslite.worker.session import Given
+from pslite.worker.session import StartState
 
 
 class InitialState:
@@ -34,7 +34,7 @@ class InitialState:
     def __init__(
         self,
         task: str,
-        model: ModelMemory,
+        model: ModelBuffers,
         plans: PlanTable,
         progress: Progress,
         plane: DataPlane,
@@ -50,7 +50,7 @@ class InitialState:
         self._send = send
         self._say = say
         #: what the job begins with instead of the chief's own weights
-        self.given: Given | Checkpoint | None = None
+        self.given: StartState | Checkpoint | None = None
         #: the last plan whose newcomers were sent this worker's state
         self._helped = 0
 
@@ -110,7 +110,7 @@ class InitialState:
         for number in again if helped else range(len(self._model.blocks)):
             self._send_state(plan, number, replica)
 
-    def _send_state(self, plan: Plan, number: int, replica: Replica) -> None:
+    def _send_state(self, plan: Plan, number: int, replica: ModelReplica) -> None:
         link = self._plane.links.get(plan.owner(number).task)
         if link is None:
             return

@@ -11,14 +11,14 @@ from pslite.numeric.gradients import Array
 from pslite.numeric.optimizers import slots
 from pslite.worker.progress import Progress
 from pslite.worker.ps.data_plane import DataPlane
-from pslite.worker.ps.model_memory import ModelMemory
+from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.ps.plans import PlanTable
 
 
 class StateFetch:
     """Blocks whose state is on its way to this worker."""
 
-    def __init__(self, model: ModelMemory, plans: PlanTable, progress: Progress, plane: DataPlane) -> None:
+    def __init__(self, model: ModelBuffers, plans: PlanTable, progress: Progress, plane: DataPlane) -> None:
         self._model = model
         self._plans = plans
         self._progress = progress

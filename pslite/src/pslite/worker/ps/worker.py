@@ -24,12 +24,12 @@ from pslite.worker.ps.data_plane import DataPlane
 from pslite.worker.ps.frame_receiver import FrameReceiver
 from pslite.worker.ps.gradient_sender import GradientSender
 from pslite.worker.ps.initial_state import InitialState
-from pslite.worker.ps.model_memory import ModelMemory
+from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.ps.plans import PlanTable, PreparedPlan
 from pslite.worker.ps.recovery import Recovery
 from pslite.worker.ps.state_fetch import StateFetch
 from pslite.worker.script_process import Host
-from pslite.worker.session import Given, Share, Stopwatch
+from pslite.worker.session import Share, StartState, Stopwatch
 
 #: how long a broken data connection may take to be there again, or the coordinator to say why it will not
 _VERDICT_SECONDS = 10.0
@@ -61,13 +61,13 @@ class Worker(Membership):
         super().__init__(identity, coordinator, say=say, join_timeout=join_timeout, process=process, faults=faults)
         self.share: Share
         #: whether the job had begun when this worker came
-        self.late = False
+        self.joined_late = False
         self._plans = PlanTable(identity.task)
         self._events = ControlEvents(self._plans, self._send, self._faults)
         self._plane = DataPlane(identity, self._plans, self._events.put, self._faults)
         self._events.plane = self._plane
         # the parts that need the job's description
-        self._model: ModelMemory
+        self._model: ModelBuffers
         self._sender: GradientSender
         self._initial: InitialState
         self._fetch: StateFetch
@@ -110,12 +110,12 @@ class Worker(Membership):
         return self._model.supply
 
     @property
-    def coming(self) -> Bundle:
+    def next_weights(self) -> Bundle:
         """Where the next version's weights will arrive."""
         return self._model.arriving(self.version + 1)
 
     @property
-    def lent(self) -> bool:
+    def memory_is_shared(self) -> bool:
         """Whether servers look into bundles, so that they must not be pointed elsewhere."""
         return self.weights.region.fd >= 0 and any(link.local for link in self._plane.links.values())
 
@@ -127,7 +127,7 @@ class Worker(Membership):
         return self._plans.workers()[:1] == [self._identity.task]
 
     @property
-    def place(self) -> tuple[int, int]:
+    def rank_and_size(self) -> tuple[int, int]:
         """Rank and number of workers, by the plan in force; before the first plan by the order of joining."""
         if self._plans.current is None:
             return self._events.seat or (0, 1)
@@ -139,7 +139,7 @@ class Worker(Membership):
     def describe(self, spec: JobSpec) -> None:
         """Say what is trained, and allocate memory for it."""
         plans, progress, plane, faults = self._plans, self._progress, self._plane, self._faults
-        self._model = model = ModelMemory(spec)
+        self._model = model = ModelBuffers(spec)
         self._sender = sender = GradientSender(model, plans, progress, plane)
         self._fetch = fetch = StateFetch(model, plans, progress, plane)
         self._initial = initial = InitialState(
@@ -154,7 +154,10 @@ class Worker(Membership):
         self.share = Share(spec, 1, 0)
 
     def attach(self) -> None:
-        """Come to the job before it is known what to train; returns when `place` is valid.  Raises as `start` does."""
+        """Join the job before it is known what to train; returns when `rank_and_size` is valid.
+
+        Raises what `start` raises.
+        """
         self._connect(None)
         self._pump(lambda: self._events.seat is not None)
 
@@ -171,7 +174,7 @@ class Worker(Membership):
             this worker is not needed.
 
         """
-        if self._line is None:
+        if self._client is None:
             self._connect(self.spec)
         else:
             self._send(Describe(spec=self.spec))
@@ -181,7 +184,7 @@ class Worker(Membership):
         prepared = self._plans.prepared
         assert prepared is not None
         self._model.show(progress.awaited)
-        self.late = prepared.previous is not None
+        self.joined_late = prepared.previous is not None
         self._enter(prepared, progress.awaited)
         self._meter.begin()
 
@@ -190,7 +193,7 @@ class Worker(Membership):
         self._plane.identity = self._identity
         self._join(Join(host=socket.gethostname(), pid=os.getpid(), spec=spec))
 
-    def begin_with(self, given: Given) -> None:
+    def start_from(self, given: StartState) -> None:
         """Have the job begin with that state, if this is its first worker; call it before `start`."""
         self._initial.given = given
 
@@ -262,12 +265,12 @@ class Worker(Membership):
         """Look at what other threads have to say."""
         super()._check()
         self._events.take_all()
-        line = self._line
-        if line is not None:
-            for server, reason in self._plane.overdue(lambda since: line.late(since, _VERDICT_SECONDS)):
+        client = self._client
+        if client is not None:
+            for server, reason in self._plane.overdue(lambda since: client.late(since, _VERDICT_SECONDS)):
                 self._send(Severed(task=server, reason=reason))
 
-    def _hear(self, message: FromCoordinator) -> None:
+    def _handle_other(self, message: FromCoordinator) -> None:
         self._events.hear(message)
 
     def _wake(self) -> None:

@@ -6,10 +6,10 @@ from pslite.job.blocks import cut
 from pslite.job.spec import JobSpec
 from pslite.numeric.gradient_encoding import encoding_of
 from pslite.numeric.gradients import Bundle, Supply
-from pslite.worker.model_replica import Replica
+from pslite.worker.model_replica import ModelReplica
 
 
-class ModelMemory:
+class ModelBuffers:
     """Memory for a job's model in one worker.
 
     Where servers update, there are two bundles, for weights of even and of odd versions: a step can be done over until
@@ -26,7 +26,7 @@ class ModelMemory:
         second = Bundle(spec, self.blocks)
         on_servers = spec.update == "server"
         self._bundles = (self.weights if on_servers else second, second)
-        self.replica = None if on_servers else Replica(spec, self.blocks, self.weights)
+        self.replica = None if on_servers else ModelReplica(spec, self.blocks, self.weights)
 
     def respecify(self, spec: JobSpec) -> None:
         """Go on with the job's description, where that of this worker's script agrees with it and is not the same."""
