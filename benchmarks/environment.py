@@ -98,7 +98,7 @@ def size(load: Load) -> Callable[[], Act]:
         decisions = int(clusters.present.sum())
 
         def act() -> tuple[int, int]:
-            clusters.fill(targets)
+            clusters.fill(targets, everywhere)
             clusters.end_slot(everywhere)
             over = np.flatnonzero(clusters.over)
             if len(over):

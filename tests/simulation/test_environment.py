@@ -193,7 +193,7 @@ def allowed(env: ClusterEnv, window: list[int], refused: set[int]) -> list[int]:
 @settings(max_examples=40)
 @given(st.integers(0, 10**6), st.integers(1, 8), st.booleans())
 def test_the_mask_says_exactly_what_fits_and_what_it_allows_is_done(seed: int, window: int, first: bool) -> None:
-    """Masks are those found by trying; an allowed action adds its tasks where ``give`` does; no node is over-used."""
+    """Masks are those found by trying; an allowed action adds its tasks where ``lay`` does; no node is over-used."""
     draw = np.random.default_rng(seed)
     env = ClusterEnv(drawn(seed), window, first_bundles=first)
     _, info = env.reset(seed=seed)
@@ -202,7 +202,7 @@ def test_the_mask_says_exactly_what_fits_and_what_it_allows_is_done(seed: int, w
     twin = Clusters(clusters.library, 1)
     twin.reset(here, here, [draw])
     if first:
-        twin.fill(twin.least, in_turn=True)
+        twin.fill(twin.least, here)
     refused: set[int] = set()
     for _ in range(60):
         mask = info["action_mask"]
@@ -215,7 +215,9 @@ def test_the_mask_says_exactly_what_fits_and_what_it_allows_is_done(seed: int, w
         assert env.observation_space.contains(observation)
         if action < 3 * window:
             workers, ps = lacks if any(lacks) else (action % 3 != 1, action % 3 != 0)
-            if twin.give(here, here + job, here + workers, here + ps).all():
+            bundles = min(workers, ps)
+            tasks, amounts = np.array([[2, 0, 1]]) + 3 * job, np.array([[bundles, workers - bundles, ps - bundles]])
+            if (twin.lay(here, tasks, amounts) >= 0).all():
                 before[job] += [workers, ps]
             else:  # of several bundles or tasks that a job starts with, not the first had no room
                 assert sum(lacks) > 1
@@ -227,7 +229,7 @@ def test_the_mask_says_exactly_what_fits_and_what_it_allows_is_done(seed: int, w
         if info["slot_ended"]:
             twin.end_slot(here)
             if first:
-                twin.fill(twin.least, in_turn=True)
+                twin.fill(twin.least, here)
         for name in ("free", "load", "used", "sizes", "done"):
             assert getattr(clusters, name).tolist() == getattr(twin, name).tolist()
         assert (clusters.free[clusters.free > -1] >= 0).all()

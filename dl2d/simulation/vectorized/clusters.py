@@ -27,6 +27,8 @@ Bools = NDArray[np.bool_]
 _WORKER, _PS, _BUNDLE = range(3)
 #: Load of a node that is not there: never the least.
 _ABSENT: Final = 2**62
+#: Tasks of each cluster up to which it is faster to give them one by one than all of a kind at once.
+_FEW: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +119,7 @@ class Clusters:
         # The same memory as vectors, for fast gathering.
         self._flat_free = [part.reshape(-1) for part in self.free]
         self._flat_load = self.load.reshape(-1)
-        self._flat_present = self.present.reshape(-1)
         self._flat_sizes = self.sizes.reshape(-1)
-        self._flat_most = self.most.reshape(-1)
         self._flat_demand = self.asks.reshape(-1, resources)
         self._speeds = library.speeds.reshape(-1)
         #: Where in ``_speeds`` the size (0, 0) of a job stands.
@@ -196,45 +196,6 @@ class Clusters:
         self._admit(which)
         self._empty(which)
 
-    def give(self, which: Ints, jobs: Ints, workers: Ints, ps: Ints) -> Bools:
-        """Give tasks to one job in each of k clusters: bundles first, then what is left, each to the least used node.
-
-        Parameters
-        ----------
-        which, jobs
-            Clusters, distinct, and the job in each; shape (k,).
-        workers, ps
-            How many tasks; shape (k,), 0 or more.
-
-        Returns
-        -------
-        Bools
-            Shape (k,): whether a job got its tasks. It gets all of them or none: none where it is not present, would
-            have more than its most, or something does not fit on the least used node.
-        """
-        at = which * self._jobs + jobs
-        now = self.sizes.reshape(-1, 2)[at]
-        asked = np.stack((workers, ps), axis=1)
-        fits: Bools = self._flat_present[at] & (now + asked <= self.most.reshape(-1, 2)[at]).all(axis=1)
-        taken: list[tuple[Ints, Ints, Ints]] = []
-        for kind, amount in _in_bundles(asked):
-            for number in range(int(amount.max(initial=0))):
-                (rows,) = np.nonzero(fits & (amount > number))
-                if len(rows):
-                    demand = self._flat_demand[at[rows] * 3 + kind]
-                    nodes, room = self._heads(which[rows], demand)
-                    fits[rows[~room]] = False
-                    rows, nodes, demand = rows[room], nodes[room], demand[room]
-                    self._take(which[rows], nodes, demand)
-                    taken.append((rows, nodes, demand))
-        if not fits.all():
-            for rows, nodes, demand in taken:
-                undone = ~fits[rows]
-                if undone.any():
-                    self._take(which[rows[undone]], nodes[undone], -demand[undone])
-        self.sizes.reshape(-1, 2)[at] = now + asked * fits[:, None]
-        return fits
-
     def give_one(self, kind: int, which: Ints, jobs: Ints, nodes: Ints) -> None:
         """Give a worker (0), a PS (1) or a bundle (2) to one job in each of k clusters, unchecked: the caller has.
 
@@ -268,8 +229,10 @@ class Clusters:
         Ints
             How many of each turn have a place, shape (k, T); -1 in clusters that are left as they were.
         """
-        placed = amounts.copy()
         demand = self._flat_demand[which[:, None] * (3 * self._jobs) + tasks]
+        if amounts.sum(axis=1).max(initial=0) <= _FEW:
+            return self._lay_one_by_one(which, tasks, amounts, demand)
+        placed = amounts.copy()
         loads, free = self.load[which], self.free[:, which]
         fits = np.ones(len(which), dtype=np.bool_)
         for rows, asked, many in _runs(demand, amounts):
@@ -328,46 +291,24 @@ class Clusters:
             mine = (kinds == role) | (kinds == _BUNDLE)
             np.add.at(self._flat_sizes, at[mine] + role, sign * amounts[mine])
 
-    def fill(self, targets: Ints, which: Ints | None = None, *, in_turn: bool = False) -> Bools:
-        """Fill clusters towards wanted sizes, task by task, until a task does not fit (it ends for that cluster).
+    def fill(self, targets: Ints, which: Ints) -> None:
+        """Fill empty clusters towards wanted sizes, task by task; it ends at the first that does not fit.
 
-        Jobs take turns in submit order, one task a turn: of the role that has the smaller share of its target so far,
-        the worker where shares are equal. ``in_turn`` serves each job whole before the next instead, bundles first.
+        Jobs are served in submit order, each whole before the next, bundles first.
 
         Parameters
         ----------
         targets
-            Workers and PSs of each job, shape (k, J, 2), counted from none: call it once in a slot, before any
-            ``give``. They are cut to the job's most; of jobs that are not present they are not looked at.
+            Workers and PSs of each job, shape (k, J, 2). They are cut to the job's most; of jobs that are not present
+            they are not looked at.
         which
-            The clusters, distinct, shape (k,); all by default.
-        in_turn
-            See above.
-
-        Returns
-        -------
-        Bools
-            Shape (k,): whether all targets were reached.
-
-        Raises
-        ------
-        ValueError
-            A job has tasks already.
+            The clusters, distinct, shape (k,).
         """
-        which = np.arange(self.count) if which is None else which
-        if self.sizes[which].any():
-            raise ValueError("fill: some jobs have tasks already; fill a slot once, and before anything else is given")
-        targets = np.minimum(np.maximum(targets, 0), self.most[which]) * self.present[which][:, :, None]
-        tasks, lengths = _one_by_one(targets) if in_turn else _round_robin(targets)
-        wanted = lengths.copy()
+        targets = np.minimum(targets, self.most[which]) * self.present[which][:, :, None]
+        tasks, lengths = _in_sequence(targets)
         if tasks.shape[1]:
             self._place(which, tasks, lengths)
-        places = np.arange(tasks.shape[1])
-        flat = (np.arange(len(which))[:, None] * (3 * self._jobs) + tasks)[places < lengths[:, None]]
-        counts = np.bincount(flat, minlength=len(which) * 3 * self._jobs).reshape(-1, self._jobs, 3)
-        self.sizes[which] += counts[:, :, :_BUNDLE] + counts[:, :, _BUNDLE:]
-        reached: Bools = lengths == wanted
-        return reached
+            self._count(which, tasks, (np.arange(tasks.shape[1]) < lengths[:, None]).astype(np.int64), 1)
 
     def end_slot(self, which: Ints) -> SlotReport:
         """Run the slot in these clusters (shape (k,), distinct): work, admit those who come next, empty the cluster.
@@ -478,41 +419,31 @@ class Clusters:
     def _first_round(self, which: Ints, tasks: Ints, lengths: Ints) -> Ints:
         """On an empty cluster the t-th task goes to the t-th node, for no task is free of charge: all of them at once.
 
-        Returns how many tasks were dealt with in each, shape (k,).
+        Returns how many tasks were dealt with in each, shape (k,): none where one of them does not fit.
         """
-        width = int(min(self._nodes, tasks.shape[1]))
+        width = min(self._nodes, tasks.shape[1])
         dealt = np.minimum(self.library.nodes[self.workload[which]], lengths)
-        inside = np.arange(width) < dealt[:, None]
-        kinds = which[:, None] * (3 * self._jobs) + tasks[:, :width]
-        demands = [self._flat_demand[:, number][kinds] * inside for number in range(self._resources)]
-        weight = np.sum(demands, axis=0)
-        frees = [self.free[number, which, :width] for number in range(self._resources)]
-        # Absent nodes have -1 free, and nothing is dealt to them.
-        room = np.logical_and.reduce([wanted <= free for wanted, free in zip(demands, frees, strict=True)]) | ~inside
-        failed = ~room.all(axis=1)
-        if failed.any():
-            lengths[failed] = (~room[failed]).argmax(axis=1)
-            dealt = np.minimum(dealt, lengths)
-            inside = np.arange(width) < dealt[:, None]
-            demands = [wanted * inside for wanted in demands]
-            weight *= inside
-        for number, (wanted, free) in enumerate(zip(demands, frees, strict=True)):
-            self.free[number, which, :width] = free - wanted
-            self.used[number, which] = wanted.sum(axis=1)
-        self.load[which, :width] += weight
+        inside = (np.arange(width) < dealt[:, None])[:, :, None]
+        demand = self._flat_demand[which[:, None] * (3 * self._jobs) + tasks[:, :width]] * inside
+        fits = ((demand <= np.moveaxis(self.free[:, which, :width], 0, 2)) | ~inside).all(axis=(1, 2))
+        dealt *= fits
+        demand *= fits[:, None, None]
+        self.free[:, which, :width] -= np.moveaxis(demand, 2, 0)
+        self.used[:, which] += demand.sum(axis=1).T
+        self.load[which, :width] += demand.sum(axis=2)
         return dealt
 
 
-def _in_bundles(asked: Ints) -> tuple[tuple[int, Ints], ...]:
+def in_bundles(asked: Ints) -> tuple[tuple[int, Ints], ...]:
     """How many of each kind workers and PSs, shape (..., 2), make, in the order in which they are given."""
     bundles: Ints = asked.min(axis=-1)
     return (_BUNDLE, bundles), (_WORKER, asked[..., 0] - bundles), (_PS, asked[..., 1] - bundles)
 
 
-def _one_by_one(targets: Ints) -> tuple[Ints, Ints]:
-    """The order of ``Clusters.fill`` in turn; see ``_round_robin``."""
+def _in_sequence(targets: Ints) -> tuple[Ints, Ints]:
+    """The order of ``Clusters.fill``: tasks as job x 3 + kind, shape (k, T), padded; and how many, shape (k,)."""
     count, jobs, _ = targets.shape
-    kinds, amounts = zip(*_in_bundles(targets), strict=True)
+    kinds, amounts = zip(*in_bundles(targets), strict=True)
     tasks = (np.arange(jobs)[:, None] * 3 + np.array(kinds)).reshape(-1)
     repeats = np.stack(amounts, axis=2).reshape(count, -1)
     lengths: Ints = repeats.sum(axis=1)
@@ -520,32 +451,6 @@ def _one_by_one(targets: Ints) -> tuple[Ints, Ints]:
     sequence = np.zeros((count, longest), dtype=np.int64)
     sequence[np.arange(longest) < lengths[:, None]] = np.repeat(np.tile(tasks, count), repeats.reshape(-1))
     return sequence, lengths
-
-
-def _round_robin(targets: Ints) -> tuple[Ints, Ints]:
-    """The order of ``Clusters.fill``: tasks as job x 3 + kind, shape (k, T), padded; and how many, shape (k,).
-
-    Worker i of W comes after the PSs j of P with j / P < i / W, which are ceil(i P / W), and PS j after the workers
-    with i / W <= j / P, which are floor(j W / P) + 1: so the turn in which a job gets a task is known at once, and the
-    order is that of turns, then jobs.
-    """
-    count, jobs, _ = targets.shape
-    lengths: Ints = targets.sum(axis=(1, 2))
-    longest = int(lengths.max(initial=0))
-    own, other = targets.reshape(-1), targets[:, :, ::-1].reshape(-1)
-    ahead = own - 1
-    ahead[1::2] += other[1::2] > 0
-    kind = np.repeat(np.arange(len(own)), own)
-    number = np.arange(len(kind)) - (own.cumsum() - own)[kind]
-    turn = number + (number * other[kind] + ahead[kind]) // own[kind]
-    row, task = np.divmod(kind, 2 * jobs)
-    job, role = np.divmod(task, 2)
-    most = int(turn.max(initial=0)) + 1
-    # No two tasks have the same key.
-    key = (row * most + turn) * jobs + job
-    tasks = np.zeros((count, longest), dtype=np.int64)
-    tasks[np.arange(longest) < lengths[:, None]] = (job * 3 + role)[np.argsort(key)]
-    return tasks, lengths
 
 
 def _runs(demand: Ints, amounts: Ints) -> Iterator[tuple[Ints, Ints, Ints]]:

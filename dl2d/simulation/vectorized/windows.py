@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.policies.dl2_paper.observation import Layout, Observations, dominant_share, job_features, size_features
-from dl2d.simulation.vectorized.clusters import Bools, Clusters, SlotReport
+from dl2d.simulation.vectorized.clusters import Bools, Clusters, SlotReport, in_bundles
 from dl2d.simulation.vectorized.library import Ints
 
 Masks = NDArray[np.int8]
@@ -157,8 +157,9 @@ class Windows:
         below = self._below[rows, column]
         if below.any():
             some, columns = rows[below], column[below]
-            lacks = self._lacks[some, columns]
-            self._refused[some, columns] = ~clusters.give(some, jobs[below], lacks[:, 0], lacks[:, 1])
+            kinds, amounts = zip(*in_bundles(self._lacks[some, columns]), strict=True)
+            placed = clusters.lay(some, jobs[below][:, None] * 3 + np.array(kinds), np.stack(amounts, axis=1))
+            self._refused[some, columns] = placed[:, 0] < 0
         for number in range(3):
             chosen = (kind == number) & ~below
             clusters.give_one(number, rows[chosen], jobs[chosen], heads[chosen])
@@ -167,7 +168,7 @@ class Windows:
     def _begin_slot(self, which: Ints) -> None:
         self.batch[which] = 0
         if self._first_bundles:
-            self.clusters.fill(self.clusters.least[which], which, in_turn=True)
+            self.clusters.fill(self.clusters.least[which], which)
 
     def _look(self, which: Ints) -> tuple[Ints, Ints, Ints]:
         """Fill windows and observations anew. Returns windows, columns and jobs whose sizes are to be shown."""

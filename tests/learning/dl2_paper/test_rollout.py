@@ -115,7 +115,7 @@ def test_clusters_without_decisions_are_told_of() -> None:
 def a_report(*rates: float) -> tuple[SlotReport, Clusters]:
     clusters = Clusters(Library.of([two_jobs()]), 1)
     clusters.reset(np.array([0]), np.array([0]), [np.random.default_rng(0)])
-    clusters.fill(np.array([[[2, 1], [1, 1]]]))
+    clusters.fill(np.array([[[2, 1], [1, 1]]]), np.zeros(1, dtype=np.int64))
     report = clusters.end_slot(np.array([0]))
     return replace(report, rate=np.array([rates]), progress=np.array([rates]) / 2), clusters
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given as drawing
+from hypothesis import settings
 from hypothesis import strategies as st
 from simulation.drawn import drawn
 
@@ -15,7 +16,7 @@ from dl2d.core.errors import WorkloadError
 from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
 from dl2d.simulation.speeds.models import PsSync
-from dl2d.simulation.vectorized.clusters import Clusters
+from dl2d.simulation.vectorized.clusters import Clusters, in_bundles
 from dl2d.simulation.vectorized.library import NEVER, Library
 from dl2d.simulation.workload.format import Workload, read_workload
 
@@ -35,6 +36,13 @@ def bundles_left(clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
     least, has = clusters.least, clusters.sizes
     step = np.where(has.any(axis=2)[:, :, None], np.minimum(least, 1), least)
     return step, clusters.present & (has + step <= clusters.most).all(axis=2)
+
+
+def given(clusters: Clusters, which: np.ndarray, jobs: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """Lay what is asked for, (k, 2), as bundles, then workers, then PSs; whether each job got all of it."""
+    kinds, amounts = zip(*in_bundles(asked), strict=True)
+    wanted = np.stack(amounts, axis=1)
+    return (clusters.lay(which, jobs[:, None] * 3 + np.array(kinds), wanted) == wanted).all(axis=1)
 
 
 def drf(clusters: Clusters) -> np.ndarray:
@@ -59,7 +67,7 @@ def play(clusters: Clusters, key: Callable[[Clusters], np.ndarray]) -> np.ndarra
             filling &= may.any(axis=1)
             which = everywhere[filling]
             jobs = keys.argmin(axis=1)[filling]
-            filling[which] = clusters.give(which, jobs, step[which, jobs, 0], step[which, jobs, 1])
+            filling[which] = given(clusters, which, jobs, step[which, jobs])
         clusters.end_slot(everywhere)
     return clusters.completion()
 
@@ -106,12 +114,11 @@ def one_node(*, epochs: list[float], **more: Any) -> Workload:
     )
 
 
-ONE = np.ones(1, dtype=np.int64)
 HERE = np.zeros(1, dtype=np.int64)
 
 
 def give(clusters: Clusters, job: int, workers: int, ps: int) -> bool:
-    return bool(clusters.give(HERE, HERE + job, ONE * workers, ONE * ps)[0])
+    return bool(given(clusters, HERE, HERE + job, np.array([[workers, ps]]))[0])
 
 
 def test_a_slot_tells_what_was_done_and_what_could_have_been() -> None:
@@ -130,31 +137,20 @@ def test_a_slot_tells_what_was_done_and_what_could_have_been() -> None:
     assert clusters.completion()[0, 0] == 2.5
 
 
-def test_a_job_gets_all_of_its_tasks_or_none() -> None:
-    clusters = begun([one_node(epochs=[5.0, 5.0])])
-    assert give(clusters, 0, 1, 1)
+def test_a_job_gets_its_least_size_or_nothing() -> None:
+    clusters = begun([one_node(epochs=[5.0, 5.0], min_workers=2)])
+    clusters.give_one(2, HERE, HERE, clusters.heads())
     assert not give(clusters, 1, 2, 1), "the second worker has no GPUs left"
     assert clusters.sizes[0].tolist() == [[1, 1], [0, 0]]
     assert clusters.free[:, 0, 0].tolist() == [4000, 4000]
     assert clusters.used[:, 0].tolist() == [4000, 4000]
     assert clusters.load[0].tolist() == [8000]
-    assert give(clusters, 1, 1, 1)
-    assert not give(clusters, 1, 0, 1)
-
-
-def test_no_job_gets_more_than_its_most_or_anything_before_it_comes_or_after_it_ended() -> None:
-    clusters = begun([one_node(epochs=[0.5, 5.0], ps={"cpu": 0.5}, worker={"cpu": 0.5})])
-    assert not give(clusters, 0, 3, 0)
-    assert not give(clusters, 0, 0, 3)
-    assert give(clusters, 0, 1, 2)
-    clusters.end_slot(HERE)
-    assert not give(clusters, 0, 1, 1), "it has ended"
-    assert give(clusters, 1, 1, 1)
 
 
 def test_a_job_below_its_least_size_does_not_run() -> None:
     clusters = begun([one_node(epochs=[5.0], min_workers=2)])
-    assert give(clusters, 0, 1, 1)
+    clusters.fill(np.array([[[1, 1]]]), HERE)
+    assert clusters.sizes[0].tolist() == [[1, 1]]
     assert clusters.end_slot(HERE).rate[0, 0] == 0.0
     assert give(clusters, 0, 2, 1)
     assert clusters.end_slot(HERE).rate[0, 0] == 0.4
@@ -179,93 +175,84 @@ def test_a_cluster_that_is_over_stays_as_it_is() -> None:
     assert (clusters.slot[0], clusters.played[0]) == (1, 1)
 
 
-def plainly(clusters: Clusters, targets: np.ndarray, *, in_turn: bool) -> list[list[list[int]]]:
-    """``fill``, one task (in turn: one bundle) at a time through ``give``: by the words of its documentation."""
-    for cluster in range(clusters.count):
-        here = np.array([cluster])
-        wanted = np.minimum(targets[cluster], clusters.most[cluster])
-        full = False
-        moved = True
-        while moved and not full:
-            moved = False
-            for job in np.flatnonzero(clusters.present[cluster]).tolist():
-                more = True
-                while more and not full:
-                    (w, p), (has_w, has_p) = wanted[job].tolist(), clusters.sizes[cluster, job].tolist()
-                    if has_w == w and has_p == p:
-                        break
-                    worker = has_w < w and (has_p == p or has_w * p <= has_p * w)
-                    both = in_turn and has_w < w and has_p < p
-                    full = not clusters.give(here, ONE * job, ONE * (worker or both), ONE * (both or not worker))[0]
-                    moved = True
-                    more = in_turn
-    return clusters.sizes.tolist()
+def plainly(clusters: Clusters, cluster: int, turns: list[tuple[int, int]], *, ends: bool) -> tuple[list[int], list]:
+    """Task by task to the least used node, on a copy; what each turn got, and the nodes' free amounts after it.
+
+    A turn ends at the first task that does not fit there, with ``ends`` all do.
+    """
+    nodes = int(clusters.library.nodes[clusters.workload[cluster]])
+    free = clusters.free[:, cluster, :nodes].T.copy()
+    load = clusters.load[cluster, :nodes].copy()
+    placed = [0] * len(turns)
+    for number, (task, amount) in enumerate(turns):
+        demand = clusters.asks[cluster, task // 3, task % 3]
+        while placed[number] < amount and (demand <= free[load.argmin()]).all():
+            head = load.argmin()
+            free[head] -= demand
+            load[head] += demand.sum()
+            placed[number] += 1
+        if ends and placed[number] < amount:
+            break
+    return placed, free.tolist()
+
+
+def free_of(clusters: Clusters, cluster: int) -> list:
+    return clusters.free[:, cluster, : int(clusters.library.nodes[clusters.workload[cluster]])].T.tolist()
 
 
 @settings(max_examples=60)
-@given(st.integers(0, 10**6), st.booleans(), st.integers(0, 3))
-def test_filling_goes_as_if_task_by_task(seed: int, in_turn: bool, slots: int) -> None:
+@drawing(st.integers(0, 10**6), st.integers(0, 3))
+def test_filling_goes_as_if_task_by_task(seed: int, slots: int) -> None:
     draw = np.random.default_rng(seed)
-    workloads = [drawn(seed + number, jobs=int(draw.integers(1, 12))) for number in range(3)]
-    ours, plain = begun(workloads), begun(workloads)
+    clusters = begun([drawn(seed + number, jobs=int(draw.integers(1, 12))) for number in range(3)])
     for _ in range(slots + 1):
-        targets = draw.integers(0, 20, (*ours.present.shape, 2))
-        reached = ours.fill(targets, in_turn=in_turn)
-        assert ours.sizes.tolist() == plainly(plain, targets, in_turn=in_turn)
-        wanted = np.minimum(targets, ours.most) * ours.present[:, :, None]
-        assert reached.tolist() == (ours.sizes == wanted).all(axis=(1, 2)).tolist()
-        for name in ("free", "used", "load"):
-            assert getattr(ours, name).tolist() == getattr(plain, name).tolist()
-        for clusters in (ours, plain):
-            clusters.end_slot(np.arange(3))
-
-
-def plainly_laid(clusters: Clusters, tasks: np.ndarray, amounts: np.ndarray) -> list[list[int]]:
-    """``lay``, one task at a time through ``give``; what cannot be undone so is left to the caller to not look at."""
-    placed = []
-    for cluster in range(clusters.count):
-        here, done = np.array([cluster]), []
-        for task, amount in zip(tasks[cluster].tolist(), amounts[cluster].tolist(), strict=True):
-            job, kind = divmod(task, 3)
-            count = 0
-            while count < amount and clusters.give(here, ONE * job, ONE * (kind != 1), ONE * (kind != 0))[0]:
-                count += 1
-            done.append(count)
-        short = (clusters.sizes[cluster] < clusters.least[cluster]).any(axis=1)
-        whole = not any(
-            short[task // 3] for task, amount in zip(tasks[cluster], amounts[cluster], strict=True) if amount
-        )
-        placed.append(done if whole else [-1] * len(done))
-    return placed
+        targets = draw.integers(0, 20, (*clusters.present.shape, 2))
+        wanted = np.minimum(targets, clusters.most) * clusters.present[:, :, None]
+        turns = [
+            [(job * 3 + kind, int(amount)) for job in range(len(own)) for kind, amount in in_bundles(own[job])]
+            for own in wanted
+        ]
+        expected = [plainly(clusters, number, own, ends=True) for number, own in enumerate(turns)]
+        clusters.fill(targets, np.arange(3))
+        for number, (placed, free) in enumerate(expected):
+            amounts = np.array(placed).reshape(-1, 3)  # of each job: bundles, workers, PSs
+            assert clusters.sizes[number].tolist() == (amounts[:, :1] + amounts[:, 1:]).tolist()
+            assert free_of(clusters, number) == free
+        clusters.end_slot(np.arange(3))
 
 
 @settings(max_examples=80)
-@given(st.integers(0, 10**6))
+@drawing(st.integers(0, 10**6))
 def test_laying_goes_as_if_task_by_task_or_not_at_all(seed: int) -> None:
     draw = np.random.default_rng(seed)
     workloads = [drawn(seed + number, jobs=int(draw.integers(1, 9)), most_least=1) for number in range(4)]
-    ours, plain = begun(workloads), begun(workloads)
+    clusters = begun(workloads)
     some = np.flatnonzero(draw.random(4) < 0.8)
     for part in (0.3, 1.0):  # the second time there is something already
-        room = np.where(ours.present[:, :, None], ours.most - ours.sizes, 0)
+        room = np.where(clusters.present[:, :, None], clusters.most - clusters.sizes, 0)
         wanted = draw.integers(0, (room * part).astype(int) + 1)
-        wanted = np.maximum(wanted, np.minimum(room, ours.least - ours.sizes))
+        wanted = np.maximum(wanted, np.minimum(room, clusters.least - clusters.sizes))
         turns = np.stack([draw.permutation(2 * wanted.shape[1]) for _ in range(4)])
         amounts = np.take_along_axis(wanted.reshape(4, -1), turns, axis=1)
         tasks = turns // 2 * 3 + turns % 2
-        before = [getattr(ours, name).copy() for name in ("sizes", "used")]
-        placed = ours.lay(some, tasks[some], amounts[some])
-        expected = np.array(plainly_laid(plain, tasks, amounts))[some]
-        assert placed.tolist() == expected.tolist()
-        undone = some[(placed < 0).any(axis=1)]
-        others = np.setdiff1d(some, undone)
-        for name, axis in (("sizes", 0), ("free", 1), ("used", 1), ("load", 0)):
-            mine, theirs = (np.moveaxis(getattr(one, name), axis, 0)[others] for one in (ours, plain))
-            assert mine.tolist() == theirs.tolist()
-        untouched = np.setdiff1d(np.arange(4), others)
-        assert ours.sizes[untouched].tolist() == before[0][untouched].tolist()
-        assert ours.used[:, untouched].tolist() == before[1][:, untouched].tolist()
-        if len(untouched):
+        before = {number: (clusters.sizes[number].tolist(), free_of(clusters, number)) for number in range(4)}
+        expected = {}
+        for number in some.tolist():
+            own = list(zip(tasks[number].tolist(), amounts[number].tolist(), strict=True))
+            counts, free = plainly(clusters, number, own, ends=False)
+            sizes = clusters.sizes[number].copy()
+            np.add.at(sizes, (tasks[number] // 3, tasks[number] % 3), counts)
+            short = (sizes < clusters.least[number]).any(axis=1)
+            undone = any(short[task // 3] for task, amount in own if amount)
+            expected[number] = ([-1] * len(own), *before[number]) if undone else (counts, sizes.tolist(), free)
+        placed = clusters.lay(some, tasks[some], amounts[some])
+        for number, got in zip(some.tolist(), placed.tolist(), strict=True):
+            assert (got, clusters.sizes[number].tolist(), free_of(clusters, number)) == expected[number]
+        for number in {*range(4)} - {*some.tolist()}:
+            assert (clusters.sizes[number].tolist(), free_of(clusters, number)) == before[number]
+        held = (clusters.sizes[:, :, :, None] * clusters.demand).sum(axis=(1, 2))
+        assert held.tolist() == clusters.used.T.tolist()
+        if (placed < 0).any():
             return
 
 
@@ -290,15 +277,8 @@ def test_filling_some_clusters_leaves_the_others_alone() -> None:
     assert not clusters.used[:, [0, 2]].any()
 
 
-def test_a_slot_is_filled_once() -> None:
-    clusters = begun([one_node(epochs=[5.0])])
-    clusters.fill(clusters.least)
-    with pytest.raises(ValueError, match="tasks already"):
-        clusters.fill(clusters.most)
-
-
 @settings(max_examples=40)
-@given(st.integers(0, 10**6))
+@drawing(st.integers(0, 10**6))
 def test_capacity_holds_and_work_is_conserved(seed: int) -> None:
     """Under random sizes: no node is over-used, books agree with sizes, and all epochs are done exactly once."""
     draw = np.random.default_rng(seed)
@@ -307,7 +287,7 @@ def test_capacity_holds_and_work_is_conserved(seed: int) -> None:
     present = clusters.submit < NEVER
     shares = np.zeros(present.shape)
     for _ in range(400):
-        clusters.fill(draw.integers(0, 17, (*present.shape, 2)))
+        clusters.fill(draw.integers(0, 17, (*present.shape, 2)), everywhere)
         assert (clusters.free[:, clusters.load < 2**62] >= 0).all()
         held = (clusters.sizes[:, :, :, None] * clusters.demand).sum(axis=(1, 2))
         assert held.tolist() == clusters.used.T.tolist()
@@ -327,7 +307,7 @@ def filled_slots(clusters: Clusters, slots: int) -> list[list[np.ndarray]]:
     everywhere = np.arange(clusters.count)
     rates: list[list[np.ndarray]] = [[] for _ in everywhere]
     for _ in range(slots):
-        clusters.fill(clusters.most)
+        clusters.fill(clusters.most, everywhere)
         report = clusters.end_slot(everywhere)
         for own, rate in zip(rates, report.rate, strict=True):
             own.append(rate)
