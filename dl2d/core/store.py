@@ -204,25 +204,8 @@ class TaskChange(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-class Store(Protocol):
-    """The store. Every method may raise ``StoreUnavailable``; then nothing of the call was kept."""
-
-    def acquire(self, holder: str) -> None:
-        """Become the only daemon on this store until ``close``, also across a crash of this process.
-
-        Raises ``AlreadyRunning``, naming the holder. ``holder`` is a text for people: host and pid.
-        """
-        ...
-
-    def close(self) -> None:
-        """Give up the lease and all connections."""
-        ...
-
-    # Jobs
-
-    def next_job_id(self, cluster: str) -> str:
-        """A number never given before on this cluster, for managers that do not number jobs themselves."""
-        ...
+class TickStore(Protocol):
+    """What a tick reads and writes. Every method may raise ``StoreUnavailable``; then nothing of the call was kept."""
 
     def add_job(self, job: Job) -> None:
         """Keep a new job. Raises ``DuplicateJob`` if the key is known."""
@@ -230,10 +213,6 @@ class Store(Protocol):
 
     def job(self, key: JobKey) -> Job | None:
         """The job, ended or not."""
-        ...
-
-    def find_jobs(self, text: str) -> tuple[Job, ...]:
-        """Jobs whose slug, id or name is ``text``, newest first."""
         ...
 
     def jobs(self, *, live: bool, limit: int | None = None) -> tuple[Job, ...]:
@@ -253,14 +232,6 @@ class Store(Protocol):
 
         ``tasks`` replace the last reports on them.
         """
-        ...
-
-    def task_reports(self, key: JobKey) -> tuple[TaskReport, ...]:
-        """The last report on each task, by role and number."""
-        ...
-
-    def series(self, key: JobKey) -> tuple[Progress, ...]:
-        """The job's progress over time, oldest first."""
         ...
 
     def speeds(self, kinds: Collection[TrainingKind], *, others: int = 0) -> tuple[MeasuredSpeeds, ...]:
@@ -285,8 +256,6 @@ class Store(Protocol):
         """Losses of these jobs, sorted by key; jobs that never reported one are left out."""
         ...
 
-    # Tasks and resizes
-
     def ask_tasks(self, starts: Sequence[Start], at: float) -> tuple[Task, ...]:
         """Keep new tasks in state ``asked``, numbered on from the job's last of that role, in one transaction."""
         ...
@@ -303,6 +272,45 @@ class Store(Protocol):
         """
         ...
 
+    def record_slot(self, slot: Slot) -> None:
+        """Keep a slot and its decisions."""
+        ...
+
+    def last_slot_number(self) -> int:
+        """Number of the newest slot; 0 if there is none."""
+        ...
+
+
+class Store(TickStore, Protocol):
+    """The daemon's store: what a tick needs, the lease, and the histories that users read."""
+
+    def acquire(self, holder: str) -> None:
+        """Become the only daemon on this store until ``close``, also across a crash of this process.
+
+        Raises ``AlreadyRunning``, naming the holder. ``holder`` is a text for people: host and pid.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give up the lease and all connections."""
+        ...
+
+    def next_job_id(self, cluster: str) -> str:
+        """A number never given before on this cluster, for managers that do not number jobs themselves."""
+        ...
+
+    def find_jobs(self, text: str) -> tuple[Job, ...]:
+        """Jobs whose slug, id or name is ``text``, newest first."""
+        ...
+
+    def task_reports(self, key: JobKey) -> tuple[TaskReport, ...]:
+        """The last report on each task, by role and number."""
+        ...
+
+    def series(self, key: JobKey) -> tuple[Progress, ...]:
+        """The job's progress over time, oldest first."""
+        ...
+
     def resizes(self, job: JobKey | None = None, *, limit: int = 1000) -> tuple[Resize, ...]:
         """Resizes with their events, newest first."""
         ...
@@ -313,16 +321,6 @@ class Store(Protocol):
 
     def runtime_plans(self, job: JobKey) -> tuple[RuntimePlan, ...]:
         """Plans by number."""
-        ...
-
-    # Slots and decisions
-
-    def record_slot(self, slot: Slot) -> None:
-        """Keep a slot and its decisions."""
-        ...
-
-    def last_slot_number(self) -> int:
-        """Number of the newest slot; 0 if there is none."""
         ...
 
     def slot(self, number: int) -> Slot | None:

@@ -1,4 +1,4 @@
-"""Store in memory, for simulation: live jobs and tasks, measured speeds and losses, and the slots if asked for."""
+"""Store in memory, for simulation: jobs, live tasks, measured speeds and losses."""
 
 from __future__ import annotations
 
@@ -25,27 +25,17 @@ from dl2d.core.measured import (
     thinned,
 )
 from dl2d.core.plan import Start
-from dl2d.core.store import (
-    DecisionEntry,
-    JobChange,
-    Resize,
-    RuntimePlan,
-    Slot,
-    SlotSummary,
-    TaskChange,
-    TaskReport,
-)
+from dl2d.core.store import JobChange, Slot, TaskChange, TaskReport
 
 
 class MemoryStore:
-    """Implements ``Store`` as far as a tick needs it; a whole store in memory is ``SqlStore("sqlite://")``.
+    """Implements ``TickStore``; a whole store in memory is ``SqlStore("sqlite://")``.
 
-    Ended tasks are forgotten, so that the memory does not grow with simulated time; what only the command line reads
-    (resizes, series, task reports, runtime plans) is empty. Each report of progress counts, however close to the one
-    before. Tasks are listed in the order in which they were asked for.
+    Ended tasks are forgotten, so that the memory does not grow with simulated time. Each report of progress counts,
+    however close to the one before. Tasks are listed in the order in which they were asked for.
     """
 
-    def __init__(self, *, keep_slots: bool = False) -> None:
+    def __init__(self) -> None:
         self._jobs: dict[JobKey, Job] = {}
         self._live: dict[JobKey, Job] = {}
         #: Whether jobs came in submit order, so that they need not be sorted.
@@ -57,21 +47,7 @@ class MemoryStore:
         self._own: dict[JobKey, dict[Allocation, deque[tuple[float, float]]]] = defaultdict(dict)
         self._losses: dict[JobKey, list[LossPoint]] = defaultdict(list)
         self._numbers = Counter[tuple[JobKey, Role]]()
-        self._job_ids = Counter[str]()
-        self._slots: list[Slot] = []
-        self._keep_slots = keep_slots
         self._last_slot = 0
-
-    def acquire(self, holder: str) -> None:
-        """Nobody else can reach this memory."""
-
-    def close(self) -> None:
-        """Nothing to give up."""
-
-    def next_job_id(self, cluster: str) -> str:
-        """A number never given before on the cluster."""
-        self._job_ids[cluster] += 1
-        return str(self._job_ids[cluster])
 
     def add_job(self, job: Job) -> None:
         """Keep a new job."""
@@ -86,12 +62,6 @@ class MemoryStore:
     def job(self, key: JobKey) -> Job | None:
         """The job, ended or not."""
         return self._jobs.get(key)
-
-    def find_jobs(self, text: str) -> tuple[Job, ...]:
-        """Jobs whose slug, id or name is ``text``, newest first."""
-        return tuple(
-            job for job in reversed(self._jobs.values()) if text in (job.key.slug, job.key.id, job.request.name)
-        )
 
     def jobs(self, *, live: bool, limit: int | None = None) -> tuple[Job, ...]:
         """Live jobs, or the newest of all."""
@@ -130,11 +100,6 @@ class MemoryStore:
                 sizes.update((size, tally) for size, tally in left.items() if tally is not None)
         if progress.loss is not None:
             self._losses[key].append(LossPoint(progress.epoch, progress.loss))
-
-    def series(self, key: JobKey) -> tuple[Progress, ...]:
-        """Not kept."""
-        del key
-        return ()
 
     def speeds(self, kinds: Collection[TrainingKind], *, others: int = 0) -> tuple[MeasuredSpeeds, ...]:
         """What was measured of these kinds so far, and of some others."""
@@ -215,56 +180,15 @@ class MemoryStore:
         for task in tasks:
             self._tasks.pop((task.job, task.id), None)
 
-    def resizes(self, job: JobKey | None = None, *, limit: int = 1000) -> tuple[Resize, ...]:
-        """Not kept."""
-        del job, limit
-        return ()
-
-    def add_runtime_plans(self, job: JobKey, plans: Sequence[RuntimePlan]) -> None:
-        """Not kept."""
-
-    def task_reports(self, key: JobKey) -> tuple[TaskReport, ...]:
-        """Not kept."""
-        del key
-        return ()
-
-    def runtime_plans(self, job: JobKey) -> tuple[RuntimePlan, ...]:
-        """Not kept."""
-        del job
-        return ()
-
     def record_slot(self, slot: Slot) -> None:
-        """Count the slot, and keep it if asked to. Raises ``StoreError`` if a job is not known."""
+        """Keep the slot's number alone. Raises ``StoreError`` if a job is not known."""
         for decided in slot.decision.jobs:
             self._known(decided.job)
         self._last_slot = slot.number
-        if self._keep_slots:
-            self._slots.append(slot)
 
     def last_slot_number(self) -> int:
         """Number of the newest slot; 0 if there is none."""
         return self._last_slot
-
-    def slot(self, number: int) -> Slot | None:
-        """A whole slot, if slots are kept."""
-        return next((slot for slot in self._slots if slot.number == number), None)
-
-    def slots(self, *, limit: int = 100) -> tuple[SlotSummary, ...]:
-        """Kept slots, newest first."""
-        return tuple(map(SlotSummary.of, self._slots[: -limit - 1 : -1]))
-
-    def decisions(self, job: JobKey, *, limit: int = 100) -> tuple[DecisionEntry, ...]:
-        """The job's decisions in kept slots, newest first."""
-        found = (
-            DecisionEntry(
-                slot.number, slot.at, slot.decision.policy, slot.decision.policy_version, slot.inputs_hash,
-                slot.decision.measure, entry,
-            )
-            for slot in reversed(self._slots)
-            for entry in slot.decision.jobs
-            if entry.job == job
-        )  # fmt: skip
-        return tuple(entry for _, entry in zip(range(limit), found, strict=False))
 
     def _known(self, key: JobKey) -> Job:
         job = self._jobs.get(key)

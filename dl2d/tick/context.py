@@ -13,7 +13,7 @@ from dl2d.core.policy import Evidence, Policy
 from dl2d.core.request import RequestRules
 from dl2d.core.resource_manager import ResourceManager
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.core.store import Store
+from dl2d.core.store import TickStore
 from dl2d.tick.policy_call import at_once
 from dl2d.tick.task_specs import Launcher
 
@@ -73,7 +73,7 @@ class Context:
 
     cluster: str
     manager: ResourceManager
-    store: Store
+    store: TickStore
     deciders: Deciders
     launcher: Launcher
     rules: GuardRules

@@ -14,7 +14,7 @@ from dl2d.core.measured import TrainingKind
 from dl2d.core.policy import Evidence
 from dl2d.core.resource_manager import ResourceManager, RmJobState, RmSnapshot
 from dl2d.core.resources import Resources
-from dl2d.core.store import Store
+from dl2d.core.store import TickStore
 
 #: Kinds of jobs without a live job whose speeds are read as well, for policies that judge jobs one by one.
 _OTHER_KINDS = 8
@@ -41,7 +41,7 @@ class Observed:
     static: LiveJobs
 
 
-def observe(store: Store, manager: ResourceManager) -> Observed:
+def observe(store: TickStore, manager: ResourceManager) -> Observed:
     """Ask the resource manager once, then read the store.
 
     Raises
@@ -53,7 +53,7 @@ def observe(store: Store, manager: ResourceManager) -> Observed:
     return Observed(listing, *live_jobs(store))
 
 
-def live_jobs(store: Store) -> tuple[LiveJobs, LiveJobs]:
+def live_jobs(store: TickStore) -> tuple[LiveJobs, LiveJobs]:
     """Elastic jobs, and jobs that run at fixed sizes."""
     jobs, tasks = store.jobs(live=True), store.tasks(live=True)
     static = {job.key for job in jobs if job.static}
@@ -102,7 +102,7 @@ def _shown(job: Job, at: float, *, fresh: bool) -> Job:
     return replace(job, launch=_NO_LAUNCH, progress=Progress(at=at) if fresh else job.progress_at(at))
 
 
-def with_evidence(snapshot: Snapshot, needs: Collection[Evidence], store: Store) -> Snapshot:
+def with_evidence(snapshot: Snapshot, needs: Collection[Evidence], store: TickStore) -> Snapshot:
     """The snapshot with the measurements that a policy needs."""
     if Evidence.SPEEDS in needs:
         kinds = {TrainingKind.of(job.request) for job in snapshot.jobs}

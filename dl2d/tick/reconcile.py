@@ -15,7 +15,7 @@ import structlog
 from dl2d.core.cluster import Snapshot, Task, TaskState, parse_tag, task_tag
 from dl2d.core.jobs import Job, JobKey, JobState
 from dl2d.core.resource_manager import RmJob, RmJobState, RmSnapshot
-from dl2d.core.store import JobChange, Store, TaskChange
+from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.tick.apply import start_anchor
 from dl2d.tick.context import Context, Timeouts
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
@@ -97,7 +97,7 @@ def reconcile(context: Context, state: TickState, observed: Observed) -> Reconci
     )
 
 
-def _apply_changes(store: Store, before: LiveJobs, changes: Changes, at: float) -> LiveJobs:
+def _apply_changes(store: TickStore, before: LiveJobs, changes: Changes, at: float) -> LiveJobs:
     """Write the changes; returns the elastic jobs as they are then."""
     for remark in changes.remarks:
         log.warning("reconcile", remark=remark)
@@ -124,7 +124,7 @@ def _stop(
     return stopping | {handle: at for handle, _ in due}
 
 
-def _ended_jobs(store: Store, live: LiveJobs) -> tuple[Job, ...]:
+def _ended_jobs(store: TickStore, live: LiveJobs) -> tuple[Job, ...]:
     """Elastic jobs that have ended but may have left an anchor or tasks running."""
     alive = {job.key for job in live.jobs}
     newest = store.jobs(live=False, limit=_RECENT_JOBS)

@@ -8,7 +8,7 @@ import pytest
 from migrated import sqlite_store
 from postgres_server import PostgresMissing, PostgresServer
 
-from dl2d.core.store import Store
+from dl2d.core.store import TickStore
 from dl2d.store.sql import SqlStore
 from dl2d.testing import MemoryStore
 
@@ -54,10 +54,10 @@ def kept_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture(params=["simulation", "memory", "file", _POSTGRES])
-def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """Every store: the simulator's, which keeps no histories, and the SQL store on each database."""
+def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TickStore]:
+    """Every store that a tick can run on: the simulator's, and the SQL store on each database."""
     if request.param == "simulation":
-        yield MemoryStore(keep_slots=True)
+        yield MemoryStore()
     else:
         yield from _sql_store(request, tmp_path)
 

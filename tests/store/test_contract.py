@@ -1,4 +1,4 @@
-"""What every store must do: those with ``any_store`` the simulator's store, too, all the SQL store on each database."""
+"""What every store must do: tests with ``any_store`` what a tick needs, those with ``store`` all of the SQL store."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class TestJobs:
         assert any_store.job(job.key) == job
         assert any_store.jobs(live=True) == (job,)
 
-    def test_texts_of_all_kinds_come_back(self, any_store):
+    def test_texts_of_all_kinds_come_back(self, store):
         job = a_job(name="Prüfung “α” 🚂 100%")
         job = replace(job, launch=Launch(("sh", "-c", "a\nb\0c 'd' \"e\" {f} %(g)s :h"), "/tmp/Ä b", ()))
-        any_store.add_job(job)
-        assert any_store.job(job.key) == job
-        assert any_store.find_jobs("Prüfung “α” 🚂 100%") == (job,)
+        store.add_job(job)
+        assert store.job(job.key) == job
+        assert store.find_jobs("Prüfung “α” 🚂 100%") == (job,)
 
     def test_the_same_job_twice_is_refused_and_the_first_kept(self, any_store):
         first = a_job()
@@ -43,15 +43,15 @@ class TestJobs:
             any_store.add_job(a_job(name="other"))
         assert any_store.jobs(live=False) == (first,)
 
-    def test_an_id_used_again_is_another_job(self, any_store):
+    def test_an_id_used_again_is_another_job(self, store):
         old, new = a_job(submitted=100), a_job(submitted=200)
-        any_store.add_job(old)
-        any_store.add_job(new)
-        assert any_store.find_jobs("1") == (new, old)
-        assert any_store.find_jobs(old.key.slug) == (old,)
-        assert any_store.find_jobs("digits-1") == (new, old)
-        assert any_store.find_jobs("nothing") == ()
-        assert any_store.find_jobs("' OR 1=1 --\0") == ()
+        store.add_job(old)
+        store.add_job(new)
+        assert store.find_jobs("1") == (new, old)
+        assert store.find_jobs(old.key.slug) == (old,)
+        assert store.find_jobs("digits-1") == (new, old)
+        assert store.find_jobs("nothing") == ()
+        assert store.find_jobs("' OR 1=1 --\0") == ()
 
     @pytest.mark.parametrize("key", [JobKey("a.b", "1", 1), JobKey("a", "", 1), JobKey("a", "1", -1)])
     def test_a_key_that_is_no_slug_is_refused(self, store, key):
@@ -108,8 +108,8 @@ class TestJobs:
         assert any_store.jobs(live=True) == ()
         assert any_store.jobs(live=False) == (done,)
 
-    def test_ids_are_never_given_twice(self, any_store):
-        assert [any_store.next_job_id("a"), any_store.next_job_id("b"), any_store.next_job_id("a")] == ["1", "1", "2"]
+    def test_ids_are_never_given_twice(self, store):
+        assert [store.next_job_id("a"), store.next_job_id("b"), store.next_job_id("a")] == ["1", "1", "2"]
 
 
 class TestProgress:
@@ -298,37 +298,37 @@ class TestResizes:
 
 class TestSlots:
     @pytest.mark.parametrize("guarded", [True, False])
-    def test_a_slot_comes_back_equal(self, any_store, guarded):
+    def test_a_slot_comes_back_equal(self, store, guarded):
         jobs = (a_job(), a_job(2))
         for job in jobs:
-            any_store.add_job(job)
-        tasks = any_store.ask_tasks(starts(jobs[0], workers=2, ps=1), 5.0)
+            store.add_job(job)
+        tasks = store.ask_tasks(starts(jobs[0], workers=2, ps=1), 5.0)
         slot = a_slot(7, jobs, tasks, guarded=guarded)
-        any_store.record_slot(slot)
-        assert any_store.slot(7) == slot
-        assert any_store.slot(8) is None
-        assert any_store.last_slot_number() == 7
-        (entry,) = any_store.decisions(jobs[1].key)
+        store.record_slot(slot)
+        assert store.slot(7) == slot
+        assert store.slot(8) is None
+        assert store.last_slot_number() == 7
+        (entry,) = store.decisions(jobs[1].key)
         assert entry.decided == slot.decision.jobs[1]
         assert (entry.slot, entry.at, entry.policy, entry.measure) == (7, slot.at, "drf", "dominant share")
 
-    def test_a_slot_without_jobs(self, any_store):
-        assert any_store.last_slot_number() == 0
-        any_store.record_slot(slot := a_slot(1, ()))
-        assert any_store.slot(1) == slot
+    def test_a_slot_without_jobs(self, store):
+        assert store.last_slot_number() == 0
+        store.record_slot(slot := a_slot(1, ()))
+        assert store.slot(1) == slot
 
-    def test_summaries_newest_first(self, any_store):
-        any_store.add_job(job := a_job())
-        tasks = any_store.ask_tasks(starts(job, workers=2), 5.0)
+    def test_summaries_newest_first(self, store):
+        store.add_job(job := a_job())
+        tasks = store.ask_tasks(starts(job, workers=2), 5.0)
         for number in (1, 2, 3):
-            any_store.record_slot(a_slot(number, (job,), tasks, guarded=number == 2))
-        found = any_store.slots(limit=2)
+            store.record_slot(a_slot(number, (job,), tasks, guarded=number == 2))
+        found = store.slots(limit=2)
         assert [summary.number for summary in found] == [3, 2]
         newest = found[0]
         assert (newest.changed, newest.started, newest.draining, newest.failures) == (1, 2, 1, 1)
         assert (newest.policy, newest.policy_version, newest.seconds) == ("drf", "1", 0.125)
         assert found[1].changed == 0
-        assert [entry.slot for entry in any_store.decisions(job.key, limit=2)] == [3, 2]
+        assert [entry.slot for entry in store.decisions(job.key, limit=2)] == [3, 2]
 
     def test_a_number_can_be_recorded_once(self, store):
         store.add_job(job := a_job())
