@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 from collections import Counter
@@ -10,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Final, Self
+from typing import Final
 
 from dl2d.core.errors import RequestError, WorkloadError
 from dl2d.core.jobs import Architecture
 from dl2d.core.resources import NO_RESOURCES, Resources, parse_resources
-from dl2d.core.wording import did_you_mean, shown
+from dl2d.simulation.options import Options, one_of, within
 from dl2d.simulation.speeds.models import MAX_TASKS
 from dl2d.simulation.speeds.profiles import load_profile, profile_names
 from dl2d.simulation.workload.format import MAX_JOBS, MAX_NODES, MAX_SLOTS, Workload, read_workload
@@ -23,7 +22,6 @@ from dl2d.simulation.workload.format import MAX_JOBS, MAX_NODES, MAX_SLOTS, Work
 #: Why jobs are left out.
 TOO_LARGE: Final = f"more than {MAX_TASKS} workers"
 NO_ROOM: Final = "larger than the cluster"
-_LONGEST_SETTING = 1000
 # A worker's share of a GPU is counted in thousandths, as resources are.
 _SMALLEST_SHARE = 0.001
 _DIGITS = 9
@@ -49,73 +47,26 @@ class PastJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keys:
-    """Base of settings that users write as ``key=value``."""
-
-    def check_number(self, key: str, *, least: float, most: float) -> None:
-        """Refuse a number out of bounds, NaN among them."""
-        value = getattr(self, key)
-        if not least <= value <= most:
-            raise WorkloadError(key, f"expected a number from {least:g} to {most:g}, got {shown(value)}")
-
-    def check_word(self, key: str, known: Sequence[str]) -> None:
-        """Refuse a word that is not known."""
-        value = getattr(self, key)
-        if value not in known:
-            raise WorkloadError(key, f"expected one of {', '.join(known)}, got {shown(value)}")
-
-    @classmethod
-    def parse(cls, given: Mapping[str, str]) -> Self:
-        """Read settings from texts by key.
-
-        Raises
-        ------
-        WorkloadError
-            A key is unknown, a value is no number or out of bounds; names the key.
-        """
-        known: dict[str, object] = {field.name: field.default for field in dataclasses.fields(cls)}
-        values: dict[str, object] = {}
-        for key, text in given.items():
-            if key not in known:
-                hint = did_you_mean(key, known)
-                raise WorkloadError(key, f"unknown setting{hint}; known are {', '.join(sorted(known))}")
-            if len(text) > _LONGEST_SETTING:
-                raise WorkloadError(key, f"longer than {_LONGEST_SETTING} characters")
-            try:
-                values[key] = type(known[key])(text)  # type: ignore[call-arg]
-            except ValueError:
-                kind = "a whole number" if isinstance(known[key], int) else "a number"
-                raise WorkloadError(key, f"expected {kind}, got {shown(text)}") from None
-        return cls(**values)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(Keys):
-    """Settings of logs and generators. Checked when made: a bad one is a ``WorkloadError``."""
+class Settings(Options):
+    """Settings of logs and generators."""
 
     #: Length of a slot.
-    slot_seconds: float = 1200.0
+    slot_seconds: float = within(1200.0, 1e-3, 1e8)
     #: Nodes of the cluster; 0: as many as have the work fill ``load`` of them, and as the largest job needs.
-    nodes: int = 0
+    nodes: int = within(0, 0, MAX_NODES)
     #: What a node has.
     node: str = "cpu:64,gpu:8"
     #: Share of the cluster that the work would fill at the sizes it had, where ``nodes`` is 0.
-    load: float = 0.7
-    #: ``ps`` or ``allreduce``.
-    architecture: str = "ps"
+    load: float = within(0.7, 1e-3, 1000.0)
+    architecture: str = one_of(Architecture.PS.value, [each.value for each in Architecture])
     #: Profiles to draw from, with commas between; by default those on GPUs for a job that had one, else the others.
     models: str = ""
     #: Bounds of a job that ran with g workers: from floor(g x shrink), at least 1, to ceil(g x stretch).
-    shrink: float = 0.0
-    stretch: float = 2.0
+    shrink: float = within(0.0, 0.0, 1.0)
+    stretch: float = within(2.0, 1.0, MAX_TASKS)
 
     def __post_init__(self) -> None:
-        self.check_number("slot_seconds", least=1e-3, most=1e8)
-        self.check_number("nodes", least=0, most=MAX_NODES)
-        self.check_number("load", least=1e-3, most=1000.0)
-        self.check_word("architecture", [str(entry) for entry in Architecture])
-        self.check_number("shrink", least=0.0, most=1.0)
-        self.check_number("stretch", least=1.0, most=float(MAX_TASKS))
+        Options.__post_init__(self)
         for name in self.model_names:
             load_profile(name)
         _ = self.node_resources

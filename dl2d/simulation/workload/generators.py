@@ -25,15 +25,18 @@ from numpy.typing import NDArray
 
 from dl2d.core.errors import WorkloadError
 from dl2d.core.wording import did_you_mean
+from dl2d.simulation.options import one_of, within
 from dl2d.simulation.speeds.models import MAX_TASKS
 from dl2d.simulation.speeds.profiles import load_profile, profile_names
 from dl2d.simulation.workload.conversion import PastJob, Settings, convert
-from dl2d.simulation.workload.format import MAX_JOBS, MAX_SLOTS, Workload
+from dl2d.simulation.workload.format import MAX_JOBS, MAX_NODES, MAX_SLOTS, Workload
 
 _Floats = NDArray[np.float64]
 _DAY_SECONDS = 86_400.0
 #: GPUs of a job and their shares, of ITP; the 0.6 % with more than 16 are left out.
 GPU_SHARES: Final[Mapping[int, float]] = MappingProxyType({1: 0.832, 2: 0.021, 4: 0.034, 8: 0.101, 16: 0.006})
+#: Largest cap on the arrivals of a slot.
+MAX_CAP: Final = 10_000
 # Slots in the made-up arrival pattern of ``dl2``, and from how many first slots a trace starts.
 _PATTERN_SLOTS = 60
 _OFFSETS = 5
@@ -49,46 +52,34 @@ class Dl2Settings(Settings):
     runs for longest x k / K slots on one worker and one PS.
     """
 
-    jobs: int = 60
-    nodes: int = 12
+    jobs: int = within(60, 1, MAX_JOBS)
+    nodes: int = within(12, 0, MAX_NODES)
     #: Most arrivals of a slot.
-    cap: int = 3
+    cap: int = within(3, 1, MAX_CAP)
     #: Slots that the longest type takes on one worker and one PS.
-    longest_slots: float = 60.0
+    longest_slots: float = within(60.0, 1e-3, 1e6)
     #: Bound on workers and on PSs of every job.
-    stretch: float = 16.0
-
-    def __post_init__(self) -> None:
-        Settings.__post_init__(self)
-        self.check_number("jobs", least=1, most=MAX_JOBS)
-        self.check_number("cap", least=1, most=10_000)
-        self.check_number("longest_slots", least=1e-3, most=1e6)
+    stretch: float = within(16.0, 1.0, MAX_TASKS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoissonSettings(Settings):
     """Arrivals at a constant mean rate, lognormal lengths, GPUs from ``GPU_SHARES``. Others add to these."""
 
-    jobs: int = 60
-    nodes: int = 12
-    stretch: float = 4.0
+    jobs: int = within(60, 1, MAX_JOBS)
+    nodes: int = within(12, 0, MAX_NODES)
+    stretch: float = within(4.0, 1.0, MAX_TASKS)
     #: Mean number of arrivals per slot.
-    rate: float = 2.0
+    rate: float = within(2.0, 1e-5, 1e6)
     #: Most GPUs of a job; larger draws are not made.
-    most_gpus: int = 16
+    most_gpus: int = within(16, 1, MAX_TASKS)
     #: Lengths at the size drawn: median and deviation of the logarithm; fitted to ITP. Longer ones are cut.
-    median_seconds: float = 8267.0
-    sigma: float = 1.21
-    longest_seconds: float = 2_592_000.0
+    median_seconds: float = within(8267.0, 1.0, 1e8)
+    sigma: float = within(1.21, 0.0, 10.0)
+    longest_seconds: float = within(2_592_000.0, 1.0, 1e9)
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)
-        self.check_number("jobs", least=1, most=MAX_JOBS)
-        self.check_number("rate", least=1e-5, most=1e6)
-        self.check_number("most_gpus", least=1, most=MAX_TASKS)
-        self.check_number("median_seconds", least=1.0, most=1e8)
-        self.check_number("sigma", least=0.0, most=10.0)
-        self.check_number("longest_seconds", least=1.0, most=1e9)
         if self.jobs / self.rate > MAX_SLOTS / 2:
             raise WorkloadError("rate", f"{self.jobs} jobs at {self.rate:g} a slot take over {MAX_SLOTS // 2} slots")
 
@@ -98,13 +89,8 @@ class DiurnalSettings(PoissonSettings):
     """Arrivals at rate x (1 + amplitude cos(2 pi (hour - peak_hour) / 24)); slot 0 starts at hour 0."""
 
     #: 0: constant; 1: none at the quietest hour. Fitted to Philly.
-    amplitude: float = 0.29
-    peak_hour: float = 5.0
-
-    def __post_init__(self) -> None:
-        PoissonSettings.__post_init__(self)
-        self.check_number("amplitude", least=0.0, most=1.0)
-        self.check_number("peak_hour", least=0.0, most=24.0)
+    amplitude: float = within(0.29, 0.0, 1.0)
+    peak_hour: float = within(5.0, 0.0, 24.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +98,8 @@ class BurstySettings(PoissonSettings):
     """Arrivals in bursts: periods with and without them take turns, with exponential lengths; ``rate`` is over both."""
 
     #: Mean length of periods with and without arrivals, in slots; ITP's hours with slots of 20 minutes.
-    on_slots: float = 9.6
-    off_slots: float = 13.7
-
-    def __post_init__(self) -> None:
-        PoissonSettings.__post_init__(self)
-        self.check_number("on_slots", least=0.1, most=1e5)
-        self.check_number("off_slots", least=0.0, most=1e5)
+    on_slots: float = within(9.6, 0.1, 1e5)
+    off_slots: float = within(13.7, 0.0, 1e5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,15 +107,10 @@ class HeavyTailedSettings(PoissonSettings):
     """Arrivals as ``poisson``, lengths lognormal as Philly's or Pareto with the exponent of ITP's tail."""
 
     #: ``lognormal`` (median_seconds, sigma) or ``pareto``: P(longer than x) = (least / x) ** alpha, with that median.
-    law: str = "lognormal"
-    median_seconds: float = 889.0
-    sigma: float = 2.16
-    alpha: float = 1.12
-
-    def __post_init__(self) -> None:
-        PoissonSettings.__post_init__(self)
-        self.check_word("law", ("lognormal", "pareto"))
-        self.check_number("alpha", least=0.05, most=100.0)
+    law: str = one_of("lognormal", ("lognormal", "pareto"))
+    median_seconds: float = within(889.0, 1.0, 1e8)
+    sigma: float = within(2.16, 0.0, 10.0)
+    alpha: float = within(1.12, 0.05, 100.0)
 
 
 def dl2(settings: Dl2Settings, random: np.random.Generator) -> Workload:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dl2d.core.errors import WorkloadError
-from dl2d.simulation.workload.conversion import Keys
+from dl2d.simulation.options import Options, within
 from dl2d.simulation.workload.format import (
     MAX_JOBS,
     MAX_NODES,
@@ -16,23 +16,18 @@ from dl2d.simulation.workload.format import (
     describe_workload,
     read_workload,
 )
-from dl2d.simulation.workload.generators import arrivals
+from dl2d.simulation.workload.generators import MAX_CAP, arrivals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KindsSettings(Keys):
-    """Settings that users write as ``key=value``. Checked when made: a bad one is a ``WorkloadError``."""
+class KindsSettings(Options):
+    """Settings of ``draw_kinds``."""
 
-    jobs: int = 60
+    jobs: int = within(60, 1, MAX_JOBS)
     #: Nodes of the cluster, like the file's; 0: the file's cluster.
-    nodes: int = 0
+    nodes: int = within(0, 0, MAX_NODES)
     #: Most arrivals of a slot.
-    cap: int = 3
-
-    def __post_init__(self) -> None:
-        self.check_number("jobs", least=1, most=MAX_JOBS)
-        self.check_number("nodes", least=0, most=MAX_NODES)
-        self.check_number("cap", least=1, most=10_000)
+    cap: int = within(3, 1, MAX_CAP)
 
 
 def draw_kinds(known: Workload, settings: KindsSettings, random: np.random.Generator, *, where: str) -> Workload:

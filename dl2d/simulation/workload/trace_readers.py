@@ -22,6 +22,7 @@ from typing import BinaryIO, Final, NoReturn, cast
 
 from dl2d.core.errors import WorkloadError
 from dl2d.core.wording import shown
+from dl2d.simulation.options import within
 from dl2d.simulation.workload.conversion import PastJob, Settings, convert
 from dl2d.simulation.workload.format import MAX_JOBS, Workload
 
@@ -49,16 +50,10 @@ class TraceSettings(Settings):
     """What part of a log to take."""
 
     #: Most jobs, the first of the window; 0: all, up to 200,000.
-    jobs: int = 0
+    jobs: int = within(0, 0, MAX_JOBS)
     #: Window of submit times, in hours from the first usable job; 0 hours: to the end.
-    start_hours: float = 0.0
-    hours: float = 0.0
-
-    def __post_init__(self) -> None:
-        Settings.__post_init__(self)
-        self.check_number("jobs", least=0, most=MAX_JOBS)
-        self.check_number("start_hours", least=0.0, most=1e8)
-        self.check_number("hours", least=0.0, most=1e8)
+    start_hours: float = within(0.0, 0.0, 1e8)
+    hours: float = within(0.0, 0.0, 1e8)
 
 
 @dataclass(frozen=True, slots=True)

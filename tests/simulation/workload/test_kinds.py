@@ -80,7 +80,7 @@ def test_training_draws_from_them(file: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("kinds:FILE?node=4", "mine.json?node=4: node: unknown setting (did you mean nodes?)"),
+        ("kinds:FILE?node=4", "mine.json?node=4: node: there is no such option (did you mean nodes?)"),
         ("kinds:FILE?jobs=0", "jobs: expected a number from 1 to"),
         ("kinds:FILE?nodes=few", "nodes: expected a whole number, got 'few'"),
         ("kinds:gone.json?jobs=3", "gone.json: cannot be read"),

@@ -70,7 +70,7 @@ def test_files_with_odd_names(tmp_path: Path, log: Path, monkeypatch: pytest.Mon
         ("generator:dl2?seed=²", "seed: expected a whole number"),
         ("sacc:jobs.csv", "'sacc' is no kind of source (did you mean sacct?)"),
         ("sacct:gone.csv", "gone.csv: cannot be read"),
-        ("itp:gone.csv?cap=3", "cap: unknown setting"),
+        ("itp:gone.csv?cap=3", "cap: there is no such option"),
         ("gone.json", "gone.json: cannot be read"),
         ("", "cannot be read"),
         ("a\0b", "cannot be read"),
