@@ -22,9 +22,9 @@ from dl2d.experiments.preparation import (
     to_prepare,
     tuned,
 )
-from dl2d.simulation.preset import Preset
 from dl2d.simulation.replay import replay
-from dl2d.simulation.usage import SlotSeries
+from dl2d.simulation.rule_presets import Preset
+from dl2d.simulation.slot_series import SlotSeries
 from dl2d.simulation.vectorized.bound import lower_bound
 from dl2d.simulation.workload.sources import load_source
 

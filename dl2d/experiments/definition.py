@@ -42,8 +42,8 @@ from dl2d.experiments.participants import (
     describe_participant,
     inherited,
 )
-from dl2d.simulation.preset import PresetName
 from dl2d.simulation.replay import Rules
+from dl2d.simulation.rule_presets import PresetName
 from dl2d.simulation.workload.sources import is_drawn, named_file
 
 MAX_CASES: Final = 100

@@ -43,8 +43,8 @@ from dl2d.learning.training import Trainer
 from dl2d.plugins import Given, load_placement, load_policy
 from dl2d.policies.common.checkpoint import Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
 from dl2d.simulation.policy_lookup import LEARNED, TOLD, find_policy, replay_by_name
-from dl2d.simulation.preset import Preset, PresetName, preset
 from dl2d.simulation.replay import Rules, replay
+from dl2d.simulation.rule_presets import Preset, PresetName, preset
 from dl2d.simulation.speeds.realism import Realism
 from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.sources import is_drawn, load_source

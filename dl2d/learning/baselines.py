@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from dl2d.simulation.policy_lookup import replay_by_name
-from dl2d.simulation.preset import PresetName, preset
+from dl2d.simulation.rule_presets import PresetName, preset
 from dl2d.simulation.workload.format import Workload
 
 #: ``-true``: told the true speeds.

@@ -27,7 +27,7 @@ from dl2d.core.errors import AlreadyRunning, ConfigError, Denied, NotFound, Reje
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor, Capabilities, RmJob, RmJobState, RmSnapshot, TaskSpec
 from dl2d.core.resources import Resources
-from dl2d.local import keeper
+from dl2d.local import task_supervisor as keeper
 from dl2d.local.records import Ending, ProcessId, Record, Records, unavailable
 from dl2d.local.settings import LocalSettings
 

@@ -12,7 +12,7 @@ import structlog
 
 from dl2d.core.errors import Unavailable
 from dl2d.core.resources import Resources
-from dl2d.local.keeper import write_json
+from dl2d.local.task_supervisor import write_json
 
 log = structlog.get_logger(__name__)
 #: No record is larger; whatever is was not written by us.

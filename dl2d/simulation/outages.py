@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dl2d.core.cluster import Node
-from dl2d.simulation.draws import Draws
+from dl2d.simulation.seeded_random import Draws
 from dl2d.simulation.speeds.realism import Realism
 from dl2d.simulation.workload.format import CapacityChange
 

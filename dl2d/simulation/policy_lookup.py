@@ -20,8 +20,8 @@ from dl2d.policies.dl2 import policy as dl2
 from dl2d.policies.dl2_paper import policy as dl2_paper
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
-from dl2d.simulation.preset import Preset
 from dl2d.simulation.replay import Replayed, replay
+from dl2d.simulation.rule_presets import Preset
 from dl2d.simulation.speeds.models import MAX_TASKS, SpeedModel, Table
 from dl2d.simulation.workload.format import Workload
 

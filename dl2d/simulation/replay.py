@@ -20,14 +20,14 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobState, Launch, O
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.store import JobChange
-from dl2d.simulation.course import Course
-from dl2d.simulation.draws import Draws
 from dl2d.simulation.memory_manager import MemoryManager
 from dl2d.simulation.memory_store import MemoryStore
 from dl2d.simulation.outages import NodeEvent, Outages
+from dl2d.simulation.seeded_random import Draws
+from dl2d.simulation.slot_progress import Course
+from dl2d.simulation.slot_series import Books, SlotSeries
 from dl2d.simulation.speeds.effects import Effects, reported_epoch, resized
 from dl2d.simulation.speeds.realism import Realism
-from dl2d.simulation.usage import Books, SlotSeries
 from dl2d.simulation.workload.format import SimulatedJob, Workload, to_request
 from dl2d.tick.context import Context, Deciders, GuardRules, Timeouts
 from dl2d.tick.state import TickState

@@ -23,7 +23,7 @@ from dl2d.core.errors import AlreadyRunning, ConfigError, Denied, Rejected, Unav
 from dl2d.core.jobs import JobKey, Launch
 from dl2d.core.resource_manager import RmJobState, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.local import keeper
+from dl2d.local import task_supervisor as keeper
 from dl2d.local.manager import create
 
 FOREVER = "echo $$ >started; while :; do sleep 0.1; done"

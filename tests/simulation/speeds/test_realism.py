@@ -16,11 +16,11 @@ from dl2d.core.errors import WorkloadError
 from dl2d.core.policy import Evidence
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
-from dl2d.simulation.course import Course
-from dl2d.simulation.draws import Draws
 from dl2d.simulation.outages import Outages
-from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import Rules
+from dl2d.simulation.rule_presets import PresetName, preset
+from dl2d.simulation.seeded_random import Draws
+from dl2d.simulation.slot_progress import Course
 from dl2d.simulation.speeds.effects import communication, loss_curve
 from dl2d.simulation.speeds.models import parse_speed
 from dl2d.simulation.speeds.realism import REALISTIC, Realism

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from simulation.drawn import drawn
 
 from dl2d.core.errors import WorkloadError
-from dl2d.simulation.preset import PresetName, preset
 from dl2d.simulation.replay import replay
+from dl2d.simulation.rule_presets import PresetName, preset
 from dl2d.simulation.speeds.models import PsSync
 from dl2d.simulation.vectorized.clusters import Clusters, in_bundles
 from dl2d.simulation.vectorized.library import NEVER, Library
