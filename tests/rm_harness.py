@@ -181,8 +181,8 @@ class LocalHarness(Harness):
         self.manager.close()
         self.manager = self.open()
 
-    def keepers(self) -> list[psutil.Process]:
-        """Living keepers of this test's tasks."""
+    def supervisors(self) -> list[psutil.Process]:
+        """Living supervisors of this test's tasks."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -196,6 +196,6 @@ class LocalHarness(Harness):
     def end_all(self) -> None:
         try:
             super().end_all()
-            self.wait_until(lambda: not self.keepers(), "the end of all keepers")
+            self.wait_until(lambda: not self.supervisors(), "the end of all supervisors")
         finally:
             self.manager.close()

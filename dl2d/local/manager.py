@@ -27,20 +27,21 @@ from dl2d.core.errors import AlreadyRunning, ConfigError, Denied, NotFound, Reje
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor, Capabilities, RmJob, RmJobState, RmSnapshot, TaskSpec
 from dl2d.core.resources import Resources
-from dl2d.local import task_supervisor as keeper
+from dl2d.local import task_supervisor
 from dl2d.local.records import Ending, ProcessId, Record, Records, unavailable
 from dl2d.local.settings import LocalSettings
+from dl2d.local.task_supervisor import boot_id, start_ticks
 
 log = structlog.get_logger(__name__)
 
 #: Seconds that ended tasks stay listed.
 KEEP_ENDED = 600.0
-#: A keeper that could not let its task go within this many seconds of ``submit`` gives up, so that a record without
-#: a keeper is known to be dead after ``START_LIMIT``.
+#: A supervisor that could not let its task go within this many seconds of ``submit`` gives up, so that a record without
+#: a supervisor is known to be dead after ``START_LIMIT``.
 BEGIN_LIMIT, START_LIMIT = 20.0, 30.0
 #: Seconds to wait for the lock of a daemon that is dead already.
 LOCK_PATIENCE = 5.0
-#: In the environment of everything a task starts; tells its processes apart once its keeper is gone.
+#: In the environment of everything a task starts; tells its processes apart once its supervisor is gone.
 HANDLE_VARIABLE = "DL2_HANDLE"
 NODE_VARIABLE = "DL2_NODE"
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -74,7 +75,7 @@ class LocalManager:
     def __init__(self, settings: LocalSettings, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._cluster = settings.cluster
-        self._boot = keeper.boot_id()
+        self._boot = boot_id()
         self._capacity = {node.name: node.capacity for node in settings.nodes}
         self._state_dir = settings.state_dir
         self._output = settings.state_dir / "output"
@@ -162,12 +163,12 @@ class LocalManager:
             if record is None or record.ended is not None or record.boot != self._boot:
                 continue
             self._records.order_stop(handle, kill_at)
-            # Read again: a keeper that had not signed the record by now will see the order before it lets the task go.
+            # Read again: a supervisor that had not signed the record by now sees the order before it lets the task go.
             again = self._records.get(handle)
-            if again is not None and again.ended is None and again.keeper is None:
+            if again is not None and again.ended is None and again.supervisor is None:
                 self._end(again, "never", "it was stopped before it began")
             else:
-                self._tell_keeper(again)
+                self._wake_supervisor(again)
 
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
         del proof
@@ -186,27 +187,27 @@ class LocalManager:
     def _look_at(self, record: Record) -> Record:
         """The record with its end, where that can be told now."""
         if record.ended is not None:
-            self._reap(record.keeper)
+            self._reap(record.supervisor)
             return record
         if record.boot != self._boot:
             return self._end(record, "lost", "the machine was started anew")
-        if record.keeper is None:
+        if record.supervisor is None:
             if time.monotonic() - record.begun < START_LIMIT:
                 return record
             return self._end(record, "never", "the daemon ended before the task was started")
-        if _runs(record.keeper):
+        if _runs(record.supervisor):
             return record
-        # The keeper's last act is to write the end, so it may stand there by now.
+        # The supervisor's last act is to write the end, so it may stand there by now.
         again = self._records.get(record.handle)
         if again is None or again.ended is not None:
             return again or record
-        if self._kill_unkept(record.handle):
+        if self._kill_unsupervised(record.handle):
             return record
-        return self._end(record, "lost", f"its keeper (process {record.keeper.pid}) vanished")
+        return self._end(record, "lost", f"its supervisor (process {record.supervisor.pid}) vanished")
 
     def _end(self, record: Record, cause: str, said: str) -> Record:
         ended = msgspec.structs.replace(record, ended=Ending(self._clock(), None, cause, said))
-        log.warning("task ended without its keeper", tag=record.tag, handle=record.handle, why=said)
+        log.warning("task ended without its supervisor", tag=record.tag, handle=record.handle, why=said)
         try:
             self._records.put(ended)
         except Unavailable as error:
@@ -214,15 +215,15 @@ class LocalManager:
             log.warning("the end of a task cannot be written", tag=record.tag, error=str(error))
         return ended
 
-    def _kill_unkept(self, handle: str) -> bool:
-        """Kill processes of a keeper that is gone, by their handle; returns whether there were any."""
+    def _kill_unsupervised(self, handle: str) -> bool:
+        """Kill processes of a supervisor that is gone, by their handle; returns whether there were any."""
         found = False
         for process in psutil.process_iter():
             # Foreign and ended processes have nothing to show.
             with contextlib.suppress(psutil.Error, OSError):
                 if process.environ().get(HANDLE_VARIABLE) == handle:
                     found = True
-                    log.warning("killing a process whose keeper vanished", pid=process.pid, handle=handle)
+                    log.warning("killing a process whose supervisor vanished", pid=process.pid, handle=handle)
                     process.kill()  # psutil compares start times first
         return found
 
@@ -243,10 +244,10 @@ class LocalManager:
             return _verdict(record.ended)
         if self._records.stop_path(record.handle).exists():
             return RmJobState.ENDING, "asked to stop"
-        if record.keeper is None or record.leader is None:
-            return RmJobState.PENDING, "its keeper is starting"
-        if not _runs(record.keeper):
-            return RmJobState.ENDING, "its keeper vanished; what it left is being killed"
+        if record.supervisor is None or record.leader is None:
+            return RmJobState.PENDING, "its supervisor is starting"
+        if not _runs(record.supervisor):
+            return RmJobState.ENDING, "its supervisor vanished; what it left is being killed"
         if not _runs(record.leader):
             return RmJobState.ENDING, "its main process has ended; what that left behind is being stopped"
         return RmJobState.RUNNING, ""
@@ -261,8 +262,8 @@ class LocalManager:
 
     @staticmethod
     def _reap(process: ProcessId | None) -> None:
-        """Collect an ended keeper where we are its parent, as process 1 of a container is."""
-        if process is not None and os.getpid() == 1 and keeper.start_ticks(process.pid, dead=True) == process.ticks:
+        """Collect an ended supervisor where we are its parent, as process 1 of a container is."""
+        if process is not None and os.getpid() == 1 and start_ticks(process.pid, dead=True) == process.ticks:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(process.pid, os.WNOHANG)
 
@@ -280,16 +281,8 @@ class LocalManager:
             JobKey.from_slug(task.job.slug)
         except ValueError as error:
             raise Rejected(f"{task.tag}: bad job key", said=str(error)) from None
-        for text in (*task.launch.argv, task.launch.cwd, *(part for pair in task.launch.env for part in pair)):
-            if "\0" in text:
-                raise Rejected(f"{task.tag}: a zero byte stands in the command, folder or environment")
-        for name, _ in task.launch.env:
-            if not name or "=" in name:
-                raise Rejected(f"{task.tag}: {name!r} cannot be the name of an environment variable")
         if not Path(task.launch.cwd).is_absolute():
             raise Rejected(f"{task.tag}: working folder {task.launch.cwd!r} is not an absolute path")
-        if not Path(task.launch.cwd).is_dir():
-            raise Rejected(f"{task.tag}: working folder {task.launch.cwd!r} does not exist on this machine")
 
     def _choose_node(self, task: TaskSpec) -> str:
         nodes = {node.name: node for node in self.snapshot().nodes}
@@ -304,20 +297,20 @@ class LocalManager:
         if chosen.state is not NodeState.UP:
             raise Rejected(f"{task.tag}: node {task.node} takes no tasks ({chosen.remark})")
         if missing := task.demand.shortfalls(chosen.capacity):
-            raise Rejected(f"{task.tag}: node {task.node} is too small: {_listed(missing)}")
+            raise Rejected(f"{task.tag}: node {task.node} is too small: {'; '.join(map(str, missing))}")
         if missing := task.demand.shortfalls(chosen.capacity.minus(chosen.used)):
-            raise Rejected(f"{task.tag}: node {task.node} has no room now: {_listed(missing)}")
+            raise Rejected(f"{task.tag}: node {task.node} has no room now: {'; '.join(map(str, missing))}")
         return task.node
 
     def _start(self, record: Record, order: Mapping[str, object]) -> None:
-        """Start a keeper and hand it the task. Nothing secret goes through its arguments."""
+        """Start a supervisor and hand it the task. Nothing secret goes through its arguments."""
         handle = record.handle
-        command = [sys.executable, "-I", "-S", keeper.__file__, record.tag]
+        command = [sys.executable, "-I", "-S", task_supervisor.__file__, record.tag]
         # The interpreter itself may need its libraries; the task's environment is in the order.
         environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            trouble = os.open(self._state_dir / "keepers.log", flags, 0o600)
+            trouble = os.open(self._state_dir / "supervisors.log", flags, 0o600)
             try:
                 process = subprocess.Popen(
                     command,
@@ -340,39 +333,39 @@ class LocalManager:
                 process.kill()
                 # It may yet start; whoever looks at the record finds it, and here it is told to end.
                 self.stop([handle], 0)
-                raise Unavailable(f"{record.tag}: its keeper did not answer within {START_LIMIT:g} s") from None
+                raise Unavailable(f"{record.tag}: its supervisor did not answer within {START_LIMIT:g} s") from None
         word, _, said = answer.decode(errors="replace").partition("\n")
-        if word == keeper.STARTED:
+        if word == task_supervisor.STARTED:
             return
         present = self._records.get(handle)
-        if not word and present is not None and present.keeper is not None and present.ended is None:
+        if not word and present is not None and present.supervisor is not None and present.ended is None:
             # It died between letting the task go and saying so: the record is the truth, snapshot() clears it up.
-            raise Unavailable(f"{record.tag}: its keeper vanished")
+            raise Unavailable(f"{record.tag}: its supervisor vanished")
         self._records.remove(handle)
-        if word == keeper.REFUSED:
+        if word == task_supervisor.REFUSED:
             raise Rejected(f"{record.tag}: cannot be started", said=said)
-        hint = f"its keeper failed; see {self._state_dir / 'keepers.log'}"
+        hint = f"its supervisor failed; see {self._state_dir / 'supervisors.log'}"
         raise Unavailable(f"{record.tag}: cannot be started now", said=said or hint)
 
     # Stopping
 
     def _resume_stops(self) -> None:
-        """Repeat orders to keepers that a daemon may not have sent before it was killed."""
+        """Repeat orders to supervisors that a daemon may not have sent before it was killed."""
         for record in self._records.all():
             if record.ended is None and record.boot == self._boot and self._records.stop_path(record.handle).exists():
-                self._tell_keeper(record)
+                self._wake_supervisor(record)
 
     @staticmethod
-    def _tell_keeper(record: Record | None) -> None:
-        """Wake the keeper; it looks for the order itself. It does the killing, so deadlines hold without us."""
-        if record is not None and record.ended is None and record.keeper is not None and _runs(record.keeper):
+    def _wake_supervisor(record: Record | None) -> None:
+        """Wake the supervisor; it looks for the order itself. It does the killing, so deadlines hold without us."""
+        if record is not None and record.ended is None and record.supervisor is not None and _runs(record.supervisor):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(record.keeper.pid, signal.SIGTERM)
+                os.kill(record.supervisor.pid, signal.SIGTERM)
 
 
 def _runs(process: ProcessId) -> bool:
     """Whether this very process is alive; another one with its number does not count."""
-    return process.ticks is not None and process.pid > 1 and keeper.start_ticks(process.pid) == process.ticks
+    return process.ticks is not None and process.pid > 1 and start_ticks(process.pid) == process.ticks
 
 
 def _verdict(ended: Ending) -> tuple[RmJobState, str]:
@@ -390,7 +383,7 @@ def _verdict(ended: Ending) -> tuple[RmJobState, str]:
     why = {
         "stopped": "ended when asked to stop",
         "killed": "killed, the time to stop was over",
-        "outside": "its keeper was told to end",
+        "outside": "its supervisor was told to end",
     }
     return RmJobState.CANCELLED, f"{why.get(ended.cause, ended.cause)}: {how}"
 
@@ -408,12 +401,7 @@ def _find_program(task: TaskSpec) -> str:
         raise Rejected(f"{task.tag}: the command is empty")
     name = task.launch.argv[0]
     if "/" in name:
-        path = os.path.normpath(Path(task.launch.cwd) / name)
-        if not Path(path).is_file():
-            raise Rejected(f"{task.tag}: program {path} does not exist on this machine")
-        if not os.access(path, os.X_OK):
-            raise Rejected(f"{task.tag}: program {path} is not executable")
-        return path
+        return os.path.normpath(Path(task.launch.cwd) / name)
     folders = dict(task.launch.env).get("PATH", os.defpath)
     found = shutil.which(name, path=folders)
     if found is None:
@@ -441,7 +429,7 @@ def _lock(path: Path) -> int:
         except BlockingIOError:
             holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
             # Killed while it started a process, a daemon's lock lives on in its fork until that runs the new program.
-            fading = holder.isdecimal() and keeper.start_ticks(int(holder)) is None and time.monotonic() < give_up
+            fading = holder.isdecimal() and start_ticks(int(holder)) is None and time.monotonic() < give_up
             if not fading:
                 os.close(descriptor)
                 raise AlreadyRunning(
@@ -456,10 +444,6 @@ def _lock(path: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _listed(missing: Sequence[object]) -> str:
-    return "; ".join(map(str, missing))
 
 
 def _some(names: Mapping[str, object], most: int = 8) -> str:

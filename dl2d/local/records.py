@@ -34,15 +34,15 @@ class Ending(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at: float
     #: As waitpid(2) gives it; None where nobody could wait for it.
     status: int | None
-    #: ``itself``; ``stopped`` or ``killed`` after ``stop``; ``outside`` when its keeper was told to end;
-    #: ``never`` when it was not started; ``lost`` when its keeper vanished.
+    #: ``itself``; ``stopped`` or ``killed`` after ``stop``; ``outside`` when its supervisor was told to end;
+    #: ``never`` when it was not started; ``lost`` when its supervisor vanished.
     cause: str
     #: More about it, for people.
     said: str = ""
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A task as its file has it. The manager writes it once, before the start; from then on its keeper does."""
+    """A task as its file has it. The manager writes it once, before the start; from then on its supervisor does."""
 
     handle: str
     tag: str
@@ -58,7 +58,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     #: The machine's boot, and its monotonic clock when the task was submitted.
     boot: str
     begun: float
-    keeper: ProcessId | None = None
+    #: ``keeper`` in the file, as it was called when the first records were written.
+    supervisor: ProcessId | None = msgspec.field(default=None, name="keeper")
     leader: ProcessId | None = None
     ended: Ending | None = None
 
@@ -69,7 +70,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class StopOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The manager's order to end a task; its keeper reads it. ``kill_at`` is on the machine's monotonic clock."""
+    """The manager's order to end a task; its supervisor reads it. ``kill_at`` is on the machine's monotonic clock."""
 
     kill_at: float
 

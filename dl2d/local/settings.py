@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Final, Self
 import psutil
 from pydantic import PlainValidator, TypeAdapter, model_validator
 
+from dl2d.core.cluster import Node
 from dl2d.core.errors import ConfigError
 from dl2d.core.resources import Resources
 from dl2d.core.validation import Demand, Items, Record, Text, Whole, bad, read
@@ -20,14 +21,6 @@ from dl2d.core.wording import shown
 
 MAX_NODES = 10_000
 _PREFIX = "resource_manager.local"
-
-
-@dataclass(frozen=True, slots=True)
-class LocalNode:
-    """A node as the config declares it."""
-
-    name: str
-    capacity: Resources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +33,11 @@ class LocalNodes(Record):
 
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
 
-    def each(self) -> list[LocalNode]:
+    def each(self) -> list[Node]:
         """The nodes one by one."""
         if self.count is None:
-            return [LocalNode(self.name, self.resources)]
-        return [LocalNode(f"{self.name}-{index}", self.resources) for index in range(1, self.count + 1)]
+            return [Node(self.name, self.resources)]
+        return [Node(f"{self.name}-{index}", self.resources) for index in range(1, self.count + 1)]
 
 
 def _folder(given: object) -> Path:
@@ -83,7 +76,7 @@ class LocalSettings(Record):
         return read(_SETTINGS, there, lambda key, problem: ConfigError(f"{_PREFIX}.{key}: {problem}"))
 
     @property
-    def nodes(self) -> tuple[LocalNode, ...]:
+    def nodes(self) -> tuple[Node, ...]:
         """All nodes, one by one."""
         return tuple(node for entry in self.declared for node in entry.each()) or (_this_machine(),)
 
@@ -103,7 +96,7 @@ class LocalSettings(Record):
 _SETTINGS: Final = TypeAdapter(LocalSettings)
 
 
-def _this_machine() -> LocalNode:
+def _this_machine() -> Node:
     name = re.sub(r"[^A-Za-z0-9._-]", "-", platform.node().split(".")[0]).lstrip("._-")[:63] or "local"
     memory = psutil.virtual_memory().total // 2**20
-    return LocalNode(name, Resources.of(cpu=len(os.sched_getaffinity(0)), memory=memory))
+    return Node(name, Resources.of(cpu=len(os.sched_getaffinity(0)), memory=memory))

@@ -1,12 +1,12 @@
-"""The keeper: one small process that starts a task, waits for it, and writes down how it ended.
+"""Supervisor of one task: a small process that starts the task, waits for it, and writes down how it ended.
 
 It is run by its path with ``python -I -S``, apart from the daemon, and so may import nothing but the standard library.
 It goes on when the daemon dies; that is how a task's exit status is known to the next daemon. As the *subreaper* of
 everything the task starts (prctl(2), PR_SET_CHILD_SUBREAPER) it is the ancestor of all of it for good: no process of
 the task gets out of its sight by leaving the session or by outliving its parent, and it ends only after the last one.
 
-Order of things, so that a crash at any point loses nothing: the manager writes the record; the keeper forks the task,
-which waits; the keeper adds both identities to the record and syncs it; only then the task is let go.
+Order of things, so that a crash at any point loses nothing: the manager writes the record; the supervisor forks the
+task, which waits; the supervisor adds both identities to the record and syncs it; only then the task is let go.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import sys
 import time
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # a tenth of the keeper's start, and there is one per task
+if TYPE_CHECKING:  # a tenth of the supervisor's start, and there is one per task
     from typing import Any, NoReturn
 
 #: Seconds that processes which a task left behind have between SIGTERM and SIGKILL.
 LEFTOVER_GRACE = 5.0
-#: The same for the whole task when somebody other than the manager tells the keeper to end (a machine going down).
+#: The same for the whole task when somebody other than the manager tells the supervisor to end (a machine going down).
 OUTSIDE_GRACE = 10.0
-#: Longest wait between two looks at the deadline while the keeper waits for signals.
+#: Longest wait between two looks at the deadline while the supervisor waits for signals.
 LONGEST_WAIT = 3600.0
 #: First and longest pause between two rounds of SIGKILL; a process in the kernel's hands may take its time.
 KILL_PAUSE, LONGEST_KILL_PAUSE = 0.05, 1.0
@@ -116,7 +116,7 @@ class _CannotStart(Exception):
         super().__init__(message)
 
 
-class _Keeper:
+class _Supervisor:
     def __init__(self, order: dict[str, Any]) -> None:
         self._path: str = order["record_path"]
         self._stop_path: str = order["stop_path"]
@@ -190,10 +190,12 @@ class _Keeper:
             os.execve(launch["program"], launch["argv"], launch["env"])  # noqa: S606
         except OSError as error:
             os.write(failed, f"{error.filename or launch['program']}: {error.strerror}".encode())
+        except ValueError as error:  # a zero byte, or no name of an environment variable
+            os.write(failed, str(error).encode())
         finally:
             os._exit(127)
 
-    def keep(self) -> None:
+    def supervise(self) -> None:
         """Wait until every process of the task has ended, killing what has to be, and write down how it went."""
         pause = KILL_PAUSE
         while self._reap():
@@ -278,30 +280,30 @@ def _answer(word: str, said: str = "") -> None:
 
 
 def main() -> int:
-    """Read the order from standard input, start the task, answer how that went, and keep it."""
+    """Read the order from standard input, start the task, answer how that went, and supervise it."""
     if os.fork():
-        os._exit(0)  # so that init and not the daemon is the keeper's parent
+        os._exit(0)  # so that init and not the daemon is the supervisor's parent
     os.setsid()
     order: dict[str, Any] = json.loads(sys.stdin.buffer.read())
     # The task's standard input is /dev/null from its first moment, and ours must not tie it to the daemon.
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    keeper = _Keeper(order)
+    supervisor = _Supervisor(order)
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         _answer(LATER, f"prctl: {os.strerror(ctypes.get_errno())}")
         return 1
     try:
-        keeper.start()
+        supervisor.start()
     except _CannotStart as error:
         try:
-            keeper.write_end("never", str(error), 0)
+            supervisor.write_end("never", str(error), 0)
         except OSError as trouble:
             print(f"{sys.argv[1]}: {error}; and this cannot be written: {trouble}", file=sys.stderr)  # noqa: T201
         _answer(error.word, str(error))
         return 1
     _answer(STARTED)
-    keeper.keep()
+    supervisor.supervise()
     return 0
 
 

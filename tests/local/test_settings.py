@@ -5,9 +5,10 @@ import os
 import psutil
 import pytest
 
+from dl2d.core.cluster import Node
 from dl2d.core.errors import ConfigError
 from dl2d.core.resources import Resources
-from dl2d.local.settings import LocalNode, LocalSettings
+from dl2d.local.settings import LocalSettings
 
 
 def parse(**given: object) -> LocalSettings:
@@ -22,8 +23,8 @@ def test_a_count_declares_numbered_nodes() -> None:
         ]
     ).nodes
     small = Resources.of(cpu=8, gpu=2)
-    big = LocalNode("big", Resources.of(cpu=32, memory=65536))
-    assert nodes == (LocalNode("laptop-1", small), LocalNode("laptop-2", small), big)
+    big = Node("big", Resources.of(cpu=32, memory=65536))
+    assert nodes == (Node("laptop-1", small), Node("laptop-2", small), big)
 
 
 def test_without_nodes_there_is_this_machine() -> None:
