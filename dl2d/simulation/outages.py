@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dl2d.core.cluster import Node
-from dl2d.simulation.seeded_random import Draws
+from dl2d.simulation.seeded_random import SeededRandom
 from dl2d.simulation.speeds.realism import Realism
 from dl2d.simulation.workload.format import CapacityChange
 
@@ -37,7 +37,7 @@ class Outages:
         self,
         nodes: Sequence[Node],
         realism: Realism,
-        draws: Draws,
+        draws: SeededRandom,
         changes: Sequence[CapacityChange] = (),
         slot_seconds: float = 1.0,
     ) -> None:

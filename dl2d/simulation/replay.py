@@ -23,9 +23,9 @@ from dl2d.core.store import JobChange
 from dl2d.simulation.memory_manager import MemoryManager
 from dl2d.simulation.memory_store import MemoryStore
 from dl2d.simulation.outages import NodeEvent, Outages
-from dl2d.simulation.seeded_random import Draws
-from dl2d.simulation.slot_progress import Course
-from dl2d.simulation.slot_series import Books, SlotSeries
+from dl2d.simulation.seeded_random import SeededRandom
+from dl2d.simulation.slot_progress import SlotProgress
+from dl2d.simulation.slot_series import SlotRecorder, SlotSeries
 from dl2d.simulation.speeds.effects import Effects, reported_epoch, resized
 from dl2d.simulation.speeds.realism import Realism
 from dl2d.simulation.workload.format import SimulatedJob, Workload, to_request
@@ -139,7 +139,7 @@ def replay(
         The jobs do not all end within ``rules.most_slots``, the policy leaves them all waiting beside room for them, or
         its decision never comes to rest.
     """
-    run = _Run(workload, policy, placement, rules or Rules(), seed, timer, Books(keep=keep_series))
+    run = _Run(workload, policy, placement, rules or Rules(), seed, timer, SlotRecorder(keep=keep_series))
     while not run.done:
         run.slot()
         if progress is not None:
@@ -150,8 +150,8 @@ def replay(
         jobs=tuple(outcomes),
         slots=run.now,
         decision_ms=tuple(run.decision_ms),
-        utilisation=run.books.utilisation(run.now),
-        series=run.books.series,
+        utilisation=run.recorder.utilisation(run.now),
+        series=run.recorder.series,
     )
 
 
@@ -176,7 +176,7 @@ class _Run:
         rules: Rules,
         seed: int,
         timer: Callable[[], float],
-        books: Books,
+        recorder: SlotRecorder,
     ) -> None:
         self.workload = workload
         self.rules = rules
@@ -190,8 +190,8 @@ class _Run:
         self._store = MemoryStore()
         self._coming = sorted(workload.jobs, key=lambda job: (job.submit_slot, self.order[job.id]), reverse=True)
         self._running: dict[JobKey, _Live] = {}
-        self.books = books
-        realism, draws = rules.realism, Draws(seed)
+        self.recorder = recorder
+        realism, draws = rules.realism, SeededRandom(seed)
         self._effects = Effects(workload, realism, draws)
         self._outages = Outages(self._manager.nodes, realism, draws, workload.capacity_changes, workload.slot_seconds)
         self._resizes_cost = any(
@@ -304,7 +304,7 @@ class _Run:
         for task in tasks:
             held[task.job].append(task)
             crowded[task.node].add(task.job.id)
-        courses = {key: self._course(live, held[key], crowded) for key, live in self._running.items()}
+        progress = {key: self._progress(live, held[key], crowded) for key, live in self._running.items()}
         sizes = {key: _size(own) for key, own in held.items()}
         for event in self._outages.until(end):
             self._turn(event)
@@ -312,23 +312,23 @@ class _Run:
                 held[key] = [task for task in held[key] if task.node != event.node]
                 speed = self._effects.epochs_in_slot(self._running[key].job, self.now, held[key], crowded)
                 standstill = self.rules.realism.failure_seconds / seconds
-                courses[key].change((event.at - begin) / seconds, standstill, speed)
-        trained = {key.id for key, course in courses.items() if course.trains}
-        self.books.enter(self.now, nodes, {key.id: size for key, size in sizes.items()}, trained)
+                progress[key].change((event.at - begin) / seconds, standstill, speed)
+        trained = {key.id for key, within in progress.items() if within.trains}
+        self.recorder.enter(self.now, nodes, {key.id: size for key, size in sizes.items()}, trained)
         ended: set[JobKey] = set()
-        for key, course in courses.items():
+        for key, within in progress.items():
             live = self._running[key]
             job = live.job
-            reached = course.run(job.epochs - live.epochs)
+            reached = within.run(job.epochs - live.epochs)
             if reached.ended is not None:
                 self.outcomes[job.id] = JobOutcome(
                     id=job.id, submit_slot=job.submit_slot, last_slot=self.now, fraction=reached.ended,
-                    resizes=self.books.forget(job.id),
+                    resizes=self.recorder.forget(job.id),
                 )  # fmt: skip
                 ended.add(key)
                 # A coordinator reports every second, so what it said last was of this slot.
                 live.epochs, live.tasks = job.epochs, held[key]
-                said = self._said(live, course.last_speed, begin + reached.ended * seconds)
+                said = self._said(live, within.last_speed, begin + reached.ended * seconds)
                 self._store.report_progress(key, said)
                 self._store.change_job(key, JobChange(state=JobState.FINISHED, end_reason="did all epochs"), end)
                 del self._running[key]
@@ -336,31 +336,31 @@ class _Run:
             live.epochs += reached.epochs
             live.tasks = held[key]
             live.started = live.started or sizes[key] != NOTHING
-            self._store.report_progress(key, self._said(live, course.last_speed, end))
+            self._store.report_progress(key, self._said(live, within.last_speed, end))
         # What a job held stays blocked until its last slot is over.
         self._release([task for task in tasks if self.rules.empty_each_slot or task.job in ended])
 
-    def _course(self, live: _Live, tasks: list[Task], crowded: Mapping[str, Collection[str]]) -> Course:
+    def _progress(self, live: _Live, tasks: list[Task], crowded: Mapping[str, Collection[str]]) -> SlotProgress:
         """How the job trains in this slot as long as no node fails."""
         job, realism = live.job, self.rules.realism
-        course = Course(self._effects.epochs_in_slot(job, self.now, tasks, crowded))
+        progress = SlotProgress(self._effects.epochs_in_slot(job, self.now, tasks, crowded))
         if not self._resizes_cost or not tasks:
-            return course
+            return progress
         change = resized(live.tasks, tasks, by_count=self.rules.empty_each_slot)
-        speed, slot = course.last_speed, self.workload.slot_seconds
+        speed, slot = progress.last_speed, self.workload.slot_seconds
         starting = realism.start_seconds / slot if change.joined else 0.0
         if not live.tasks:
             # It starts, or goes on from its checkpoint after it had nothing for a while.
             again = realism.restart_seconds / slot if live.started else 0.0
-            course.change(0.0, starting + again, speed)
+            progress.change(0.0, starting + again, speed)
         elif change.joined or change.left:
             standstill = self._effects.standstill(job, live.tasks, change) / slot
             if realism.restart_seconds:
-                course.change(0.0, starting + standstill, speed)
+                progress.change(0.0, starting + standstill, speed)
             else:
-                course.change(0.0, 0.0, self._effects.epochs_in_slot(job, self.now, change.kept, crowded))
-                course.change(starting, standstill, speed)
-        return course
+                progress.change(0.0, 0.0, self._effects.epochs_in_slot(job, self.now, change.kept, crowded))
+                progress.change(starting, standstill, speed)
+        return progress
 
     def _turn(self, event: NodeEvent) -> None:
         state = NodeState.UP if event.up else NodeState.DOWN

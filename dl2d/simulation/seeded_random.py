@@ -1,4 +1,4 @@
-"""Random numbers by name: each a pure function of a seed and of what it is for.
+"""Seeded random numbers by name: each a pure function of a seed and of what it is for.
 
 No draw depends on how many were made before it, so a job has the same luck under every policy (common random numbers).
 """
@@ -13,8 +13,8 @@ _UNIT = 2.0**-53
 _STANDARD = NormalDist()
 
 
-class Draws:
-    """Draws of one seed. ``names`` say what a number is for: ``draws.uniform("noise", job.id, slot)``."""
+class SeededRandom:
+    """Random numbers of one seed. ``names`` say what a number is for: ``random.uniform("noise", job.id, slot)``."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

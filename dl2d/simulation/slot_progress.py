@@ -1,4 +1,4 @@
-"""How far a job gets in the course of a slot in which its speed may change."""
+"""Progress of a job within one slot in which its speed may change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Reached(NamedTuple):
     ended: float | None
 
 
-class Course:
+class SlotProgress:
     """Speeds of a job within one slot, in epochs per slot; times are fractions of the slot."""
 
     def __init__(self, speed: float) -> None:

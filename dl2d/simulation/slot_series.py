@@ -1,10 +1,12 @@
-"""The books of a simulation: who held how much in which slot."""
+"""Time series of a simulation, slot by slot: jobs waiting and running, their sizes, and utilisation of resources."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.jobs import NOTHING, Allocation
@@ -29,28 +31,30 @@ class SlotSeries:
     allocations: tuple[Mapping[str, Allocation], ...] = ()
 
 
-class Books:
+class _Slot(NamedTuple):
+    """A slot of a series that is kept."""
+
+    number: int
+    running: int
+    used: Resources
+    capacity: Resources
+    held: Mapping[str, Allocation]
+
+
+class SlotRecorder:
     """Counts sizes, changes of size and used resources, slot by slot.
 
     ``keep`` asks for ``series``; without it the memory taken does not grow with the number of slots.
     """
 
     def __init__(self, *, keep: bool = False) -> None:
-        self._keep = keep
-        self._slots: list[int] = []
-        self._waiting: list[int] = []
-        self._running: list[int] = []
-        self._workers: list[int] = []
-        self._ps: list[int] = []
-        self._used: list[Resources] = []
-        self._capacity: list[Resources] = []
-        self._allocations: list[dict[str, Allocation]] = []
+        self._slots: list[_Slot] | None = [] if keep else None
         #: Last size of each job that has started and not ended, and how often it was changed.
         self._sizes: dict[str, Allocation] = {}
-        self._resizes: dict[str, int] = {}
+        self._resizes = Counter[str]()
         #: Thousandths x slots, by resource: what was held, and what there was up to the last slot entered.
-        self._held: dict[str, int] = defaultdict(int)
-        self._there: dict[str, int] = defaultdict(int)
+        self._held = Counter[str]()
+        self._there = Counter[str]()
         self._last: tuple[int, Resources] | None = None
 
     def enter(
@@ -65,21 +69,13 @@ class Books:
         for name, amount in used.thousandths:
             self._held[name] += amount
         for job, has in held.items():
-            before = self._sizes.get(job, NOTHING if has == NOTHING else None)
-            if before is None:
-                self._sizes[job] = has
-            elif before != has:
-                self._sizes[job] = has
-                self._resizes[job] = self._resizes.get(job, 0) + 1
-        if self._keep:
-            self._slots.append(slot)
-            self._waiting.append(len(held) - len(training))
-            self._running.append(len(training))
-            self._workers.append(sum(has.workers for has in held.values()))
-            self._ps.append(sum(has.ps for has in held.values()))
-            self._used.append(used)
-            self._capacity.append(capacity)
-            self._allocations.append({job: has for job, has in held.items() if has != NOTHING})
+            before = self._sizes.get(job)
+            if before is None and has == NOTHING:
+                continue
+            self._resizes[job] += before is not None and before != has
+            self._sizes[job] = has
+        if self._slots is not None:
+            self._slots.append(_Slot(slot, len(training), used, capacity, held))
 
     def forget(self, job: str) -> int:
         """Drop a job that has ended; returns in how many slots its size was changed, its first start aside."""
@@ -97,23 +93,21 @@ class Books:
     @property
     def series(self) -> SlotSeries | None:
         """All slots, if they are kept."""
-        if not self._keep:
+        slots = self._slots
+        if slots is None:
             return None
-        names = sorted({name for capacity in self._capacity for name, _ in capacity.thousandths})
+        names = sorted({name for slot in slots for name, _ in slot.capacity.thousandths})
         return SlotSeries(
-            slots=tuple(self._slots),
-            waiting=tuple(self._waiting),
-            running=tuple(self._running),
-            workers=tuple(self._workers),
-            ps=tuple(self._ps),
+            slots=tuple(slot.number for slot in slots),
+            waiting=tuple(len(slot.held) - slot.running for slot in slots),
+            running=tuple(slot.running for slot in slots),
+            workers=tuple(sum(has.workers for has in slot.held.values()) for slot in slots),
+            ps=tuple(sum(has.ps for has in slot.held.values()) for slot in slots),
             utilisation={
-                name: tuple(
-                    held.get(name) / capacity.get(name) if capacity.get(name) else 0.0
-                    for held, capacity in zip(self._used, self._capacity, strict=True)
-                )
+                name: tuple(slot.used.get(name) / (slot.capacity.get(name) or math.inf) for slot in slots)
                 for name in names
             },
-            allocations=tuple(self._allocations),
+            allocations=tuple({job: has for job, has in slot.held.items() if has != NOTHING} for slot in slots),
         )
 
     def _count_until(self, slot: int) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from dl2d.core.cluster import Task
 from dl2d.core.jobs import Architecture, Role
-from dl2d.simulation.seeded_random import Draws
+from dl2d.simulation.seeded_random import SeededRandom
 from dl2d.simulation.speeds.models import AllReduce, Physical, PsAsync, PsSync, SpeedModel
 from dl2d.simulation.speeds.realism import Realism
 from dl2d.simulation.workload.format import SimulatedJob, Workload
@@ -67,7 +67,7 @@ def resized(before: Sequence[Task], now: Sequence[Task], *, by_count: bool = Fal
 class Effects:
     """Effects on the jobs of a workload; every draw belongs to a job and a slot and to nothing else."""
 
-    def __init__(self, workload: Workload, realism: Realism, draws: Draws) -> None:
+    def __init__(self, workload: Workload, realism: Realism, draws: SeededRandom) -> None:
         self._workload = workload
         self._realism = realism
         self._draws = draws
@@ -179,7 +179,7 @@ def communication(model: SpeedModel, workers: int, ps: int, unknown: float) -> f
     return min(max(1 - computing, 0.0), 1.0)
 
 
-def loss_curve(job: SimulatedJob, threshold: float, draws: Draws) -> LossCurve:
+def loss_curve(job: SimulatedJob, threshold: float, draws: SeededRandom) -> LossCurve:
     """The loss of a job: from its real last epoch on, and no sooner, an epoch lowers it by less than ``threshold``.
 
     The threshold is a part of the loss at epoch 0. Offset and loss at epoch 0 are drawn. A loss cannot fall by that
