@@ -6,7 +6,7 @@ Importing this module registers ``dl2d/Cluster-v0``. docs/environment.md has obs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 import gymnasium
 import numpy as np
@@ -30,6 +30,15 @@ Info = dict[str, Any]
 _NOBODY: Final = np.zeros(0, dtype=np.int64)
 
 
+class EnvironmentOptions(TypedDict, total=False):
+    """Options of both environments; ``ClusterEnv`` says what they are."""
+
+    first_bundles: bool
+    speed_noise: float
+    epochs_error: float
+    max_slots: int
+
+
 class _Core:
     """N environments in lockstep: what both classes are made of. Every array that it gives away is a fresh one."""
 
@@ -38,12 +47,12 @@ class _Core:
         workloads: Source | None,
         count: int,
         window: int,
-        *,
-        first_bundles: bool,
-        speed_noise: float,
-        epochs_error: float,
-        max_slots: int,
         render_mode: str | None,
+        *,
+        first_bundles: bool = False,
+        speed_noise: float = 0.0,
+        epochs_error: float = 0.0,
+        max_slots: int = 1000,
     ) -> None:
         if render_mode not in {None, "ansi"}:
             raise ValueError(f"render_mode: expected ansi or None, got {render_mode!r}")
@@ -147,11 +156,11 @@ class ClusterEnv(gymnasium.Env[Observations, np.int64]):
     window
         J, the jobs of a batch.
     first_bundles
-        Give each job its least size before the first decision of a slot.
+        Give each job its least size before the first decision of a slot; by default not.
     speed_noise, epochs_error
-        See ``dl2d.simulation.vectorized.clusters.Clusters``.
+        See ``dl2d.simulation.vectorized.clusters.Clusters``; by default 0.
     max_slots
-        Slots after which an episode is cut off.
+        Slots after which an episode is cut off; by default 1,000.
     render_mode
         ``ansi`` or None.
     """
@@ -163,17 +172,11 @@ class ClusterEnv(gymnasium.Env[Observations, np.int64]):
         workloads: Source | None = None,
         window: int = 20,
         *,
-        first_bundles: bool = False,
-        speed_noise: float = 0.0,
-        epochs_error: float = 0.0,
-        max_slots: int = 1000,
         render_mode: str | None = None,
+        **options: Unpack[EnvironmentOptions],
     ) -> None:
         self.render_mode = render_mode
-        self._core = _Core(
-            workloads, 1, window, first_bundles=first_bundles, speed_noise=speed_noise,
-            epochs_error=epochs_error, max_slots=max_slots, render_mode=render_mode,
-        )  # fmt: skip
+        self._core = _Core(workloads, 1, window, render_mode, **options)
         self.observation_space = self._core.observation_space
         self.action_space = self._core.action_space
 
@@ -215,17 +218,11 @@ class VectorClusterEnv(VectorEnv[Observations, NDArray[np.int64], NDArray[Any]])
         num_envs: int = 1,
         window: int = 20,
         *,
-        first_bundles: bool = False,
-        speed_noise: float = 0.0,
-        epochs_error: float = 0.0,
-        max_slots: int = 1000,
         render_mode: str | None = None,
+        **options: Unpack[EnvironmentOptions],
     ) -> None:
         self.render_mode = render_mode
-        self._core = _Core(
-            workloads, num_envs, window, first_bundles=first_bundles, speed_noise=speed_noise,
-            epochs_error=epochs_error, max_slots=max_slots, render_mode=render_mode,
-        )  # fmt: skip
+        self._core = _Core(workloads, num_envs, window, render_mode, **options)
         self.num_envs = num_envs
         self.single_observation_space = self._core.observation_space
         self.single_action_space = self._core.action_space

@@ -7,12 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dl2d.core.errors import PluginError
-from dl2d.core.jobs import Architecture, Job
-from dl2d.core.measured import KnownSpeeds
 from dl2d.core.policy import Policy
 from dl2d.core.wording import did_you_mean
 from dl2d.plugins import POLICIES, available, load_policy
@@ -22,54 +17,14 @@ from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.simulation.replay import Replayed, replay
 from dl2d.simulation.rule_presets import Preset
-from dl2d.simulation.speeds.models import MAX_TASKS, SpeedModel, Table
+from dl2d.simulation.speeds.true_speeds import TrueSpeeds
 from dl2d.simulation.workload.format import Workload
 
 #: Policies that can be told the workload's speeds instead of measuring them, by the name they have then.
-TOLD: Final[dict[str, Callable[[KnownSpeeds], Policy]]] = {
+TOLD: Final[dict[str, Callable[[TrueSpeeds], Policy]]] = {
     "lookahead-true": lambda speeds: Lookahead(known=speeds),
     "optimus-true": lambda speeds: Optimus(known=speeds),
 }
-
-
-class TrueSpeeds:
-    """A workload's own speeds, for policies that are told them (``dl2d.core.measured.KnownSpeeds``)."""
-
-    def __init__(self, workload: Workload) -> None:
-        self._speeds = workload.speeds
-        #: By job, for a user may say that it is of another type.
-        self._models = {job.id: job.model for job in workload.jobs}
-        self._grids: dict[tuple[str, int, int], NDArray[np.float64]] = {}
-
-    def grid(self, job: Job) -> NDArray[np.float64]:
-        """See ``KnownSpeeds.grid``; jobs of one model with equal bounds are given the same array."""
-        request = job.request
-        max_ps = request.max_ps if request.architecture is Architecture.PS else 0
-        name = self._models.get(job.key.id, request.model)
-        asked = (name, request.max_workers, max_ps)
-        if asked not in self._grids:
-            model: SpeedModel = self._speeds[name]
-            grid = model.grid(request.max_workers, max_ps)
-            grid.flags.writeable = False
-            self._grids[asked] = grid
-        return self._grids[asked]
-
-    def beyond(self, job: Job) -> NDArray[np.float64]:
-        """Like ``grid``, with one worker and one PS more than the job may have.
-
-        Where a table has every size that the job may have, it is not extrapolated: what it does not have is 0.
-        """
-        request = job.request
-        model = self._speeds[self._models.get(job.key.id, request.model)]
-        workers = min(request.max_workers + 1, MAX_TASKS)
-        ps = min(request.max_ps + 1, MAX_TASKS) if request.architecture is Architecture.PS else 0
-        if not isinstance(model, Table) or not model.fills(request.max_workers, request.max_ps):
-            return model.grid(workers, ps)
-        speeds = np.zeros((ps + 1, workers + 1))
-        for at_ps, at_workers, speed in model.points:
-            if at_ps <= ps and at_workers <= workers:
-                speeds[at_ps, at_workers] = speed
-        return speeds
 
 
 #: Policies that are what a checkpoint makes them, by name; each reads one, or the one that comes with dl2d.

@@ -5,13 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
-from dl2d.core.jobs import Job
-from dl2d.core.measured import KnownSpeeds
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.placement.dl2_paper import Dl2Paper
@@ -24,6 +18,7 @@ from dl2d.policies.srtf import Srtf
 from dl2d.policies.tetris import Tetris
 from dl2d.simulation.replay import Rules
 from dl2d.simulation.speeds.realism import REALISTIC
+from dl2d.simulation.speeds.true_speeds import TrueSpeeds
 
 
 class PresetName(enum.StrEnum):
@@ -33,15 +28,6 @@ class PresetName(enum.StrEnum):
     REALISTIC = "realistic"
 
 
-@runtime_checkable
-class _BeyondBounds(Protocol):
-    """Speeds that are known for one task more than a job may have, too."""
-
-    def beyond(self, job: Job) -> NDArray[np.float64]:
-        """As ``KnownSpeeds.grid``, with a row and a column more."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Preset:
     """What a preset puts in place of the defaults."""
@@ -49,7 +35,7 @@ class Preset:
     rules: Rules
     placement: Placement
     #: The preset's policies by name, made from the workload's true speeds; empty for all that are installed.
-    policies: Mapping[str, Callable[[KnownSpeeds], Policy]]
+    policies: Mapping[str, Callable[[TrueSpeeds], Policy]]
     #: Placements of single policies, by name, where they are not as the others'.
     placements: Mapping[str, Placement] = field(default_factory=dict)
 
@@ -91,7 +77,6 @@ def preset(name: PresetName) -> Preset:
             )
 
 
-def _optimus(speeds: KnownSpeeds) -> Policy:
+def _optimus(speeds: TrueSpeeds) -> Policy:
     """Optimus as in the DL2 authors' simulator, which knows the true speeds and counts tasks, not resources."""
-    beyond = speeds.beyond if isinstance(speeds, _BeyondBounds) else None
-    return Optimus(known=speeds, by_resources=False, end_at_first_failure=True, beyond=beyond)
+    return Optimus(known=speeds, by_resources=False, end_at_first_failure=True, beyond=speeds.beyond)
