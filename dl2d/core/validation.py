@@ -130,6 +130,8 @@ def to_plain(record: Any) -> dict[str, Any]:
 def _plain(value: object) -> object:
     if isinstance(value, Record):
         return to_plain(value)
+    if isinstance(value, Resources):
+        return value.as_dict()
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, list | tuple):

@@ -268,14 +268,14 @@ def test_many_at_once_are_many_single_ones_bit_for_bit(count: int, more: dict[st
     """Same seeds, same actions: equal observations, rewards and infos, over ends of episodes."""
     library = Library.of([drawn(seed, jobs=2 + seed, plain=True) for seed in range(4)])
     window = 3
-    many = VectorClusterEnv(library, count, window, max_slots=40, **more)
-    single = [ClusterEnv(library, window, max_slots=40, **more) for _ in range(count)]
+    many = VectorClusterEnv(library, count, window, max_slots=12, **more)
+    single = [ClusterEnv(library, window, max_slots=12, **more) for _ in range(count)]
     draw = np.random.default_rng(5)
     seen, info = many.reset(seed=11)
     told = [env.reset(seed=11 + number) for number, env in enumerate(single)]
     rest: list[tuple[Any, ...]] = [(0.0, False, False)] * count
     ends = 0
-    for _ in range(1500):
+    for _ in range(400):
         for number, (observation, own) in enumerate(told):
             assert observation.tobytes() == seen[number].tobytes()
             assert own.keys() == info.keys()
@@ -292,7 +292,7 @@ def test_many_at_once_are_many_single_ones_bit_for_bit(count: int, more: dict[st
                 observation, *rest_, own = env.step(actions[number])
                 told[number], rest[number] = (observation, own), tuple(rest_)
             assert rest[number] == (rewards[number], terminated[number], truncated[number])
-    assert ends > 2 * count
+    assert ends >= count
 
 
 def test_numbers_do_not_depend_on_how_large_the_library_is() -> None:

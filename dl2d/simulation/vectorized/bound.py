@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.jobs import Architecture
-from dl2d.core.resources import Resources
 from dl2d.simulation.workload.format import SimulatedJob, Workload
 
 
@@ -44,26 +43,15 @@ def lower_bound(workload: Workload) -> Bound:
     over time (Schrage, Operations Research 16, 1968), so no policy does better. The largest over resources counts.
     Where the capacity changes, the cluster is taken to be whole all the time.
     """
-    lengths = []
-    costs: list[dict[str, float]] = []
-    for job in workload.jobs:
-        length, cost = _best(job, workload)
-        lengths.append(length)
-        costs.append(cost)
-    capacity = workload.capacity
-    shared = [
-        (
-            _shared_machine([(job.submit_slot, cost.get(name, 0.0) / amount) for job, cost in _pairs(workload, costs)]),
-            name,
-        )
-        for name, amount in capacity.as_dict().items()
-    ]
-    best, resource = max(shared, default=(0.0, ""))
-    return Bound(best_size=statistics.fmean(lengths), capacity=best, resource=resource if best > 0 else "")
-
-
-def _pairs(workload: Workload, costs: Sequence[dict[str, float]]) -> Sequence[tuple[SimulatedJob, dict[str, float]]]:
-    return list(zip(workload.jobs, costs, strict=True))
+    bests = [_best(job, workload) for job in workload.jobs]
+    best, resource = 0.0, ""
+    for name, amount in workload.capacity.as_dict().items():
+        lengths = [
+            (job.submit_slot, cost.get(name, 0.0) / amount) for job, (_, cost) in zip(workload.jobs, bests, strict=True)
+        ]
+        best, resource = max((best, resource), (_shared_machine(lengths), name))
+    mean = statistics.fmean(slots for slots, _ in bests)
+    return Bound(best_size=mean, capacity=best, resource=resource if best > 0 else "")
 
 
 def _best(job: SimulatedJob, workload: Workload) -> tuple[float, dict[str, float]]:
@@ -83,13 +71,9 @@ def _best(job: SimulatedJob, workload: Workload) -> tuple[float, dict[str, float
     slots = job.epochs / per_slot[runs]
     cost = {
         name: float((slots * (workers[runs] * job.worker.get(name) + ps[runs] * job.ps.get(name))).min())
-        for name in _names(job.worker, job.ps)
+        for name in {name for demand in (job.worker, job.ps) for name, _ in demand.thousandths}
     }
     return float(slots.min()), cost
-
-
-def _names(*vectors: Resources) -> set[str]:
-    return {name for vector in vectors for name, _ in vector.thousandths}
 
 
 def _shared_machine(jobs: Sequence[tuple[float, float]]) -> float:

@@ -17,7 +17,16 @@ from dl2d.core.resources import NO_RESOURCES, Resources, parse_resources
 from dl2d.simulation.options import Options, one_of, within
 from dl2d.simulation.speeds.models import MAX_TASKS
 from dl2d.simulation.speeds.profiles import load_profile, profile_names
-from dl2d.simulation.workload.format import MAX_JOBS, MAX_NODES, MAX_SLOTS, Workload, read_workload
+from dl2d.simulation.workload.format import (
+    MAX_JOBS,
+    MAX_NODES,
+    MAX_SLOTS,
+    Fitness,
+    NodeGroup,
+    SimulatedJob,
+    Workload,
+    ordered,
+)
 
 #: Why jobs are left out.
 TOO_LARGE: Final = f"more than {MAX_TASKS} workers"
@@ -134,35 +143,39 @@ def convert(jobs: Iterable[PastJob], settings: Settings, *, seed: int, where: st
             left_out[TOO_LARGE] += 1
         else:
             sized.append((job, model, workers))
-    node = settings.node_resources
     nodes = settings.nodes or _nodes_for(sized, settings, where)
-    kept: list[dict[str, object]] = []
+    cluster = (NodeGroup(nodes, settings.node_resources),)
+    architecture = Architecture(settings.architecture)
+    speeds = {model: load_profile(model).speed(architecture) for model in sorted({model for _, model, _ in sized})}
+    fitness = Fitness(cluster, speeds, where)
+    kept: list[SimulatedJob] = []
     first = sized[0][0].submit if sized else 0.0
-    used: set[str] = set()
     for job, model, workers in sized:
         slot = (job.submit - first) / settings.slot_seconds
         if slot > MAX_SLOTS:
             problem = f"job {job.id} would come in slot {slot:.0f}, after slot {MAX_SLOTS}; take longer slots"
             raise WorkloadError("slot_seconds", problem, where=where)
-        least = max(1, math.floor(workers * settings.shrink))
-        worker, ps = _demands(job, model, settings)
-        if not _has_room(worker, ps, least, node, nodes):
+        made = _simulated(job, model, workers, math.floor(slot + 1e-9), settings)
+        try:
+            fitness.check(made)
+        except WorkloadError:
             left_out[NO_ROOM] += 1
-            continue
-        kept.append(_described(job, model, workers, math.floor(slot + 1e-9), settings))
-        used.add(model)
+        else:
+            kept.append(made)
     if not kept:
         reasons = ", ".join(f"{reason} ({count})" for reason, count in left_out.items())
         raise WorkloadError("", f"no job can be used{f': {reasons}' if reasons else ''}", where=where)
     if len(kept) > MAX_JOBS:
         raise WorkloadError("jobs", f"{len(kept)} jobs, more than {MAX_JOBS}; take fewer", where=where)
-    speeds = {name: load_profile(name).speed(Architecture(settings.architecture)).describe() for name in sorted(used)}
-    cluster = [{"name": "node", "count": nodes, "resources": node.as_dict()}]
-    described = {
-        "description": description, "slot_seconds": settings.slot_seconds, "cluster": cluster, "speeds": speeds,
-        "jobs": kept,
-    }  # fmt: skip
-    return Converted(read_workload(described, where=where), dict(left_out))
+    used = {job.model for job in kept}
+    workload = Workload(
+        slot_seconds=settings.slot_seconds,
+        cluster=cluster,
+        speeds={model: speed for model, speed in speeds.items() if model in used},
+        jobs=ordered(kept),
+        description=description,
+    )
+    return Converted(workload, dict(left_out))
 
 
 @cache
@@ -191,17 +204,6 @@ def _demands_of(profile_name: str, share: float, architecture: str) -> tuple[Res
     return Resources.of(amounts), profile.ps if architecture == Architecture.PS else NO_RESOURCES
 
 
-def _per_node(demand: Resources, node: Resources) -> int:
-    have = dict(node.thousandths)
-    return min((have.get(name, 0) // amount for name, amount in demand.thousandths), default=MAX_TASKS)
-
-
-def _has_room(worker: Resources, ps: Resources, least: int, node: Resources, nodes: int) -> bool:
-    """Whether the least size can be told to fit, as workload files are checked: each kind alone, and their sum."""
-    alone = all(_per_node(demand, node) * nodes >= least for demand in (worker, ps) if demand.thousandths)
-    return alone and (worker * least + ps * least).fits_in(node * nodes)
-
-
 def _nodes_for(sized: Sequence[tuple[PastJob, str, int]], settings: Settings, where: str) -> int:
     """Nodes on which the work, at the sizes it had and spread from first submit to last end, fills ``load``."""
     if not sized:
@@ -225,25 +227,29 @@ def _nodes_for(sized: Sequence[tuple[PastJob, str, int]], settings: Settings, wh
     return nodes
 
 
-def _described(job: PastJob, model: str, workers: int, slot: int, settings: Settings) -> dict[str, object]:
+def _simulated(job: PastJob, model: str, workers: int, slot: int, settings: Settings) -> SimulatedJob:
     profile = load_profile(model)
     worker, ps = _demands(job, model, settings)
     has_ps = settings.architecture == Architecture.PS
     epochs = job.seconds * _speed(profile.name, settings.architecture, workers) / profile.samples_per_epoch
+    epochs = min(_MAX_EPOCHS, max(_MIN_EPOCHS, float(f"{epochs:.{_DIGITS}g}")))
+    least = max(1, math.floor(workers * settings.shrink))
     most = min(MAX_TASKS, math.ceil(workers * settings.stretch))
-    described: dict[str, object] = {
-        "id": job.id,
-        "model": model,
-        "submit_slot": slot,
-        "epochs": min(_MAX_EPOCHS, max(_MIN_EPOCHS, float(f"{epochs:.{_DIGITS}g}"))),
-        "samples_per_epoch": profile.samples_per_epoch,
-        "worker": worker.as_dict(),
-        "min_workers": max(1, math.floor(workers * settings.shrink)),
-        "max_workers": most,
-    }
-    if has_ps:
-        described |= {"ps": ps.as_dict(), "min_ps": described["min_workers"], "max_ps": most}
-    return described
+    return SimulatedJob(
+        id=job.id,
+        model=model,
+        submit_slot=slot,
+        epochs=epochs,
+        declared_epochs=epochs,
+        samples_per_epoch=float(profile.samples_per_epoch),
+        worker=worker,
+        ps=ps,
+        min_workers=least,
+        max_workers=most,
+        min_ps=least if has_ps else 0,
+        max_ps=most if has_ps else 0,
+        architecture=Architecture(settings.architecture),
+    )
 
 
 @cache

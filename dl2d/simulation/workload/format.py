@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -31,12 +31,12 @@ from dl2d.core.validation import (
     bad,
     not_one_of,
     read,
+    to_plain,
 )
 from dl2d.core.wording import did_you_mean, printable, shown
 from dl2d.simulation.speeds.models import MAX_INTERPOLATED, MAX_TASKS, PsAsync, SpeedModel, Table, parse_speed
 from dl2d.simulation.speeds.profiles import load_profile
 
-MAX_BYTES: Final = 64 * 1024**2
 MAX_JOBS: Final = 200_000
 MAX_MODELS: Final = 1000
 MAX_GROUPS: Final = 10_000
@@ -197,7 +197,7 @@ def read_workload(source: str | os.PathLike[str] | Mapping[str, object], *, wher
     Parameters
     ----------
     source
-        Path of a JSON file of up to 64 MiB, or the object that one would hold.
+        Path of a JSON file, or the object that one would hold.
     where
         What errors call it; the path by default.
 
@@ -230,38 +230,16 @@ def write_workload(workload: Workload, path: str | os.PathLike[str]) -> None:
 
 def describe_workload(workload: Workload) -> dict[str, object]:
     """The workload as the object that a workload file holds."""
-    changes = [{"slot": change.slot, "name": change.name, "up": change.up} for change in workload.capacity_changes]
+    changes = [to_plain(change) for change in workload.capacity_changes]
     return {
         **({"description": workload.description} if workload.description else {}),
         "slot_seconds": workload.slot_seconds,
-        "cluster": [
-            {"name": group.name, "count": group.count, "resources": group.resources.as_dict()}
-            for group in workload.cluster
-        ],
+        "cluster": [to_plain(group) for group in workload.cluster],
         **({"capacity_changes": changes} if changes else {}),
         "speeds": {model: speed.describe() for model, speed in workload.speeds.items()},
-        "jobs": [_describe_job(job) for job in workload.jobs],
+        # A PS of an all-reduce job asks for nothing.
+        "jobs": [{key: value for key, value in to_plain(job).items() if value != {}} for job in workload.jobs],
     }
-
-
-def _describe_job(job: SimulatedJob) -> dict[str, object]:
-    described: dict[str, object] = {
-        "id": job.id,
-        "model": job.model,
-        "submit_slot": job.submit_slot,
-        "epochs": job.epochs,
-        "declared_epochs": job.declared_epochs,
-        "samples_per_epoch": job.samples_per_epoch,
-        "worker": job.worker.as_dict(),
-        "min_workers": job.min_workers,
-        "max_workers": job.max_workers,
-        "architecture": str(job.architecture),
-    }
-    if job.allowed_workers:
-        described["allowed_workers"] = list(job.allowed_workers)
-    if job.architecture is Architecture.PS:
-        described |= {"ps": job.ps.as_dict(), "min_ps": job.min_ps, "max_ps": job.max_ps}
-    return described
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,14 +277,11 @@ _OF_PROFILE: Final = TypeAdapter(_OfProfile)
 
 def _load(path: str | os.PathLike[str], where: str) -> object:
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = Path(path).read_bytes()
     except OSError as error:
         raise WorkloadError("", f"cannot be read: {error.strerror or error}", where=where) from None
     except ValueError as error:  # a NUL in the name
         raise WorkloadError("", f"cannot be read: {error}", where=where) from None
-    if len(data) > MAX_BYTES:
-        raise WorkloadError("", f"larger than {MAX_BYTES >> 20} MiB", where=where)
 
     def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(pairs)
@@ -340,27 +315,31 @@ def _parse(given: object, where: str) -> Workload:
     jobs: dict[str, SimulatedJob] = {}
     # Whatever fits the last of the cluster's sizes can end, for that one stays.
     when = "after the last capacity change, " if changes else ""
-    fitness = _Fitness(_after(file.cluster, changes), speeds, where, when)
+    fitness = Fitness(_after(file.cluster, changes), speeds, where, when)
     for index, entry in enumerate(file.jobs):
         job = _job(entry, index, speeds, where)
         if job.id in jobs:
             raise WorkloadError("id", "two jobs have this id", where=where, job=job.id)
         fitness.check(job)
         jobs[job.id] = job
-    ordered = sorted(jobs.values(), key=lambda job: (job.submit_slot, _natural(job.id)))
     return Workload(
         slot_seconds=file.slot_seconds,
         cluster=file.cluster,
         speeds=speeds,
-        jobs=tuple(ordered),
+        jobs=ordered(jobs.values()),
         description=file.description,
         capacity_changes=changes,
     )
 
 
-def _natural(text: str) -> tuple[int, int, str]:
-    """Sort key of ids, as ``dl2d.core.cluster.in_submit_order`` has it: 9 before 10, numbers before names."""
-    return (0, int(text), text) if text.isdecimal() else (1, 0, text)
+def ordered(jobs: Iterable[SimulatedJob]) -> tuple[SimulatedJob, ...]:
+    """Jobs by slot and id, as ``dl2d.core.cluster.in_submit_order`` has them: 9 before 10, numbers before names."""
+
+    def place(job: SimulatedJob) -> tuple[int, bool, int, str]:
+        number = job.id.isdecimal()
+        return job.submit_slot, not number, int(job.id) if number else 0, job.id
+
+    return tuple(sorted(jobs, key=place))
 
 
 def _in_order(
@@ -482,7 +461,7 @@ def _completed(entry: object, speeds: Mapping[str, SpeedModel]) -> object:
     return given
 
 
-class _Fitness:
+class Fitness:
     """Whether jobs can run at all on an empty cluster; remembers answers, for most jobs are alike."""
 
     def __init__(

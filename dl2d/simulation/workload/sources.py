@@ -49,33 +49,27 @@ def load_source(source: str, *, seed: int = 0) -> Sourced:
     WorkloadError
         It is none of these, or cannot be read; names the source.
     """
-    match = _PREFIX.fullmatch(source)
-    kind, rest = match.groups() if match else ("", "")
-    if kind == "generator":
-        name, given = _settings(rest, source)
-        drawn = np.random.default_rng(_seed(given, seed, source))
-        try:
-            workload = generate(name, given, drawn)
-        except WorkloadError as error:
-            raise _at(error, source) from None
-        nodes = sum(group.count for group in workload.cluster)
-        return Sourced(workload, f"{printable(source)}: {len(workload.jobs)} jobs, {nodes} nodes")
-    if kind == KINDS:
-        return _of_kinds(rest, seed, source)
-    if kind in FORMATS:
-        file, given = _settings(rest, source)
-        own_seed = _seed(given, seed, source)
-        try:
-            settings = TraceSettings.parse(given)
-        except WorkloadError as error:
-            raise _at(error, source) from None
-        read = read_trace(kind, Path(file), settings, seed=own_seed)
-        return Sourced(read.workload, f"{kind}:{printable(Path(file).name)}: {summary(read)}")
-    if kind and not _exists(source):
-        known = ["generator", KINDS, *FORMATS]
-        problem = f"there is no such file, and {kind!r} is no kind of source{did_you_mean(kind, known)}"
-        raise WorkloadError("", f"{problem}; there are {', '.join(known)}", where=printable(source))
-    return Sourced(read_workload(source))
+    kind, name, query = _split(source)
+    where = printable(source)
+    if not kind:
+        prefix = _PREFIX.fullmatch(source)
+        if prefix and not _exists(source):
+            known = ["generator", KINDS, *FORMATS]
+            problem = f"there is no such file, and {prefix[1]!r} is no kind of source{did_you_mean(prefix[1], known)}"
+            raise WorkloadError("", f"{problem}; there are {', '.join(known)}", where=where)
+        return Sourced(read_workload(source))
+    given = _settings(query, where)
+    own_seed = _seed(given, seed, where)
+    try:
+        if kind == "generator":
+            workload = generate(name, given, np.random.default_rng(own_seed))
+            return Sourced(workload, f"{where}: {_size(workload)}")
+        if kind == KINDS:
+            return _of_kinds(name, given, own_seed, where)
+        read = read_trace(kind, Path(name), TraceSettings.parse(given), seed=own_seed)
+    except WorkloadError as error:
+        raise WorkloadError(error.key, error.problem, where=error.where or where, job=error.job) from None
+    return Sourced(read.workload, f"{kind}:{printable(Path(name).name)}: {summary(read)}")
 
 
 def named_file(source: str) -> tuple[str, str, str] | None:
@@ -84,32 +78,26 @@ def named_file(source: str) -> tuple[str, str, str] | None:
     None for a generator, and for ``kinds:`` without a file, which is still to be named. Whether there is such a file is
     not looked at.
     """
-    match = _PREFIX.fullmatch(source)
-    kind, rest = match.groups() if match else ("", "")
-    if kind == "generator":
+    kind, name, query = _split(source)
+    if kind == "generator" or lacks_file(source):
         return None
-    if kind not in (KINDS, *FORMATS):
-        return "", source, ""
-    path = _parts(rest)[0]
-    return (f"{kind}:", path, rest[len(path) :]) if path or kind != KINDS else None
+    return kind and f"{kind}:", name, query and f"?{query}"
 
 
 def is_drawn(source: str) -> bool:
     """Whether each seed makes another workload of it."""
-    return source.startswith(("generator:", f"{KINDS}:"))
+    return _split(source)[0] in ("generator", KINDS)
 
 
 def lacks_file(source: str) -> bool:
     """Whether kinds of jobs are to be drawn from a file that is still to be named."""
-    return source.startswith(f"{KINDS}:") and named_file(source) is None
+    return _split(source)[:2] == (KINDS, "")
 
 
 def with_kinds(source: str, path: str) -> str:
     """The source with this file in place of the one whose kinds of jobs it draws from; others as they are."""
-    if not source.startswith(f"{KINDS}:"):
-        return source
-    rest = source.removeprefix(f"{KINDS}:")
-    return f"{KINDS}:{path}{rest[len(_parts(rest)[0]) :]}"
+    kind, _, query = _split(source)
+    return f"{KINDS}:{path}{query and f'?{query}'}" if kind == KINDS else source
 
 
 def source_forms() -> str:
@@ -117,22 +105,17 @@ def source_forms() -> str:
     return f"a file, generator:NAME ({', '.join(GENERATORS)}), {KINDS}:FILE or FORMAT:FILE ({', '.join(FORMATS)})"
 
 
-def _of_kinds(rest: str, seed: int, source: str) -> Sourced:
-    file, given = _settings(rest, source)
-    own_seed = _seed(given, seed, source)
+def _of_kinds(file: str, given: dict[str, str], seed: int, where: str) -> Sourced:
     if not file:
-        problem = f"no workload file is named whose kinds of jobs are drawn from: {KINDS}:FILE"
-        raise WorkloadError("", problem, where=printable(source))
+        raise WorkloadError("", f"no workload file is named whose kinds of jobs are drawn from: {KINDS}:FILE")
     known = read_workload(file)
-    try:
-        settings = KindsSettings.parse(given)
-        workload = draw_kinds(known, settings, np.random.default_rng(own_seed), where=printable(source))
-    except WorkloadError as error:
-        raise _at(error, source) from None
-    nodes = sum(group.count for group in workload.cluster)
+    workload = draw_kinds(known, KindsSettings.parse(given), np.random.default_rng(seed), where=where)
     models = len({job.model for job in known.jobs})
-    note = f"{KINDS}:{printable(Path(file).name)}: {models} kinds, {len(workload.jobs)} jobs, {nodes} nodes"
-    return Sourced(workload, note)
+    return Sourced(workload, f"{KINDS}:{printable(Path(file).name)}: {models} kinds, {_size(workload)}")
+
+
+def _size(workload: Workload) -> str:
+    return f"{len(workload.jobs)} jobs, {sum(group.count for group in workload.cluster)} nodes"
 
 
 def _exists(source: str) -> bool:
@@ -142,34 +125,29 @@ def _exists(source: str) -> bool:
         return False
 
 
-def _parts(rest: str) -> tuple[str, str]:
-    """Name and settings of what stands behind the first colon."""
-    name, mark, query = rest.rpartition("?")
-    return (name, query) if mark and "=" in query else (rest, "")
+def _split(source: str) -> tuple[str, str, str]:
+    """Kind (empty for a workload file), name or path, and settings."""
+    match = _PREFIX.fullmatch(source)
+    if match is None or match[1] not in ("generator", KINDS, *FORMATS):
+        return "", source, ""
+    name, mark, query = match[2].rpartition("?")
+    return (match[1], name, query) if mark and "=" in query else (match[1], match[2], "")
 
 
-def _settings(rest: str, source: str) -> tuple[str, dict[str, str]]:
-    name, query = _parts(rest)
-    if not query:
-        return name, {}
+def _settings(query: str, where: str) -> dict[str, str]:
     given: dict[str, str] = {}
-    for part in query.split("&"):
+    for part in query.split("&") if query else ():
         key, equals, value = part.partition("=")
         if not equals or key in given:
-            problem = "is given twice" if equals else "expected key=value"
-            raise WorkloadError(printable(key), problem, where=printable(source))
+            raise WorkloadError(printable(key), "is given twice" if equals else "expected key=value", where=where)
         given[key] = unquote(value)
-    return name, given
+    return given
 
 
-def _seed(given: dict[str, str], default: int, source: str) -> int:
+def _seed(given: dict[str, str], default: int, where: str) -> int:
     text = given.pop("seed", None)
     if text is None:
         return default
     if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= _MAX_SEED):
-        raise WorkloadError("seed", f"expected a whole number of 0 or more, got {shown(text)}", where=printable(source))
+        raise WorkloadError("seed", f"expected a whole number of 0 or more, got {shown(text)}", where=where)
     return int(text)
-
-
-def _at(error: WorkloadError, source: str) -> WorkloadError:
-    return WorkloadError(error.key, error.problem, where=error.where or printable(source), job=error.job)

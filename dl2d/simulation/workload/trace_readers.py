@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, Final, NoReturn, cast
+from typing import BinaryIO, Final, NoReturn, TextIO
 
 from dl2d.core.errors import WorkloadError
 from dl2d.core.wording import shown
@@ -26,9 +26,6 @@ from dl2d.simulation.options import within
 from dl2d.simulation.workload.conversion import PastJob, Settings, convert
 from dl2d.simulation.workload.format import MAX_JOBS, Workload
 
-#: Largest log, unpacked.
-MAX_BYTES: Final = 1024**3
-MAX_LINE_BYTES: Final = 65_536
 #: Usable rows that are kept while a log is read; about 300 MB.
 MAX_ROWS: Final = 1_000_000
 _MAX_COLUMNS = 500
@@ -305,6 +302,8 @@ def read_trace(name: str, path: Path, settings: TraceSettings, *, seed: int = 0)
                     jobs.append(job)
                     if len(jobs) > MAX_ROWS:
                         raise WorkloadError("", f"more than {MAX_ROWS} usable rows; cut it", where=where)
+    except UnicodeDecodeError:
+        raise WorkloadError("", f"is not UTF-8, after {rows} rows", where=where) from None
     except (OSError, EOFError, zlib.error) as error:  # gzip.BadGzipFile is an OSError
         said = getattr(error, "strerror", None) or error
         raise WorkloadError("", f"cannot be read: {said}", where=where) from None
@@ -349,31 +348,14 @@ def _opened(path: Path) -> BinaryIO:
         raise WorkloadError("", f"cannot be read: {error}", where=shown(str(path))) from None
 
 
-def _unpacked(raw: BinaryIO) -> BinaryIO:
+def _unpacked(raw: BinaryIO) -> TextIO:
     packed = raw.read(2) == b"\x1f\x8b"
     raw.seek(0)
-    # Buffered, for GzipFile's own readline is slow.
-    return cast("BinaryIO", io.BufferedReader(gzip.GzipFile(fileobj=raw))) if packed else raw
+    return io.TextIOWrapper(gzip.GzipFile(fileobj=raw) if packed else raw, encoding="utf-8-sig", newline="")
 
 
-def _lines(file: BinaryIO, where: str) -> Iterator[str]:
-    total = number = 0
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        number += 1
-        total += len(line)
-        if len(line) > MAX_LINE_BYTES:
-            raise WorkloadError(f"line {number}", f"longer than {MAX_LINE_BYTES} bytes", where=where)
-        if total > MAX_BYTES:
-            raise WorkloadError(f"line {number}", f"more than {MAX_BYTES >> 20} MiB", where=where)
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError:
-            raise WorkloadError(f"line {number}", "is not UTF-8", where=where) from None
-
-
-def _rows(file: BinaryIO, form: _Format, where: str) -> Iterator[_Row]:
-    lines = _lines(file, where)
-    header = next(lines, "")
+def _rows(lines: TextIO, form: _Format, where: str) -> Iterator[_Row]:
+    header = lines.readline()
     if "|" in header:  # sacct --parsable2; --parsable ends lines with one more
         delimiter, quoting = "|", csv.QUOTE_NONE
     else:

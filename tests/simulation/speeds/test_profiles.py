@@ -123,26 +123,23 @@ def test_derived_rings_stay_near_measured_ones() -> None:
     assert compared == 20
 
 
-@pytest.mark.parametrize("name", profile_names())
-def test_the_schema_is_strict(name: str) -> None:
-    good = written(name)
-    assert parse_profile(good, where=name) == load_profile(name)
+def test_the_schema_is_strict() -> None:
+    good = written("resnet-50")
+    assert parse_profile(good, where="x") == load_profile("resnet-50")
+
+    def refused(given) -> str:
+        with pytest.raises(WorkloadError) as caught:
+            parse_profile(given, where="x")
+        assert str(caught.value).startswith("x: ")
+        return caught.value.key
+
     for key in good:
-        with pytest.raises(WorkloadError) as caught:
-            parse_profile({other: value for other, value in good.items() if other != key}, where=name)
-        assert key in caught.value.key
-        assert str(caught.value).startswith(f"{name}: ")
+        assert key in refused({other: value for other, value in good.items() if other != key})
     for part in ("compute", "hardware", "speeds"):
-        with pytest.raises(WorkloadError) as caught:
-            parse_profile(good | {part: good[part] | {"extra": 1}}, where=name)
-        assert caught.value.key == f"{part}.extra"
-        for key in good[part]:
-            if key != "measured":
-                with pytest.raises(WorkloadError) as caught:
-                    parse_profile(good | {part: {k: v for k, v in good[part].items() if k != key}}, where=name)
-                assert caught.value.key == f"{part}.{key}"
-    with pytest.raises(WorkloadError):
-        parse_profile(good | {"speeds": good["speeds"] | {"allreduce": good["speeds"]["physical"]}}, where=name)
+        assert refused(good | {part: good[part] | {"extra": 1}}) == f"{part}.extra"
+        for key in good[part].keys() - {"measured"}:
+            assert refused(good | {part: {k: v for k, v in good[part].items() if k != key}}) == f"{part}.{key}"
+    assert refused(good | {"speeds": good["speeds"] | {"allreduce": good["speeds"]["physical"]}}) == "speeds.allreduce"
 
 
 def test_an_unknown_profile_gets_a_hint() -> None:

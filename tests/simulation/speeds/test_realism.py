@@ -19,8 +19,8 @@ from dl2d.policies.fifo import Fifo
 from dl2d.simulation.outages import Outages
 from dl2d.simulation.replay import Rules
 from dl2d.simulation.rule_presets import PresetName, preset
-from dl2d.simulation.seeded_random import Draws
-from dl2d.simulation.slot_progress import Course
+from dl2d.simulation.seeded_random import SeededRandom
+from dl2d.simulation.slot_progress import SlotProgress
 from dl2d.simulation.speeds.effects import communication, loss_curve
 from dl2d.simulation.speeds.models import parse_speed
 from dl2d.simulation.speeds.realism import REALISTIC, Realism
@@ -240,7 +240,7 @@ def test_some_users_say_that_their_job_is_of_another_type() -> None:
 @pytest.mark.parametrize("epochs", [0.3, 4.0, 17.5, 240.0, 5000.0])
 def test_losses_fall_by_less_than_the_threshold_from_the_real_end_on(epochs: float) -> None:
     job = read_workload(make([{"epochs": epochs}])).jobs[0]
-    curve = loss_curve(job, 0.001, Draws(3))
+    curve = loss_curve(job, 0.001, SeededRandom(3))
     fall = lambda at: (curve.at(at) - curve.at(at + 1)) / curve.at(0)
     assert curve.scale == pytest.approx(curve.at(0))
     if epochs < 150:
@@ -298,9 +298,9 @@ def test_after_a_short_standstill_a_job_goes_on_with_what_is_left() -> None:
 def test_failures_are_those_of_the_node_and_the_seed() -> None:
     nodes = read_workload(make([{}], nodes=50)).nodes()
     options = Realism(node_mtbf_hours=100.0, node_repair_hours=2.0)
-    told = list(Outages(nodes, options, Draws(1)).until(3600.0 * 2000))
-    assert told == list(Outages(nodes, options, Draws(1)).until(3600.0 * 2000))
-    assert told != list(Outages(nodes, options, Draws(2)).until(3600.0 * 2000))
+    told = list(Outages(nodes, options, SeededRandom(1)).until(3600.0 * 2000))
+    assert told == list(Outages(nodes, options, SeededRandom(1)).until(3600.0 * 2000))
+    assert told != list(Outages(nodes, options, SeededRandom(2)).until(3600.0 * 2000))
     assert [event.at for event in told] == sorted(event.at for event in told)
     failures = [event for event in told if not event.up]
     assert len(failures) == pytest.approx(50 * 2000 / 102, rel=0.1)
@@ -308,13 +308,13 @@ def test_failures_are_those_of_the_node_and_the_seed() -> None:
     assert [event.up for event in first] == [bool(number % 2) for number in range(len(first))]
     assert all(up.at - down.at == pytest.approx(7200) for down, up in zip(first[::2], first[1::2], strict=False))
     alone = [node for node in nodes if node.name == "node-07"]
-    assert list(Outages(alone, options, Draws(1)).until(3600.0 * 2000)) == first
+    assert list(Outages(alone, options, SeededRandom(1)).until(3600.0 * 2000)) == first
 
 
 def test_a_node_that_failed_and_was_taken_away_is_up_when_neither_holds() -> None:
     nodes = read_workload(make([{}], nodes=1)).nodes()
     changes = [CapacityChange(slot=0, name="node", up=0), CapacityChange(slot=10, name="node", up=1)]
-    told = list(Outages(nodes, Realism(), Draws(0), changes, 100.0).until(2000.0))
+    told = list(Outages(nodes, Realism(), SeededRandom(0), changes, 100.0).until(2000.0))
     assert [(event.at, event.up, event.reason) for event in told] == [(0.0, False, "taken away"), (1000.0, True, "")]
 
 
@@ -402,18 +402,20 @@ def test_bad_options_are_told(given, words: str) -> None:
 
 
 def test_draws_are_uniform_normal_and_exponential_and_depend_on_every_name() -> None:
-    draws = Draws(7)
+    draws = SeededRandom(7)
     uniform = [draws.uniform("a", number) for number in range(4000)]
     assert 0 < min(uniform) < max(uniform) < 1
     assert np.mean(uniform) == pytest.approx(0.5, abs=0.02)
     assert np.std([draws.normal(number) for number in range(4000)]) == pytest.approx(1.0, abs=0.05)
     assert np.mean([draws.exponential(3.0, number) for number in range(4000)]) == pytest.approx(3.0, rel=0.06)
-    assert len({draws.uniform("a", 1), draws.uniform("b", 1), draws.uniform("a", 2), Draws(8).uniform("a", 1)}) == 4
+    assert (
+        len({draws.uniform("a", 1), draws.uniform("b", 1), draws.uniform("a", 2), SeededRandom(8).uniform("a", 1)}) == 4
+    )
 
 
 def test_a_course_is_cut_where_it_changes() -> None:
     """Half a slot at 2 epochs a slot, a quarter of standstill, a quarter at 4."""
-    course = Course(2.0)
+    course = SlotProgress(2.0)
     course.change(0.5, 0.25, 4.0)
     assert course.run(10.0) == (2.0, None)
     assert course.run(1.0) == (1.0, 0.5)

@@ -187,41 +187,25 @@ def test_a_missing_key_of_the_file_is_named(key: str) -> None:
     ("changes", "key", "says"),
     [
         ({"worker": {"cpu": -2}}, "worker", "-2"),
-        ({"ps": {"cpu": -1}}, "ps", "-1"),
-        ({"worker": {"cpu": math.nan}}, "worker", "nan"),
         ({"worker": {}}, "worker", "nothing"),
         ({"worker": {"cpu": True}}, "worker.cpu", "number"),
-        ({"worker": {"cpu": [1]}}, "worker.cpu", "number"),
         ({"worker": {"C P U": 1}}, "worker", "not a resource name"),
-        ({"worker": 3}, "worker", "resources"),
         ({"model": "resnet-05"}, "model", "did you mean resnet-50?"),
-        ({"model": 3}, "model", "name"),
         ({"submit_slot": -1}, "submit_slot", "from 0"),
         ({"submit_slot": 1.5}, "submit_slot", "whole"),
-        ({"submit_slot": "0"}, "submit_slot", "whole"),
-        ({"submit_slot": 10**400}, "submit_slot", "whole"),
         ({"epochs": 0}, "epochs", "more than 1e-09"),
         ({"epochs": math.nan}, "epochs", "nan"),
-        ({"epochs": math.inf}, "epochs", "inf"),
-        ({"epochs": None}, "epochs", "None"),
         ({"declared_epochs": -1}, "declared_epochs", "more than 1e-09"),
         ({"samples_per_epoch": 5e-324}, "samples_per_epoch", "more than 1e-09"),
-        ({"samples_per_epoch": 0}, "samples_per_epoch", "more than 1e-09"),
         ({"min_workers": 17}, "min_workers", "more than max_workers"),
         ({"min_ps": 17}, "min_ps", "more than max_ps"),
         ({"max_workers": 0}, "max_workers", "from 1"),
         ({"max_ps": 1001}, "max_ps", "1000"),
         ({"architecture": "ring"}, "architecture", "one of"),
         ({"architecture": "allreduce"}, "architecture", "speeds.resnet-50 is of ps"),
-        ({"id": ""}, "id", "letters"),
         ({"id": "a b"}, "id", "letters"),
-        ({"id": "x" * 65}, "id", "letters"),
-        ({"id": -1}, "id", "letters"),
-        ({"end_slot": 0}, "end_slot", "unknown key"),
         ({"submit_slott": 1}, "submit_slott", "did you mean submit_slot?"),
-        ({"after": ["1"]}, "after", "unknown key"),
         ({"worker": {"cpu": 9}}, "worker", "no node has room"),
-        ({"worker": {"fpga": 1}}, "worker", "no node has room"),
         ({"ps": {"gpu": 9}}, "ps", "no node has room"),
     ],
 )
@@ -246,13 +230,7 @@ def test_duplicate_ids_are_refused() -> None:
     ("description", "key"),
     [
         ({"table": [[1.0, 2.0], [3.0]]}, "speeds.resnet-50.table[1][1]"),
-        ({"table": [[1.0, None], [3.0, 4.0]]}, "speeds.resnet-50.table[0][1]"),
-        ({"table": [[1.0, math.nan]]}, "speeds.resnet-50.table[0][1]"),
-        ({"table": [[1.0, -1.0]]}, "speeds.resnet-50.table[0][1]"),
-        ({"table": [[0.0]]}, "speeds.resnet-50.table"),
-        ({"table": [[None]], "interpolate": True}, "speeds.resnet-50.table"),
         ({"profile": "resnet-49"}, "speeds.resnet-50.profile"),
-        ({"profile": "resnet-50", "kind": "ring"}, "speeds.resnet-50.kind"),
         ({"profile": "dssm", "kind": "measured"}, "speeds.resnet-50.kind"),
         ({"profile": "dssm", "theta": 1}, "speeds.resnet-50.theta"),
         (7, "speeds.resnet-50"),
@@ -274,14 +252,9 @@ def test_a_bad_speed_names_the_file_the_first_job_that_needs_it_and_the_key(desc
         ({"cluster": [{"count": 0, "resources": {"cpu": 1}}]}, "cluster"),
         ({"cluster": [{"count": 60_000, "resources": {"cpu": 1}}] * 2}, "cluster"),
         ({"cluster": [{"count": 2, "resources": {"cpu": 0}}]}, "cluster[0].resources"),
-        ({"cluster": [{"count": -2, "resources": {"cpu": 1}}]}, "cluster[0].count"),
         ({"cluster": [{"resources": {"cpu": 1}}]}, "cluster[0].count"),
-        ({"cluster": [{"count": 1, "resource": {"cpu": 1}}]}, "cluster[0].resources"),
         ({"cluster": [3]}, "cluster[0]"),
-        ({"cluster": {"count": 1}}, "cluster"),
         ({"slot_seconds": 0}, "slot_seconds"),
-        ({"slot_seconds": "1200"}, "slot_seconds"),
-        ({"slot_seconds": math.nan}, "slot_seconds"),
         ({"speeds": {}}, "speeds"),
         ({"speeds": {"a\nb": {"table": [[1]]}}}, "speeds"),
         ({"jobs": []}, "jobs"),
@@ -339,16 +312,10 @@ def test_text_that_is_no_workload(tmp_path, text: str, says: str) -> None:
     assert str(caught.value).startswith(f"{path}: ")
 
 
-def test_files_that_cannot_be_read(tmp_path, monkeypatch) -> None:
+def test_files_that_cannot_be_read(tmp_path) -> None:
     for path in (tmp_path, tmp_path / "none.json", "a\0b"):
         with pytest.raises(WorkloadError, match="cannot be read"):
             read_workload(path)
-    path = tmp_path / "w.json"
-    path.write_text(json.dumps(workload()))
-    read_workload(path)
-    monkeypatch.setattr(module, "MAX_BYTES", 100)
-    with pytest.raises(WorkloadError, match="larger than"):
-        read_workload(path)
 
 
 def test_more_jobs_than_there_is_room_for(monkeypatch) -> None:
@@ -373,7 +340,7 @@ def places(value, at=()):
 
 
 @given(st.data())
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_a_spoiled_workload_reads_or_says_why(data) -> None:
     whole = copy.deepcopy(workload(job(), job(id="2", model="ring"), job(id="3", model="vgg-16", min_ps=1)))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -401,7 +368,7 @@ def test_a_spoiled_workload_reads_or_says_why(data) -> None:
 
 
 @given(JSON | st.text() | st.binary())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_any_text_reads_or_says_why(tmp_path_factory, value) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzzed.json"
     path.write_bytes(value if isinstance(value, bytes) else json.dumps(value).encode())
@@ -410,7 +377,7 @@ def test_any_text_reads_or_says_why(tmp_path_factory, value) -> None:
 
 
 @given(JSON)
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_any_description_of_a_speed_reads_or_says_why(value) -> None:
     for description in (value, {"table": value}, {"points": value}, {"formula": "ps-sync", "theta": value, "batch": 1}):
         try:
