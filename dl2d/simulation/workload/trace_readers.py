@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import math
 import re
 import zlib
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, Final, NoReturn, TextIO
+from typing import Final, NoReturn, TextIO
 
 from dl2d.core.errors import WorkloadError
 from dl2d.core.wording import shown
@@ -28,6 +27,7 @@ from dl2d.simulation.workload.format import MAX_JOBS, Workload
 
 #: Usable rows that are kept while a log is read; about 300 MB.
 MAX_ROWS: Final = 1_000_000
+_ENCODING = "utf-8-sig"
 _MAX_COLUMNS = 500
 _MAX_SECONDS = 1e12
 _MAX_GPUS = 10**7
@@ -289,8 +289,8 @@ def read_trace(name: str, path: Path, settings: TraceSettings, *, seed: int = 0)
     seen: set[str] = set()
     rows = 0
     try:
-        with _opened(path) as raw:
-            for row in _rows(_unpacked(raw), FORMATS[name], where):
+        with _opened(path) as lines:
+            for row in _rows(lines, FORMATS[name], where):
                 rows += 1
                 job = FORMATS[name].read(row)
                 if isinstance(job, str):
@@ -341,17 +341,15 @@ def _window(jobs: list[PastJob], settings: TraceSettings, left_out: Counter[str]
     return taken
 
 
-def _opened(path: Path) -> BinaryIO:
+def _opened(path: Path) -> TextIO:
     try:
-        return path.open("rb")
+        with path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
     except ValueError as error:  # a NUL in the name
         raise WorkloadError("", f"cannot be read: {error}", where=shown(str(path))) from None
-
-
-def _unpacked(raw: BinaryIO) -> TextIO:
-    packed = raw.read(2) == b"\x1f\x8b"
-    raw.seek(0)
-    return io.TextIOWrapper(gzip.GzipFile(fileobj=raw) if packed else raw, encoding="utf-8-sig", newline="")
+    return (
+        gzip.open(path, "rt", encoding=_ENCODING, newline="") if packed else path.open(encoding=_ENCODING, newline="")
+    )
 
 
 def _rows(lines: TextIO, form: _Format, where: str) -> Iterator[_Row]:
