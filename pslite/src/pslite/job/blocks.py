@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from pslite.job.spec import ITEM_BYTES
-
-if TYPE_CHECKING:
-    from pslite.job.spec import JobSpec, Optimizer
+from pslite.job.spec import ITEM_BYTES, JobSpec, Optimizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import heapq
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -109,8 +109,7 @@ def deal(shards: int, costs: Sequence[float]) -> tuple[int, ...]:
 
     """
     if len(costs) > shards:
-        msg = f"{len(costs)} workers cannot share {shards} shards"
-        raise ValueError(msg)
+        raise ValueError(f"{len(costs)} workers cannot share {shards} shards")
     counts = [1] * len(costs)
     line = [(2 * cost, place) for place, cost in enumerate(costs)]
     heapq.heapify(line)
@@ -260,40 +259,59 @@ class LoadBalancer:
         sizes: Sequence[int],
     ) -> Proposal | None:
         by_worker, by_server = self.dealing.workers, self.dealing.servers
-        gain, reasons = 0.0, []
+        least = self._rule.gain * step
+        saved, reasons = 0.0, []
         if len(workers) > 1:
-            costs = list(workers.values())
-            now = plan.shares or tuple(high - low for low, high in ranges(shards, len(costs)))
-            even = tuple(high - low for low, high in ranges(shards, len(costs)))
-            then = deal(shards, costs)
-            alike = longest(even, costs) - longest(then, costs) < self._rule.gain * step
-            then = even if alike else then
-            won = (longest(now, costs) - longest(then, costs)) / step
-            if won >= self._rule.gain:
-                gain += won
-                by_worker = {} if alike else workers
-                reasons.append(f"shards {_listed(now)} become {_listed(then)}")
+            worker_costs = list(workers.values())
+            even = tuple(high - low for low, high in ranges(shards, len(workers)))
+            shares = plan.shares or even
+            better = _better(
+                shares, even, deal(shards, worker_costs), lambda counts: longest(counts, worker_costs), least
+            )
+            if better is not None:
+                by_worker = {} if better.division == even else workers
+                saved += better.saved
+                reasons.append(f"shards {_listed(shares)} become {_listed(better.division)}")
         if len(servers) > 1:
-            costs = list(servers.values())
+            server_costs = list(servers.values())
             tasks = [m.task for m in plan.servers]
             before = {block: tasks[owner] for block, owner in enumerate(plan.owners)}
-
-            def busy(owners: Sequence[int]) -> float:
-                return longest(loads(sizes, owners, len(tasks)), costs)
-
-            even_owners = assign(sizes, before, tasks)
-            owners = assign(sizes, before, tasks, [1 / cost for cost in costs])
-            alike = busy(even_owners) - busy(owners) < self._rule.gain * step
-            owners = even_owners if alike else owners
-            won = (busy(plan.owners) - busy(owners)) / step
-            if won >= self._rule.gain:
-                gain += won
-                by_server = {} if alike else servers
-                moved = sum(size for size, a, b in zip(sizes, plan.owners, owners, strict=True) if a != b)
+            even = assign(sizes, before, tasks)
+            by_speed = assign(sizes, before, tasks, [1 / cost for cost in server_costs])
+            better = _better(
+                plan.owners, even, by_speed,
+                lambda owners: longest(loads(sizes, owners, len(tasks)), server_costs), least,
+            )  # fmt: skip
+            if better is not None:
+                by_server = {} if better.division == even else servers
+                saved += better.saved
+                moved = sum(size for size, a, b in zip(sizes, plan.owners, better.division, strict=True) if a != b)
                 reasons.append(f"{moved / 1e6:.1f} MB move between servers")
         if not reasons:
             return None
-        return Proposal(WorkDivision(by_worker, by_server), gain, " and ".join(reasons))
+        return Proposal(WorkDivision(by_worker, by_server), saved / step, " and ".join(reasons))
+
+
+class _Better(NamedTuple):
+    """A division of work that is worth taking in place of the present one."""
+
+    #: shards of each worker, or the owner of each block
+    division: tuple[int, ...]
+    #: seconds of a step
+    saved: float
+
+
+def _better(
+    now: tuple[int, ...],
+    even: tuple[int, ...],
+    by_speed: tuple[int, ...],
+    seconds: Callable[[tuple[int, ...]], float],
+    least: float,
+) -> _Better | None:
+    """Return the even division, or the one by speed if that saves `least` seconds more; None if neither saves them."""
+    chosen = by_speed if seconds(even) - seconds(by_speed) >= least else even
+    saved = seconds(now) - seconds(chosen)
+    return _Better(chosen, saved) if saved >= least else None
 
 
 def longest(amounts: Sequence[float], costs: Sequence[float]) -> float:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from pslite.job.assignment import assign, dealt, ranges
+from pslite.job.blocks import Block
 from pslite.job.reduction_tree import cover
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from pslite.job.blocks import Block
-    from pslite.job.spec import JobSpec
+from pslite.job.spec import JobSpec
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

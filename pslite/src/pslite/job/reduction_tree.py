@@ -8,10 +8,8 @@ its shape and its leaves: any partition of the leaves among workers gives the sa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection
+from typing import Generic, TypeVar
 
 ROOT = 1
 
@@ -80,8 +78,7 @@ class TreeSum(Generic[T]):
         """Add the value of `node`; return (top, sum) once everything below one of the tops has arrived."""
         while node not in self._tops:
             if node <= ROOT:
-                msg = f"node {node} lies above every top of this sum"
-                raise ValueError(msg)
+                raise ValueError(f"node {node} lies above every top of this sum")
             sibling = node ^ 1
             first, last = span(sibling, self._leaves)
             if first < last:

@@ -13,8 +13,9 @@ import secrets
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import msgspec
 
@@ -31,9 +32,6 @@ from pslite.net.messages import (
     Refused,
 )
 from pslite.net.tls import VARIABLE, Encryption, Sealed, contexts, is_sealed, why
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 M = TypeVar("M", Challenge, Accepted)
 
@@ -72,8 +70,7 @@ def parse_token(text: str) -> bytes:
     except ValueError:
         token = b""
     if len(token) != TOKEN_BYTES:
-        msg = f"the job token (DL2_TOKEN) is not {TOKEN_BYTES} bytes in hexadecimal"
-        raise AuthenticationError(msg)
+        raise AuthenticationError(f"the job token (DL2_TOKEN) is not {TOKEN_BYTES} bytes in hexadecimal")
     return token
 
 
@@ -150,16 +147,14 @@ class Acceptor:
             elif isinstance(message, Proof) and self.hello is not None and not self.accepted:
                 answer += self._judge(self.hello, message)
             else:
-                msg = f"unexpected {type(message).__name__} in the handshake"
-                raise ProtocolError(msg)
+                raise ProtocolError(f"unexpected {type(message).__name__} in the handshake")
         return answer
 
     def _greet(self, hello: Hello) -> bytes:
         if hello.protocol != PROTOCOL:
             return self._refuse(f"protocol {hello.protocol} is not spoken here, {PROTOCOL} is")
         if len(hello.nonce) != NONCE_BYTES or len(hello.task) > MAX_NAME or len(hello.incarnation) > MAX_NAME:
-            msg = "malformed Hello"
-            raise ProtocolError(msg)
+            raise ProtocolError("malformed Hello")
         self.hello = hello
         return self._refuse(self._turned_away) if self._turned_away else frame(self._challenge)
 
@@ -223,8 +218,9 @@ def connect(
         challenge = _introduce(sock, address.lstrip("\0"), identity, channel, binding, incarnation, deadline)
     except (PeerLost, ProtocolError, OSError) as error:
         sock.close()
-        msg = f"{address} ended the handshake ({error}): is this the right address of a pslite process?"
-        raise AuthenticationError(msg) from error
+        raise AuthenticationError(
+            f"{address} ended the handshake ({error}): is this the right address of a pslite process?"
+        ) from error
     except BaseException:
         sock.close()
         raise
@@ -242,8 +238,7 @@ def _open(address: str, deadline: float) -> socket.socket:
             sock = socket.create_connection((host, port), timeout=max(0.1, deadline - time.monotonic()))
         except OSError as error:
             if time.monotonic() + pause >= deadline:
-                msg = f"cannot connect to {address}: {error}"
-                raise ConnectError(msg) from error
+                raise ConnectError(f"cannot connect to {address}: {error}") from error
             time.sleep(pause)
             pause = min(2 * pause, 1.0)
         else:
@@ -259,8 +254,7 @@ def _open_local(address: str, deadline: float) -> socket.socket:
         sock.connect(address)
     except OSError as error:
         sock.close()
-        msg = f"cannot connect to {address[1:]}: {error}"
-        raise ConnectError(msg) from error
+        raise ConnectError(f"cannot connect to {address[1:]}: {error}") from error
     return sock
 
 
@@ -274,13 +268,11 @@ def _seal(sock: socket.socket, address: str, token: bytes, deadline: float) -> S
     except OSError as error:
         sealed.close()
         if isinstance(error, ssl.SSLCertVerificationError):
-            msg = f"{address} is not of this job: {why(error)}; is DL2_TOKEN the one of this job?"
-            raise Rejected(msg) from error
-        msg = (
+            raise Rejected(f"{address} is not of this job: {why(error)}; is DL2_TOKEN the one of this job?") from error
+        raise AuthenticationError(
             f"{address} ended the connection: {why(error)}: is this the right address of a pslite process, "
             f"and {VARIABLE} the same in all tasks of the job?"
-        )
-        raise AuthenticationError(msg) from error
+        ) from error
     return sealed
 
 
@@ -308,13 +300,13 @@ def _introduce(
     challenge = _expect(receive_one(sock, inbox, deadline), Challenge, address)
     if incarnation and challenge.incarnation != incarnation:
         # Before it takes us in: it may have a connection of ours, and the address of somebody who is gone.
-        msg = f"{challenge.task} at {address} is incarnation {challenge.incarnation}, expected {incarnation}"
-        raise AuthenticationError(msg)
+        raise AuthenticationError(
+            f"{challenge.task} at {address} is incarnation {challenge.incarnation}, expected {incarnation}"
+        )
     sock.sendall(frame(Proof(mac=_mac(identity.token, b"client", hello, challenge, binding))))
     accepted = _expect(receive_one(sock, inbox, deadline), Accepted, address)
     if not hmac.compare_digest(accepted.mac, _mac(identity.token, b"server", hello, challenge, binding)):
-        msg = f"{challenge.task} at {address} could not prove that it knows this job's token"
-        raise AuthenticationError(msg)
+        raise AuthenticationError(f"{challenge.task} at {address} could not prove that it knows this job's token")
     return challenge
 
 

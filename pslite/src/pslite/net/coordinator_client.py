@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pslite.errors import AuthenticationError, JobFailed, ProtocolError, PsliteError, Rejected
 from pslite.net.authentication import Identity, connect
@@ -42,15 +42,9 @@ _MIN_PAUSE, _MAX_PAUSE = 0.02, 0.5
 _LET_IN_SECONDS = 3.0
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A coordinator that takes us back, or the reason why there is none."""
-
-    sock: socket.socket | None
-    resumed: Resumed | None
-    reason: str = ""
-    #: the job has gone back to a checkpoint meanwhile
-    rolled_back: RollBack | None = None
+#: the connection to a coordinator that takes the member back; or that the job went back to a checkpoint meanwhile; or
+#: the reason why there is no coordinator
+_Found = tuple[socket.socket, Resumed] | RollBack | str
 
 
 class CoordinatorClient:
@@ -232,12 +226,12 @@ class CoordinatorClient:
             left = deadline - time.monotonic()
             if left <= 0:
                 why = f" ({last})" if last else ""
-                self._found.put(_Found(None, None, f"{lost}, and nobody took its place for {self.lease:g} s{why}"))
+                self._found.put(f"{lost}, and nobody took its place for {self.lease:g} s{why}")
                 return
             try:
                 found = self._try(min(left, max(0.5, self.lease / 4)), taken, term)
             except Rejected as error:
-                self._found.put(_Found(None, None, str(error)))
+                self._found.put(str(error))
                 return
             except (PsliteError, OSError) as error:
                 last = str(error)
@@ -259,7 +253,7 @@ class CoordinatorClient:
             answer = receive_one(sock, inbox, deadline)
             if isinstance(answer, RollBack):
                 sock.close()
-                return _Found(None, None, rolled_back=answer)
+                return answer
             if isinstance(answer, Refused):
                 raise Rejected(f"the coordinator refused {self.identity.task}: {answer.reason}")
             if not isinstance(answer, Resumed):
@@ -269,21 +263,22 @@ class CoordinatorClient:
         except BaseException:
             sock.close()
             raise
-        return _Found(sock, answer)
+        return sock, answer
 
     def _take_found(self) -> list[FromCoordinator]:
         if self.connected or self._over or self._found.empty():
             return []
         found = self._found.get()
-        if found.rolled_back is not None:
+        if isinstance(found, RollBack):
             self._told = self._over = True
-            return [found.rolled_back]
-        if found.sock is None or found.resumed is None:
-            self._end(found.reason)
+            return [found]
+        if isinstance(found, str):
+            self._end(found)
             return []
-        self._term = found.resumed.term
+        sock, resumed = found
+        self._term = resumed.term
         self._heard = self._resumed_at = time.monotonic()
-        self._line.attach(_channel(found.sock), found.resumed.taken)
+        self._line.attach(_channel(sock), resumed.taken)
         self._line.release()
         self._register()
         self._resumed()
@@ -314,9 +309,9 @@ class CoordinatorClient:
     def _drop_found(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                sock = self._found.get_nowait().sock
-                if sock is not None:
-                    sock.close()
+                found = self._found.get_nowait()
+                if isinstance(found, tuple):
+                    found[0].close()
 
 
 def _reach(address: str, identity: Identity, timeout: float) -> tuple[socket.socket, Challenge]:

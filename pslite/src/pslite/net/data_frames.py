@@ -12,13 +12,11 @@ import socket
 import struct
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from pslite.errors import PeerLost, ProtocolError
+from pslite.net.shared_memory import MappedMemory
 from pslite.net.tls import Sealed
-
-if TYPE_CHECKING:
-    from pslite.net.shared_memory import MappedMemory
 
 #: worker -> server: gradient sum of one tree node for one block, of step `version`
 PUSH = 1

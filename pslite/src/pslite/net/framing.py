@@ -6,15 +6,12 @@ import contextlib
 import socket
 import struct
 import time
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from pslite.errors import ConnectError, PeerLost, ProtocolError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 _LENGTH = struct.Struct("<I")
 _CHUNK = 65536
@@ -46,8 +43,7 @@ class Inbox(Generic[T]):
     def _length(self) -> int:
         (length,) = _LENGTH.unpack_from(self._data)
         if length > self._limit:
-            msg = f"a control message claims {length} bytes, the limit is {self._limit}"
-            raise ProtocolError(msg)
+            raise ProtocolError(f"a control message claims {length} bytes, the limit is {self._limit}")
         return int(length)
 
     def feed(self, data: bytes) -> list[T]:
@@ -70,8 +66,7 @@ class Inbox(Generic[T]):
             try:
                 found.append(self._decoder.decode(body))
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                msg = f"a control message is malformed: {error}"
-                raise ProtocolError(msg) from error
+                raise ProtocolError(f"a control message is malformed: {error}") from error
         return found
 
 
@@ -146,19 +141,16 @@ def receive_one(sock: socket.socket, inbox: Inbox[T], deadline: float) -> T:
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
-            msg = "no answer within the time allowed"
-            raise ConnectError(msg)
+            raise ConnectError("no answer within the time allowed")
         sock.settimeout(left)
         try:
             data = sock.recv(inbox.wanted)
         except TimeoutError:
             continue
         except OSError as error:
-            msg = f"connection lost: {error}"
-            raise PeerLost(msg) from error
+            raise PeerLost(f"connection lost: {error}") from error
         if not data:
-            msg = "the peer closed the connection"
-            raise PeerLost(msg)
+            raise PeerLost("the peer closed the connection")
         messages = inbox.feed(data)
         if messages:
             return messages[0]
@@ -175,8 +167,7 @@ def split_address(text: str) -> tuple[str, int]:
     """
     host, separator, port = text.rpartition(":")
     if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        msg = f"{text!r} is not an address of the form host:port"
-        raise ValueError(msg)
+        raise ValueError(f"{text!r} is not an address of the form host:port")
     return host.strip("[]"), int(port)
 
 

@@ -13,19 +13,15 @@ import fcntl
 import mmap
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pslite.errors import ProtocolError
-from pslite.job.spec import ITEM_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pslite.job.blocks import Block
-    from pslite.job.spec import JobSpec
+from pslite.job.blocks import Block
+from pslite.job.spec import ITEM_BYTES, JobSpec
 
 Array = NDArray[Any]
 

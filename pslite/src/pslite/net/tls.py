@@ -76,8 +76,9 @@ def contexts(token: bytes) -> Contexts:
                 context.load_cert_chain(f"/proc/self/fd/{fd}")
                 context.load_verify_locations(cadata=certificate)
     except (ImportError, AttributeError, OSError) as error:
-        msg = f"this job is encrypted, which cannot be done here: {error}; {VARIABLE}=none in all tasks goes without"
-        raise UsageError(msg) from error
+        raise UsageError(
+            f"this job is encrypted, which cannot be done here: {error}; {VARIABLE}=none in all tasks goes without"
+        ) from error
     return made
 
 

@@ -11,16 +11,12 @@ import os
 import secrets
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pslite.errors import ConnectError, PsliteError, Unreachable
-from pslite.net.authentication import connect
+from pslite.job.plan import Member
+from pslite.net.authentication import Identity, connect
 from pslite.net.framing import listen
 from pslite.net.shared_memory import VARIABLE
-
-if TYPE_CHECKING:
-    from pslite.job.plan import Member
-    from pslite.net.authentication import Identity
 
 #: how long another member may take to accept a connection
 _CONNECT_SECONDS = 15.0

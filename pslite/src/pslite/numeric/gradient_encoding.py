@@ -8,16 +8,13 @@ depend on which nodes are pushed.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pslite.job.spec import Mean
-
-if TYPE_CHECKING:
-    from pslite.job.blocks import Block
-    from pslite.job.spec import JobSpec, Segment
+from pslite.job.blocks import Block
+from pslite.job.spec import JobSpec, Mean, Segment
 
 Array = NDArray[Any]
 

@@ -7,15 +7,11 @@ Each block gives the sum of squares of its piece of each tensor; whoever has tho
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from pslite.job.spec import LAMB
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pslite.job.blocks import Block
-    from pslite.job.spec import JobSpec
+from pslite.job.blocks import Block
+from pslite.job.spec import LAMB, JobSpec
 
 
 class Piece(NamedTuple):

@@ -8,18 +8,14 @@ SGD on 25 million parameters).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pslite.job.spec import LAMB, SGD, Adam, Mean, Sum
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from pslite.job.spec import Optimizer
-    from pslite.numeric.sparse_rows import Rows
+from pslite.job.spec import LAMB, SGD, Adam, Mean, Optimizer, Sum
+from pslite.numeric.sparse_rows import Rows
 
 Array = NDArray[Any]
 

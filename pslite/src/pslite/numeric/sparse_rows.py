@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pslite.errors import ProtocolError
-
-if TYPE_CHECKING:
-    from pslite.job.blocks import Block
+from pslite.job.blocks import Block
 
 Array = NDArray[Any]
 Numbers = NDArray[np.uint32]

@@ -15,18 +15,6 @@ from pslite.numeric.gradients import Bundle
 from pslite.numeric.sparse_rows import Rows
 
 _DTYPES: dict[torch.dtype, Literal["float32", "float64"]] = {torch.float32: "float32", torch.float64: "float64"}
-_BUFFER_DTYPES = {
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.bool,
-}
 
 
 @dataclass(frozen=True)
@@ -96,7 +84,7 @@ class ParameterLayout:
 
     def _buffer_part(self, name: str) -> Part:
         buffer = self._model.get_buffer(name)
-        if buffer.dtype not in _BUFFER_DTYPES:
+        if buffer.is_complex() or buffer.is_quantized:
             raise SpecError(f"buffer {name} is {buffer.dtype}: it cannot be averaged over workers")
         return Part(name, tuple(buffer.shape))
 
