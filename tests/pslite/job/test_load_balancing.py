@@ -398,7 +398,7 @@ def test_resizes_and_a_death_among_plans_of_the_balance():
 
 
 def test_even_is_even():
-    spec = job(epochs=20)
+    spec = job(epochs=10)
     slow = {"worker-0": 0.001, "worker-1": 0.006}
     outcome = Rehearsal(spec, workers=2, servers=1, slow=slow, settings=replace(HASTY, balance="even")).run()
     assert outcome.status.state == "finished", outcome.log

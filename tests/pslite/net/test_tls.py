@@ -19,7 +19,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from encrypted import TOKEN, Door, Listener, listening, sealed_hello, sealed_pair, tcp_pair
-from pslite_jobs import KillAt, command, static_digest
+from pslite_jobs import command, static_digest
 from rehearsal import Event, Rehearsal, job
 from rehearsal import static_digest as rehearsed_digest
 
@@ -30,7 +30,7 @@ from pslite.net.data_frames import PUSH, Header, Link
 from pslite.net.framing import Channel, Inbox, cut_off, frame, receive_one
 from pslite.net.messages import Accepted, Beat, Challenge, FromMember, Handshake
 from pslite.net.tls import VARIABLE, contexts
-from pslite.testing import Resize, run_local
+from pslite.testing import run_local
 
 ENCRYPTED = {**os.environ, "DL2_TRANSPORT": "tcp", VARIABLE: "all"}
 ME = Identity("worker", "worker-7", "x", TOKEN)
@@ -53,21 +53,15 @@ def test_an_encrypted_job_of_processes_has_the_same_bits(tmp_path):
     assert f"digest {static_digest()}" in done.stderr
 
 
-def test_resizes_and_deaths_of_an_encrypted_job_of_processes():
-    options = ("--step-seconds", "0.02", "--epochs", "10", "--durability", "durable")
-    kill = KillAt("worker-1", 20)
-    kill_server = KillAt("ps-1", 70)
-
-    def look(status, director):
-        return kill(status, director) | kill_server(status, director)
-
-    result = run_local(
-        command(*options), workers=2, servers=3, schedule=[Resize(30, 3, 3)], environ=ENCRYPTED, on_status=look
-    )
-    assert result.state == "finished", result.log
-    assert kill.pid
-    assert kill_server.pid
-    assert result.digest == static_digest(*options)
+def test_resizes_and_deaths_of_an_encrypted_job(monkeypatch):
+    monkeypatch.setenv("DL2_TRANSPORT", "tcp")
+    spec = job(durability="durable")
+    events = [Event(10, kill="worker", choice=1), Event(20, workers=3, servers=3), Event(40, kill="ps", choice=1)]
+    outcome = Rehearsal(spec, workers=2, servers=3, events=events, encrypt="all").run()
+    assert [task.split("-")[0] for task in outcome.killed] == ["worker", "ps"]
+    assert outcome.status.state == "finished", outcome.log
+    assert outcome.status.result.digest == rehearsed_digest(spec)
+    assert not outcome.surprises, outcome.surprises
 
 
 def test_an_all_reduce_job_whose_gradients_cannot_be_encrypted_is_refused():
@@ -252,7 +246,7 @@ def test_a_handshake_cannot_be_passed_on_to_another_connection():
         assert not door.welcome
 
 
-def test_a_doorway_goes_on_while_strangers_say_half_of_something():
+def test_a_listener_goes_on_while_strangers_say_half_of_something():
     """Those that begin a TLS handshake and leave it, one byte at a time or none, hold nobody up."""
     greeting = sealed_hello()
     with Door() as door, contextlib.ExitStack() as stack:

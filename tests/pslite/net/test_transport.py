@@ -14,7 +14,9 @@ import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from pslite_jobs import KillAt, command, static_digest
+from pslite_jobs import command, static_digest
+from rehearsal import Event, Rehearsal, job
+from rehearsal import static_digest as rehearsed_digest
 
 from pslite.errors import AuthenticationError, ProtocolError, Unreachable
 from pslite.job.blocks import Block, cut
@@ -75,12 +77,13 @@ def test_processes_of_one_machine_share_memory_or_use_unix_sockets(transport, co
 
 
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
-def test_the_part_of_a_killed_worker_is_done_over_sockets_too(transport):
-    slow = ("--step-seconds", "0.02", "--epochs", "20")
-    environ = {**os.environ, "DL2_TRANSPORT": transport}
-    result = run_local(command(*slow), workers=3, servers=2, environ=environ, on_status=KillAt("worker-1", 20))
-    assert result.state == "finished", result.log
-    assert result.digest == static_digest(*slow)
+def test_the_part_of_a_killed_worker_is_done_over_sockets_too(transport, monkeypatch):
+    monkeypatch.setenv("DL2_TRANSPORT", transport)
+    outcome = Rehearsal(job(), workers=3, servers=2, events=[Event(20, kill="worker", choice=1)]).run()
+    assert outcome.killed
+    assert outcome.status.state == "finished", outcome.log
+    assert outcome.status.result.digest == rehearsed_digest(job())
+    assert not outcome.surprises, outcome.surprises
 
 
 def test_gradients_that_servers_may_look_at_are_left_alone():
