@@ -15,7 +15,7 @@ from simulation.drawn import drawn
 
 from dl2d.simulation.environment import ENVIRONMENT_ID, ClusterEnv, VectorClusterEnv
 from dl2d.simulation.vectorized.clusters import Clusters
-from dl2d.simulation.vectorized.library import NEVER, Library
+from dl2d.simulation.vectorized.library import Library
 from dl2d.simulation.workload.format import Workload, describe_workload, read_workload
 
 
@@ -339,23 +339,6 @@ def test_arrays_that_were_given_away_stay_as_they_are() -> None:
     assert (seen.tobytes(), {key: value.tobytes() for key, value in info.items()}) == kept
 
 
-def trace(seed: int | list[int], options: dict[str, Any] | None = None) -> bytes:
-    env = VectorClusterEnv([drawn(number) for number in range(5)], 3, 4, speed_noise=0.1, epochs_error=0.1)
-    draw = np.random.default_rng(0)
-    seen, info = env.reset(seed=seed, options=options)
-    told = [seen.tobytes()]
-    for _ in range(200):
-        seen, rewards, _, _, info = env.step(choose(draw, info["action_mask"], void=0.1))
-        told += [seen.tobytes(), rewards.tobytes(), info["job_rate"].tobytes()]
-    return b"".join(told)
-
-
-def test_the_same_seed_gives_the_same_bytes() -> None:
-    assert trace(4) == trace(4) == trace([4, 5, 6])
-    assert trace(4) != trace(5)
-    assert trace(4) != trace(4, {"workload": [0, 1, 2]})
-
-
 def test_workloads_may_be_chosen() -> None:
     workloads = [drawn(number) for number in range(5)]
     assert ClusterEnv(workloads).reset(seed=0, options={"workload": 3})[1]["workload"] == 3
@@ -410,14 +393,3 @@ def stepped(workload: Workload, actions: np.ndarray) -> None:
     env = VectorClusterEnv(workload, 2)
     env.reset(seed=0)
     env.step(actions)
-
-
-def test_padding_never_comes() -> None:
-    library = Library.of([drawn(1, jobs=2), drawn(2, jobs=9)])
-    assert (library.submit[0, 2:] == NEVER).all()
-    env = VectorClusterEnv(library, 2, 9)
-    _, info = env.reset(seed=0, options={"workload": [0, 1]})
-    draw = np.random.default_rng(0)
-    for _ in range(300):
-        assert (info["window"][0] < 2).all() or info["workload"][0] == 1
-        info = env.step(choose(draw, info["action_mask"], void=0.1))[-1]

@@ -27,8 +27,6 @@ Bools = NDArray[np.bool_]
 _WORKER, _PS, _BUNDLE = range(3)
 #: Load of a node that is not there: never the least.
 _ABSENT: Final = 2**62
-#: Tasks of each cluster up to which it is faster to give them one by one than all of a kind at once.
-_FEW: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,8 +228,6 @@ class Clusters:
             How many of each turn have a place, shape (k, T); -1 in clusters that are left as they were.
         """
         demand = self._flat_demand[which[:, None] * (3 * self._jobs) + tasks]
-        if amounts.sum(axis=1).max(initial=0) <= _FEW:
-            return self._lay_one_by_one(which, tasks, amounts, demand)
         placed = amounts.copy()
         loads, free = self.load[which], self.free[:, which]
         fits = np.ones(len(which), dtype=np.bool_)
@@ -285,11 +281,10 @@ class Clusters:
 
     def _count(self, which: Ints, tasks: Ints, amounts: Ints, sign: int) -> None:
         """Add tasks to the sizes of jobs, or take them off."""
-        jobs, kinds = np.divmod(tasks, 3)
-        at = (which[:, None] * self._jobs + jobs) * 2
-        for role in (_WORKER, _PS):
-            mine = (kinds == role) | (kinds == _BUNDLE)
-            np.add.at(self._flat_sizes, at[mine] + role, sign * amounts[mine])
+        flat = np.arange(len(which))[:, None] * (3 * self._jobs) + tasks
+        given = np.bincount(flat.reshape(-1), sign * amounts.reshape(-1), len(which) * 3 * self._jobs)
+        by_kind = given.astype(np.int64).reshape(-1, self._jobs, 3)
+        self.sizes[which] += by_kind[:, :, :_BUNDLE] + by_kind[:, :, _BUNDLE:]
 
     def fill(self, targets: Ints, which: Ints) -> None:
         """Fill empty clusters towards wanted sizes, task by task; it ends at the first that does not fit.

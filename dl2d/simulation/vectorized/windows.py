@@ -139,8 +139,7 @@ class Windows:
         fits = [(asked <= room).all(axis=0) for asked in (self._worker, self._ps, self._bundle)]
         if self._below.any():
             # Room for the first task or bundle of what is lacking; whether the rest has room shows when it is given.
-            lacks = self._lacks
-            first = np.where(lacks[..., 0] == 0, fits[1], np.where(lacks[..., 1] == 0, fits[0], fits[2]))
+            first = np.choose(_first_kind(self._lacks), fits)
             fits = [np.where(self._below, first & ~self._refused, each) for each in fits]
         worker, ps, both = fits
         self._choices[:, :, 0] = worker & self._grows[0]
@@ -154,14 +153,20 @@ class Windows:
         column, kind = np.divmod(actions, 3)
         jobs = self.window[rows, column]
         heads = self._heads[rows]
-        below = self._below[rows, column]
-        if below.any():
-            some, columns = rows[below], column[below]
-            kinds, amounts = zip(*in_bundles(self._lacks[some, columns]), strict=True)
-            placed = clusters.lay(some, jobs[below][:, None] * 3 + np.array(kinds), np.stack(amounts, axis=1))
-            self._refused[some, columns] = placed[:, 0] < 0
+        several = np.zeros(len(rows), dtype=np.bool_)
+        if self._below[rows, column].any():
+            # A job below its least size is given what it lacks: one task or bundle, of which the mask says that it
+            # fits, or several, of which any may not.
+            lacks = self._lacks[rows, column]
+            several = lacks.max(axis=1) > 1
+            kind = np.where(lacks.any(axis=1), _first_kind(lacks), kind)
+            if several.any():
+                some = rows[several]
+                kinds, amounts = zip(*in_bundles(lacks[several]), strict=True)
+                placed = clusters.lay(some, jobs[several][:, None] * 3 + np.array(kinds), np.stack(amounts, axis=1))
+                self._refused[some, column[several]] = placed[:, 0] < 0
         for number in range(3):
-            chosen = (kind == number) & ~below
+            chosen = (kind == number) & ~several
             clusters.give_one(number, rows[chosen], jobs[chosen], heads[chosen])
         return rows, column, jobs
 
@@ -216,3 +221,9 @@ class Windows:
         shares = dominant_share(sizes, demand, self._capacity[rows])
         places = rows[:, None], columns[:, None], self.layout.size_features
         self._features[places] = size_features(self.layout, sizes, shares)
+
+
+def _first_kind(lacks: Ints) -> Ints:
+    """Kind of the first of the workers and PSs that are lacking, shape (..., 2): a worker (0), a PS (1) or both (2)."""
+    kind: Ints = np.where(lacks[..., 0] == 0, 1, np.where(lacks[..., 1] == 0, 0, 2))
+    return kind

@@ -21,7 +21,7 @@ from dl2d.simulation.workload.format import (
     MAX_JOBS,
     MAX_NODES,
     MAX_SLOTS,
-    Fitness,
+    Feasibility,
     NodeGroup,
     SimulatedJob,
     Workload,
@@ -147,7 +147,7 @@ def convert(jobs: Iterable[PastJob], settings: Settings, *, seed: int, where: st
     cluster = (NodeGroup(nodes, settings.node_resources),)
     architecture = Architecture(settings.architecture)
     speeds = {model: load_profile(model).speed(architecture) for model in sorted({model for _, model, _ in sized})}
-    fitness = Fitness(cluster, speeds, where)
+    feasibility = Feasibility(cluster, speeds, where)
     kept: list[SimulatedJob] = []
     first = sized[0][0].submit if sized else 0.0
     for job, model, workers in sized:
@@ -157,7 +157,7 @@ def convert(jobs: Iterable[PastJob], settings: Settings, *, seed: int, where: st
             raise WorkloadError("slot_seconds", problem, where=where)
         made = _simulated(job, model, workers, math.floor(slot + 1e-9), settings)
         try:
-            fitness.check(made)
+            feasibility.check(made)
         except WorkloadError:
             left_out[NO_ROOM] += 1
         else:

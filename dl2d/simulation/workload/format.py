@@ -315,12 +315,12 @@ def _parse(given: object, where: str) -> Workload:
     jobs: dict[str, SimulatedJob] = {}
     # Whatever fits the last of the cluster's sizes can end, for that one stays.
     when = "after the last capacity change, " if changes else ""
-    fitness = Fitness(_after(file.cluster, changes), speeds, where, when)
+    feasibility = Feasibility(_after(file.cluster, changes), speeds, where, when)
     for index, entry in enumerate(file.jobs):
         job = _job(entry, index, speeds, where)
         if job.id in jobs:
             raise WorkloadError("id", "two jobs have this id", where=where, job=job.id)
-        fitness.check(job)
+        feasibility.check(job)
         jobs[job.id] = job
     return Workload(
         slot_seconds=file.slot_seconds,
@@ -461,7 +461,7 @@ def _completed(entry: object, speeds: Mapping[str, SpeedModel]) -> object:
     return given
 
 
-class Fitness:
+class Feasibility:
     """Whether jobs can run at all on an empty cluster; remembers answers, for most jobs are alike."""
 
     def __init__(

@@ -88,15 +88,6 @@ def test_completion_times_are_those_of_the_replay(policy: str, key, first: int) 
         assert np.isnan(own[len(expected) :]).all()
 
 
-@pytest.mark.parametrize("nodes", [96, 12])
-def test_sixty_jobs_agree_with_the_replay(nodes: int) -> None:
-    workload = drawn(7, jobs=60, nodes=nodes, plain=True)
-    ticks = count()
-    told = replay(workload, PAPER.policies["drf"](None), PAPER.placement, rules=PAPER.rules, timer=lambda: next(ticks))
-    times = play(begun([workload]), drf)
-    np.testing.assert_allclose(times[0], [job.jct for job in told.jobs], rtol=1e-9, atol=0)
-
-
 def one_node(*, epochs: list[float], **more: Any) -> Workload:
     """A node of 8 CPUs and 8 GPUs; bundles of (4, 4) at s(1 w) = 1 and s(2 w) = 2 samples/s: 1 and 2 epochs a slot."""
     jobs = [
@@ -266,15 +257,6 @@ def test_tasks_of_two_cpus_that_fit_in_total_fit_on_nodes_the_small_ones_first()
     assert clusters.used[:, 0].tolist() == [48_000, 36_000]
     clusters.end_slot(HERE)
     assert clusters.lay(HERE, np.array([[0, 1]]), np.array([[9, 15]])).tolist() == [[9, 12]], "the large ones first"
-
-
-def test_filling_some_clusters_leaves_the_others_alone() -> None:
-    clusters = begun([drawn(seed) for seed in range(4)])
-    which = np.array([3, 1])
-    clusters.fill(clusters.most[which], which)
-    assert clusters.sizes[which].any(axis=(1, 2)).all()
-    assert not clusters.sizes[[0, 2]].any()
-    assert not clusters.used[:, [0, 2]].any()
 
 
 @settings(max_examples=40)
