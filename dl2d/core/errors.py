@@ -27,8 +27,8 @@ class RequestError(Dl2dError):
 class WorkloadError(Dl2dError):
     """A workload, or a speed model or profile in it, is malformed.
 
-    ``where`` is the file (or what else was read), ``job`` the id of the job at fault, or of the first that needs the
-    part at fault; ``key`` names the entry. Any of them is empty where it does not apply.
+    ``where`` is the file (or what else was read), ``job`` the id of the job at fault; ``key`` names the entry. Any of
+    them is empty where it does not apply.
     """
 
     def __init__(self, key: str, problem: str, *, where: str = "", job: str = "") -> None:

@@ -16,7 +16,7 @@ from simulation.drawn import drawn
 from dl2d.simulation.environment import ENVIRONMENT_ID, ClusterEnv, VectorClusterEnv
 from dl2d.simulation.vectorized.clusters import Clusters
 from dl2d.simulation.vectorized.library import Library
-from dl2d.simulation.workload.format import Workload, describe_workload, read_workload
+from dl2d.simulation.workload.format import Workload, read_workload
 
 
 def two_jobs(*, epochs: float = 4.0, **more: Any) -> Workload:
@@ -293,22 +293,6 @@ def test_many_at_once_are_many_single_ones_bit_for_bit(count: int, more: dict[st
                 told[number], rest[number] = (observation, own), tuple(rest_)
             assert rest[number] == (rewards[number], terminated[number], truncated[number])
     assert ends >= count
-
-
-def test_numbers_do_not_depend_on_how_large_the_library_is() -> None:
-    """Beside a workload with more jobs and nodes there is padding; rewards stay the same to the last bit."""
-    given = describe_workload(drawn(1, jobs=62, plain=True, nodes=30))
-    workload = read_workload({**given, "jobs": [{**job, "submit_slot": 0} for job in given["jobs"]]})
-    alone = ClusterEnv(workload, 63, first_bundles=True, speed_noise=0.1)
-    beside = ClusterEnv([workload, drawn(2, jobs=71, nodes=50)], 63, first_bundles=True, speed_noise=0.1)
-    infos = [env.reset(seed=3, options={"workload": 0})[1] for env in (alone, beside)]
-    draw = np.random.default_rng(0)
-    for _ in range(100):
-        assert infos[0]["action_mask"].tolist() == infos[1]["action_mask"].tolist()
-        action = int(choose(draw, infos[0]["action_mask"], void=0.7))
-        done = [env.step(action) for env in (alone, beside)]
-        assert done[0][1:4] == done[1][1:4]
-        infos = [own[4] for own in done]
 
 
 def test_how_episodes_begin_anew_is_declared_and_done() -> None:

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import csv
 import random
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -169,30 +167,6 @@ def test_measuring_speeds_costs_little_when_jobs_are_long(policy: str, most: flo
     )
     assert told < measuring < most * told
     assert measuring < 0.9 * fair
-
-
-MEASURED = Path(__file__).parents[3] / "shared" / "data" / "dl2" / "config_speed.csv"
-
-
-@pytest.mark.skipif(not MEASURED.exists(), reason="DL2's own measurements are not in shared/ beside this checkout")
-def test_on_dl2s_measured_speeds_optimus_is_clearly_below_drf_and_lookahead_below_optimus() -> None:
-    """Jobs of 3 to 15 slots at one bundle, on 96 nodes: room enough that only the choice of sizes counts."""
-    points: dict[str, list[list[float]]] = {}
-    with MEASURED.open() as file:
-        for row in csv.DictReader(file):
-            size = [int(row["num_ps"]), int(row["num_workers"])]
-            points.setdefault(row["model"], []).append([*size, float(row["total_speed_samples_per_s"])])
-    alone = {model: speed for model, given in points.items() for ps, workers, speed in given if ps == workers == 1}
-    draw, made = random.Random(1), []
-    for number in range(60):
-        model = draw.choice(sorted(points))
-        epochs = draw.uniform(3, 15) * alone[model] * 1200 / 100
-        made.append({"model": model, "submit_slot": number // 3, "epochs": epochs})
-    speeds = {model: {"points": given} for model, given in points.items()}
-    given = make(made, nodes=96, speeds=speeds, slot_seconds=1200)
-    averages = {policy: by_preset(policy, given).avg_jct for policy in ("drf", "optimus", "lookahead")}
-    assert averages["optimus"] < 0.85 * averages["drf"]
-    assert averages["lookahead"] < 0.95 * averages["optimus"]
 
 
 @pytest.mark.parametrize("policy", [Fifo(), Drf()])

@@ -63,6 +63,11 @@ class SpeedModel(Protocol):
         ...
 
     @property
+    def consistency(self) -> Consistency:
+        """Whether workers step together."""
+        ...
+
+    @property
     def batch(self) -> int | None:
         """Global batch size in samples; None where it is unknown or grows with the workers."""
         ...
@@ -103,6 +108,7 @@ class _Formula(Record):
 
     __slots__ = ()
     architecture: ClassVar[Architecture] = Architecture.PS
+    consistency: ClassVar[Consistency] = Consistency.SYNC
     #: As ``formula`` has it in a file.
     formula: ClassVar[str]
 
@@ -167,6 +173,7 @@ class PsAsync(_Formula):
     worker_batch: Batch
 
     formula: ClassVar[str] = "ps-async"
+    consistency: ClassVar[Consistency] = Consistency.ASYNC
     file_keys: ClassVar[Mapping[str, str]] = {"worker_batch": "batch"}
 
     @property

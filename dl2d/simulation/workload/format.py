@@ -16,7 +16,7 @@ from pydantic import AfterValidator, PlainValidator, TypeAdapter
 from dl2d.atomic_file import write_atomically
 from dl2d.core.cluster import Node
 from dl2d.core.errors import WorkloadError
-from dl2d.core.jobs import Architecture, Consistency, JobRequest
+from dl2d.core.jobs import Architecture, JobRequest
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.validation import (
     NAME,
@@ -34,7 +34,7 @@ from dl2d.core.validation import (
     to_plain,
 )
 from dl2d.core.wording import did_you_mean, printable, shown
-from dl2d.simulation.speeds.models import MAX_INTERPOLATED, MAX_TASKS, PsAsync, SpeedModel, Table, parse_speed
+from dl2d.simulation.speeds.models import MAX_INTERPOLATED, MAX_TASKS, SpeedModel, Table, parse_speed
 from dl2d.simulation.speeds.profiles import load_profile
 
 MAX_JOBS: Final = 200_000
@@ -170,7 +170,6 @@ class Workload:
 def to_request(job: SimulatedJob, workload: Workload) -> JobRequest:
     """The request that a scheduler sees: with the declared epochs and type, not the real ones."""
     speed = workload.speeds[job.model]
-    is_async = isinstance(speed, PsAsync) or (isinstance(speed, Table) and speed.consistency is Consistency.ASYNC)
     has_ps = job.architecture is Architecture.PS
     return JobRequest(
         name=job.said_model or job.model,
@@ -187,7 +186,7 @@ def to_request(job: SimulatedJob, workload: Workload) -> JobRequest:
         max_ps=job.max_ps if has_ps else 0,
         allowed_workers=job.allowed_workers,
         architecture=job.architecture,
-        consistency=Consistency.ASYNC if is_async else Consistency.SYNC,
+        consistency=speed.consistency,
     )
 
 
@@ -311,7 +310,7 @@ def _parse(given: object, where: str) -> Workload:
     if not 1 <= len(file.jobs) <= MAX_JOBS:
         raise refused("jobs", f"expected a list of 1 to {MAX_JOBS} entries, got {shown(file.jobs)}")
     changes = _in_order(file.capacity_changes, file.cluster, refused)
-    speeds = _speeds(file.speeds, _first_users(file.jobs), where)
+    speeds = _speeds(file.speeds, where)
     jobs: dict[str, SimulatedJob] = {}
     # Whatever fits the last of the cluster's sizes can end, for that one stays.
     when = "after the last capacity change, " if changes else ""
@@ -377,15 +376,6 @@ def _after(groups: tuple[NodeGroup, ...], changes: tuple[CapacityChange, ...]) -
     return tuple(after)
 
 
-def _first_users(entries: Sequence[object]) -> dict[str, str]:
-    """By model the first job that uses it, as errors call it; of whatever can be read at all."""
-    users: dict[str, str] = {}
-    for index, entry in enumerate(entries):
-        if isinstance(entry, Mapping) and isinstance(model := entry.get("model"), str) and model not in users:
-            users[model] = _label(entry, index)
-    return users
-
-
 def _label(entry: object, index: int) -> str:
     given = entry.get("id") if isinstance(entry, Mapping) else None
     if isinstance(given, int | str) and not isinstance(given, bool) and given != "":
@@ -393,7 +383,7 @@ def _label(entry: object, index: int) -> str:
     return f"number {index + 1} of the list"
 
 
-def _speeds(described: Mapping[str, object], users: Mapping[str, str], where: str) -> dict[str, SpeedModel]:
+def _speeds(described: Mapping[str, object], where: str) -> dict[str, SpeedModel]:
     if not 1 <= len(described) <= MAX_MODELS:
         problem = f"expected an object of 1 to {MAX_MODELS} models, got {shown(described)}"
         raise WorkloadError("speeds", problem, where=where)
@@ -408,8 +398,8 @@ def _speeds(described: Mapping[str, object], users: Mapping[str, str], where: st
             else:
                 speeds[model] = parse_speed(description)
         except WorkloadError as error:
-            key = f"speeds.{model}.{error.key}" if error.key else f"speeds.{model}"
-            raise WorkloadError(key, error.problem, where=where, job=users.get(model, "")) from None
+            key = f"speeds.{model}.{error.key}".rstrip(".")
+            raise WorkloadError(key, error.problem, where=where) from None
     return speeds
 
 

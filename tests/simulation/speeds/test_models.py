@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import csv
 import json
 import warnings
-from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +11,6 @@ from hypothesis import strategies as st
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture
 from dl2d.simulation.speeds.models import MAX_INTERPOLATED, AllReduce, Physical, PsAsync, PsSync, Table, parse_speed
-
-MEASURED = Path(__file__).parents[4] / "shared" / "data" / "dl2" / "config_speed.csv"
 
 SPEEDS = st.floats(0.01, 1e5, allow_nan=False)
 COUNTS = st.integers(1, 24)
@@ -275,41 +270,6 @@ def test_slips_of_the_pen_get_a_hint() -> None:
         parse_speed({"formula": "ps-sink", "theta": [1] * 5, "batch": 1})
     with pytest.raises(WorkloadError, match=r"did you mean batch\?"):
         parse_speed({"formula": "ps-sync", "theta": [1] * 5, "batch": 1, "batsh": 1})
-
-
-# The published surface of DL2's testbed, where it is at hand: checked against, never shipped.
-
-
-@pytest.mark.skipif(not MEASURED.exists(), reason="the measurements are not beside the checkout")
-@pytest.mark.parametrize(
-    ("model", "even", "best_even", "best"),
-    [
-        ("resnet-50", (15.8, 32.4, 31.1, 39.2), (39.2, 16), (65.2, 15, 2)),
-        ("vgg-16", (9.6, 14.6, 12.1, 12.9), (15.1, 5), (28.4, 14, 1)),
-        ("resnext-110", (382.8, 392.9, 255.9, 341.0), (400.1, 3), (507.4, 5, 1)),
-        ("inception-bn", (169.8, 275.0, 211.5, 237.9), (275.0, 4), (318.1, 16, 5)),
-        ("seq2seq", (276.7, 436.2, 327.3, 315.7), (466.1, 5), (556.1, 11, 3)),
-        ("cnn-text-classification", (61.9, 97.6, 91.7, 84.7), (100.1, 5), (100.1, 5, 5)),
-        ("dssm", (462.2, 1091.9, 1073.2, 1083.1), (1125.3, 5), (1188.5, 7, 5)),
-        ("wlm", (162.0, 293.2, 234.9, 258.8), (293.2, 4), (497.9, 5, 1)),
-    ],
-)
-def test_the_surface_of_the_original_simulator(model: str, even, best_even, best) -> None:
-    """Figures of an independent run of the original's interpolation, to the digits it was reported with."""
-    by_model = defaultdict(list)
-    with MEASURED.open(newline="") as file:
-        for row in csv.DictReader(file):
-            at = int(row["num_ps"]), int(row["num_workers"])
-            by_model[row["model"]].append([*at, float(row["total_speed_samples_per_s"])])
-    table = parse_speed({"points": by_model[model]})
-    grid = table.grid(16, 16)
-    assert tuple(round(float(grid[size, size]), 1) for size in (1, 4, 8, 16)) == even
-    diagonal = grid.diagonal()
-    assert (round(float(diagonal.max()), 1), int(diagonal.argmax())) == best_even
-    ps, workers = np.unravel_index(grid.argmax(), grid.shape)
-    assert (round(float(grid.max()), 1), int(ps), int(workers)) == best
-    dropped = parse_speed({"points": by_model[model], "drop_failed": True})
-    assert len(table.points) - len(dropped.points) == {"vgg-16": 9, "inception-bn": 1}.get(model, 0)
 
 
 def test_a_table_may_be_of_asynchronous_training() -> None:

@@ -17,7 +17,7 @@ from dl2d.simulation.replay import replay
 from dl2d.simulation.rule_presets import PresetName, preset
 from dl2d.simulation.speeds.models import PsSync
 from dl2d.simulation.vectorized.clusters import Clusters, in_bundles
-from dl2d.simulation.vectorized.library import NEVER, Library
+from dl2d.simulation.vectorized.library import Library
 from dl2d.simulation.workload.format import Workload, read_workload
 
 PAPER = preset(PresetName.DL2_PAPER)
@@ -257,32 +257,6 @@ def test_tasks_of_two_cpus_that_fit_in_total_fit_on_nodes_the_small_ones_first()
     assert clusters.used[:, 0].tolist() == [48_000, 36_000]
     clusters.end_slot(HERE)
     assert clusters.lay(HERE, np.array([[0, 1]]), np.array([[9, 15]])).tolist() == [[9, 12]], "the large ones first"
-
-
-@settings(max_examples=40)
-@drawing(st.integers(0, 10**6))
-def test_capacity_holds_and_work_is_conserved(seed: int) -> None:
-    """Under random sizes: no node is over-used, books agree with sizes, and all epochs are done exactly once."""
-    draw = np.random.default_rng(seed)
-    clusters = begun([drawn(seed + number, jobs=5) for number in range(3)], speed_noise=0.3)
-    everywhere = np.arange(3)
-    present = clusters.submit < NEVER
-    shares = np.zeros(present.shape)
-    for _ in range(400):
-        clusters.fill(draw.integers(0, 17, (*present.shape, 2)), everywhere)
-        assert (clusters.free[:, clusters.load < 2**62] >= 0).all()
-        held = (clusters.sizes[:, :, :, None] * clusters.demand).sum(axis=(1, 2))
-        assert held.tolist() == clusters.used.T.tolist()
-        report = clusters.end_slot(everywhere)
-        assert (report.progress <= report.rate).all()
-        shares += report.progress
-        assert not clusters.sizes.any()
-        if clusters.over.all():
-            break
-    done = clusters.last_slot >= 0
-    np.testing.assert_allclose(shares[done], 1.0, rtol=1e-12)
-    np.testing.assert_allclose(clusters.done[done], clusters.epochs[done], rtol=1e-12)
-    assert (clusters.done[present & ~done] <= clusters.epochs[present & ~done]).all()
 
 
 def filled_slots(clusters: Clusters, slots: int) -> list[list[np.ndarray]]:
