@@ -6,6 +6,7 @@ import errno
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import structlog
@@ -15,8 +16,6 @@ from dl2d.core.resources import Resources
 from dl2d.local.task_supervisor import write_json
 
 log = structlog.get_logger(__name__)
-#: No record is larger; whatever is was not written by us.
-LARGEST_RECORD = 64 * 1024
 _HANDLE = re.compile(r"[0-9a-f]{32}")
 
 
@@ -52,7 +51,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     node: str
     user: str
     #: Thousandths by name, as ``Resources`` has them.
-    demand: dict[str, int]
+    demand: dict[str, Annotated[int, msgspec.Meta(ge=0)]]
     #: Seconds since 1970.
     submitted: float
     #: The machine's boot, and its monotonic clock when the task was submitted.
@@ -114,12 +113,7 @@ class Records:
             return None
         path = self.path(handle)
         try:
-            with path.open("rb") as file:
-                data = file.read(LARGEST_RECORD + 1)
-            if len(data) > LARGEST_RECORD:
-                self._report(handle, "the file is too large")
-                return None
-            record = msgspec.json.decode(data, type=Record)
+            record = msgspec.json.decode(path.read_bytes(), type=Record)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -129,9 +123,6 @@ class Records:
             return None
         if record.handle != handle:
             self._report(handle, f"the file holds the record of {record.handle}")
-            return None
-        if any(amount < 0 for amount in record.demand.values()):
-            self._report(handle, "a demand is negative")
             return None
         if record.ended is not None:
             self._ended[handle] = record
