@@ -144,10 +144,9 @@ def replay(
         run.slot()
         if progress is not None:
             progress(len(run.outcomes), len(workload.jobs))
-    outcomes = sorted(run.outcomes.values(), key=lambda job: run.order[job.id])
     return Replayed(
         policy=policy.name,
-        jobs=tuple(outcomes),
+        jobs=tuple(run.outcomes[job.id] for job in workload.jobs),
         slots=run.now,
         decision_ms=tuple(run.decision_ms),
         utilisation=run.recorder.utilisation(run.now),
@@ -182,13 +181,12 @@ class _Run:
         self.rules = rules
         self.now = 0
         self.outcomes: dict[str, JobOutcome] = {}
-        self.order = {job.id: place for place, job in enumerate(workload.jobs)}
         self.decision_ms: list[float] = []
         self._timer = timer
         self._nodes = {node.name: node for node in workload.nodes()}
         self._manager = MemoryManager(self._nodes.values(), lambda: self._at, cluster=_CLUSTER, keep_ended=False)
         self._store = MemoryStore()
-        self._coming = sorted(workload.jobs, key=lambda job: (job.submit_slot, self.order[job.id]), reverse=True)
+        self._coming = sorted(workload.jobs, key=lambda job: job.submit_slot)[::-1]
         self._running: dict[JobKey, _Live] = {}
         self.recorder = recorder
         realism, draws = rules.realism, SeededRandom(seed)
