@@ -22,10 +22,10 @@ from dl2d.experiments.preparation import (
     to_prepare,
     tuned,
 )
+from dl2d.simulation.lower_bound import lower_bound
 from dl2d.simulation.replay import replay
 from dl2d.simulation.rule_presets import Preset
 from dl2d.simulation.slot_series import SlotSeries
-from dl2d.simulation.vectorized.bound import lower_bound
 from dl2d.simulation.workload.sources import load_source
 
 
@@ -57,7 +57,7 @@ class Result:
     avg_jct: float
     avg_jct_plain: float
     makespan: float
-    #: Bound on the average completion time of the workload without options (``dl2d.simulation.vectorized.bound``),
+    #: Bound on the average completion time of the workload without options (``dl2d.simulation.lower_bound``),
     #: and the resource that makes it so.
     bound: float
     scarce: str
