@@ -51,18 +51,16 @@ class _Limited(LocalTasks):
     """A local director that gives up after a time limit, and says when nothing more is going to be done to the job."""
 
     def __init__(self, *args: Any, deadline: float, gate: Path, hook: Hook | None, **options: Any) -> None:
-        super().__init__(*args, on_schedule_done=self._complete, **options)
+        super().__init__(*args, **options)
         self._deadline = deadline
         #: is there while the schedule, or the hook, still has something to do
         self._gate = gate
         self._hook = hook
         self._scheduled = False
 
-    def _complete(self) -> None:
-        self._scheduled = True
-
     def exchange(self, status: Status, *, urgent: bool) -> Reply:
         reply = super().exchange(status, urgent=urgent)
+        self._scheduled = self._scheduled or self.schedule_done(status)
         pending = self._hook is not None and self._hook(status, self)
         if self._scheduled and not pending:
             self._gate.unlink(missing_ok=True)

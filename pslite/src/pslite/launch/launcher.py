@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
@@ -19,13 +20,11 @@ from pslite.coordinator import Coordinator, Settings
 from pslite.errors import UsageError
 from pslite.launch.environment import balance_of, job_encryption, need
 from pslite.launch.local_tasks import LocalTasks
-from pslite.launch.membership_source import DaemonClient, ReportingSource
+from pslite.launch.membership_source import DaemonClient
 from pslite.launch.mxnet_launcher import OpenMembership, launched_listener
 from pslite.launch.supervisor import LogLocation, Supervisor, locate_log
-from pslite.launch.supervisor_channel import SupervisedSource, SupervisorChannel
 from pslite.net.authentication import TOKEN_BYTES, parse_token
 from pslite.net.framing import listen
-from pslite.storage.coordinator_log import CoordinatorLog
 
 _REGISTER_SECONDS = 300.0
 #: how long the tasks of a job that are started here may take to come: all of them, and the first of each role
@@ -63,22 +62,17 @@ def launched(environ: Mapping[str, str], say: Callable[[str], None]) -> int:
         a variable is absent or malformed.
 
     """
-    location = locate_log(environ)
-
-    def make(supervisor: SupervisorChannel, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
-        return Coordinator(
-            job="dmlc",
-            token=parse_token(need(environ, "DL2_TOKEN")),
-            director=SupervisedSource(OpenMembership.of(environ), supervisor),
-            say=say,
-            settings=Settings(grace=_GRACE_SECONDS, balance=balance_of(environ)),
-            address_host=need(environ, "DMLC_PS_ROOT_URI"),
-            listener=listener,
-            encrypt=job_encryption(environ),
-            log=log,
-        )
-
-    return Supervisor(make, listener=launched_listener(environ), location=location, say=say).run()
+    make = partial(
+        Coordinator,
+        job="dmlc",
+        token=parse_token(need(environ, "DL2_TOKEN")),
+        say=say,
+        settings=Settings(grace=_GRACE_SECONDS, balance=balance_of(environ)),
+        address_host=need(environ, "DMLC_PS_ROOT_URI"),
+        encrypt=job_encryption(environ),
+    )
+    location, source = locate_log(environ), OpenMembership.of(environ)
+    return Supervisor(make, listener=launched_listener(environ), location=location, say=say, source=source).run()
 
 
 def standalone(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
@@ -94,21 +88,15 @@ def standalone(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
     token = environ.get("DL2_TOKEN", "")
     if location.port and not token:
         raise UsageError(f"{location.folder} is the log of a job whose DL2_TOKEN must be given to go on with it")
-    key = parse_token(token) if token else secrets.token_bytes(TOKEN_BYTES)
-
-    def make(supervisor: SupervisorChannel, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
-        return Coordinator(
-            job="standalone",
-            token=key,
-            director=supervisor,
-            say=say,
-            settings=Settings(grace=_GRACE_SECONDS, start=_START_SECONDS, balance=balance_of(environ)),
-            host="127.0.0.1",
-            listener=listener,
-            encrypt=job_encryption(environ),
-            log=log,
-        )
-
+    make = partial(
+        Coordinator,
+        job="standalone",
+        token=parse_token(token) if token else secrets.token_bytes(TOKEN_BYTES),
+        say=say,
+        settings=Settings(grace=_GRACE_SECONDS, start=_START_SECONDS, balance=balance_of(environ)),
+        address_host="127.0.0.1",
+        encrypt=job_encryption(environ),
+    )
     local = tasks.here(environ, location.wanted)
     return Supervisor(make, listener=_listen(location, "127.0.0.1"), location=location, say=say, tasks=local).run()
 
@@ -155,7 +143,6 @@ def coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
             registration = _register(daemon, tasks.argv(), address, environ, say)
         if not _JOB.fullmatch(registration.job):
             raise UsageError(f"the job name {registration.job!r} is malformed")
-        token = parse_token(registration.token)
         settings = Settings(heartbeat=registration.heartbeat_seconds, balance=balance_of(environ))
         own: LocalTasks | None = None
         if registration.static:
@@ -165,24 +152,17 @@ def coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
             )
             own = tasks.here(environ, location.wanted)
             settings = replace(settings, grace=_GRACE_SECONDS, start=_START_SECONDS)
-
-        def make(supervisor: SupervisorChannel, listener: socket.socket, log: CoordinatorLog | None) -> Coordinator:
-            heartbeats = DaemonClient(daemon, registration.job, registration.credential, say=say)
-            return Coordinator(
-                job=registration.job,
-                token=token,
-                director=ReportingSource(supervisor, heartbeats)
-                if registration.static
-                else SupervisedSource(heartbeats, supervisor),
-                say=say,
-                settings=settings,
-                address_host=host,
-                listener=listener,
-                encrypt=job_encryption(environ),
-                log=log,
-            )
-
-        return Supervisor(make, listener=listener, location=location, say=say, tasks=own).run()
+        make = partial(
+            Coordinator,
+            job=registration.job,
+            token=parse_token(registration.token),
+            say=say,
+            settings=settings,
+            address_host=host,
+            encrypt=job_encryption(environ),
+        )
+        source = DaemonClient(daemon, registration.job, registration.credential, say=say)
+        return Supervisor(make, listener=listener, location=location, say=say, tasks=own, source=source).run()
 
 
 def _own_name() -> str:

@@ -48,10 +48,6 @@ class LocalTasks:
         changes, in the order of their versions.
     environ
         environment of the tasks.
-    on_status
-        called with every status, for displays.
-    on_schedule_done
-        called once when the last change is complete.
     present
         tasks that are running already.
 
@@ -65,15 +61,11 @@ class LocalTasks:
         servers: int,
         schedule: Sequence[Resize] = (),
         environ: Mapping[str, str] | None = None,
-        on_status: Callable[[Status], None] = lambda _: None,
-        on_schedule_done: Callable[[], None] = lambda: None,
         present: Collection[str] = (),
     ) -> None:
         self._command = ["--", *command]
         self._schedule = list(schedule)
         self._environ = dict(os.environ if environ is None else environ)
-        self._on_status = on_status
-        self._on_schedule_done: Callable[[], None] | None = on_schedule_done
         self._architecture = "ps" if servers else "allreduce"
         self._counts = {"worker": workers, "ps": servers}
         self._targets: dict[str, list[str]] = {"worker": [], "ps": []}
@@ -137,17 +129,17 @@ class LocalTasks:
 
     def exchange(self, status: Status, *, urgent: bool) -> Reply:  # noqa: ARG002
         """Follow the schedule."""
-        self._on_status(status)
         for process in self.processes.values():
             process.poll()
         while self._schedule and status.version >= self._schedule[0].at_version:
             if self._schedule[0].wait and not self._settled(status):
                 break
             self.resize(self._schedule.pop(0))
-        if not self._schedule and self._on_schedule_done is not None and self._settled(status):
-            self._on_schedule_done()
-            self._on_schedule_done = None
         return Reply(members=self.targets, heartbeat_seconds=0.1)
+
+    def schedule_done(self, status: Status) -> bool:
+        """Whether the last change of size is complete."""
+        return not self._schedule and self._settled(status)
 
     def _settled(self, status: Status) -> bool:
         gone = {m.task for m in status.members if m.state == "left"}

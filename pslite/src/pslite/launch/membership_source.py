@@ -1,4 +1,4 @@
-"""Membership sources under the scheduler: heartbeats that report a job's status and return who should be a member."""
+"""Membership source under the scheduler: heartbeats that report a job's status and return who should be a member."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from pslite.errors import UsageError
-from pslite.job.status import MembershipSource, Reply, Status
+from pslite.job.status import Reply, Status
 
 STOP_LIMIT_SECONDS = 30.0
 _MAX_REPLY = 1 << 20
@@ -135,38 +135,6 @@ class DaemonClient:
             self._reply = reply
         self._wake()
         return reply
-
-
-class ReportingSource:
-    """Membership source that also reports to the daemon, whose replies are ignored.
-
-    Parameters
-    ----------
-    source
-        decides who is a member.
-    daemon
-        receives the reports.
-
-    """
-
-    def __init__(self, source: MembershipSource, daemon: DaemonClient) -> None:
-        self._source = source
-        self._daemon = daemon
-
-    def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:
-        """Start both."""
-        self._daemon.start(address, token, wake)
-        self._source.start(address, token, wake)
-
-    def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
-        """Report to both; return the request of the source."""
-        self._daemon.exchange(status, urgent=urgent)
-        return self._source.exchange(status, urgent=urgent)
-
-    def close(self, status: Status) -> None:
-        """Report the end of the job to both."""
-        self._source.close(status)
-        self._daemon.close(status)
 
 
 class _HttpReply(msgspec.Struct):

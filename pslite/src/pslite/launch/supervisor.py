@@ -26,14 +26,15 @@ import msgspec
 from pslite.coordinator import Coordinator
 from pslite.coordinator.log_writer import decode
 from pslite.errors import Cancelled, PsliteError, UsageError
+from pslite.job.status import MembershipSource
 from pslite.launch.local_tasks import LocalTasks
 from pslite.launch.signals import ENDING, OWN, handled
 from pslite.launch.supervisor_channel import (
     MAX_BYTES,
     FromCoordinator,
-    Heartbeat,
     Request,
     Started,
+    StatusMessage,
     SupervisorChannel,
     Terminate,
 )
@@ -45,7 +46,7 @@ STATE_VARIABLE = "DL2_STATE"
 _NO_LOG = "none"
 #: a coordinator that has died so many times is not started again
 _MAX_DEATHS = 10
-#: a coordinator without a heartbeat for so long hangs; half of the lease, after which members look for another one
+#: a coordinator that has sent no status for so long hangs; half of the lease, after which members look for another one
 _HANG_SECONDS = 5.0
 _POLL_SECONDS = 0.5
 
@@ -99,7 +100,8 @@ class Supervisor:
     Parameters
     ----------
     make
-        creates a coordinator, in its own process, from the channel to this one, the listening socket and the log.
+        creates a coordinator, in its own process, from its membership source (`director`), the listening socket
+        (`listener`) and the log (`log`).
     listener
         the listening socket; open here until `run` returns.
     location
@@ -107,18 +109,21 @@ class Supervisor:
     say
         takes lines for the user.
     tasks
-        starts tasks on this machine, for coordinators whose membership source is the channel to this process.
+        starts the tasks on this machine, and decides who is a member.
+    source
+        a membership source in the coordinator's process, which decides where there are no `tasks`.
 
     """
 
     def __init__(
         self,
-        make: Callable[[SupervisorChannel, socket.socket, CoordinatorLog | None], Coordinator],
+        make: Callable[..., Coordinator],
         *,
         listener: socket.socket,
         location: LogLocation,
         say: Callable[[str], None],
         tasks: LocalTasks | None = None,
+        source: MembershipSource | None = None,
     ) -> None:
         self._make = make
         self._listener = listener
@@ -126,6 +131,7 @@ class Supervisor:
         self._folder = location.folder
         self._say = say
         self._tasks = tasks
+        self._source = source
         self._tasks_started = False
         #: process id of the coordinator, 0 without one
         self._child = 0
@@ -232,8 +238,8 @@ class Supervisor:
             self._idle = False
             silent = 0.0
             for message in messages:
-                closing = message.closing if isinstance(message, Heartbeat) else getattr(message, "last", False)
-                monitored = self._folder is not None and not closing
+                last = isinstance(message, StatusMessage) and message.last
+                monitored = self._folder is not None and not last
                 if self._tasks is not None:
                     self._answer(self._tasks, channel, message)
             if not still_open:
@@ -241,13 +247,13 @@ class Supervisor:
 
     def _answer(self, tasks: LocalTasks, channel: Channel[FromCoordinator], message: FromCoordinator) -> None:
         """Pass a message of the coordinator to the tasks of this machine, and answer it."""
-        if isinstance(message, Heartbeat):
-            return
         if isinstance(message, Started):
             if not self._tasks_started:
                 self._tasks_started = True
                 tasks.start(message.address, message.token, lambda: None)
-        elif message.last:
+            return
+        assert message.status is not None
+        if message.last:
             tasks.close(message.status)
         else:
             channel.send(Request(tasks.exchange(message.status, urgent=message.urgent)))
@@ -260,8 +266,14 @@ class Supervisor:
             for number in ENDING + OWN:
                 signal.signal(number, signal.SIG_IGN)
             folder = self._folder
-            channel = SupervisorChannel(sock, followed=self._location.folder is not None)
-            coordinator = self._make(channel, self._listener, CoordinatorLog(folder) if folder is not None else None)
+            channel = SupervisorChannel(
+                sock,
+                followed=self._location.folder is not None,
+                has_tasks=self._tasks is not None,
+                source=self._source,
+            )
+            log = CoordinatorLog(folder) if folder is not None else None
+            coordinator = self._make(director=channel, listener=self._listener, log=log)
             code = _run(coordinator, channel)
         except UsageError as error:
             sys.stderr.write(f"dl2-run: {error}\n")

@@ -13,9 +13,8 @@ from pslite.errors import Cancelled, Fenced
 from pslite.job.status import MembershipSource, Reply, Status
 from pslite.net.framing import Channel, Inbox
 
-#: the shortest time between two statuses that are not urgent, and between two heartbeats, in seconds
+#: the shortest time between two statuses that are not urgent, in seconds
 _STATUS_SECONDS = 0.1
-_HEARTBEAT_SECONDS = 0.5
 _CLOSE_SECONDS = 5.0
 MAX_BYTES = 64 << 20
 
@@ -28,21 +27,18 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class StatusMessage(msgspec.Struct, frozen=True, tag=True):
-    """From the coordinator: the status of the job; `last` when the job is over."""
+    """From the coordinator, several times a second: it is alive, and the status of the job if the supervisor has tasks.
 
-    status: Status
+    `last` when the job is over, while members and the daemon have not yet taken that.
+    """
+
+    status: Status | None
     urgent: bool
     last: bool = False
 
 
-class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """From the coordinator: it is alive; `closing` while the daemon has not yet taken the end of the job."""
-
-    closing: bool = False
-
-
 class Request(msgspec.Struct, frozen=True, tag=True):
-    """From the supervisor: what the membership source asks for."""
+    """From the supervisor: what its membership source asks for."""
 
     reply: Reply
 
@@ -54,11 +50,11 @@ class Terminate(msgspec.Struct, frozen=True, tag=True):
 
 
 #: what a coordinator sends
-FromCoordinator = Started | StatusMessage | Heartbeat
+FromCoordinator = Started | StatusMessage
 
 
 class SupervisorChannel:
-    """The coordinator's end: a membership source that forwards to the one of the supervisor.
+    """The coordinator's end: the membership source of the job, which forwards to those that decide.
 
     Parameters
     ----------
@@ -66,21 +62,34 @@ class SupervisorChannel:
         connected to the supervisor.
     followed
         whether a new supervisor may continue the job from the log; then the coordinator ends silently if this one dies.
+    has_tasks
+        whether the supervisor starts the tasks: then its requests count, and it is sent every status.
+    source
+        a membership source in the coordinator's own process; its requests count if the supervisor has no tasks.
 
     """
 
-    def __init__(self, sock: socket.socket, *, followed: bool) -> None:
+    def __init__(
+        self, sock: socket.socket, *, followed: bool, has_tasks: bool, source: MembershipSource | None
+    ) -> None:
         self._channel: Channel[Request | Terminate] = Channel(sock, Inbox(Request | Terminate, MAX_BYTES))
         self._followed = followed
+        self._has_tasks = has_tasks
+        self._source = source
         self._reply: Reply | None = None
         self._sent_at = 0.0
         #: the signal that ends the job
         self.ending = 0
-        #: whether the supervisor has died
-        self.orphaned = False
+        self._orphaned = False
 
-    def receive(self) -> None:
-        """Receive messages of the supervisor.
+    def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:
+        """Have the supervisor start its tasks, and the source."""
+        self._channel.send(Started(address, token))
+        if self._source is not None:
+            self._source.start(address, token, wake)
+
+    def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
+        """Forward the status; return the newest request.
 
         Raises
         ------
@@ -90,6 +99,16 @@ class SupervisorChannel:
             the supervisor has died, and another coordinator may continue the job.
 
         """
+        self._receive()
+        now = time.monotonic()
+        if not self._channel.unsent and (urgent or now - self._sent_at >= _STATUS_SECONDS):
+            self._sent_at = now
+            self._channel.send(StatusMessage(status if self._has_tasks else None, urgent))
+        self._channel.flush()
+        reply = self._source.exchange(status, urgent=urgent) if self._source is not None else None
+        return self._reply if self._has_tasks else reply
+
+    def _receive(self) -> None:
         messages, still_open = self._channel.receive()
         for message in messages:
             if isinstance(message, Request):
@@ -100,65 +119,14 @@ class SupervisorChannel:
         if not still_open and not self.ending:
             if self._followed:
                 raise Fenced("dl2-run has died, and may be started again")
-            self.ending, self.orphaned = signal.SIGKILL, True
+            self.ending, self._orphaned = signal.SIGKILL, True
             raise Cancelled("no word from dl2-run, which has died")
 
-    def send_heartbeat(self, *, closing: bool = False) -> None:
-        """Send a heartbeat if one is due."""
-        now = time.monotonic()
-        if closing or (not self._channel.unsent and now - self._sent_at >= _HEARTBEAT_SECONDS):
-            self._sent_at = now
-            self._channel.send(Heartbeat(closing))
-        self._channel.flush()
-
-    def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:  # noqa: ARG002
-        """Have the source of the supervisor start."""
-        self._channel.send(Started(address, token))
-
-    def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
-        """Forward the status; return the newest request."""
-        self.receive()
-        now = time.monotonic()
-        if not self._channel.unsent and (urgent or now - self._sent_at >= _STATUS_SECONDS):
-            self._sent_at = now
-            self._channel.send(StatusMessage(status, urgent))
-        self._channel.flush()
-        return self._reply
-
     def close(self, status: Status) -> None:
-        """Forward how the job has ended."""
+        """Report how the job has ended, unless the supervisor has died, which the scheduler sees by itself."""
+        if self._orphaned:
+            return
         self._channel.sock.settimeout(_CLOSE_SECONDS)
-        self._channel.send(StatusMessage(status, urgent=True, last=True))
-
-
-class SupervisedSource:
-    """Membership source in the coordinator's own process, besides which it listens to the supervisor.
-
-    Parameters
-    ----------
-    source
-        decides who is a member.
-    supervisor
-        the channel to the supervisor.
-
-    """
-
-    def __init__(self, source: MembershipSource, supervisor: SupervisorChannel) -> None:
-        self._source = source
-        self._supervisor = supervisor
-
-    def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:
-        """Start the source."""
-        self._source.start(address, token, wake)
-
-    def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
-        """Report to the source; return its request."""
-        self._supervisor.receive()
-        self._supervisor.send_heartbeat()
-        return self._source.exchange(status, urgent=urgent)
-
-    def close(self, status: Status) -> None:
-        """Report the end of the job, unless the supervisor has died, which the scheduler sees by itself."""
-        if not self._supervisor.orphaned:
-            self._supervisor.send_heartbeat(closing=True)
+        self._channel.send(StatusMessage(status if self._has_tasks else None, urgent=True, last=True))
+        if self._source is not None:
             self._source.close(status)
