@@ -114,7 +114,6 @@ class Parts:
         self.state.begin(spec)
         self.connections = connections = FakeConnections()
         self.steps = Steps(self.state)
-        self.steps.begin()
         self.backups = ReplicaSender(connections.peers, self.state.pool, self.state.faults)
         self.replicas = ReplicaStore(self.steps.apply)
         self.handoff = Handoff(self.state, connections, self.backups, self.replicas)

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 
+def state_bytes(block: Block) -> int:
+    """Return the bytes of a block's weights and optimizer state."""
+    return (1 + slots(block.optimizer)) * block.nbytes
+
+
 class BufferPool:
     """Gradient buffers by type and size, allocated once and used again; memory is touched when it is allocated."""
 

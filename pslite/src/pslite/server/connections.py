@@ -6,6 +6,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Collection
+from dataclasses import InitVar, dataclass, field
 
 from pslite.errors import PeerLost, ProtocolError
 from pslite.fault_points import FaultPoint
@@ -23,68 +24,55 @@ from pslite.server.state import ServerState
 BROKEN_SECONDS = 3.0
 
 
+@dataclass(eq=False)
 class Connections:
-    """Opens, accepts and closes them in a poll loop, and tells the coordinator of those that stay broken.
+    """Opens, accepts and closes them in a poll loop, and tells the coordinator of those that stay broken."""
 
-    Parameters
-    ----------
-    state
-        of the server.
-    selector
-        the loop's; connections are registered with themselves as data.
-    identity
-        who this server is, with the job's token.
-    job
-        the job's id.
-    needed
-        whether something comes or goes over a connection that has just broken.
-    opened
-        takes a new connection to another server, in the thread that has opened it.
+    state: ServerState
+    #: the loop's; connections are registered with themselves as data
+    selector: selectors.BaseSelector
+    #: who this server is, with the job's token
+    identity: Identity
+    #: the job's id
+    job: str
+    #: whether something comes or goes over a connection that has just broken
+    needed: Callable[[Link], bool]
+    #: takes a new connection to another server, in the thread that has opened it
+    opened: InitVar[Callable[[Link], None]]
+    #: where it listens: a port, and the name of a Unix socket
+    port: int = field(init=False)
+    local: str = field(init=False)
+    #: by task, connections that workers and servers opened to this one
+    links: dict[str, Link] = field(default_factory=dict)
+    #: by task, connections that this one opened to other servers
+    peers: dict[str, Link] = field(default_factory=dict)
+    #: members that the coordinator has said are gone
+    gone: set[str] = field(default_factory=set)
+    _all: set[Link] = field(default_factory=set)
+    _writing: set[Link] = field(default_factory=set)
+    #: members whose connection is broken, since when and how
+    _broken: dict[str, tuple[float, str]] = field(default_factory=dict)
+    #: members that have violated the protocol
+    _violators: set[str] = field(default_factory=set)
+    _severed: bool = False
 
-    """
-
-    def __init__(
-        self,
-        state: ServerState,
-        selector: selectors.BaseSelector,
-        identity: Identity,
-        job: str,
-        *,
-        needed: Callable[[Link], bool],
-        opened: Callable[[Link], None],
-    ) -> None:
-        self._state = state
-        self._selector = selector
-        self._identity = identity
-        self._job = job
-        self._needed = needed
+    def __post_init__(self, opened: Callable[[Link], None]) -> None:
+        self.connector = ServerConnections(opened, self.state.faults)
         listeners, self.local = open_listeners()
         self.port = int(listeners[0].getsockname()[1])
         self._listeners = [
-            HandshakeListener(selector, listener, acceptor=self._acceptor, welcome=self._welcome, say=state.say)
+            HandshakeListener(
+                self.selector, listener, acceptor=self._acceptor, welcome=self._welcome, say=self.state.say
+            )
             for listener in listeners
         ]
-        self.connector = ServerConnections(opened, state.faults)
-        #: by task, connections that workers and servers opened to this one
-        self.links: dict[str, Link] = {}
-        #: by task, connections that this one opened to other servers
-        self.peers: dict[str, Link] = {}
-        self._all: set[Link] = set()
-        self._writing: set[Link] = set()
-        #: members whose connection is broken, since when and how
-        self._broken: dict[str, tuple[float, str]] = {}
-        #: members that have violated the protocol
-        self._violators: set[str] = set()
-        #: members that the coordinator has said are gone
-        self.gone: set[str] = set()
-        self._severed = False
 
     # --- coming and going -----------------------------------------------------------------------------------------
 
     def _acceptor(self) -> Acceptor:
-        identity = self._identity
+        identity = self.identity
         return Acceptor(
-            job=self._job, task=identity.task, incarnation=identity.incarnation, token=identity.token,
+            job=self.job, task=identity.task, incarnation=identity.incarnation, token=identity.token,
             encrypt=identity.encrypt or "none", channel="data", verdict=self._verdict,
         )  # fmt: skip
 
@@ -108,9 +96,9 @@ class Connections:
         if old is not None:
             self.drop(old)
         links[link.task] = link
-        self._state.faults.reached(FaultPoint.CONNECTION_OPENED, link)
+        self.state.faults.reached(FaultPoint.CONNECTION_OPENED, link)
         self._all.add(link)
-        self._selector.register(link.sock, selectors.EVENT_READ, link)
+        self.selector.register(link.sock, selectors.EVENT_READ, link)
         if self._severed:
             cut_off([link.sock])
 
@@ -119,7 +107,7 @@ class Connections:
         if link in self._all:
             self._all.discard(link)
             self._writing.discard(link)
-            self._selector.unregister(link.sock)
+            self.selector.unregister(link.sock)
             link.close()
             for links in (self.links, self.peers):
                 if links.get(link.task) is link:
@@ -168,7 +156,7 @@ class Connections:
         except PeerLost as error:
             self._lose(link, str(error))
         except ProtocolError as error:
-            self._state.say(f"closed the connection of {link.task}: {error}")
+            self.state.say(f"closed the connection of {link.task}: {error}")
             self._violators.add(link.task)
             self._lose(link, f"{link.task} broke the protocol: {error}")
 
@@ -183,20 +171,20 @@ class Connections:
                     continue
             if link.unsent != (link in self._writing):
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0)
-                self._selector.modify(link.sock, events, link)
+                self.selector.modify(link.sock, events, link)
                 (self._writing.add if link.unsent else self._writing.discard)(link)
 
     def _lose(self, link: Link, reason: str) -> None:
-        needed = self._needed(link)
+        needed = self.needed(link)
         self.drop(link)
         if needed and link.task not in self.gone:
             # Its death is the coordinator's to judge, with better words; it is told only if nothing comes of that.
-            self._broken[link.task] = (time.monotonic(), f"{self._state.task}: {reason}")
+            self._broken[link.task] = (time.monotonic(), f"{self.state.task}: {reason}")
 
     def miss(self, server: str) -> None:
         """Note that there is no connection to a server which something has to be sent to."""
         if server not in self.gone:
-            self._broken.setdefault(server, (time.monotonic(), f"{self._state.task}: no connection to {server}"))
+            self._broken.setdefault(server, (time.monotonic(), f"{self.state.task}: no connection to {server}"))
 
     def forgive(self) -> None:
         """Forget which connections are broken: a plan is done without them."""

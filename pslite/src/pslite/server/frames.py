@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -32,9 +33,8 @@ from pslite.net.data_frames import (
 )
 from pslite.net.messages import Failed
 from pslite.net.shared_memory import MappedMemory
-from pslite.numeric.optimizers import slots
 from pslite.numeric.sparse_rows import checked_length
-from pslite.server.block_state import Array
+from pslite.server.block_state import Array, state_bytes
 from pslite.server.connections import Connections
 from pslite.server.handoff import Handoff
 from pslite.server.replication import ReplicaSender, ReplicaStore
@@ -51,27 +51,21 @@ class _Kind(NamedTuple):
     arrived: Callable[[Link, Header], None]
 
 
+@dataclass(eq=False)
 class Frames:
     """The `Receiver` of a server's data connections."""
 
+    state: ServerState
+    connections: Connections
+    backups: ReplicaSender
+    replicas: ReplicaStore
+    handoff: Handoff
     #: set when the job is known
-    rounds: Rounds
+    rounds: Rounds = field(init=False)
+    #: by connection, where the payload of the present frame goes, if it is not taken in place
+    _buffers: WeakKeyDictionary[Link, Array] = field(default_factory=WeakKeyDictionary)
 
-    def __init__(
-        self,
-        state: ServerState,
-        connections: Connections,
-        backups: ReplicaSender,
-        replicas: ReplicaStore,
-        handoff: Handoff,
-    ) -> None:
-        self._state = state
-        self._connections = connections
-        self._backups = backups
-        self._replicas = replicas
-        self._handoff = handoff
-        #: by connection, where the payload of the present frame goes, if it is not taken in place
-        self._buffers: WeakKeyDictionary[Link, Array] = WeakKeyDictionary()
+    def __post_init__(self) -> None:
         weights = _Kind(self._weights_payload, self._weights)
         request = _Kind(_no_payload, self._request)
         self._kinds = {
@@ -93,18 +87,18 @@ class Frames:
 
     def payload(self, link: Link, header: Header) -> memoryview:
         """Return the memory for the payload of a frame; raise ProtocolError to refuse the peer."""
-        if header.kind == AGAIN and not self._state.known:
+        if header.kind == AGAIN and not self.state.known:
             return memoryview(b"")  # the worker has been told sooner than this server what the job is: nothing is here
-        if header.block >= len(self._state.blocks):
+        if header.block >= len(self.state.blocks):
             raise ProtocolError(f"block {header.block} does not exist")
         kind = self._kinds.get(header.kind)
         if kind is None:
             raise ProtocolError(f"a frame of kind {header.kind} does not belong here")
-        return kind.payload(link, header, self._state.blocks[header.block])
+        return kind.payload(link, header, self.state.blocks[header.block])
 
     def arrived(self, link: Link, header: Header) -> None:
         """Take a frame whose payload is complete."""
-        if not self._state.faults.reached(FaultPoint.FRAME, link, header):
+        if not self.state.faults.reached(FaultPoint.FRAME, link, header):
             self._kinds[header.kind].arrived(link, header)
 
     def shared(self, link: Link, header: Header) -> None:
@@ -114,7 +108,7 @@ class Frames:
                 raise ProtocolError(f"{link.task} may not hand over shared memory number {header.place}")
             link.regions[header.place] = MappedMemory(link.descriptor())
             return
-        region, state = link.regions.get(header.place), self._state
+        region, state = link.regions.get(header.place), self.state
         if header.kind != PUSH or region is None or header.block >= len(state.blocks):
             raise ProtocolError(f"{link.task} sent a frame that does not belong here")
         block = state.blocks[header.block]
@@ -128,13 +122,13 @@ class Frames:
     # --- gradients ------------------------------------------------------------------------------------------------
 
     def _push_payload(self, link: Link, header: Header, block: Block) -> memoryview:
-        length = checked_length(block, header.length) if block.row else self._state.lengths[block.number]
+        length = checked_length(block, header.length) if block.row else self.state.lengths[block.number]
         if not self.rounds.accepts(link, header):
             return memoryview(bytearray(length))  # nobody wants it
         if block.row:
             return self._keep(link, length)
-        encoding = self._state.encodings[block.number]
-        buffer = self._state.pool.take(block, encoding.dtype if encoding is not None else "")
+        encoding = self.state.encodings[block.number]
+        buffer = self.state.pool.take(block, encoding.dtype if encoding is not None else "")
         self._buffers[link] = buffer
         return buffer.data.cast("B")
 
@@ -146,94 +140,92 @@ class Frames:
             self.rounds.push(link, header, buffer)
 
     def _request(self, link: Link, header: Header) -> None:
-        if self._state.known:
+        if self.state.known:
             self.rounds.request(link, header)
 
     # --- the first weights of a job, or of a worker ---------------------------------------------------------------
 
     def _weights_payload(self, link: Link, header: Header, block: Block) -> memoryview:
-        if header.block in self._state.owned and self._state.is_first_worker(link, header.plan):
+        if header.block in self.state.owned and self.state.is_first_worker(link, header.plan):
             # sent again, for the connection broke when it had come
-            return self._keep(link, (1 if header.kind == INIT else 1 + slots(block.optimizer)) * block.nbytes)
-        state = self._state.expected(link, header)
+            return self._keep(link, block.nbytes if header.kind == INIT else state_bytes(block))
+        state = self.state.expected(link, header)
         return state.weights if header.kind == INIT else state.whole
 
     def _weights(self, link: Link, header: Header) -> None:
         if self._buffers.pop(link, None) is not None:
             return
-        block = self._state.expected(link, header)
-        self._handoff.receive(block, header)
+        block = self.state.expected(link, header)
+        self.handoff.receive(block, header)
         self.rounds.answer_requests()
-        self._handoff.assign_backup(block, moved=False)
+        self.handoff.assign_backup(block, moved=False)
         self.rounds.broadcast(block)
-        self._handoff.report()
+        self.handoff.report()
 
     def _first_state_payload(self, link: Link, header: Header, block: Block) -> memoryview:
         """Where workers have weights and optimizer: what a worker sends to those that have just come."""
-        prepared = self._state.plans.get(header.plan)
-        if not self._state.sums_only or prepared is None or prepared.plan.worker_index(link.task) < 0:
+        prepared = self.state.plans.get(header.plan)
+        if not self.state.sums_only or prepared is None or prepared.plan.worker_index(link.task) < 0:
             raise ProtocolError(f"{link.task} sent a state of block {header.block}, for which nobody waits")
-        if header.length != (1 + slots(block.optimizer)) * block.nbytes:
+        if header.length != state_bytes(block):
             raise ProtocolError(f"{header.length} bytes are no state of block {header.block}")
         return self._keep(link, header.length)
 
     def _first_state(self, link: Link, header: Header) -> None:
         state = self._buffers.pop(link).data
-        for task in self._state.plans[header.plan].newcomers - {link.task}:
-            other = self._connections.links.get(task)
+        for task in self.state.plans[header.plan].newcomers - {link.task}:
+            other = self.connections.links.get(task)
             if other is not None:
                 other.send(header, state)
 
     # --- blocks that move -----------------------------------------------------------------------------------------
 
     def _state_payload(self, link: Link, header: Header, block: Block) -> memoryview:  # noqa: ARG002
-        return self._state.expected(link, header).whole
+        return self.state.expected(link, header).whole
 
     def _state_arrived(self, link: Link, header: Header) -> None:
-        block = self._state.expected(link, header)
+        block = self.state.expected(link, header)
         crc = zlib.crc32(block.whole)
         if crc != header.crc:
             damage = f"checksum {crc:08x}, not {header.crc:08x}"
-            self._state.send(Failed(reason=f"block {header.block} came damaged from {link.task}: {damage}"))
+            self.state.send(Failed(reason=f"block {header.block} came damaged from {link.task}: {damage}"))
             return
         link.send(header.reply(STATE_ACK))
-        self._handoff.receive(block, header)
+        self.handoff.receive(block, header)
         self.rounds.answer_requests()
-        self._handoff.assign_backup(block, moved=True)
+        self.handoff.assign_backup(block, moved=True)
         self.rounds.proceed(block)
-        self._handoff.report()
+        self.handoff.report()
 
     def _state_acknowledged(self, link: Link, header: Header) -> None:  # noqa: ARG002
-        if header.block in self._handoff.unacknowledged:
-            self._handoff.acknowledged(header.block)
-        elif not self._state.replicated:
+        if header.block in self.handoff.unacknowledged:
+            self.handoff.acknowledged(header.block)
+        elif not self.state.replicated:
             raise ProtocolError(f"an acknowledgement of block {header.block}, which was not sent")
-        self._handoff.report()
+        self.handoff.report()
 
     # --- replicas -------------------------------------------------------------------------------------------------
 
     def _seed_payload(self, link: Link, header: Header, block: Block) -> memoryview:
-        replica = self._replicas.find(link, header) if self._from_owner(link, header) else None
-        return (
-            replica.whole if replica is not None else memoryview(bytearray((1 + slots(block.optimizer)) * block.nbytes))
-        )
+        replica = self.replicas.find(link, header) if self._from_owner(link, header) else None
+        return replica.whole if replica is not None else memoryview(bytearray(state_bytes(block)))
 
     def _seed(self, link: Link, header: Header) -> None:
-        if self._state.is_owner(link, header.block) and self._replicas.find(link, header) is not None:
-            self._replicas.take_seed(link, header)
+        if self.state.is_owner(link, header.block) and self.replicas.find(link, header) is not None:
+            self.replicas.take_seed(link, header)
             # what an owner before was sending may not come into what is a replica now
-            for other in self._connections.others(link):
+            for other in self.connections.others(link):
                 late = other.coming
                 if late is not None and (late.kind, late.block) == (SEED, header.block):
                     other.divert()
 
     def _seed_acknowledged(self, link: Link, header: Header) -> None:
-        self._backups.seed_acknowledged(link, header, self._state.owned.get(header.block))
-        self._handoff.report()
+        self.backups.seed_acknowledged(link, header, self.state.owned.get(header.block))
+        self.handoff.report()
 
     def _step_payload(self, link: Link, header: Header, block: Block) -> memoryview:
-        replica = self._replicas.find(link, header) if self._from_owner(link, header) else None
-        buffer = self._replicas.buffer(block, header, len(self._state.tensors.pieces[header.block]))
+        replica = self.replicas.find(link, header) if self._from_owner(link, header) else None
+        buffer = self.replicas.buffer(block, header, len(self.state.tensors.pieces[header.block]))
         if replica is not None:
             self._buffers[link] = buffer
         return buffer.data
@@ -241,19 +233,19 @@ class Frames:
     def _step(self, link: Link, header: Header) -> None:
         buffer = self._buffers.pop(link, None)
         # the block may have got another owner while its bytes came
-        if buffer is not None and self._state.is_owner(link, header.block) and self._replicas.find(link, header):
-            self._replicas.take_step(link, header, buffer)
+        if buffer is not None and self.state.is_owner(link, header.block) and self.replicas.find(link, header):
+            self.replicas.take_step(link, header, buffer)
 
     def _step_acknowledged(self, link: Link, header: Header) -> None:
-        block = self._backups.step_acknowledged(link, header)
+        block = self.backups.step_acknowledged(link, header)
         if block is not None:
             self.rounds.broadcast(block)
 
     def _from_owner(self, link: Link, header: Header) -> bool:
         """Whether a frame is of the block's owner, whose word may come before its acknowledgement of the block."""
-        owner = self._state.is_owner(link, header.block)
-        if owner and header.block in self._handoff.unacknowledged:
-            self._handoff.acknowledged(header.block)
+        owner = self.state.is_owner(link, header.block)
+        if owner and header.block in self.handoff.unacknowledged:
+            self.handoff.acknowledged(header.block)
         return owner
 
     # --- memory ---------------------------------------------------------------------------------------------------

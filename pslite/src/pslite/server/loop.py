@@ -297,7 +297,6 @@ class Server:
         """Learn what the job is, with the first plan."""
         state, spec = self._state, message.spec
         state.begin(spec)
-        self._steps.begin()
         if spec.checkpoint and not state.sums_only:
             name = f"{self._identity.task}-{self._identity.incarnation[:8]}"
             state.saver = Saver(spec, name, self._hand_in)

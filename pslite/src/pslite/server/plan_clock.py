@@ -7,6 +7,7 @@ version) is called a stamp.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoint, FaultPoints
@@ -14,33 +15,25 @@ from pslite.net.messages import Message, Stamped
 from pslite.server.block_state import BlockState
 
 
+@dataclass(eq=False)
 class PlanClock:
-    """Knows which plan takes effect at which version; on the owner of block 0, chooses that version.
+    """Knows which plan takes effect at which version; on the owner of block 0, chooses that version."""
 
-    Parameters
-    ----------
-    send
-        sends a message to the coordinator.
-    faults
-        the server's fault points.
-
-    """
-
-    def __init__(self, send: Callable[[Message], None], faults: FaultPoints) -> None:
-        self._send = send
-        self._faults = faults
-        #: the coming plan and its first version, once announced
-        self.stamp: tuple[int, int] | None = None
-        #: versions of the whole job
-        self.total_versions = 0
-        #: a plan that is to take effect as soon as possible, 0 for none
-        self._committed = 0
+    #: sends a message to the coordinator
+    send: Callable[[Message], None]
+    faults: FaultPoints
+    #: the coming plan and its first version, once announced
+    stamp: tuple[int, int] | None = None
+    #: versions of the whole job
+    total_versions: int = 0
+    #: a plan that is to take effect as soon as possible, 0 for none
+    _committed: int = 0
 
     def commit(self, plan: int) -> None:
         """Take the coordinator's word that a plan is to take effect."""
         if self.stamp is not None and self.stamp[0] == plan:
             # its first addressee is gone, and may not have said so
-            self._send(Stamped(plan=plan, first=self.stamp[1]))
+            self.send(Stamped(plan=plan, first=self.stamp[1]))
         else:
             self._committed = plan
 
@@ -55,8 +48,8 @@ class PlanClock:
             first = -1
         else:
             self.stamp = plan, first
-        self._send(Stamped(plan=plan, first=first))
-        self._faults.reached(FaultPoint.STAMPED, plan)
+        self.send(Stamped(plan=plan, first=first))
+        self.faults.reached(FaultPoint.STAMPED, plan)
 
     def before_step(self, block: BlockState) -> None:
         """Block 0 is about to reach a version: a committed plan is announced with it, and rules from the next one on.

@@ -17,8 +17,7 @@ from pslite.net.authentication import Identity
 from pslite.net.messages import Nack, Prepare
 from pslite.net.server_connections import ServerConnections
 from pslite.net.shared_memory import Arena
-from pslite.numeric.optimizers import slots
-from pslite.server.block_state import BlockState
+from pslite.server.block_state import BlockState, state_bytes
 from pslite.server.state import PreparedPlan, ServerState
 
 #: the highest number of shared memory
@@ -91,5 +90,5 @@ def _arena(plan: Plan, blocks: Collection[Block]) -> Arena | None:
     """Allocate the memory for blocks that a plan gives to this server, if workers may look at it."""
     if not blocks or plan.number > _MAX_PLACE:
         return None
-    arena = Arena(plan.number, {b.number: (1 + slots(b.optimizer)) * b.nbytes for b in blocks})
+    arena = Arena(plan.number, {block.number: state_bytes(block) for block in blocks})
     return arena if arena.region.fd >= 0 else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -36,30 +36,20 @@ class _Sent:
     waits_for: set[str]
 
 
+@dataclass(eq=False)
 class ReplicaSender:
-    """The owner's part: has other servers keep replicas of its blocks.
+    """The owner's part: has other servers keep replicas of its blocks."""
 
-    Parameters
-    ----------
-    peers
-        connections to other servers, by task; kept by the server.
-    pool
-        where buffers go back to.
-    faults
-        the server's fault points.
-
-    """
-
-    def __init__(self, peers: Mapping[str, Link], pool: BufferPool, faults: FaultPoints) -> None:
-        self._peers = peers
-        self._pool = pool
-        self._faults = faults
-        #: by block; workers wait for an answer until it has arrived
-        self._sent: dict[int, _Sent] = {}
-        #: blocks that want another backup, with its task
-        self._due: deque[tuple[BlockState, str]] = deque()
-        #: seeds that are not acknowledged: block -> task
-        self._seeds: dict[int, str] = {}
+    #: connections to other servers, by task
+    peers: Mapping[str, Link]
+    pool: BufferPool
+    faults: FaultPoints
+    #: by block; workers wait for an answer until it has arrived
+    _sent: dict[int, _Sent] = field(default_factory=dict)
+    #: blocks that want another backup, with its task
+    _due: deque[tuple[BlockState, str]] = field(default_factory=deque)
+    #: seeds that are not acknowledged: block -> task
+    _seeds: dict[int, str] = field(default_factory=dict)
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
@@ -68,13 +58,13 @@ class ReplicaSender:
         tasks = set(block.backups)
         block.awaits_backup = bool(tasks)
         if not tasks:
-            self._pool.give(step.total)
+            self.pool.give(step.total)
             return
         views = step.views()
         nbytes = sum(view.nbytes for view in views)
         header = block.header(REPLICATE, nbytes, node=2 + len(step.factors), stamp=stamp)
         for task in tasks:
-            link = self._peers.get(task)
+            link = self.peers.get(task)
             if link is not None and link.open:
                 link.send(header, *views)
         self._sent[block.number] = _Sent(block, block.version, step.total, tasks)
@@ -91,7 +81,7 @@ class ReplicaSender:
         if sent.waits_for:
             return None
         del self._sent[sent.block.number]
-        self._pool.give(sent.total)
+        self.pool.give(sent.total)
         sent.block.awaits_backup = False
         return sent.block
 
@@ -107,7 +97,7 @@ class ReplicaSender:
         """Whether a seed may be sent."""
         if not self._due or len(self._seeds) >= _SEEDS:
             return False
-        return not self._faults.reached(FaultPoint.REPLICA_DUE, self._due[0][0].plan)
+        return not self.faults.reached(FaultPoint.REPLICA_DUE, self._due[0][0].plan)
 
     def seed_later(self, block: BlockState, task: str) -> None:
         """Have a server become the backup of a block, when there is time."""
@@ -119,9 +109,9 @@ class ReplicaSender:
 
     def seed(self, block: BlockState, task: str) -> None:
         """Send the state of a block to a server, which is sent each further step."""
-        if self._faults.reached(FaultPoint.SEND_REPLICA, block.plan):
+        if self.faults.reached(FaultPoint.SEND_REPLICA, block.plan):
             return
-        link = self._peers.get(task)
+        link = self.peers.get(task)
         if link is None or not link.open:
             return  # it is gone; the next plan will have another one
         # a copy, for the block goes on
@@ -187,26 +177,20 @@ class ReplicaSender:
         return [block for block in free if block is not None]
 
 
+@dataclass(eq=False)
 class ReplicaStore:
-    """The backup's part: keeps blocks of others.
+    """The backup's part: keeps blocks of others."""
 
-    Parameters
-    ----------
-    apply
-        applies a step to a block.
-
-    """
-
-    def __init__(self, apply: Callable[[BlockState, Step], None]) -> None:
-        self._apply = apply
-        #: whole replicas, by block
-        self.kept: dict[int, BlockState] = {}
-        #: prepared for seeds
-        self._expected: dict[int, BlockState] = {}
-        #: buffers that are not in use, by length
-        self._free: dict[int, list[Array]] = {}
-        #: the last plan that everybody has moved to
-        self._settled = 0
+    #: applies a step to a block
+    apply: Callable[[BlockState, Step], None]
+    #: whole replicas, by block
+    kept: dict[int, BlockState] = field(default_factory=dict)
+    #: prepared for seeds
+    _expected: dict[int, BlockState] = field(default_factory=dict)
+    #: buffers that are not in use, by length
+    _free: dict[int, list[Array]] = field(default_factory=dict)
+    #: the last plan that everybody has moved to
+    _settled: int = 0
 
     def expect(self, blocks: Mapping[int, BlockState]) -> None:
         """Take seeds for these blocks from now on."""
@@ -283,7 +267,7 @@ class ReplicaStore:
     def take_step(self, link: Link, header: Header, data: Array) -> None:
         """Apply a step that has come."""
         block = self.kept[header.block]
-        self._apply(block, Step.parse(block.block, data, header.node))
+        self.apply(block, Step.parse(block.block, data, header.node))
         block.plan, block.first, block.stamp = header.plan, header.first, (header.next_plan, header.next_first)
         block.version += 1
         self._enter(block)

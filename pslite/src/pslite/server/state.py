@@ -53,20 +53,9 @@ class PreparedPlan:
         self.began = self.began or time.monotonic()
 
 
+@dataclass(eq=False)
 class ServerState:
     """The record that the parts of a server share; one thread reads and writes it.
-
-    Parameters
-    ----------
-    task
-        the server's id.
-    send
-        sends a message to the coordinator.
-    say
-        takes lines for the user.
-    faults
-        the server's fault points.
-
 
     ============== ======================================== ==================
     field          what                                     written by
@@ -81,39 +70,41 @@ class ServerState:
     ============== ======================================== ==================
     """
 
-    spec: JobSpec
-    layout: Layout
-    tensors: Tensors
+    #: the server's id
+    task: str
+    #: sends a message to the coordinator
+    send: Callable[[Message], None]
+    #: takes lines for the user
+    say: Callable[[str], None]
+    faults: FaultPoints
+    spec: JobSpec = field(init=False)
+    layout: Layout = field(init=False)
+    tensors: Tensors = field(init=False)
+    clock: PlanClock = field(init=False)
+    blocks: tuple[Block, ...] = ()
+    asynchronous: bool = False
+    #: workers have weights and optimizer: gradients are added up here, and nothing is kept
+    sums_only: bool = False
+    #: whether blocks have replicas
+    replicated: bool = False
+    #: by block, how gradients travel if in 16 bits, and their lengths
+    encodings: list[Encoding | None] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    saver: Saver | None = None
+    plans: dict[int, PreparedPlan] = field(default_factory=dict)
+    current: int = 0
+    settled: int = 0
+    owned: dict[int, BlockState] = field(default_factory=dict)
+    #: their versions have been said in answer to a `Census`: they stay so until it is said who owns them
+    frozen: set[int] = field(default_factory=set)
+    #: block -> its owners before others died: what they sent until they heard of it comes late
+    former_owners: dict[int, set[str]] = field(default_factory=dict)
+    version: int = 0
+    pool: BufferPool = field(default_factory=BufferPool)
+    meter: ThroughputMeter = field(default_factory=ThroughputMeter)
 
-    def __init__(
-        self, task: str, send: Callable[[Message], None], say: Callable[[str], None], faults: FaultPoints
-    ) -> None:
-        self.task = task
-        self.send = send
-        self.say = say
-        self.faults = faults
-        self.clock = PlanClock(send, faults)
-        self.blocks: tuple[Block, ...] = ()
-        self.asynchronous = False
-        #: workers have weights and optimizer: gradients are added up here, and nothing is kept
-        self.sums_only = False
-        #: whether blocks have replicas
-        self.replicated = False
-        #: by block, how gradients travel if in 16 bits, and their lengths
-        self.encodings: list[Encoding | None] = []
-        self.lengths: list[int] = []
-        self.saver: Saver | None = None
-        self.plans: dict[int, PreparedPlan] = {}
-        self.current = 0
-        self.settled = 0
-        self.owned: dict[int, BlockState] = {}
-        #: their versions have been said in answer to a `Census`: they stay so until it is said who owns them
-        self.frozen: set[int] = set()
-        #: block -> its owners before others died: what they sent until they heard of it comes late
-        self.former_owners: dict[int, set[str]] = {}
-        self.version = 0
-        self.pool = BufferPool()
-        self.meter = ThroughputMeter()
+    def __post_init__(self) -> None:
+        self.clock = PlanClock(self.send, self.faults)
 
     def begin(self, spec: JobSpec) -> None:
         """Learn what the job is, with the first plan."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -16,6 +17,9 @@ from pslite.numeric.optimizers import Updater, square_norm
 from pslite.numeric.sparse_rows import Rows, parse
 from pslite.server.block_state import Array, BlockState
 from pslite.server.state import ServerState
+
+#: what norms are of
+Of = Literal["gradient", "update"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Step:
         return cls(total, divisor, clip, tuple(factors))
 
 
+@dataclass(eq=False)
 class Steps:
     """Makes steps of gradient sums, and applies them.
 
@@ -52,26 +57,24 @@ class Steps:
     coordinator, which adds them up over all servers and sends the factors.
     """
 
-    def __init__(self, state: ServerState) -> None:
-        self._state = state
-        self._updater = Updater()
-        #: of blocks whose sums are complete, not reported yet, by what they are of
-        self._squares: dict[Literal["gradient", "update"], dict[int, Squares]] = {"gradient": {}, "update": {}}
-        #: what the coordinator has been told of the last step, by what it is of
-        self._reported: dict[Literal["gradient", "update"], Norm] = {}
-        #: the factors that the coordinator has sent, and of which version
-        self._clip = -1, 1.0
-        self._trust: tuple[int, dict[int, float]] = -1, {}
+    state: ServerState
+    #: of blocks whose sums are complete, not reported yet, by what they are of
+    _squares: dict[Of, dict[int, Squares]] = field(default_factory=lambda: {"gradient": {}, "update": {}})
+    #: what the coordinator has been told of the last step, by what it is of
+    _reported: dict[Of, Norm] = field(default_factory=dict)
+    #: the factors that the coordinator has sent, and of which version
+    _clip: tuple[int, float] = -1, 1.0
+    _trust: tuple[int, dict[int, float]] = field(default_factory=lambda: (-1, {}))
 
-    def begin(self) -> None:
-        """Learn what the job is."""
-        self._updater = Updater(self._state.spec.clip_value)
+    @cached_property
+    def _updater(self) -> Updater:
+        return Updater(self.state.spec.clip_value)
 
     def make(self, block: BlockState, total: Array | Rows) -> Step | None:
         """Return the step of a block whose gradient sum is complete; None as long as factors of it are not known."""
-        spec, number, version, rule = self._state.spec, block.number, block.version, block.block.optimizer
-        divisor = spec.divisor(rule, version, self._state.plan_of(block).reduction.leaves)
-        if self._state.sums_only:
+        spec, number, version, rule = self.state.spec, block.number, block.version, block.block.optimizer
+        divisor = spec.divisor(rule, version, self.state.plan_of(block).reduction.leaves)
+        if self.state.sums_only:
             return Step(total, divisor)
         values = total.values if isinstance(total, Rows) else total
         clip = 1.0
@@ -82,7 +85,7 @@ class Steps:
             clip = self._clip[1]
         if not isinstance(rule, LAMB):
             return Step(total, divisor, clip)
-        tensors = self._state.tensors
+        tensors = self.state.tensors
         asks = number in tensors.asking
         if asks and self._trust[0] == version:
             trust = self._trust[1]
@@ -97,15 +100,15 @@ class Steps:
 
     def apply(self, block: BlockState, step: Step, version: int | None = None) -> None:
         """Make the next version of a block, without counting it; `version` is where it differs from the block's."""
-        self._state.faults.reached(FaultPoint.APPLY, block, step)
+        self.state.faults.reached(FaultPoint.APPLY, block, step)
         rule, total = block.block.optimizer, step.total
         version = block.version if version is None else version
-        self._state.meter.add(block.block.nbytes)
+        self.state.meter.add(block.block.nbytes)
         if isinstance(total, Rows):
             self._updater.apply_rows(rule, block.state, total, step.divisor, version, step.clip)
             block.note_rows(total)
         else:
-            pieces = self._state.tensors.pieces[block.number] if step.factors else ()
+            pieces = self.state.tensors.pieces[block.number] if step.factors else ()
             factors = tuple((piece.size, factor) for piece, factor in zip(pieces, step.factors, strict=True))
             self._updater.apply(rule, block.state, total, step.divisor, version, step.clip, factors)
 
@@ -124,14 +127,14 @@ class Steps:
         """Tell the coordinator of the blocks whose sums have become complete since the last time."""
         for of, squares in self._squares.items():
             if squares:
-                version = next(self._state.owned[number].version for number in squares)
+                version = next(self.state.owned[number].version for number in squares)
                 last = self._reported.get(of)
                 before = last.squares if last is not None and last.version == version else {}
                 self._reported[of] = Norm(version=version, squares={**before, **squares}, of=of)
-                self._state.send(Norm(version=version, squares=dict(squares), of=of))
+                self.state.send(Norm(version=version, squares=dict(squares), of=of))
                 squares.clear()
 
     def report_again(self) -> None:
         """Tell another coordinator, which knows nothing of the step under way."""
         for norm in self._reported.values():
-            self._state.send(norm)
+            self.state.send(norm)
