@@ -32,7 +32,7 @@ from pslite.launch.mxnet_launcher import OpenMembership
 from pslite.storage.coordinator_log import CoordinatorLog
 Coordinator(
     job="j", token=bytes.fromhex(sys.argv[1]), director=OpenMembership(0, 0), say=lambda text: print(text, flush=True),
-    settings=Settings(heartbeat=0.5, lease=12.0, grace=3.0, verdict=6.0), address_host="127.0.0.1",
+    settings=Settings(heartbeat=0.5, lease=12.0, grace=3.0, verdict=6.0), host="127.0.0.1",
     listener=socket.socket(fileno=int(sys.argv[2])), log=CoordinatorLog(Path(sys.argv[3])),
 ).run()
 """

@@ -3,9 +3,9 @@
 It never touches weights or gradients, and the data plane does not wait for it: a plan takes effect when the owner of
 block 0 stamps it into its answers to the workers.
 
-`loop` reads messages, gives each to the function that takes its kind, and looks at what is due in each turn.  These
-functions change the `JobState` and queue messages to members; when the loop has written the state to the log, it sends
-them.  `members` has processes up to their first plan, `plans` decides who is a member and moves the job from plan to
+`loop` reads messages, gives each to the function that takes its kind (`handlers`), and looks at what is due in each
+turn.  These functions change the `JobState` and queue messages to members; when the loop has written the state to the
+log, it sends them.  `members` has processes up to their first plan, `plans` decides who is a member and moves the job from plan to
 plan, `failure_detector` says who is gone and `failover` what follows, `completion` ends the job.
 """
 

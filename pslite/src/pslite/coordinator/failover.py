@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from pslite.coordinator import checkpoints, group_repair, plans
+from pslite.coordinator import checkpoints, completion, group_repair, plans
 from pslite.coordinator.failure_detector import examine
 from pslite.coordinator.job import Job
 from pslite.coordinator.job_state import MemberState, ServerFailover
@@ -22,12 +22,14 @@ from pslite.net.messages import (
     Commit,
     Copies,
     Failed,
-    JobEnded,
     Leave,
     Promote,
     Promoted,
     Severed,
 )
+
+#: so many workers that die at one version are no accident: the job fails
+MAX_DEATHS = 3
 
 
 def check_members(job: Job, now: float) -> None:
@@ -67,11 +69,19 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
     certain = pending is not None and (pending.phase == "committed" or pending.recover)
     committed = pending is not None and certain and member.task in pending.members()
     if (in_plan or committed) and member.task not in state.dead:  # the work of a dead worker is others' already
-        lose_one = lose_server if member.role == "ps" else lose_worker
-        if state.all_reduce:
-            lose_one = group_repair.lose_worker
-        if fatal or not lose_one(job, member, text):
+        if member.role == "worker" and not fatal:
+            state.dead[member.task] = -1 if member.ended_early else state.version
+            if sum(version == state.version for version in state.dead.values()) >= MAX_DEATHS:
+                job.say(f"{MAX_DEATHS} workers died at version {state.version}")
+                fatal = True
+        if fatal:
             job.fail(text)
+        elif member.role == "ps":
+            lose_server(job, member, text)
+        elif state.all_reduce:
+            group_repair.lose_worker(job, member, text)
+        else:
+            lose_worker(job, member, text)
         return
     member.state = "left"
     job.say(f"{text}; it is in no plan, the job goes on")
@@ -130,19 +140,18 @@ def process_ended(job: Job, task: str, message: AgentExit) -> None:
 # --- servers ----------------------------------------------------------------------------------------------------------
 
 
-def lose_server(job: Job, member: MemberState, text: str) -> bool:
+def lose_server(job: Job, member: MemberState, text: str) -> None:
     """Have others own the blocks of a server that died, or go back to a checkpoint."""
     state, pending = job.state, job.state.pending
     assert state.spec is not None
     if state.result is not None:
         member.state = "left"
         job.say(f"{text}; it was needed no more")
-        return True
+        return
     if pending is not None and pending.phase == "preparing":
         plans.abort(job, pending, text)
-    member.state = "left"
+    job.give_up(member, text)
     state.lost_servers[member.task] = text
-    member.channel.send(JobEnded(reason=f"{member.task} was given up: {text}"))
     stop_waiting_for(job, {member.task})
     in_force, gone = state.plans_in_force(), tuple(state.lost_servers)
     blocks = sorted({block for plan in in_force for task in gone for block in plan.blocks_of(task)})
@@ -158,7 +167,6 @@ def lose_server(job: Job, member: MemberState, text: str) -> bool:
         job.tell(servers, Census(number=state.failovers, gone=gone, blocks=tuple(blocks)))
         job.urgent = True
         job.say(f"{text}; others take its place")
-    return True
 
 
 def _knows_plan(job: Job) -> bool:
@@ -194,23 +202,24 @@ def take_copies(job: Job, member: MemberState, message: Copies) -> None:
     job.tell(failover.waits_for, Promote(number=failover.number, gone=gone, owners=owners))
 
 
-def promoted(job: Job, member: MemberState, message: Promoted) -> bool:
-    """A server owns its new blocks; with the last one workers are told. Return whether they are."""
+def promoted(job: Job, member: MemberState, message: Promoted) -> None:
+    """A server owns its new blocks; with the last one workers are told."""
     state, failover, pending = job.state, job.state.failover, job.state.pending
     if pending is not None:
         pending.moved.pop(member.task, None)  # said before it had other blocks
     if failover is None or message.number != failover.number or failover.phase != "promoting":
-        return False
+        return
     failover.waits_for.discard(member.task)
     if failover.waits_for:
-        return False
+        return
     gone, owners = tuple(state.lost_servers), state.new_owners
     state.failover, state.new_owners = None, {}
     job.tell(state.workers_in_force(), Promote(number=failover.number, gone=gone, owners=owners))
     if 0 in owners and pending is not None and pending.previous is not None:
         job.tell({pending.previous.owner(0).task}, Commit(plan=pending.plan.number))
+    if state.digests_requested:
+        completion.request_digests(job)
     job.urgent = True
-    return True
 
 
 def exposed(in_force: Sequence[Plan], blocks: Collection[int], gone: Collection[str]) -> bool:

@@ -6,48 +6,43 @@ import time
 
 from pslite.coordinator import plans
 from pslite.coordinator.job import Job
-from pslite.coordinator.job_state import MAX_DEATHS, MemberState, PendingPlan
+from pslite.coordinator.job_state import MemberState, PendingPlan
 from pslite.job.plan import Plan
-from pslite.net.messages import Broken, JobEnded
+from pslite.net.messages import Broken
 
 #: a group that breaks so often at one version, although no member is dead, fails the job
 _MAX_BREAKS = 5
 
 
-def lose_worker(job: Job, member: MemberState, text: str) -> bool:
-    """Continue without a worker from the newest version that another one has; False where the job has to fail."""
-    state = job.state
-    state.dead[member.task] = state.version
-    if state.too_many_deaths:
-        job.say(f"{MAX_DEATHS} workers died at version {state.version}")
-        return False
+def lose_worker(job: Job, member: MemberState, text: str) -> None:
+    """Continue without a worker from the newest version that another one has, or fail."""
+    if not job.state.complete:
+        job.give_up(member, text)
+        _make_group(job, text, "the others go on without it, nothing is lost")
+        return
     member.state = "left"
-    if state.complete:
-        job.say(f"{text}; it had finished")
-        return not member.chief
-    if not _make_group(job, f"{text}; the others go on without it, nothing is lost"):
-        return False
-    member.channel.send(JobEnded(reason=f"{member.task} was given up: {text}"))
-    return True
+    job.say(f"{text}; it had finished")
+    if member.chief:
+        job.fail(text)
 
 
-def _make_group(job: Job, why: str) -> bool:
-    """Make a group of all workers that are left and may have weights; return whether there is one."""
+def _make_group(job: Job, what: str, then: str) -> None:
+    """Make a group of all workers that are left and may have weights; fail where there is none."""
     state = job.state
     if state.pending is not None and state.pending.phase == "preparing" and not state.pending.recover:
-        plans.abort(job, state.pending, why)
+        plans.abort(job, state.pending, f"{what}; {then}")
     known = [plan for plan in (state.plan, state.pending.plan if state.pending else None) if plan is not None]
     tasks = dict.fromkeys(m.task for plan in known for m in plan.workers if state.members[m.task].present)
     state.broken = None
     if not tasks:
-        return False
-    job.say(why)
+        job.fail(what)
+        return
+    job.say(f"{what}; {then}")
     state.plan_number += 1
     workers = tuple(state.members[task].plan_entry() for task in tasks)
     plan = Plan(number=state.plan_number, workers=workers, servers=(), owners=())
     plans.prepare(job, PendingPlan(plan, state.plan, time.monotonic(), recover=True))
     job.urgent = True
-    return True
 
 
 def broke(job: Job, member: MemberState, message: Broken) -> None:
@@ -75,5 +70,5 @@ def check(job: Job, now: float) -> None:
     state.breaks.append(state.version)
     if state.breaks.count(state.version) >= _MAX_BREAKS:
         job.fail(f"workers cannot reach each other: {why}")
-    elif not _make_group(job, f"{why}; nobody is known to be dead: they try again"):
-        job.fail(why)
+    else:
+        _make_group(job, why, "nobody is known to be dead: they try again")

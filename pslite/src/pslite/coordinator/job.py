@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pslite.coordinator.job_state import JobState
+from pslite.coordinator.job_state import JobState, MemberState
 from pslite.coordinator.settings import Settings
 from pslite.job.load_balancing import LoadBalancer
 from pslite.job.measurements import Usage
@@ -66,6 +66,11 @@ class Job:
             member = self.state.members.get(task)
             if member is not None and member.present:
                 member.channel.send(message)
+
+    def give_up(self, member: MemberState, why: str) -> None:
+        """Count a member as gone; if its process lives it is told to end."""
+        member.state = "left"
+        member.channel.send(JobEnded(reason=f"{member.task} was given up: {why}"))
 
     def fail(self, reason: str) -> None:
         """End the job as failed."""

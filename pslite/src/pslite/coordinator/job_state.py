@@ -17,9 +17,6 @@ from pslite.net.messages import AgentExit, Exit, Moved
 from pslite.net.reliable_channel import ReliableChannel
 from pslite.storage.checkpoints import SavedFile
 
-#: so many workers that die at one version are no accident: the job fails
-MAX_DEATHS = 3
-
 Role = Literal["worker", "ps"]
 #: what users call the roles
 ROLES: dict[Role, str] = {"worker": "worker", "ps": "server"}
@@ -87,6 +84,11 @@ class MemberState:
     def present(self) -> bool:
         """Whether it has not left."""
         return self.state != "left"
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether its loop has ended before the first worker's (open jobs), and the job goes on without it."""
+        return bool(self.finished_at) and not self.finished
 
     @property
     def title(self) -> str:
@@ -293,11 +295,6 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     def roles(self) -> tuple[Role, ...]:
         """The roles that the job has."""
         return ("worker",) if self.all_reduce else ("worker", "ps")
-
-    @property
-    def too_many_deaths(self) -> bool:
-        """Whether so many workers died at the present version that it is no accident."""
-        return sum(version == self.version for version in self.dead.values()) >= MAX_DEATHS
 
     # --- members --------------------------------------------------------------------------------------------------
 

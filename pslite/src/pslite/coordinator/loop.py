@@ -10,20 +10,18 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
 
 from pslite.coordinator import (
     checkpoints,
     completion,
     failover,
     failure_detector,
-    global_norm,
-    group_repair,
     members,
     plans,
     status,
     work_reassignment,
 )
+from pslite.coordinator.handlers import DUE, FROM_ANYBODY, HANDLERS
 from pslite.coordinator.job import Job
 from pslite.coordinator.job_state import JobState, MemberState
 from pslite.coordinator.log_writer import LogWriter
@@ -39,39 +37,16 @@ from pslite.net.messages import (
     MAX_CONTROL_BYTES,
     AgentExit,
     AgentUsage,
-    AtBarrier,
-    Beat,
-    Broken,
-    Copies,
-    Describe,
-    Digests,
-    Drained,
-    Failed,
-    Finished,
     FromMember,
     Hello,
     JobEnded,
     Join,
-    Leave,
-    Moved,
-    Nack,
-    Norm,
     Noted,
-    NotSaved,
-    Promoted,
-    Publish,
-    Pushed,
-    Ready,
     Refused,
     Rejoin,
-    Restored,
     Resumed,
     RollBack,
-    Saved,
-    Severed,
-    Stamped,
     Taken,
-    TakenOver,
     Welcome,
 )
 from pslite.net.reliable_channel import ReliableChannel
@@ -92,48 +67,6 @@ class _Connection:
     member: MemberState | None = None
 
 
-def _promoted(job: Job, member: MemberState, message: Promoted) -> None:
-    if failover.promoted(job, member, message) and job.state.digests_requested:
-        completion.request_digests(job)
-
-
-#: by kind, what takes a member's message; only the first ones are taken of members that are in no plan
-_FROM_ANYBODY: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
-    AtBarrier: members.at_barrier,
-    Beat: status.heartbeat,
-    Describe: members.describe,
-    Failed: failover.failed,
-    Leave: failover.leave,
-}
-_HANDLERS: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
-    **_FROM_ANYBODY,
-    Broken: group_repair.broke,
-    Copies: failover.take_copies,
-    Digests: completion.take_digests,
-    Finished: members.finished,
-    Norm: global_norm.add,
-    NotSaved: checkpoints.not_saved,
-    Promoted: _promoted,
-    Restored: checkpoints.restored,
-    Saved: checkpoints.saved,
-    Severed: failover.severed,
-    TakenOver: work_reassignment.taken_over,
-    **dict.fromkeys((Ready, Publish, Nack, Stamped, Pushed, Drained, Moved), plans.take),
-}
-
-
-#: what is looked at in each turn of the loop, in that order, as long as the job has not ended
-_DUE: Final[tuple[Callable[[Job, float], None], ...]] = (
-    failover.check_members,
-    checkpoints.check_return,
-    members.check_start,
-    failover.check_prepared,
-    group_repair.check,
-    members.give_ranks,
-    members.open_barrier,
-)
-
-
 class Coordinator:
     """Runs one job.
 
@@ -150,11 +83,9 @@ class Coordinator:
     say
         takes lines for the user.
     host
-        interface to listen on; all if empty.
-    address_host
-        name or address under which members reach us.
+        name or address under which members reach the coordinator; it listens there unless `listener` is given.
     listener
-        listens already; in place of `host`.
+        listens already.
     encrypt
         what goes over TLS.
     log
@@ -177,9 +108,8 @@ class Coordinator:
         token: bytes,
         director: MembershipSource,
         say: Callable[[str], None],
+        host: str,
         settings: Settings | None = None,
-        host: str = "",
-        address_host: str = "",
         listener: socket.socket | None = None,
         encrypt: Encryption = "control",
         log: CoordinatorLog | None = None,
@@ -199,7 +129,7 @@ class Coordinator:
         self._follows = written is not None
         now = time.monotonic()
         state = written or JobState(incarnation=uuid.uuid4().hex, began=now, waiting_reported=now)
-        state.address = f"{address_host or host or socket.gethostname()}:{listener.getsockname()[1]}"
+        state.address = f"{host}:{listener.getsockname()[1]}"
         balance = LoadBalancer(settings.rule, settings.balance)
         #: by task, the connection of its task agent
         self._agents: dict[str, _Connection] = {}
@@ -347,7 +277,7 @@ class Coordinator:
             self._log.check()
         self._ticked = now
         self._listener.expire(now)
-        for step in _DUE:
+        for step in DUE:
             if not state.over:
                 step(job, now)
         if not state.over:
@@ -477,8 +407,8 @@ class Coordinator:
             member.channel.send(Taken(count=member.channel.taken))
         if isinstance(message, Taken):
             member.channel.confirm(message.count)
-        elif state.members.get(hello.task) is member and (type(message) in _FROM_ANYBODY or state.takes_part(member)):
-            _HANDLERS[type(message)](job, member, message)
+        elif state.members.get(hello.task) is member and (type(message) in FROM_ANYBODY or state.takes_part(member)):
+            HANDLERS[type(message)](job, member, message)
         # else it is told to begin again, or what it says of others does not count
 
     def _join(self, connection: _Connection, message: Join) -> None:

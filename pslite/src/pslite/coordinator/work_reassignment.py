@@ -7,23 +7,18 @@ from collections.abc import Collection
 
 from pslite.coordinator import checkpoints, plans
 from pslite.coordinator.job import Job
-from pslite.coordinator.job_state import MAX_DEATHS, JobState, MemberState, Reassignment
+from pslite.coordinator.job_state import JobState, MemberState, Reassignment
 from pslite.job.plan import Plan, reduction
-from pslite.net.messages import JobEnded, TakenOver, TakeOver
+from pslite.net.messages import TakenOver, TakeOver
 
 
-def lose_worker(job: Job, member: MemberState, text: str) -> bool:
-    """Have others do the part of a worker that died, or go back to a checkpoint; False where the job has to fail.
+def lose_worker(job: Job, member: MemberState, text: str) -> None:
+    """Have others do the part of a worker that died, or go back to a checkpoint.
 
     Where another worker is left nothing is done twice: what the dead one pushed counts, and what it did not push of
     the present version others compute again.  The plan stays in force until the next one, which is made without it.
     """
     state = job.state
-    early = bool(member.finished_at) and not member.finished
-    state.dead[member.task] = -1 if early else state.version
-    if state.too_many_deaths:
-        job.say(f"{MAX_DEATHS} workers died at version {state.version}")
-        return False
     if member.finished and (state.complete or (state.spec is not None and state.spec.open)):
         # the last version is there, and only one worker has something left to do
         member.state = "left"
@@ -31,27 +26,26 @@ def lose_worker(job: Job, member: MemberState, text: str) -> bool:
             job.fail(f"{text}, before it had written what the script saves at its end")
         else:
             job.say(f"{text}; it had finished")
-        return True
+        return
     if state.pending is not None and state.pending.phase == "preparing":
         plans.abort(job, state.pending, text)
-    given = None
-    if not has_only_copy(state, member):
-        given = share_out_all(state)
-        text = text if given is not None else f"{text}; it was the last worker"
-    given_up = JobEnded(reason=f"{member.task} was given up: {text}")
-    member.state = "left"
+    only_copy = has_only_copy(state, member)
+    given = None if only_copy else share_out_all(state)
     if given is None:
-        member.channel.send(given_up)
+        text = text if only_copy else f"{text}; it was the last worker"
+        job.give_up(member, text)
         checkpoints.go_back(job, text)
-        return True
+        return
     state.reassigned = given
     others = sorted({task for nodes in given.values() for task in nodes.values()})
     if state.spec is not None and state.spec.asynchronous:
         job.say(f"{text}; its samples are left out until the next plan")
     else:
         job.say(f"{text}; {' and '.join(others)} {'do' if len(others) > 1 else 'does'} its part, nothing is lost")
-    if not early:
-        member.channel.send(given_up)
+    if member.ended_early:
+        member.state = "left"
+    else:
+        job.give_up(member, text)
     state.reassignments += 1
     servers = set(state.servers_in_force())
     state.reassignment = Reassignment(state.reassignments, servers)
@@ -65,7 +59,6 @@ def lose_worker(job: Job, member: MemberState, text: str) -> bool:
     )
     _tell_workers(job)
     job.urgent = True
-    return True
 
 
 def has_only_copy(state: JobState, member: MemberState) -> bool:

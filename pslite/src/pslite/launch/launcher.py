@@ -68,7 +68,7 @@ def launched(environ: Mapping[str, str], say: Callable[[str], None]) -> int:
         token=parse_token(need(environ, "DL2_TOKEN")),
         say=say,
         settings=Settings(grace=_GRACE_SECONDS, balance=balance_of(environ)),
-        address_host=need(environ, "DMLC_PS_ROOT_URI"),
+        host=need(environ, "DMLC_PS_ROOT_URI"),
         encrypt=job_encryption(environ),
     )
     location, source = locate_log(environ), OpenMembership.of(environ)
@@ -94,7 +94,7 @@ def standalone(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
         token=parse_token(token) if token else secrets.token_bytes(TOKEN_BYTES),
         say=say,
         settings=Settings(grace=_GRACE_SECONDS, start=_START_SECONDS, balance=balance_of(environ)),
-        address_host="127.0.0.1",
+        host="127.0.0.1",
         encrypt=job_encryption(environ),
     )
     local = tasks.here(environ, location.wanted)
@@ -158,7 +158,7 @@ def coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
             token=parse_token(registration.token),
             say=say,
             settings=settings,
-            address_host=host,
+            host=host,
             encrypt=job_encryption(environ),
         )
         source = DaemonClient(daemon, registration.job, registration.credential, say=say)

@@ -1,0 +1,80 @@
+"""Handlers: which function takes each kind of message of a member, and which ones look at what is due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from pslite.coordinator import (
+    checkpoints,
+    completion,
+    failover,
+    global_norm,
+    group_repair,
+    members,
+    plans,
+    status,
+    work_reassignment,
+)
+from pslite.coordinator.job import Job
+from pslite.coordinator.job_state import MemberState
+from pslite.net.messages import (
+    AtBarrier,
+    Beat,
+    Broken,
+    Copies,
+    Describe,
+    Digests,
+    Drained,
+    Failed,
+    Finished,
+    Leave,
+    Moved,
+    Nack,
+    Norm,
+    NotSaved,
+    Promoted,
+    Publish,
+    Pushed,
+    Ready,
+    Restored,
+    Saved,
+    Severed,
+    Stamped,
+    TakenOver,
+)
+
+#: by kind, what takes a member's message; only the first ones are taken of members that are in no plan
+FROM_ANYBODY: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
+    AtBarrier: members.at_barrier,
+    Beat: status.heartbeat,
+    Describe: members.describe,
+    Failed: failover.failed,
+    Leave: failover.leave,
+}
+HANDLERS: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
+    **FROM_ANYBODY,
+    Broken: group_repair.broke,
+    Copies: failover.take_copies,
+    Digests: completion.take_digests,
+    Finished: members.finished,
+    Norm: global_norm.add,
+    NotSaved: checkpoints.not_saved,
+    Promoted: failover.promoted,
+    Restored: checkpoints.restored,
+    Saved: checkpoints.saved,
+    Severed: failover.severed,
+    TakenOver: work_reassignment.taken_over,
+    **dict.fromkeys((Ready, Publish, Nack, Stamped, Pushed, Drained, Moved), plans.take),
+}
+
+#: what is looked at in each turn of the loop, in that order, as long as the job has not ended
+DUE: Final[tuple[Callable[[Job, float], None], ...]] = (
+    failover.check_members,
+    checkpoints.check_return,
+    members.check_start,
+    failover.check_prepared,
+    group_repair.check,
+    members.give_ranks,
+    members.open_barrier,
+)
