@@ -11,7 +11,7 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from pslite_jobs import command
+from pslite_jobs import command, environment
 
 
 class Daemon:
@@ -98,10 +98,9 @@ class Daemon:
                 )
 
     def launch(self, name, arguments, **environ):
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}
         self.processes[name] = subprocess.Popen(
             [sys.executable, "-m", "pslite.run", *arguments],
-            env={**clean, **environ},
+            env=environment(**environ),
             start_new_session=True,
             stderr=subprocess.PIPE,
             text=True,

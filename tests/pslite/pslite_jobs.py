@@ -19,6 +19,11 @@ PATIENT = Settings(grace=60.0, start=60.0, settle=60.0, verdict=6.0, balance="ev
 WORKER = str(Path(__file__).with_name("numpy_worker.py"))
 
 
+def environment(**changes: str) -> dict[str, str]:
+    """Return the environment of a process that no scheduler has started."""
+    return {**{k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}, **changes}
+
+
 def schedules(count: int) -> range:
     """Return the seeds of random schedules: so many, or as the environment says (hundreds, by hand)."""
     first = int(os.environ.get("PSLITE_FIRST_SCHEDULE", "0"))
@@ -40,8 +45,7 @@ def static_digest(*options: str) -> str:
 
 @cache
 def _static_digest(*options: str) -> str:
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("DL2_")}
-    done = subprocess.run(command(*options), env=environ, capture_output=True, text=True, timeout=200, check=True)
+    done = subprocess.run(command(*options), env=environment(), capture_output=True, text=True, timeout=200, check=True)
     return done.stdout.strip()
 
 

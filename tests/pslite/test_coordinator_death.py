@@ -20,7 +20,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_daemon import Daemon
-from pslite_jobs import command, schedules, static_digest
+from pslite_jobs import command, environment, schedules, static_digest
 
 JOB = ("--epochs", "20")
 PACED = (*JOB, "--step-seconds", "0.02")
@@ -38,10 +38,6 @@ Coordinator(
 """
 
 
-def clean(**changes):
-    return {**{k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}, **changes}
-
-
 class Told:
     """A process whose lines are kept as they come."""
 
@@ -49,7 +45,7 @@ class Told:
         self.lines: list[str] = []
         self._news = threading.Condition()
         self.process = subprocess.Popen(
-            arguments, env=clean(**changes), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            arguments, env=environment(**changes), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             start_new_session=True,
         )  # fmt: skip
         self._thread = threading.Thread(target=self._read)
@@ -313,14 +309,14 @@ def test_an_old_coordinator_that_wakes_up_says_nothing_more(tmp_path, gate):
 
         def coordinator():
             return subprocess.Popen(
-                [sys.executable, "-c", COORDINATOR, token, str(listener.fileno()), str(state)], env=clean(),
+                [sys.executable, "-c", COORDINATOR, token, str(listener.fileno()), str(state)], env=environment(),
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, pass_fds=[listener.fileno()],
             )  # fmt: skip
 
         def task(name, role):
             return subprocess.Popen(
                 [sys.executable, "-m", "pslite.run", "--", *command(*PACED)], start_new_session=True,
-                env=clean(DL2_ROLE=role, DL2_TASK=name, DL2_COORDINATOR=address, DL2_TOKEN=token, DL2_QUIET="1"),
+                env=environment(DL2_ROLE=role, DL2_TASK=name, DL2_COORDINATOR=address, DL2_TOKEN=token, DL2_QUIET="1"),
             )  # fmt: skip
 
         old = coordinator()

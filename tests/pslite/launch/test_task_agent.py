@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from pslite_jobs import command, static_digest
+from pslite_jobs import command, environment, static_digest
 
 from pslite.coordinator import Coordinator, Settings
 from pslite.job.measurements import Usage
@@ -29,6 +29,9 @@ from pslite.net.framing import listen
 from pslite.testing import Resize, run_local
 
 TOKEN = secrets.token_hex(32)
+DL2_RUN = [sys.executable, "-m", "pslite.run", "--"]
+#: of a task whose coordinator nobody is
+PLACE = {"DL2_ROLE": "worker", "DL2_TASK": "worker-0", "DL2_COORDINATOR": "127.0.0.1:9", "DL2_TOKEN": TOKEN}
 #: says which signals it gets, and ends with status 5 when its input does; one that comes just before it waits is heard
 LISTENER = """
 import os, select, signal, sys
@@ -52,13 +55,10 @@ def _heeded():
         signal.signal(number, handler)
 
 
-def start(*arguments, role="worker", options=(), **environ):
+def start(*arguments):
     """Start dl2-run around a command; nobody listens where its coordinator should be."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}
-    place = {"DL2_ROLE": role, "DL2_TASK": "worker-0", "DL2_COORDINATOR": "127.0.0.1:9", "DL2_TOKEN": TOKEN}
     return subprocess.Popen(
-        [sys.executable, "-m", "pslite.run", *options, "--", *arguments],
-        env={**clean, **place, **environ}, start_new_session=True, text=True,
+        [*DL2_RUN, *arguments], env=environment(**PLACE), start_new_session=True, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -105,12 +105,9 @@ def test_a_second_interrupt_ends_children_too():
 def test_an_interrupt_at_a_terminal_comes_once():
     """The terminal gives it to all processes of the foreground, dl2-run and the task."""
     script = LISTENER.replace("[0, there]", "[there]")
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}
-    place = {"DL2_ROLE": "worker", "DL2_TASK": "w-0", "DL2_COORDINATOR": "127.0.0.1:9", "DL2_TOKEN": TOKEN}
-    arguments = [sys.executable, "-m", "pslite.run", "--", sys.executable, "-c", script, "SIGINT"]
     pid, terminal = pty.fork()
     if not pid:
-        os.execvpe(arguments[0], arguments, {**clean, **place})
+        os.execve(sys.executable, [*DL2_RUN, sys.executable, "-c", script, "SIGINT"], environment(**PLACE))
     try:
         heard, typed = os.read(terminal, 1000), 0
         while b"ready" not in heard:
@@ -134,17 +131,10 @@ def test_an_interrupt_at_a_terminal_comes_once():
 def test_signals_that_are_ignored_stay_so():
     nohup = "trap '' HUP; exec \"$@\""
     ask = "import signal; print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, flush=True)"
-    runner = [sys.executable, "-m", "pslite.run", "--", sys.executable, "-c", ask]
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}
-    place = {"DL2_ROLE": "worker", "DL2_TASK": "w-0", "DL2_COORDINATOR": "127.0.0.1:9", "DL2_TOKEN": TOKEN}
     done = subprocess.run(
-        ["sh", "-c", nohup, "sh", *runner],
-        env={**clean, **place},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
+        ["sh", "-c", nohup, "sh", *DL2_RUN, sys.executable, "-c", ask],
+        env=environment(**PLACE), capture_output=True, text=True, timeout=100, check=True,
+    )  # fmt: skip
     assert done.stdout == "True\n"
 
 
@@ -321,9 +311,7 @@ def test_what_a_command_does_before_the_script_comes_before_the_worker_joins(tmp
     (tmp_path / "data").write_bytes(b"x" * 5000)
     script = f"cat {tmp_path}/data > /dev/null && echo data is read >&2 && exec {shlex.join(command('--epochs', '2'))}"
     done = subprocess.run(
-        [sys.executable, "-m", "pslite.run", "--", "sh", "-c", script],
-        env={k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))},
-        capture_output=True, text=True, timeout=200, check=True,
+        [*DL2_RUN, "sh", "-c", script], env=environment(), capture_output=True, text=True, timeout=200, check=True,
     )  # fmt: skip
     words = done.stderr.splitlines()
     read = next(i for i, line in enumerate(words) if "data is read" in line)
@@ -338,10 +326,9 @@ def test_what_a_command_does_before_the_script_comes_before_the_worker_joins(tmp
 def test_signals_to_a_job_on_this_machine(tmp_path):
     script = tmp_path / "wait.py"
     script.write_text(LISTENER.replace("[0, there]", "[there]"))
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DL2_", "SLURM_"))}
     with subprocess.Popen(
-        [sys.executable, "-m", "pslite.run", "--servers", "1", "--", sys.executable, str(script), "SIGUSR1", "SIGINT"],
-        env=clean, start_new_session=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [*DL2_RUN, sys.executable, str(script), "SIGUSR1", "SIGINT"],
+        env=environment(), start_new_session=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGUSR1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from pslite_jobs import KillAt, command, static_digest
+from pslite_jobs import KillAt, command, environment, static_digest
 
 from pslite.errors import CheckpointError
 from pslite.job.blocks import cut
@@ -56,6 +55,12 @@ def a_checkpoint(folder: Path, version: int = 2, **changes) -> Path:
     rest = {number: blocks[number] for number in list(blocks)[2:]}
     files = {name: write_blocks(folder, version, name, part) for name, part in (("x", first), ("y", rest))}
     return complete(folder, version, job, files)
+
+
+def alone(script: list[str]) -> str:
+    """What a script says that is run as one process, without servers."""
+    done = subprocess.run(script, env=environment(), capture_output=True, text=True, timeout=200, check=True)
+    return done.stdout.strip()
 
 
 # --- whole jobs ---------------------------------------------------------------------------------------------------
@@ -104,18 +109,12 @@ def test_checkpoints_made_in_the_middle_of_resizes_are_whole(tmp_path):
     for place in found[:: max(1, len(found) // 6)]:
         folder = tmp_path / f"from-{place.name}"
         shutil.copytree(place, folder / place.name)
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("DL2_")}
-        alone = subprocess.run(
-            command(*ADAM, "--checkpoint", str(folder)),
-            env=environ, capture_output=True, text=True, timeout=200, check=True,
-        )  # fmt: skip
-        assert alone.stdout.strip() == static_digest(*ADAM), place.name
+        assert alone(command(*ADAM, "--checkpoint", str(folder))) == static_digest(*ADAM), place.name
 
 
 def test_a_job_alone_makes_them_too(tmp_path):
     options = (*ADAM, "--checkpoint", str(tmp_path), "--every", "100")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("DL2_")}
-    subprocess.run(command(*options), env=environ, capture_output=True, timeout=200, check=True)
+    alone(command(*options))
     assert Checkpoint(latest(tmp_path)).version == 100
     result = run_local(command(*options), workers=2, servers=2)
     assert (result.state, result.digest) == ("finished", static_digest(*ADAM))
@@ -160,10 +159,6 @@ def test_a_folder_that_is_none_is_told_before_anything_is_trained(tmp_path):
 
 
 def test_a_network_goes_on_with_the_same_bits(tmp_path):
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("DL2_")}
-    alone = subprocess.run(
-        [sys.executable, TORCH_SCRIPT], env=environ, capture_output=True, text=True, timeout=200, check=True
-    )
     script = [sys.executable, TORCH_SCRIPT, "--checkpoint", str(tmp_path / "kept"), "--on-loss", "fail"]
     kill = KillAt("ps-0", 15)
 
@@ -177,7 +172,7 @@ def test_a_network_goes_on_with_the_same_bits(tmp_path):
     assert again.state == "finished", again.log
     assert again.plans[0].first_version >= 6
     assert again.plans[0].first_version % 6 == 0
-    assert again.digest == alone.stdout.strip()
+    assert again.digest == alone([sys.executable, TORCH_SCRIPT])
     # what the checkpoint calls its tensors is what the model does
     names = Checkpoint(latest(tmp_path / "kept")).tensors()
     saved = torch.load(out, weights_only=True)
