@@ -24,8 +24,8 @@ from pslite.storage.coordinator_log import CoordinatorLog
 FORGOTTEN = {
     "its own": {
         "name", "token", "director", "settings", "say", "encrypt", "selector", "listener", "log", "wake_out",
-        "wake_in", "follows", "severed", "urgent", "cutting", "ticked", "lenient_until", "lenient", "back", "faults",
-        "no_plan_reason",
+        "wake_in", "follows", "severed", "urgent", "cutting", "ticked", "lenient_until", "lenient", "faults",
+        "reconnected", "no_plan_reason",
     },
     "connections": {"connections", "agents"},
     "said again, or written beside the state": {"squares", "factors", "factors_changed", "usage"},

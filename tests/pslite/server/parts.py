@@ -100,7 +100,7 @@ class FakeConnections(SimpleNamespace):
             self.links.pop(task, None)
             self.peers.pop(task, None)
 
-    def miss(self, server: str) -> None:
+    def note_missing(self, server: str) -> None:
         self.missed.append(server)
 
 

@@ -81,7 +81,7 @@ def test_one_of_a_member_that_is_gone_is_not_reported_and_it_is_let_in_no_more(p
     link, _ = place.peer()
     place.connections.give_up(["ps-1"])
     assert not link.open
-    place.connections.miss("ps-1")
+    place.connections.note_missing("ps-1")
     place.connections.report_broken(place.control)
     assert place.told == []
     hello = {"protocol": PROTOCOL, "role": "ps", "incarnation": "y", "nonce": b""}

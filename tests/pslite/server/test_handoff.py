@@ -62,7 +62,7 @@ def test_a_plan_that_comes_too_late_is_said_to_have_no_first_version():
 def test_a_stamp_of_a_plan_that_was_never_prepared_is_a_violation():
     parts, *_ = growing()
     with pytest.raises(ProtocolError, match="plan 9 is announced"):
-        parts.state.clock.hear(9, 3, prepared=False)
+        parts.state.clock.learn_stamp(9, 3, prepared=False)
 
 
 def moved():

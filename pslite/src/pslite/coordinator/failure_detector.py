@@ -58,18 +58,18 @@ def be_lenient(job: Job, now: float) -> None:
     if now >= job.lenient_until:
         job.lenient_until = now + job.settings.lease
     job.lenient = frozenset(job.state.members)
-    job.back.clear()
+    job.reconnected.clear()
 
 
 def take_back(job: Job, member: MemberState) -> None:
     """A member has connected again; it may be gone already that has asked for that, and ask once more."""
     member.heard, member.lost, member.lost_how = time.monotonic(), 0.0, ""
-    job.back.add(member.task)
+    job.reconnected.add(member.task)
 
 
 def heard(job: Job, member: MemberState) -> None:
     """A member has sent a message: one that was taken back knows so, and has died when it is lost once more."""
     member.heard = time.monotonic()
-    if member.task in job.back:
-        job.back.discard(member.task)
+    if member.task in job.reconnected:
+        job.reconnected.discard(member.task)
         job.lenient -= {member.task}

@@ -55,10 +55,10 @@ class Job:
     factors: dict[str, Clip | Trust] = field(default_factory=dict)
     factors_changed: bool = False
 
-    #: members that have lost this coordinator for a while may come back until then; those that have asked for it
+    #: after a pause of this coordinator: until when members may reconnect, which ones, and those that have done so
     lenient_until: float = 0.0
     lenient: frozenset[str] = frozenset()
-    back: set[str] = field(default_factory=set)
+    reconnected: set[str] = field(default_factory=set)
 
     def tell(self, tasks: Iterable[str], message: Message) -> None:
         """Queue a message to members that have not left; it is sent once the state is written."""

@@ -244,15 +244,15 @@ class Coordinator:
                 connection.channel.flush()
 
     def _goodbye(self, seconds: float) -> None:
-        """Let members read the last message: wait until their connections have ended, not longer than `seconds`."""
+        """Send the last messages: wait until members have closed their connections, not longer than `seconds`."""
         deadline = time.monotonic() + seconds
-        self._keep()
+        self._write_and_send()
         while time.monotonic() < deadline and (self._connections or (self._follows and self._job.state.present())):
             self._poll(0.05)
-            self._keep()
+            self._write_and_send()
 
-    def _keep(self) -> None:
-        """Say what is due; nothing is said before what it follows from is written down."""
+    def _write_and_send(self) -> None:
+        """Write the state to the log, then send the messages that follow from it."""
         self._log.write(self._job)
         for connection in self._connections:
             if connection.member is not None:
@@ -286,7 +286,7 @@ class Coordinator:
             completion.check(job)
         urgent, job.urgent = job.urgent, False
         self._log.changed |= urgent
-        self._keep()
+        self._write_and_send()
         reply = self._director.exchange(status.report(job), urgent=urgent)
         if reply is not None:
             if state.reply is None or reply.members != state.reply.members:

@@ -43,7 +43,7 @@ class Tasks:
     #: what the user wants encrypted; "" for the default
     encrypt: str = ""
 
-    def here(self, environ: Mapping[str, str], present: Collection[str]) -> LocalTasks:
+    def local(self, environ: Mapping[str, str], present: Collection[str]) -> LocalTasks:
         """Return what starts them on this machine; some may be `present`."""
         return LocalTasks(self.command, workers=self.workers, servers=self.servers, environ=environ, present=present)
 
@@ -97,7 +97,7 @@ def standalone(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
         host="127.0.0.1",
         encrypt=job_encryption(environ),
     )
-    local = tasks.here(environ, location.wanted)
+    local = tasks.local(environ, location.wanted)
     return Supervisor(make, listener=_listen(location, "127.0.0.1"), location=location, say=say, tasks=local).run()
 
 
@@ -150,7 +150,7 @@ def coordinate(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
                 f"the scheduler only looks on: {tasks.workers} workers and {tasks.servers} servers on this node, "
                 "to the end"
             )
-            own = tasks.here(environ, location.wanted)
+            own = tasks.local(environ, location.wanted)
             settings = replace(settings, grace=_GRACE_SECONDS, start=_START_SECONDS)
         make = partial(
             Coordinator,

@@ -77,7 +77,7 @@ class AsynchronousRounds(Rounds):
                 break
             del progress.received[block.version]
             block.version += 1
-            self.state.reached(block)
+            self.state.version_reached(block)
             plan = block.plan
             self.handoff.activate_due_plan(block)
             if block.plan != plan:

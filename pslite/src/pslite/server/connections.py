@@ -67,7 +67,7 @@ class Connections:
             for listener in listeners
         ]
 
-    # --- coming and going -----------------------------------------------------------------------------------------
+    # --- opening and closing -----------------------------------------------------------------------------------------
 
     def _acceptor(self) -> Acceptor:
         identity = self.identity
@@ -84,7 +84,7 @@ class Connections:
     def _welcome(self, sock: socket.socket, hello: Hello) -> None:
         tune(sock)
         if hello.role == "worker" and hello.task not in self._violators:
-            self._broken.pop(hello.task, None)  # it is there again, and says what it lacks
+            self._broken.pop(hello.task, None)  # it has reconnected, and asks for what it lacks
         self._adopt(Link(sock, hello.task, hello.incarnation, hello.role), self.links)
 
     def add_peer(self, link: Link) -> None:
@@ -178,16 +178,16 @@ class Connections:
         needed = self.needed(link)
         self.drop(link)
         if needed and link.task not in self.gone:
-            # Its death is the coordinator's to judge, with better words; it is told only if nothing comes of that.
+            # If the peer has died the coordinator notices by itself, and knows how; it is told only if it has not.
             self._broken[link.task] = (time.monotonic(), f"{self.state.task}: {reason}")
 
-    def miss(self, server: str) -> None:
-        """Note that there is no connection to a server which something has to be sent to."""
+    def note_missing(self, server: str) -> None:
+        """Note that a server to which something has to be sent is not connected."""
         if server not in self.gone:
             self._broken.setdefault(server, (time.monotonic(), f"{self.state.task}: no connection to {server}"))
 
-    def forgive(self) -> None:
-        """Forget which connections are broken: a plan is done without them."""
+    def forget_broken(self) -> None:
+        """Report none of the broken connections: a plan is done without them."""
         self._broken.clear()
 
     def report_broken(self, control: CoordinatorClient) -> None:

@@ -1,4 +1,4 @@
-"""Hand-off of blocks: from the version on at which a plan takes effect, its owners have them, workers never stop.
+"""Hand-off: moves blocks to their owners under a new plan, at the version at which it takes effect; workers never stop.
 
 Each block leaves when all of this server's blocks have reached that version and the answers to workers are on their
 way, so that moving state competes with nothing.  Its next owner takes pushes of the coming step meanwhile, and applies
@@ -63,7 +63,7 @@ class Handoff:
 
     @property
     def can_send(self) -> bool:
-        """Whether something can leave at once; if its way is full, the selector tells when it is not."""
+        """Whether a state can be sent at once; the selector wakes the loop when a full connection takes more."""
         if self._can_seed():
             return True
         if not self.outgoing or not self._may_move():
@@ -99,7 +99,7 @@ class Handoff:
                 return  # who keeps its replica may be that of the new owner too
             link = self.connections.peers.get(owner)
             if link is None or not link.open:
-                self.connections.miss(owner)
+                self.connections.note_missing(owner)
                 self.outgoing.rotate(-1)
                 return
             if link.unsent:
@@ -117,7 +117,7 @@ class Handoff:
             self.replicas.keep(state)
 
     def withdraw(self, block: int) -> None:
-        """Send a block no more, nor expect it: its owner is another one under every plan."""
+        """Neither send nor expect a block any more: it has another owner under every plan."""
         state = self.unacknowledged.pop(block, None)
         if state is not None:
             self.backups.release(state)

@@ -59,7 +59,7 @@ from pslite.server.state import PreparedPlan, ServerState
 from pslite.server.steps import Steps
 from pslite.storage.checkpoints import Saver
 
-#: the longest time between two looks at the control connection, in seconds
+#: the longest time between two readings of the control connection, in seconds
 _LOOK_SECONDS = 0.2
 
 
@@ -104,7 +104,7 @@ class Server:
         self._identity = self._control.identity
         self._state = state = ServerState(identity.task, self._control.send, say, FaultPoints(faults, identity.task))
         self._connections = connections = Connections(
-            state, self._selector, self._identity, self._control.job, needed=self._needs, opened=self._hand_in
+            state, self._selector, self._identity, self._control.job, needed=self._needs, opened=self._queue_result
         )
         # the interface that reaches the coordinator reaches the rest of the job, unless the user says otherwise
         #: host:port on which data is taken
@@ -162,7 +162,7 @@ class Server:
         self._control.watch(self._selector, self._read_control)
         self._selector.register(self._wake_out, selectors.EVENT_READ, self._take_results)
         try:
-            # until the coordinator, or the one that takes its place, knows all that we have said
+            # until a coordinator has confirmed all messages of this server
             while self._status is None or not self._control.settled:
                 wait = 0 if self._handoff.can_send else min(0.2, self._control.heartbeat)
                 meter.end()
@@ -176,7 +176,7 @@ class Server:
                 self._steps.report()
                 self._handoff.send()
                 self._connections.flush()
-                self._keep_in_touch()
+                self._heartbeat()
             return self._status
         except JobFailed:
             if self._status is None:
@@ -202,8 +202,8 @@ class Server:
         for closable in (self._control, self._wake_in, self._wake_out, self._selector):
             closable.close()
 
-    def _keep_in_touch(self) -> None:
-        """Beat, and look for messages at least every `_LOOK_SECONDS`."""
+    def _heartbeat(self) -> None:
+        """Send a heartbeat if one is due, and read the coordinator's messages at least every `_LOOK_SECONDS`."""
         now = time.monotonic()
         if now - self._beaten >= self._control.heartbeat:
             self._beaten = now
@@ -220,8 +220,8 @@ class Server:
 
     # --- results of other threads ---------------------------------------------------------------------------------
 
-    def _hand_in(self, result: PreparedPlan | Link | Nack | Saved | NotSaved) -> None:
-        """Another thread: have the loop take what was prepared, opened, or written."""
+    def _queue_result(self, result: PreparedPlan | Link | Nack | Saved | NotSaved) -> None:
+        """Queue a result of another thread (prepared plan, opened connection, written checkpoint) for the loop."""
         self._done.put(result)
         with contextlib.suppress(OSError):
             self._wake_in.send(b"x")
@@ -229,7 +229,7 @@ class Server:
             self._close_opened()
 
     def _close_opened(self) -> None:
-        """Close connections that were opened for a plan and not taken up; from any thread."""
+        """Close connections that were opened for a plan and never used; from any thread."""
         with contextlib.suppress(queue.Empty):
             while True:
                 result = self._done.get_nowait()
@@ -287,19 +287,19 @@ class Server:
         owned, replicas = set(state.owned), set(self._replicas.kept)
 
         def work() -> None:
-            self._hand_in(
+            self._queue_result(
                 prepare(message, state, owned, replicas, identity=self._identity, connector=self._connections.connector)
             )
 
         threading.Thread(target=work, name="prepare", daemon=True).start()
 
     def _begin(self, message: Prepare) -> None:
-        """Learn what the job is, with the first plan."""
+        """Set up what depends on the job's description, which comes with the first plan."""
         state, spec = self._state, message.spec
         state.begin(spec)
         if spec.checkpoint and not state.sums_only:
             name = f"{self._identity.task}-{self._identity.incarnation[:8]}"
-            state.saver = Saver(spec, name, self._hand_in)
+            state.saver = Saver(spec, name, self._queue_result)
         kind = AsynchronousRounds if spec.asynchronous else SynchronousRounds
         self._rounds = self._frames.rounds = self._failover.rounds = kind(
             state, self._connections, self._steps, self._backups, self._handoff
@@ -329,15 +329,15 @@ class Server:
             self._rounds.broadcast(block)
         backups = {task for block in owned for task in block.backups}
         members = plan.tasks()
-        # who is in none of these may be a newcomer that has heard of the next plan before us
+        # a worker in no plan known here may belong to the next one, of which it has been told before this server
         connections.keep_only(peers=backups, links=connections.links.keys() - (before - members))
-        connections.forgive()
+        connections.forget_broken()
         copies = max(len(plan.workers), len(prepared.expected))
         wanted = [(block.block, copies) for block in owned]
         state.pool.trim(wanted + [(block.block, 1) for block in self._replicas.kept.values()])
 
     def _take_over(self, message: TakeOver) -> None:
-        """Others do the part of workers that are gone; what those have pushed counts."""
+        """Continue without workers that are gone: others push their tree nodes; what they have pushed counts."""
         self._connections.give_up(message.gone)
         if self._state.known:
             self._rounds.workers_lost(message.nodes)

@@ -17,7 +17,7 @@ from pslite.server.block_state import BlockState
 
 @dataclass(eq=False)
 class PlanClock:
-    """Knows which plan takes effect at which version; on the owner of block 0, chooses that version."""
+    """Holds which plan takes effect at which version; on the owner of block 0, chooses that version."""
 
     #: sends a message to the coordinator
     send: Callable[[Message], None]
@@ -30,9 +30,9 @@ class PlanClock:
     _committed: int = 0
 
     def commit(self, plan: int) -> None:
-        """Take the coordinator's word that a plan is to take effect."""
+        """Have a plan take effect as soon as possible, as the coordinator says."""
         if self.stamp is not None and self.stamp[0] == plan:
-            # its first addressee is gone, and may not have said so
+            # the server that was told first is gone, and may not have reported the version
             self.send(Stamped(plan=plan, first=self.stamp[1]))
         else:
             self._committed = plan
@@ -58,13 +58,13 @@ class PlanClock:
         """
         if self.waits(block):
             if self.stamp is not None and self.stamp[0] == self._committed:
-                # heard of since: workers have been told, by an owner of the block that is gone
+                # an owner of the block that is gone has announced it to workers already
                 self.commit(self._committed)
                 self._committed = 0
             else:
                 self.choose(block.version + 2)
 
-    def hear(self, plan: int, first: int, *, prepared: bool) -> None:
+    def learn_stamp(self, plan: int, first: int, *, prepared: bool) -> None:
         """Take a stamp that a worker has been told, by the owner of block 0.
 
         Raises

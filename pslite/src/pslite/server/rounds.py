@@ -50,8 +50,8 @@ class Rounds(ABC):
     handoff: Handoff
     #: what workers have asked for and not got yet: the last request of each worker, kind and block
     requests: dict[tuple[Link, int, int], Header] = field(default_factory=dict)
-    #: by worker, numbers of the shared memory that it knows
-    shown: WeakKeyDictionary[Link, set[int]] = field(default_factory=WeakKeyDictionary)
+    #: by worker, numbers of the shared memory regions whose descriptors it has been sent
+    shared_regions: WeakKeyDictionary[Link, set[int]] = field(default_factory=WeakKeyDictionary)
 
     # --- pushes ---------------------------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ class Rounds(ABC):
 
     def push(self, link: Link, header: Header, buffer: Array) -> None:
         """Add a gradient that has come."""
-        self.state.clock.hear(header.next_plan, header.next_first, prepared=header.next_plan in self.state.plans)
+        self.state.clock.learn_stamp(header.next_plan, header.next_first, prepared=header.next_plan in self.state.plans)
         block = self.state.find(header)
         if block is None or not self._still_accepts(link, header):
             # a server has died while it came, and the block is at another version: it is pushed again
@@ -100,7 +100,7 @@ class Rounds(ABC):
         """Tell a worker of a push that was not accepted, unless it was late or doubled."""
         block = self.state.find(header)
         if block is None:
-            refused = not self.state.had(header)
+            refused = not self.state.owned_under_plan(header)
         else:
             refused = header.version >= block.version and header.node not in block.received
         if refused:
@@ -129,18 +129,19 @@ class Rounds(ABC):
     def send_weights(self, link: Link, header: Header, block: BlockState, rows: Rows | None = None) -> None:
         """Send one worker all weights of a block, or some rows."""
         self.state.faults.reached(FaultPoint.SEND_WEIGHTS, link, header)
-        # Those owned do not change before all workers have pushed again; what another server has from now on is freed.
+        # Weights of an owned block do not change before all workers have pushed again; those of a block that leaves are
+        # freed, so they are sent.
         stays = block.number in self.state.owned
         if rows is not None:
             link.send(replace(header, kind=PARAM_ROWS, length=rows.nbytes), *rows.views())
-        elif stays and block.arena is not None and self._show(link, block.arena):
+        elif stays and block.arena is not None and self._share_region(link, block.arena):
             link.send(replace(header, place=block.arena.number, node=block.arena.places[block.number]))
         else:
             link.send(header, block.weights)
 
-    def _show(self, link: Link, arena: Arena) -> bool:
-        """Have a worker know the memory that weights lie in; returns whether it can."""
-        shown = self.shown.setdefault(link, set())
+    def _share_region(self, link: Link, arena: Arena) -> bool:
+        """Send a worker the descriptor of a shared memory region, once; return whether it can map it."""
+        shown = self.shared_regions.setdefault(link, set())
         if not link.local or (arena.number not in shown and len(shown) >= MAX_REGIONS):
             return False
         if arena.number not in shown:
@@ -178,7 +179,7 @@ class Rounds(ABC):
     def _answer_again(self, link: Link, header: Header, block: BlockState) -> None:
         """Answer a worker once more, whose connection broke, unless the answer is still to come."""
 
-    # --- what happens around --------------------------------------------------------------------------------------
+    # --- progress --------------------------------------------------------------------------------------
 
     @abstractmethod
     def proceed(self, block: BlockState) -> None:
@@ -252,7 +253,7 @@ class SynchronousRounds(Rounds):
         block.total = None
         block.received.clear()
         block.version += 1
-        state.reached(block)
+        state.version_reached(block)
         self.handoff.activate_due_plan(block)
         if not block.awaits_backup:
             self.broadcast(block)

@@ -66,7 +66,7 @@ class ServerState:
     owned          blocks that this server owns             handoff, failover
     frozen         blocks to which no step is applied       failover
     former_owners  who owned blocks before failovers        failover
-    version        the highest version of an owned block    `reached`
+    version        the highest version of an owned block    `version_reached`
     ============== ======================================== ==================
     """
 
@@ -107,7 +107,7 @@ class ServerState:
         self.clock = PlanClock(self.send, self.faults)
 
     def begin(self, spec: JobSpec) -> None:
-        """Learn what the job is, with the first plan."""
+        """Set what follows from the job's description."""
         self.spec = spec
         self.clock.total_versions = spec.total_versions
         self.blocks = cut(spec)
@@ -133,7 +133,7 @@ class ServerState:
         """Return the plans that this server is ready for, and those that they follow."""
         return [plan for each in self.plans.values() for plan in (each.plan, each.previous) if plan is not None]
 
-    def reached(self, block: BlockState) -> None:
+    def version_reached(self, block: BlockState) -> None:
         """Note that a block has reached its version; it goes into the checkpoint, if there is one of that version."""
         self.version = max(self.version, block.version)
         if self.saver is not None:
@@ -187,7 +187,7 @@ class ServerState:
             raise ProtocolError(f"block {block} is not {link.task}'s, it has no state of it")
         return owner
 
-    def had(self, header: Header) -> bool:
+    def owned_under_plan(self, header: Header) -> bool:
         """Whether a frame's block was owned under its plan: then its step is complete, and the block on its way."""
         prepared = self.plans.get(header.plan)
         return prepared is not None and prepared.plan.owner(header.block).task == self.task
