@@ -16,15 +16,15 @@ class UsageError(PsliteError):
 
 
 class AuthenticationError(PsliteError):
-    """The peer refused us, or could not prove that it knows the job's token."""
+    """The peer refused this process, or could not prove that it knows the job's token."""
 
 
 class Rejected(AuthenticationError):
-    """The peer refused us, with its reason: to try again is of no use."""
+    """The peer refused this process for a stated reason; trying again is of no use."""
 
 
 class Fenced(PsliteError):
-    """Another coordinator speaks for the job now; this one must not say another word."""
+    """Another coordinator has taken the job over; this one must send nothing more."""
 
 
 class LogError(PsliteError):

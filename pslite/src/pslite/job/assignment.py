@@ -98,7 +98,7 @@ def _level(shelves: list[list[tuple[int, int]]], loads: list[int], rates: Sequen
     """Move blocks from the fullest to the emptiest server until they differ by at most `largest` bytes."""
     places = range(len(shelves))
     while True:
-        # nobody gives its last block
+        # no server gives its last block
         givers = [s for s in places if len(shelves[s]) > 1]
         if not givers:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pslite.job.spec import ITEM_BYTES, JobSpec, Optimizer
@@ -47,6 +48,16 @@ def cut(spec: JobSpec) -> tuple[Block, ...]:
                 )
             )
     return tuple(blocks)
+
+
+def digest_of_fixed(tensors: Iterable[tuple[object, tuple[int, ...], object, bytes | memoryview]]) -> str:
+    """Return the digest of what is not trained, given as names, shapes, types and values; "" if there is nothing."""
+    found, empty = hashlib.sha256(), True
+    for name, shape, dtype, values in tensors:
+        empty = False
+        found.update(f"{name} {shape} {dtype}\n".encode())
+        found.update(values)
+    return "" if empty else found.hexdigest()
 
 
 def digest_of(blocks: dict[int, bytes]) -> str:

@@ -1,4 +1,4 @@
-"""Balance by measured speed: who is slow gets less to do.
+"""Load balancing: members that are measured to be slower get fewer shards or fewer bytes of weights.
 
 Workers differ in seconds per logical shard, servers in seconds per byte of weights.  Shards and blocks are dealt so
 that the slowest is done as early as possible.  In exact mode no bit depends on who does what.

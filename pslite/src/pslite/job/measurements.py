@@ -67,7 +67,7 @@ class Throughput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class ThroughputMeter:
-    """Adds up work until somebody asks, perhaps another thread."""
+    """Adds up work until it is taken, perhaps by another thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

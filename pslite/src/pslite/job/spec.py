@@ -199,7 +199,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     clip_value: float = 0.0
     #: how gradients of float32 weights travel; sums and weights keep their type
     wire: Literal["float32", "bfloat16", "float16"] = "float32"
-    #: who has the optimizer: servers, or every worker for itself, and servers only add up gradients
+    #: where the optimizer runs: on the servers, or in every worker, where servers only add up gradients
     update: Literal["server", "worker"] = "server"
     #: "durable": every block has a replica on another server, which is never behind what a worker has been told
     durability: Literal["none", "durable"] = "none"

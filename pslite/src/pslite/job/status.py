@@ -1,4 +1,4 @@
-"""Status of a job: what a coordinator reports, and the contract with the source that decides who is a member."""
+"""Status of a job: what a coordinator reports, and the contract with the source of its membership."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Cause(enum.StrEnum):
     DRAINED = "drained"
     #: another status
     FAILED = "failed"
-    #: somebody, or its own defect, sent it a signal
+    #: a signal, sent by a user or caused by a defect
     KILLED = "killed"
     #: the kernel ended it, or a process of its, for lack of memory
     OUT_OF_MEMORY = "out-of-memory"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Unpack
 
@@ -13,6 +12,7 @@ from mxnet.gluon.data.dataloader import default_batchify_fn
 from numpy.typing import NDArray
 
 from pslite.errors import SpecError, UsageError
+from pslite.job.blocks import digest_of_fixed
 from pslite.job.spec import Descent, Mean, Part, Segment
 from pslite.mxnet.arrays import reading, trainable, write
 from pslite.mxnet.sparse import STYPE, rows_of
@@ -117,8 +117,7 @@ class _Layout:
         own = dict(optimizers)
         kinds: dict[tuple[Literal["float32", "float64"], Descent, str], list[Any]] = {}
         self._buffers: list[Any] = []
-        frozen = hashlib.sha256()
-        any_frozen = False
+        frozen: list[tuple[str, tuple[int, ...], str, memoryview]] = []
         for name, parameter in net.collect_params().items():
             rule = own.pop(name, optimizer)
             value = _value(name, parameter)
@@ -129,16 +128,14 @@ class _Layout:
             elif parameter.grad_req != "null":
                 raise SpecError(f"parameter {name} has grad_req={parameter.grad_req!r}: it must be 'write' or 'null'")
             elif parameter._differentiable:  # noqa: SLF001  (nothing else tells a frozen weight from a running mean)
-                any_frozen = True
-                frozen.update(f"{name} {value.shape} {kind}\n".encode())
-                frozen.update(reading(value).data)
+                frozen.append((name, value.shape, kind, reading(value).data))
             else:
                 self._buffers.append(parameter)
         if own:
             raise SpecError(f"optimizers names {', '.join(own)}, which the net does not have")
         if not kinds:
             raise SpecError("the net has no trainable parameters")
-        self.fixed = frozen.hexdigest() if any_frozen else ""
+        self.fixed = digest_of_fixed(frozen)
         self._parameters = list(kinds.values())
         segments = [
             Segment(

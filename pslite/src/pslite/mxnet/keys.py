@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from pslite.errors import UsageError
+from pslite.job.blocks import digest_of_fixed
 from pslite.job.spec import MAX_SHARDS, JobSpec, Mean, Optimizer, Part, Segment, Sum, block_bytes_for
 from pslite.mxnet.arrays import reading, trainable
 from pslite.mxnet.rules import rule_of
@@ -164,13 +164,11 @@ class KeyTable:
 
     def _digest_of_fixed(self) -> str:
         """Return the digest of the values that are not trained, "" if all are."""
-        fixed, any_fixed = hashlib.sha256(), False
-        for tensor in self._tensors.values():
-            if tensor.segment < 0:
-                any_fixed = True
-                fixed.update(f"{tensor.key} {tensor.value.shape} {tensor.dtype}\n".encode())
-                fixed.update(reading(tensor.value).data)
-        return fixed.hexdigest() if any_fixed else ""
+        return digest_of_fixed(
+            (tensor.key, tensor.value.shape, tensor.dtype, reading(tensor.value).data)
+            for tensor in self._tensors.values()
+            if tensor.segment < 0
+        )
 
 
 #: what tensors of one segment have in common: type, update rule, and the key of one that is alone in its segment

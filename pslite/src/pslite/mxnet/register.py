@@ -19,7 +19,7 @@ ASYNC = ("dist_async", "dist_device_async", "dist_async_device")
 
 
 def register() -> None:
-    """Have mx.kv.create, Trainer and Module give ours."""
+    """Have mx.kv.create, Trainer and Module make an `ElasticKVStore`."""
     KVStoreBase.kv_registry[NAME] = ElasticKVStore
     for name in SYNC:
         KVStoreBase.kv_registry[name] = type(

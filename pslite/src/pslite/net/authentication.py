@@ -115,7 +115,7 @@ class Acceptor:
 
     @property
     def wanted(self) -> int:
-        """How many bytes may be received now; what follows the handshake belongs to somebody else."""
+        """How many bytes may be received now; what follows the handshake is not this object's to receive."""
         return self._inbox.wanted
 
     def seal(self, sock: socket.socket) -> Sealed:
@@ -128,7 +128,7 @@ class Acceptor:
         self._binding = binding
 
     def turn_away(self, reason: str) -> None:
-        """Refuse who comes, as soon as it has said who it is."""
+        """Refuse the peer as soon as it has introduced itself."""
         self._turned_away = reason
 
     def feed(self, data: bytes) -> bytes:
@@ -183,7 +183,7 @@ def connect(
     timeout: float,
     incarnation: str = "",
 ) -> tuple[socket.socket, Challenge]:
-    """Connect to `address` and authenticate both ways; returns the socket (blocking) and whom it reaches.
+    """Connect to `address` and authenticate both ways; returns the blocking socket and the peer's Challenge.
 
     It is encrypted if the job's channels of that kind are; one to a Unix socket is not.
 
@@ -299,7 +299,7 @@ def _introduce(
     sock.sendall(frame(hello))
     challenge = _expect(receive_one(sock, inbox, deadline), Challenge, address)
     if incarnation and challenge.incarnation != incarnation:
-        # Before it takes us in: it may have a connection of ours, and the address of somebody who is gone.
+        # Before it accepts: it may have another connection of this process, and have got the address of a dead member.
         raise AuthenticationError(
             f"{challenge.task} at {address} is incarnation {challenge.incarnation}, expected {incarnation}"
         )

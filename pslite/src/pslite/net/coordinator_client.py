@@ -72,9 +72,9 @@ class CoordinatorClient:
         self._resumed = resumed
         sock, challenge = _reach(address, identity, timeout)
         self.job = challenge.job
-        #: who we are, and what the job encrypts
+        #: this member, with what the job encrypts
         self.identity = replace(identity, encrypt=challenge.encrypt)
-        #: our own address on the way to the coordinator
+        #: the local address of the connection to the coordinator
         self.own_host = str(sock.getsockname()[0])
         self.heartbeat = 1.0
         self.lease = 10.0
@@ -89,7 +89,7 @@ class CoordinatorClient:
         self._term = 0
         self._found: queue.SimpleQueue[_Found] = queue.SimpleQueue()
         self._resumed_at = 0.0
-        #: we have been told how the job ends for us
+        #: whether the coordinator has said how the job ends for this member
         self._told = False
         self._over = False
         self._closed = threading.Event()
@@ -101,7 +101,7 @@ class CoordinatorClient:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is left to be said: the coordinator has taken all, or nobody is there to take it."""
+        """Whether no message is left to deliver: the coordinator has confirmed all, or there is none any more."""
         return self._over or not self._line.unconfirmed
 
     def late(self, since: float, seconds: float) -> bool:
@@ -114,7 +114,7 @@ class CoordinatorClient:
         return self.connected and time.monotonic() - since > seconds
 
     def watch(self, selector: selectors.BaseSelector, data: object) -> None:
-        """Keep our socket registered for reading; when it is ready, and several times a second, call `look`."""
+        """Keep the socket registered for reading; when it is ready, and several times a second, call `look`."""
         with self._lock:
             self._selector, self._data = selector, data
             self._register()
@@ -219,7 +219,7 @@ class CoordinatorClient:
             raise JobFailed(reason)
 
     def _reconnect(self, deadline: float, taken: int, term: int, lost: str) -> None:
-        """In a thread of its own: try until somebody takes us back, or time is over."""
+        """Try to connect again until a coordinator takes the member back or time is over; in a thread of its own."""
         pause = _MIN_PAUSE
         last = ""
         while not self._closed.is_set():
@@ -315,7 +315,7 @@ class CoordinatorClient:
 
 
 def _reach(address: str, identity: Identity, timeout: float) -> tuple[socket.socket, Challenge]:
-    """Connect for the first time; a coordinator may die as it lets us in, and another one take its place."""
+    """Connect for the first time; a coordinator may die during the handshake, and another one take its place."""
     deadline = time.monotonic() + min(timeout, _LET_IN_SECONDS)
     while True:
         try:

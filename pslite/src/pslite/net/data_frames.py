@@ -140,7 +140,7 @@ def unpack(data: bytearray) -> Header:
 
 
 class Receiver(Protocol):
-    """Who takes frames: says where a payload goes, then hears that it is there."""
+    """Receiver of frames: gives the memory for a payload, and is called again when the payload is complete."""
 
     def payload(self, link: Link, header: Header) -> memoryview:
         """Return the memory for the payload (as long as it must be); raise ProtocolError to refuse the peer."""

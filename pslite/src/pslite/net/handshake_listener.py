@@ -34,7 +34,7 @@ class _PendingConnection:
     since: float
     #: where it comes from
     origin: str
-    #: whether nothing has come, so that it is not known whether it speaks TLS
+    #: whether nothing has come yet that tells whether it speaks TLS
     undetected: bool
     #: whether its TLS handshake goes on
     in_tls_handshake: bool = False
@@ -122,7 +122,7 @@ class HandshakeListener:
         self._authenticate(pending)
 
     def _detect_tls(self, pending: _PendingConnection) -> None:
-        """Find out from its first bytes whether it speaks TLS; they stay to be received.
+        """Find out from its first bytes whether it speaks TLS, and leave them to be received.
 
         Raises
         ------

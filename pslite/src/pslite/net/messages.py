@@ -248,7 +248,7 @@ class Failed(Message, frozen=True):
 
 
 class Severed(Message, frozen=True):
-    """Member: the connection between me and that one broke, and is not there again, although nobody says it is gone."""
+    """Member: my connection to that one broke and cannot be opened again, although it has not been reported gone."""
 
     task: str
     reason: str
@@ -322,7 +322,7 @@ class Prepare(Message, frozen=True):
     previous: Plan | None
     spec: JobSpec
     recover: bool = False
-    #: nobody has had weights yet: the first worker begins (all-reduce)
+    #: no worker has weights yet: the first one provides them (all-reduce)
     fresh: bool = False
 
 

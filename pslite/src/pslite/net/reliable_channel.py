@@ -38,7 +38,7 @@ class ReliableChannel:
         self.taken = taken
         self.confirmed = confirmed
         self.unconfirmed = deque(unconfirmed)
-        #: whether messages were counted since somebody has set it to False: there is something to write down
+        #: whether messages were counted since it was last set to False, so that the log has to be written
         self.changed = False
         self._due: list[Message] = []
         self._channel: Channel[Any] | None = None

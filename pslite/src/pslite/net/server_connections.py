@@ -62,7 +62,7 @@ class ServerConnections:
 
         def try_again() -> None:
             pause = _MIN_PAUSE
-            # if the server has gone, we are about to hear of it
+            # if the server has gone, the coordinator is about to say so
             while not self._closed.wait(pause) and wanted():
                 with contextlib.suppress(PsliteError):
                     self.reach(member, identity)

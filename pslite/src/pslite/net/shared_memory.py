@@ -52,7 +52,7 @@ class SharedMemory:
     nbytes
         its size.
     shared
-        False for memory that nobody else looks at: the system gives it in half the time.
+        False for memory of this process alone: the system gives it in half the time.
 
     """
 
@@ -72,7 +72,7 @@ class SharedMemory:
             self.memory = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if nbytes else memoryview(b"")
 
     def close(self) -> None:
-        """Close the descriptor; the memory lives as long as somebody has it mapped."""
+        """Close the descriptor; the memory lives as long as a process has it mapped."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -130,7 +130,7 @@ class Arena:
         return found
 
     def keep(self) -> None:
-        """Give nothing back from now on: we end, and somebody may still be about to look."""
+        """Give nothing back from now on: this process ends, and a worker may still be about to read."""
         self._kept = True
 
     def _give_back(self, memory: mmap.mmap, begin: int, nbytes: int) -> None:

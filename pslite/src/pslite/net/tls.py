@@ -1,4 +1,4 @@
-"""TLS 1.3 between the members of a job: who does not know its token can neither take part, nor read, nor alter.
+"""TLS 1.3 between the members of a job: without the job's token one can neither take part, nor read, nor alter.
 
 Key and certificate are made of the token, so that nothing has to be handed out: HKDF (RFC 5869) gives the seed of an
 Ed25519 key (RFC 8032), whose signatures are deterministic, so that every process makes the same certificate.  Each
@@ -31,7 +31,7 @@ _STRANGE = ("TLSV1_ALERT_UNKNOWN_CA", "CERTIFICATE_VERIFY_FAILED", "PEER_DID_NOT
 
 
 class Contexts(NamedTuple):
-    """What connections of a job are made with, by the side that we are."""
+    """TLS contexts of a job, for the connecting and for the accepting side."""
 
     client: ssl.SSLContext
     server: ssl.SSLContext
@@ -43,12 +43,12 @@ def is_sealed(encrypt: Encryption, channel: str) -> bool:
 
 
 def begins_tls(first: bytes) -> bool:
-    """Whether a connection that begins with these three bytes speaks TLS: no Hello of ours is that long."""
+    """Whether a connection that begins with these three bytes speaks TLS: no Hello is that long."""
     return len(first) == 3 and first[:2] == b"\x16\x03" and first[2] > 0
 
 
 def why(error: OSError) -> str:
-    """Return why a TLS handshake failed, in words of ours where that tells more."""
+    """Return why a TLS handshake failed, in plain words where OpenSSL's tell less."""
     reason = getattr(error, "reason", None) or error.strerror or str(error)
     return f"wrong token ({reason})" if reason in _STRANGE else f"no TLS handshake ({reason})"
 
@@ -114,7 +114,7 @@ def _identity(token: bytes) -> tuple[bytes, bytes]:
 def _context(side: int) -> ssl.SSLContext:
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # who has the job's key is a member; which one it is, the handshake inside says
+    # the job's key proves membership; the handshake inside tells which member it is
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     if side == ssl.PROTOCOL_TLS_SERVER:

@@ -41,7 +41,7 @@ class Encoding:
         self._wide = np.empty(_PIECE, dtype=np.float32)
 
     def pack(self, values: Array, packed: Array) -> None:
-        """Write float32 `values` into `packed`, of as many elements and our `dtype`."""
+        """Write float32 `values` into `packed`, of as many elements and of type `dtype`."""
         for low in range(0, values.size, _PIECE):
             part, out = values[low : low + _PIECE], packed[low : low + _PIECE]
             wide = self._wide[: part.size]

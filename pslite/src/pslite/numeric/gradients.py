@@ -55,9 +55,9 @@ class Bundle:
         return self.arrays[block.segment][block.offset : block.offset + block.size]
 
     def point(self, segment: int, array: Array | None) -> None:
-        """Have a segment lie in somebody else's memory, shape (size,), or with None in our own again.
+        """Have a segment lie in memory that is given, shape (size,), or with None in its own again.
 
-        Only where nobody looks into our region; what is there is not copied.
+        Only where no server reads this memory; what is there is not copied.
         """
         array = self._own[segment] if array is None else array
         if array is not self.arrays[segment]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,6 +9,7 @@ from typing import Literal
 import torch
 
 from pslite.errors import SpecError
+from pslite.job.blocks import digest_of_fixed
 from pslite.job.spec import Descent, Mean, Part, Segment
 from pslite.numeric.gradients import Bundle
 from pslite.numeric.sparse_rows import Rows
@@ -37,14 +37,9 @@ class ParameterLayout:
             if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
         }
         kinds: dict[tuple[str, Descent, str], list[tuple[str, torch.nn.Parameter]]] = {}
-        frozen = hashlib.sha256()
-        any_frozen = False
         for name, parameter in model.named_parameters():
             rule = chosen.pop(id(parameter), optimizer)
             if not parameter.requires_grad:
-                any_frozen = True
-                frozen.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
-                frozen.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
                 continue
             if parameter.dtype not in _DTYPES:
                 raise SpecError(f"parameter {name} is {parameter.dtype}: float32 and float64 can be trained")
@@ -54,7 +49,11 @@ class ParameterLayout:
             raise SpecError(f"{len(chosen)} parameters of the groups are not parameters of the model")
         if not kinds:
             raise SpecError("the model has no trainable parameters")
-        self.fixed = frozen.hexdigest() if any_frozen else ""
+        self.fixed = digest_of_fixed(
+            (name, tuple(p.shape), p.dtype, p.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            for name, p in model.named_parameters()
+            if not p.requires_grad
+        )
         self._parameters = [[parameter for _, parameter in members] for members in kinds.values()]
         devices = {parameter.device for members in self._parameters for parameter in members}
         if len(devices) > 1:

@@ -48,7 +48,7 @@ class ScriptProcess:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         for child in multiprocessing.active_children():
-            child.kill()  # workers of a data loader: nobody would end them
+            child.kill()  # workers of a data loader, which would go on
         with contextlib.suppress(OSError):
             os.chdir(_FOLDER)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606

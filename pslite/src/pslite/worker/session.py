@@ -188,10 +188,10 @@ class SingleSession:
         self._replica = ModelReplica(spec, self.blocks, self.weights)
 
     def attach(self) -> None:
-        """Nobody is to be waited for."""
+        """Return at once: there is no other worker."""
 
     def barrier(self) -> None:
-        """Nobody is to be waited for."""
+        """Return at once: there is no other worker."""
 
     def start_from(self, given: StartState) -> None:
         """Go on from that state at `start`."""

@@ -58,7 +58,7 @@ class GradientSender:
         for block in blocks:
             link = self._plane.links.get(plan.owner(block.number).task)
             if link is None:
-                continue  # its server is gone; who takes its place is sent everything
+                continue  # its server is gone; the one that takes its place is sent everything
             if fillers and block.segment != segment:
                 segment = block.segment
                 for fill in fillers:

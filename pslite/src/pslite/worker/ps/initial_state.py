@@ -74,7 +74,7 @@ class InitialState:
             progress.missing.clear()
 
     def send_blocks(self, numbers: Collection[int]) -> None:
-        """Send servers their blocks; who is not there, or takes its place, is sent all that it lacks later."""
+        """Send servers their blocks; one without a connection, or its successor, is sent what it lacks later."""
         plan, model = self._plans.current, self._model
         assert plan is not None
         links = {number: self._plane.links.get(plan.owner(number).task) for number in numbers}

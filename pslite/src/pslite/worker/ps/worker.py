@@ -200,7 +200,7 @@ class Worker(Membership):
     def finish(self) -> None:
         """Say that the last version is reached, and wait until everybody has it: others may need what this worker has.
 
-        Of an open job nobody knows where it ends: there its workers do not wait for each other.  The control thread
+        The workers of an open job do not wait for each other: it has no common last version.  The control thread
         lives on until the script ends.
         """
         self._faults.reached(FaultPoint.FINISH)
