@@ -23,6 +23,7 @@ from dl2d.simulation.speeds.models import Bandwidth, Seconds, SpeedModel, Worker
 #: ``ps-sync``: Optimus' function. ``physical``: from hardware. ``allreduce``: ring. ``measured``: an all-reduce table.
 SPEED_KINDS: Final = ("ps-sync", "physical", "allreduce", "measured")
 _ALWAYS = ("ps-sync", "physical", "allreduce")
+_FOLDER: Final = resources.files("dl2d.simulation.speeds") / "profiles"
 _BYTES_PER_PARAMETER = 4
 _PASSES = 3  # a backward pass costs about two forward passes
 
@@ -128,9 +129,12 @@ class Profile(Record):
         return self.speeds["ps-sync" if architecture is Architecture.PS else "allreduce"]
 
 
+@cache
 def profile_names() -> tuple[str, ...]:
     """Names of the shipped profiles, sorted; aliases are not listed."""
-    return tuple(sorted(_files()))
+    return tuple(
+        sorted(entry.name.removesuffix(".json") for entry in _FOLDER.iterdir() if entry.name.endswith(".json"))
+    )
 
 
 @cache
@@ -142,27 +146,21 @@ def load_profile(name: str) -> Profile:
     WorkloadError
         There is none of this name.
     """
-    files = _files()
-    if name in files:
+    names = profile_names()
+    if name in names:
         return _read(name)
-    for candidate in files:
+    for candidate in names:
         profile = _read(candidate)
         if name in profile.aliases:
             return profile
-    known = ", ".join(sorted(files))
-    raise WorkloadError("profile", f"there is no profile {name!r}{did_you_mean(name, files)}; shipped are {known}")
-
-
-@cache
-def _files() -> dict[str, str]:
-    folder = resources.files("dl2d.simulation.speeds") / "profiles"
-    return {entry.name.removesuffix(".json"): entry.name for entry in folder.iterdir() if entry.name.endswith(".json")}
+    hint = did_you_mean(name, names)
+    raise WorkloadError("profile", f"there is no profile {name!r}{hint}; shipped are {', '.join(names)}")
 
 
 @cache
 def _read(name: str) -> Profile:
-    file = resources.files("dl2d.simulation.speeds") / "profiles" / _files()[name]
-    profile = parse_profile(json.loads(file.read_text(encoding="utf-8")), where=f"profile {name}")
+    text = (_FOLDER / f"{name}.json").read_text(encoding="utf-8")
+    profile = parse_profile(json.loads(text), where=f"profile {name}")
     if profile.name != name:
         raise WorkloadError("name", f"is {profile.name!r} in the file of {name!r}", where=f"profile {name}")
     return profile

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -105,17 +105,13 @@ class Converted:
     left_out: Mapping[str, int]
 
 
-def draw_by_hash(seed: int) -> Callable[[PastJob, Sequence[str]], str]:
+def model_by_hash(seed: int, job: PastJob, names: Sequence[str]) -> str:
     """The rule by which logged jobs get a model: the first 8 bytes of SHA-256 of ``SEED:ID``, modulo their number.
 
     It looks at nothing else, so a job keeps its model whatever part of the log is read.
     """
-
-    def draw(job: PastJob, names: Sequence[str]) -> str:
-        digest = hashlib.sha256(f"{seed}:{job.id}".encode()).digest()
-        return names[int.from_bytes(digest[:8], "big") % len(names)]
-
-    return draw
+    digest = hashlib.sha256(f"{seed}:{job.id}".encode()).digest()
+    return names[int.from_bytes(digest[:8], "big") % len(names)]
 
 
 def convert(jobs: Iterable[PastJob], settings: Settings, *, seed: int, where: str, description: str) -> Converted:
@@ -130,14 +126,13 @@ def convert(jobs: Iterable[PastJob], settings: Settings, *, seed: int, where: st
     WorkloadError
         No job is left, there are too many, or they span too many slots; names ``where``.
     """
-    draw = draw_by_hash(seed)
     given = sorted(jobs, key=lambda job: (job.submit, job.id))
     sized: list[tuple[PastJob, str, int]] = []
     left_out = Counter[str]()
     gpu_names, cpu_names = _candidates(settings.model_names)
     for job in given:
         names = gpu_names if job.gpus else cpu_names
-        model = job.model or draw(job, names)
+        model = job.model or model_by_hash(seed, job, names)
         workers = job.gpus or max(1, math.ceil(job.cpus / max(load_profile(model).worker.get("cpu"), 1e-3)))
         if workers > MAX_TASKS:
             left_out[TOO_LARGE] += 1

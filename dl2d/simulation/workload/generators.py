@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -34,7 +33,7 @@ from dl2d.simulation.workload.format import MAX_JOBS, MAX_NODES, MAX_SLOTS, Work
 _Floats = NDArray[np.float64]
 _DAY_SECONDS = 86_400.0
 #: GPUs of a job and their shares, of ITP; the 0.6 % with more than 16 are left out.
-GPU_SHARES: Final[Mapping[int, float]] = MappingProxyType({1: 0.832, 2: 0.021, 4: 0.034, 8: 0.101, 16: 0.006})
+GPU_SHARES: Final[Mapping[int, float]] = {1: 0.832, 2: 0.021, 4: 0.034, 8: 0.101, 16: 0.006}
 #: Largest cap on the arrivals of a slot.
 MAX_CAP: Final = 10_000
 # Slots in the made-up arrival pattern of ``dl2``, and from how many first slots a trace starts.
@@ -172,17 +171,13 @@ def heavy_tailed(settings: HeavyTailedSettings, random: np.random.Generator) -> 
 
 
 #: By name: the settings and the function.
-GENERATORS: Final[Mapping[str, tuple[type[Settings], Callable[[Any, np.random.Generator], Workload]]]] = (
-    MappingProxyType(
-        {
-            "dl2": (Dl2Settings, dl2),
-            "poisson": (PoissonSettings, poisson),
-            "diurnal": (DiurnalSettings, diurnal),
-            "bursty": (BurstySettings, bursty),
-            "heavy-tailed": (HeavyTailedSettings, heavy_tailed),
-        }
-    )
-)
+GENERATORS: Final[Mapping[str, tuple[type[Settings], Callable[[Any, np.random.Generator], Workload]]]] = {
+    "dl2": (Dl2Settings, dl2),
+    "poisson": (PoissonSettings, poisson),
+    "diurnal": (DiurnalSettings, diurnal),
+    "bursty": (BurstySettings, bursty),
+    "heavy-tailed": (HeavyTailedSettings, heavy_tailed),
+}
 
 
 def generate(name: str, given: Mapping[str, str], random: np.random.Generator) -> Workload:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, NoReturn, TextIO
 
 from dl2d.core.errors import WorkloadError
@@ -260,22 +259,20 @@ def _plain_id(row: _Row, column: str) -> str:
 
 
 #: By name, as ``NAME:FILE`` has it.
-FORMATS: Final[Mapping[str, _Format]] = MappingProxyType(
-    {
-        "sacct": _Format(_sacct, ("jobid", "submit")),
-        "philly": _Format(_philly, ("timestamp", "duration", "num_gpus")),
-        "itp": _Format(_itp, ("job_id", "submission_time", "duration", "num_gpu")),
-        "openb": _Format(
-            _openb, ("name", "cpu_milli", "num_gpu", "gpu_milli", "creation_time", "deletion_time", "scheduled_time")
-        ),
-    }
-)
+FORMATS: Final[Mapping[str, _Format]] = {
+    "sacct": _Format(_sacct, ("jobid", "submit")),
+    "philly": _Format(_philly, ("timestamp", "duration", "num_gpus")),
+    "itp": _Format(_itp, ("job_id", "submission_time", "duration", "num_gpu")),
+    "openb": _Format(
+        _openb, ("name", "cpu_milli", "num_gpu", "gpu_milli", "creation_time", "deletion_time", "scheduled_time")
+    ),
+}
 
 
 def read_trace(name: str, path: Path, settings: TraceSettings, *, seed: int = 0) -> ReadTrace:
     """Read a log of one of the ``FORMATS`` as a workload.
 
-    Models are drawn as ``dl2d.simulation.workload.conversion.draw_by_hash`` says; ``convert`` says what becomes of
+    Models are drawn as ``dl2d.simulation.workload.conversion.model_by_hash`` says; ``convert`` says what becomes of
     the rest.
 
     Raises
