@@ -19,6 +19,7 @@ from dl2d.core.jobs import JobKey, Launch, Owner, Role
 from dl2d.core.resource_manager import ResourceManager, RmJob, RmJobState, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.local.manager import create
+from dl2d.testing import MemoryManager
 
 #: In the environment of every task of a test, so that its processes are found wherever they hide.
 MARK = "DL2D_TEST_MARK"
@@ -147,6 +148,22 @@ class Harness(ABC):
         finally:
             for process in self.processes():
                 process.send_signal(signal.SIGKILL)
+
+
+class MemoryHarness(Harness):
+    """The simulator's manager, whose tasks run nothing: for the part of the contract that needs no process."""
+
+    unknown_handle = "m999"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.owner = Owner("user", os.getuid(), os.getgid())
+        self.cwd = folder
+        self.nodes = ("node-1", "node-2")
+        self.manager = MemoryManager([Node(name, Resources.of(cpu=8)) for name in self.nodes], time.time)
+
+    def restart(self) -> None:
+        raise NotImplementedError("what it knows is in memory only")
 
 
 class LocalHarness(Harness):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import slurm_cluster
-from rm_harness import Harness, LocalHarness
+from rm_harness import Harness, LocalHarness, MemoryHarness
 from slurm_harness import SlurmHarness
 
 _NO_SLURM = slurm_cluster.why_not() or slurm_cluster.why_no_cgroups()
@@ -15,6 +15,7 @@ _SLURM = (pytest.mark.slurm, pytest.mark.skipif(bool(_NO_SLURM), reason=_NO_SLUR
 
 #: Makes a harness in a fresh folder; slow or privileged managers carry marks.
 HARNESSES: dict[str, tuple[Callable[[Path, pytest.FixtureRequest], Harness], tuple[pytest.MarkDecorator, ...]]] = {
+    "memory": (lambda folder, _request: MemoryHarness(folder), ()),
     "local": (lambda folder, _request: LocalHarness(folder), ()),
     "slurm": (lambda _folder, request: SlurmHarness(*request.getfixturevalue("slurm_of_two_nodes")), _SLURM),
 }
@@ -26,9 +27,22 @@ def slurm_of_two_nodes() -> Iterator[tuple[slurm_cluster.SlurmCluster, slurm_clu
         yield cluster, cluster.add_user("alice")
 
 
-@pytest.fixture(params=[pytest.param(name, marks=marks) for name, (_, marks) in HARNESSES.items()])
+_MANAGERS = [pytest.param(name, marks=marks) for name, (_, marks) in HARNESSES.items()]
+
+
+@pytest.fixture(params=_MANAGERS)
+def any_rm(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
+    """Every resource manager with an empty cluster, the simulator's too; afterwards nothing may be left."""
+    yield from _harness(request, tmp_path)
+
+
+@pytest.fixture(params=_MANAGERS[1:])
 def rm(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
-    """A resource manager with an empty cluster; afterwards no process of the test may be left."""
+    """Those that run processes."""
+    yield from _harness(request, tmp_path)
+
+
+def _harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
     make, _ = HARNESSES[request.param]
     harness = make(tmp_path, request)
     yield harness

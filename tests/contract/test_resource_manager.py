@@ -22,12 +22,12 @@ FOREVER = "echo $$ >started; while :; do sleep 0.1; done"
 DEAF = "trap '' TERM; echo $$ >started; while :; do sleep 0.1; done"
 
 
-def test_nodes_are_empty_and_take_tasks_at_first(rm: Harness) -> None:
-    snapshot = rm.manager.snapshot()
+def test_nodes_are_empty_and_take_tasks_at_first(any_rm: Harness) -> None:
+    snapshot = any_rm.manager.snapshot()
     listed = {node.name: node for node in snapshot.nodes}
-    assert set(rm.nodes) <= listed.keys()
-    assert len(rm.nodes) >= 2
-    for name in rm.nodes:
+    assert set(any_rm.nodes) <= listed.keys()
+    assert len(any_rm.nodes) >= 2
+    for name in any_rm.nodes:
         assert listed[name].state is NodeState.UP
         assert listed[name].used == NO_RESOURCES
         assert listed[name].capacity.get("cpu") == 8
@@ -211,17 +211,17 @@ def test_stopping_one_task_leaves_the_others_alone(rm: Harness) -> None:
     assert rm.processes() != []
 
 
-def test_a_demand_that_no_node_can_hold_is_refused_with_amounts(rm: Harness) -> None:
+def test_a_demand_that_no_node_can_hold_is_refused_with_amounts(any_rm: Harness) -> None:
     with pytest.raises(Rejected, match="cpu") as caught:
-        rm.manager.submit(rm.spec("exit 0", demand=Resources.of(cpu=9)))
+        any_rm.manager.submit(any_rm.spec("exit 0", demand=Resources.of(cpu=9)))
     assert "9" in str(caught.value)
-    assert not [job for job in rm.manager.snapshot().jobs if not job.state.ended]
+    assert not [job for job in any_rm.manager.snapshot().jobs if not job.state.ended]
 
 
-def test_an_unknown_node_is_not_found(rm: Harness) -> None:
+def test_an_unknown_node_is_not_found(any_rm: Harness) -> None:
     with pytest.raises(NotFound, match="no-such-node"):
-        rm.manager.submit(rm.spec("exit 0", node="no-such-node"))
-    assert not [job for job in rm.manager.snapshot().jobs if not job.state.ended]
+        any_rm.manager.submit(any_rm.spec("exit 0", node="no-such-node"))
+    assert not [job for job in any_rm.manager.snapshot().jobs if not job.state.ended]
 
 
 def test_a_job_of_somebody_elses_that_trains_is_told_of_and_a_task_is_none(rm: Harness) -> None:
@@ -253,22 +253,24 @@ def test_handles_differ(rm: Harness) -> None:
         assert rm.wait_for_end(handle).state is RmJobState.DONE
 
 
-def test_used_never_exceeds_what_a_node_has(rm: Harness) -> None:
+def test_used_never_exceeds_what_a_node_has(any_rm: Harness) -> None:
     """Submits and stops at random, more than fit: refusing and queueing are both right, over-booking is not."""
     choose = random.Random(20)
-    capacity = {node.name: node.capacity for node in rm.manager.snapshot().nodes}
+    capacity = {node.name: node.capacity for node in any_rm.manager.snapshot().nodes}
     handles: list[str] = []
     for _ in range(14):
-        task = rm.spec(FOREVER, demand=Resources.of(cpu=choose.randint(1, 4)), node=choose.choice(rm.nodes[:2]))
+        task = any_rm.spec(FOREVER, demand=Resources.of(cpu=choose.randint(1, 4)), node=choose.choice(any_rm.nodes[:2]))
         try:
-            handles.append(rm.manager.submit(task))
+            handles.append(any_rm.manager.submit(task))
         except Rejected as refused:
             assert "cpu" in str(refused)  # noqa: PT017  refusing is one of two right answers
         if handles and choose.random() < 0.3:
-            rm.manager.stop([choose.choice(handles)], 0)
-        for node in rm.manager.snapshot().nodes:
+            any_rm.manager.stop([choose.choice(handles)], 0)
+        for node in any_rm.manager.snapshot().nodes:
             assert node.used.fits_in(capacity[node.name])
-    rm.wait_until(lambda: any(job.state is RmJobState.RUNNING for job in rm.manager.snapshot().jobs), "a running task")
+    any_rm.wait_until(
+        lambda: any(job.state is RmJobState.RUNNING for job in any_rm.manager.snapshot().jobs), "a running task"
+    )
 
 
 def test_an_anchor_takes_no_room(rm: Harness) -> None:
@@ -282,13 +284,13 @@ def test_an_anchor_takes_no_room(rm: Harness) -> None:
     assert rm.wait_for_end(full).state is RmJobState.DONE
 
 
-def test_nobody_is_authenticated_on_a_bad_proof(rm: Harness) -> None:
+def test_nobody_is_authenticated_on_a_bad_proof(any_rm: Harness) -> None:
     with pytest.raises((Denied, NotFound)):
-        rm.manager.authenticate(rm.unknown_handle, "not a proof")
+        any_rm.manager.authenticate(any_rm.unknown_handle, "not a proof")
 
 
-def test_capabilities_have_a_name_and_a_version(rm: Harness) -> None:
-    able = rm.manager.capabilities()
+def test_capabilities_have_a_name_and_a_version(any_rm: Harness) -> None:
+    able = any_rm.manager.capabilities()
     assert able.name
     assert able.version
-    assert able == rm.manager.capabilities()
+    assert able == any_rm.manager.capabilities()
