@@ -413,18 +413,18 @@ def test_draws_are_uniform_normal_and_exponential_and_depend_on_every_name() -> 
     )
 
 
-def test_a_course_is_cut_where_it_changes() -> None:
+def test_progress_within_a_slot_follows_each_change_of_speed() -> None:
     """Half a slot at 2 epochs a slot, a quarter of standstill, a quarter at 4."""
-    course = SlotProgress(2.0)
-    course.change(0.5, 0.25, 4.0)
-    assert course.run(10.0) == (2.0, None)
-    assert course.run(1.0) == (1.0, 0.5)
-    assert course.run(1.5).ended == pytest.approx(0.875)
-    course.change(0.25, math.inf, 4.0)
-    assert course.run(10.0) == (0.5, None)
-    assert course.last_speed == 0.0
-    course.change(1.0, 0.0, 9.0)
-    assert course.last_speed == 0.0
+    progress = SlotProgress(2.0)
+    progress.change(0.5, 0.25, 4.0)
+    assert progress.run(10.0) == (2.0, None)
+    assert progress.run(1.0) == (1.0, 0.5)
+    assert progress.run(1.5).ended == pytest.approx(0.875)
+    progress.change(0.25, math.inf, 4.0)
+    assert progress.run(10.0) == (0.5, None)
+    assert progress.last_speed == 0.0
+    progress.change(1.0, 0.0, 9.0)
+    assert progress.last_speed == 0.0
 
 
 def test_every_option_is_documented() -> None:

@@ -271,18 +271,6 @@ def test_fuzzed_tables_raise_nothing_but_workload_errors_and_counts_are_conserve
         assert read_workload(describe_workload(trace.workload)) == trace.workload
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(st.sampled_from(sorted(FORMATS)), st.binary(max_size=200), st.booleans())
-def test_fuzzed_bytes_raise_nothing_but_workload_errors(
-    tmp_path: Path, name: str, rest: bytes, with_header: bool
-) -> None:
-    try:
-        trace = read(tmp_path, name, HEADERS[name].encode() + rest if with_header else rest)
-    except WorkloadError:
-        return
-    assert balanced(trace)
-
-
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     rows=st.lists(
