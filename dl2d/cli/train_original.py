@@ -13,10 +13,10 @@ import typer
 from dl2d.cli.output import print_json
 from dl2d.cli.train_options import TrainOptions, interruptible, progress_bars, training_workloads
 from dl2d.core.errors import CheckpointError
-from dl2d.learning.baselines import baselines
 from dl2d.learning.dl2_paper.analytical_model import analytical
 from dl2d.learning.dl2_paper.settings import NetworkKind, Settings
 from dl2d.learning.dl2_paper.trainer import train as learn
+from dl2d.learning.training_report import baselines
 from dl2d.policies.common.checkpoint import Checkpoint, checkpoint_in, read_checkpoint
 
 _STATE: Final = "state.npz"

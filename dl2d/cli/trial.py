@@ -15,7 +15,7 @@ from dl2d.core.registry import Registry, Trial, TrialCase, Version
 from dl2d.daemon.loop import guard_rules
 from dl2d.daemon.models.active_version import configured_checkpoint, given, read_version
 from dl2d.learning.gate import Verdict, compare
-from dl2d.learning.training_set import Lesson, lesson_of
+from dl2d.learning.train_test_split import Split, split_history
 from dl2d.learning.twin import DAY_SECONDS
 from dl2d.plugins import Given, load_placement, load_policy
 from dl2d.policies.common.checkpoint import Checkpoint
@@ -88,25 +88,25 @@ def deciding(settings: Settings, registry: Registry) -> Side:
 
 def recorded_days(
     settings: Settings, store: RecordingStore, *, now: float, seed: int, days: int | None = None
-) -> Lesson:
+) -> Split:
     """What the store has of the last days, as workloads. Raises ``WorkloadError`` where that is too little."""
     length = (settings.learning.days if days is None else days) * DAY_SECONDS
     begin = (now - length) // DAY_SECONDS * DAY_SECONDS
-    return lesson_of(store.history(begin, now), slot_seconds(settings), seed=seed)
+    return split_history(store.history(begin, now), slot_seconds(settings), seed=seed)
 
 
-def on_trial(settings: Settings, name: str, lesson: Lesson, candidate: Side, current: Side, *, tell: Tell) -> Trial:
+def on_trial(settings: Settings, name: str, split: Split, candidate: Side, current: Side, *, tell: Tell) -> Trial:
     """Compare a candidate with what decides now on the days that were kept back."""
     cases: tuple[TrialCase, ...] = ()
     if candidate.digest == current.digest:
         verdict = Verdict(passed=False, reason="it is what decides already")
     else:
         compared = compare(
-            lesson.cases,
+            split.cases,
             candidate.policy,
             current.policy,
             load_placement(settings.placement),
-            costs=lesson.costs,
+            costs=split.costs,
             rules=guard_rules(settings),
             timeout=settings.policy.timeout_seconds,
             timer=time.process_time,
@@ -118,7 +118,7 @@ def on_trial(settings: Settings, name: str, lesson: Lesson, candidate: Side, cur
         policy=name,
         candidate=candidate.digest,
         current=current.digest,
-        days=tuple(day.name for day in lesson.held_out),
+        days=tuple(day.name for day in split.held_out),
         cases=cases,
         change=verdict.change,
         low=verdict.low,

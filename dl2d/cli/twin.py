@@ -21,8 +21,8 @@ from dl2d.core.registry import Registry
 from dl2d.daemon.models.active_version import version_in
 from dl2d.daemon.models.candidates import Candidate
 from dl2d.learning.evolution_strategy import Step
+from dl2d.learning.train_test_split import Split
 from dl2d.learning.training import State, Trainer, TrainingSettings
-from dl2d.learning.training_set import Lesson
 from dl2d.learning.twin import DAY_SECONDS
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.parameters import from_arrays
@@ -39,7 +39,7 @@ _PARTS: Final = (1.0, 1 / 2, 1 / 4)
 class Learned:
     """What came of learning."""
 
-    lesson: Lesson
+    split: Split
     parent: Checkpoint
     checkpoint: Checkpoint
     record: Mapping[str, Any]
@@ -72,12 +72,12 @@ def learn(
         Something cannot be read or written.
     """
     began = time.monotonic()
-    lesson = recorded_days(settings, store, now=now, seed=chosen.seed, days=chosen.days)
+    split = recorded_days(settings, store, now=now, seed=chosen.seed, days=chosen.days)
     parent = _current(settings, store.registry)
-    how, known = _training_settings(settings, lesson, parent, chosen)
+    how, known = _training_settings(settings, split, parent, chosen)
     tell("setting up", 0, 1)
-    trainer = Trainer(lesson.training, lesson.validation, how)
-    measured = as_measured(merged_kinds(by_kind(known), by_kind(lesson.measured)))
+    trainer = Trainer(split.training, split.validation, how)
+    measured = as_measured(merged_kinds(by_kind(known), by_kind(split.measured)))
     state = trainer.start(parent.weights["scorer"], measured)
     tell("setting up", 1, 1)
     tell("searching", 0, how.iterations)
@@ -87,19 +87,19 @@ def learn(
         tell("searching", state.search.iteration, how.iterations, _note(state))
         if time.monotonic() - began > limit:
             break
-    record = _record(lesson, parent, how, state, time.monotonic() - began)
+    record = _record(split, parent, how, state, time.monotonic() - began)
     made = trainer.checkpoint(state, record)
     kept = {name: parent.settings.get(name, 0.0) for name in ("optimism", "resize_seconds")}
     checkpoint = replace(made, settings={**made.settings, **kept})
     write_checkpoint(checkpoint, out / "checkpoint")
-    return Learned(lesson, parent, checkpoint, record, state, how)
+    return Learned(split, parent, checkpoint, record, state, how)
 
 
 def _training_settings(
-    settings: Settings, lesson: Lesson, parent: Checkpoint, chosen: TwinSettings
+    settings: Settings, split: Split, parent: Checkpoint, chosen: TwinSettings
 ) -> tuple[TrainingSettings, tuple[MeasuredSpeeds, ...]]:
     """How to train, and the speeds that the parent knows. Raises ``CheckpointError`` where it lacks something."""
-    nodes = max(len(workload.nodes()) for workload in lesson.training)
+    nodes = max(len(workload.nodes()) for workload in split.training)
     # On few nodes some parts are the same.
     parts = tuple({max(1, round(nodes * part)): part for part in reversed(_PARTS)}.values())[::-1]
     own = settings.policy.settings.get("optimism") if settings.policy.name == NAME else None
@@ -116,15 +116,15 @@ def _training_settings(
         raise CheckpointError(f"checkpoint of {NAME}: lacks, or has no fit, {error}") from error
 
 
-def _record(lesson: Lesson, parent: Checkpoint, how: TrainingSettings, state: State, seconds: float) -> dict[str, Any]:
+def _record(split: Split, parent: Checkpoint, how: TrainingSettings, state: State, seconds: float) -> dict[str, Any]:
     """What the checkpoint says of its training."""
     return {
         "dl2d": __version__, "twin": True, "parent": parent.digest, "seed": how.seed,
-        "days": [day.name for day in lesson.trained_on], "held_out": [day.name for day in lesson.held_out],
-        "data_from": lesson.trained_on[0].begin, "data_to": lesson.trained_on[-1].begin + DAY_SECONDS,
-        "jobs": sum(job.at > 0 for day in lesson.trained_on for job in day.jobs),
+        "days": [day.name for day in split.trained_on], "held_out": [day.name for day in split.held_out],
+        "data_from": split.trained_on[0].begin, "data_to": split.trained_on[-1].begin + DAY_SECONDS,
+        "jobs": sum(job.at > 0 for day in split.trained_on for job in day.jobs),
         "iterations": state.search.iteration, "best_iteration": state.best_look.iteration,
-        "seconds": round(seconds, 1), "parts": list(how.parts), "costs": _costs(lesson),
+        "seconds": round(seconds, 1), "parts": list(how.parts), "costs": _costs(split),
         "validation_jct_slots": list(state.best_look.jct), "parents_jct_slots": list(state.looks[0].jct),
         "curve": [asdict(look) for look in state.looks],
     }  # fmt: skip
@@ -142,7 +142,7 @@ def judged(settings: Settings, registry: Registry, learned: Learned, *, tell: Te
     sides = (
         Side(each.digest, policy_of(settings, each)) for each in (learned.checkpoint, _current(settings, registry))
     )
-    return Candidate(version, on_trial(settings, NAME, learned.lesson, *sides, tell=tell))
+    return Candidate(version, on_trial(settings, NAME, learned.split, *sides, tell=tell))
 
 
 def _current(settings: Settings, registry: Registry) -> Checkpoint:
@@ -156,5 +156,5 @@ def _note(state: State) -> str:
     return f"JCT {state.best_look.jct[0]:.3f}, it began with {state.looks[0].jct[0]:.3f}"
 
 
-def _costs(lesson: Lesson) -> dict[str, float]:
-    return {"start_seconds": lesson.costs.start_seconds, "join_seconds": lesson.costs.join_seconds}
+def _costs(split: Split) -> dict[str, float]:
+    return {"start_seconds": split.costs.start_seconds, "join_seconds": split.costs.join_seconds}

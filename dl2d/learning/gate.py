@@ -16,7 +16,7 @@ from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence, Policy
 from dl2d.core.registry import TrialCase
-from dl2d.learning.training_set import Case
+from dl2d.learning.train_test_split import Case
 from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.speeds.realism import Realism
 from dl2d.simulation.statistics import estimate

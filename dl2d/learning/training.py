@@ -16,7 +16,7 @@ import numpy as np
 from dl2d.core.errors import CheckpointError
 from dl2d.core.measured import MeasuredSpeeds
 from dl2d.core.validation import Flag, Items, Number, Record, Whole
-from dl2d.learning import state_file
+from dl2d.learning import training_state
 from dl2d.learning.evolution_strategy import Search, Step, advance
 from dl2d.learning.rollout import Ground, Measurements, measuring, play
 from dl2d.policies.common.checkpoint import Checkpoint
@@ -250,7 +250,7 @@ def save_state(state: State, settings: TrainingSettings, inputs: str, folder: Pa
         "looks": [asdict(look) for look in state.looks],
         "kinds": kinds,
     }
-    state_file.save_state(state_file.State(words=words, arrays=arrays), folder / _STATE)
+    training_state.save_state(training_state.State(words=words, arrays=arrays), folder / _STATE)
 
 
 def load_state(settings: TrainingSettings, inputs: str, folder: Path) -> State:
@@ -261,7 +261,7 @@ def load_state(settings: TrainingSettings, inputs: str, folder: Path) -> State:
     CheckpointError
         There is none, it is damaged, or it is of other settings (a number of iterations aside) or other workloads.
     """
-    found = state_file.load_state(folder / _STATE)
+    found = training_state.load_state(folder / _STATE)
     words, arrays = found.words, dict(found.arrays)
     try:
         search = Search(

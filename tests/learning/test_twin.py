@@ -32,7 +32,7 @@ from dl2d.core.jobs import (
 from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.core.store import RuntimePlan
-from dl2d.learning.training_set import lesson_of
+from dl2d.learning.train_test_split import split_history
 from dl2d.learning.twin import DAY_SECONDS, Speeds, costs_of, days_of, resampled, thinned, workload_of
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.format import describe_workload, read_workload, to_request
@@ -300,22 +300,22 @@ def test_costs_are_medians_of_what_coordinators_measured() -> None:
     assert (nothing.start_seconds, nothing.join_seconds) == (0.0, 0.0)
 
 
-class TestLesson:
+class TestSplit:
     def test_the_newest_days_are_kept_back(self) -> None:
         history = a_history(*(a_job(number, number * 9000.0) for number in range(1, 28)))
-        lesson = lesson_of(history, SLOT, seed=0, draws=5, tests=8)
-        assert [day.name for day in lesson.trained_on] == ["2025-10-13", "2025-10-14"]
-        assert [day.name for day in lesson.held_out] == ["2025-10-15"]
-        assert len(lesson.training) == 5
-        assert [case.name for case in lesson.cases][:2] == ["2025-10-15", "2025-10-15, draw 1"]
-        assert len({case.name for case in lesson.cases}) == len(lesson.cases) == 8
-        assert lesson_of(history, SLOT, seed=0, draws=5, tests=8).training == lesson.training
+        split = split_history(history, SLOT, seed=0, draws=5, tests=8)
+        assert [day.name for day in split.trained_on] == ["2025-10-13", "2025-10-14"]
+        assert [day.name for day in split.held_out] == ["2025-10-15"]
+        assert len(split.training) == 5
+        assert [case.name for case in split.cases][:2] == ["2025-10-15", "2025-10-15, draw 1"]
+        assert len({case.name for case in split.cases}) == len(split.cases) == 8
+        assert split_history(history, SLOT, seed=0, draws=5, tests=8).training == split.training
         # Each has speeds of its own.
-        assert len({workload.speeds["resnet-50"] for workload in lesson.training}) == 5
+        assert len({workload.speeds["resnet-50"] for workload in split.training}) == 5
 
     def test_a_day_alone_is_too_little(self) -> None:
         with pytest.raises(WorkloadError, match="came on 1 days of what was recorded; at least 2 are needed"):
-            lesson_of(a_history(a_job(1, 1.0)), SLOT, seed=0)
+            split_history(a_history(a_job(1, 1.0)), SLOT, seed=0)
 
 
 def test_a_recorded_site_gives_its_own_days_back(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from dl2d.learning.dl2_paper.rollout import SampleCollector, Score, score
 from dl2d.learning.dl2_paper.samples import ReplayBuffer, Samples
 from dl2d.learning.dl2_paper.settings import SERVE_WHOLE, Credit, Settings
 from dl2d.learning.dl2_paper.supervised import TEACHER_WORKLOADS, fit
-from dl2d.learning.state_file import State, load_state, save_state
+from dl2d.learning.training_state import State, load_state, save_state
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.simulation.vectorized.library import Library

@@ -1,4 +1,4 @@
-"""What is learned from a site's days, and what is kept back to test it on. Pure."""
+"""Splits a site's recorded days into workloads for training, validation and testing of a policy. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
+class Split:
     """Workloads to train on, to choose the best weights by, and to compare on; no day is among both last and others."""
 
     trained_on: tuple[Day, ...]
@@ -49,8 +49,8 @@ class Lesson:
     measured: tuple[MeasuredSpeeds, ...]
 
 
-def lesson_of(history: History, slot_seconds: float, *, seed: int, draws: int = 24, tests: int = 20) -> Lesson:
-    """Make a lesson of what was recorded.
+def split_history(history: History, slot_seconds: float, *, seed: int, draws: int = 24, tests: int = 20) -> Split:
+    """Workloads made from a recorded history; the newest days are kept back for testing.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def lesson_of(history: History, slot_seconds: float, *, seed: int, draws: int = 
             cases.append(Case(f"twin, draw {number}", workload))
     if not training or not validation or not cases:
         raise WorkloadError("", "no recorded job can be trained at any size that is known", where="the twin")
-    return Lesson(
+    return Split(
         trained_on=trained_on,
         held_out=held_out,
         training=tuple(training),
