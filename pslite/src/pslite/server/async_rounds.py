@@ -71,8 +71,7 @@ class AsynchronousRounds(Rounds):
         """Count the versions that all workers have contributed to, and let those go on that waited for them."""
         progress = block.progress
         while True:
-            prepared = self.state.plan_of(block)
-            awaited = prepared.expected.keys() - prepared.left_out
+            awaited = self.state.plan_of(block).expected.keys()
             if not awaited or not progress.received.get(block.version, set()) >= awaited:
                 break
             del progress.received[block.version]
@@ -128,6 +127,7 @@ class AsynchronousRounds(Rounds):
     def workers_lost(self, nodes: Mapping[int, Collection[int]]) -> None:
         """Await these tree nodes no more."""
         for number in nodes.keys() & self.state.plans.keys():
-            self.state.plans[number].left_out.update(nodes[number])
+            for node in nodes[number]:
+                self.state.plans[number].expected.pop(node, None)
         for block in list(self.state.owned.values()):
             self._advance(block)

@@ -20,9 +20,6 @@ from pslite.server.connections import Connections
 from pslite.server.replication import ReplicaSender, ReplicaStore
 from pslite.server.state import ServerState
 
-#: frames of state queued at a time: moving gives way to answering workers
-_WINDOW = 2
-
 
 @dataclass(eq=False)
 class Handoff:
@@ -83,27 +80,22 @@ class Handoff:
         return self.backups.may_seed and self.connections.idle
 
     def send(self) -> None:
-        """Send states to new replicas and new owners, as many as there is room for."""
+        """Send states to new replicas, and one to a new owner: moving gives way to answering workers."""
         while self._can_seed():
             self.backups.seed_next()
             self.report()  # whom it was for may be gone, and then nothing is to be awaited
         if not self.outgoing or not self._may_move():
             return
-        for _ in range(_WINDOW):
-            if not self.outgoing:
-                return
-            block = self.outgoing[0]
-            prepared = self.state.plan_of(block)
-            owner = prepared.plan.owner(block.number).task
-            if block.awaits_backup:
-                return  # who keeps its replica may be that of the new owner too
-            link = self.connections.peers.get(owner)
-            if link is None or not link.open:
-                self.connections.note_missing(owner)
-                self.outgoing.rotate(-1)
-                return
-            if link.unsent:
-                return
+        block = self.outgoing[0]
+        if block.awaits_backup:
+            return  # who keeps its replica may be that of the new owner too
+        prepared = self.state.plan_of(block)
+        owner = prepared.plan.owner(block.number).task
+        link = self.connections.peers.get(owner)
+        if link is None or not link.open:
+            self.connections.note_missing(owner)
+            self.outgoing.rotate(-1)
+        elif not link.unsent:
             self.outgoing.popleft()
             whole = block.whole
             link.send(block.header(STATE, whole.nbytes, crc=zlib.crc32(whole)), whole)

@@ -32,7 +32,7 @@ class PreparedPlan:
     plan: Plan
     previous: Plan | None
     reduction: Reduction
-    #: tree node -> the worker that pushes it
+    #: tree node -> the worker that pushes it; without those that nobody pushes any more (async mode)
     expected: dict[int, str]
     #: blocks that the plan gives to this server and that have not come yet
     gained: dict[int, BlockState]
@@ -40,8 +40,6 @@ class PreparedPlan:
     newcomers: set[str]
     #: memory for replicas that this server has not kept so far
     replicas: dict[int, BlockState]
-    #: tree nodes of workers that are gone, which nobody pushes in async mode
-    left_out: set[int] = field(default_factory=set)
     moved_bytes: int = 0
     #: whether the coordinator knows that all has moved
     reported: bool = False
