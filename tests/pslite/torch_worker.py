@@ -50,7 +50,6 @@ def main():
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--out", default="")
     parser.add_argument("--checkpoint", default=None)
-    parser.add_argument("--on-loss", default="restore")
     parser.add_argument("--own-backward", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(1)
@@ -71,7 +70,6 @@ def main():
         seed=3,
         mode=options.mode,
         checkpoint=options.checkpoint,
-        on_loss=options.on_loss,
     )
     for inputs, targets in job:
         pace(job.version, job.total_versions)

@@ -104,7 +104,7 @@ def run_local(
     say
         takes the coordinator's lines as they come.
     paced
-        whether `pace` holds workers up; without, a job may end before its schedule is complete.
+        whether `pace` holds workers up while there is something to do; without, a job may end before that.
 
     """
     log: list[str] = []
@@ -116,7 +116,7 @@ def run_local(
 
     with tempfile.TemporaryDirectory(prefix="pslite-") as folder:
         gate = Path(folder, "schedule-is-running")
-        if paced:
+        if paced and (schedule or on_status is not None):
             gate.touch()
         director = _Limited(
             command,

@@ -159,20 +159,12 @@ def test_a_folder_that_is_none_is_told_before_anything_is_trained(tmp_path):
 
 
 def test_a_network_goes_on_with_the_same_bits(tmp_path):
-    script = [sys.executable, TORCH_SCRIPT, "--checkpoint", str(tmp_path / "kept"), "--on-loss", "fail"]
-    kill = KillAt("ps-0", 15)
-
-    def when_there_is_one(status, director):
-        return latest(tmp_path / "kept") is None or kill(status, director)
-
-    first = run_local(script, workers=2, servers=2, on_status=when_there_is_one)
-    assert first.state == "failed"
+    script = [sys.executable, TORCH_SCRIPT, "--checkpoint", str(tmp_path / "kept")]
+    digest = alone(script)
+    shutil.rmtree(tmp_path / "kept" / "0000000036")
     out = tmp_path / "model.pt"
     again = run_local([*script, "--out", str(out)], workers=1, servers=1)
-    assert again.state == "finished", again.log
-    assert again.plans[0].first_version >= 6
-    assert again.plans[0].first_version % 6 == 0
-    assert again.digest == alone([sys.executable, TORCH_SCRIPT])
+    assert (again.state, again.digest, again.plans[0].first_version) == ("finished", digest, 30), again.log
     # what the checkpoint calls its tensors is what the model does
     names = Checkpoint(latest(tmp_path / "kept")).tensors()
     saved = torch.load(out, weights_only=True)
