@@ -118,7 +118,7 @@ def _release_early(job: Job, workers: list[MemberState]) -> None:
     """Continue without workers of an open job whose loops ended before the first one's."""
     now = time.monotonic()
     for worker in workers:
-        if worker.finished and now - worker.finished_at >= _EARLY_SECONDS and worker.present and job.state.plan:
+        if worker.finished and now - worker.finished_at >= _EARLY_SECONDS and job.state.plan:
             worker.finished = False
             job.state.dead[worker.task] = -1
             lose_worker(job, worker, f"{worker.title}: its script has ended")
