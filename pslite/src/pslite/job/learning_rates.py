@@ -74,8 +74,8 @@ class Milestones(_Warmed, frozen=True, tag="milestones"):
         return float(self.by ** sum(version >= place for place in self.at))
 
 
-class Cosine(_Warmed, frozen=True, tag="cosine"):
-    """Falls along half a cosine to `floor` in `over` versions, and stays there (Loshchilov and Hutter 2017).
+class _Falling(_Warmed, frozen=True):
+    """Falls to `floor` in `over` versions, and stays there.
 
     `begin` is where on its way it begins: 0, or 1 as MXNet counts updates.
     """
@@ -86,37 +86,38 @@ class Cosine(_Warmed, frozen=True, tag="cosine"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _whole("Cosine over", self.over, 1)
-        _whole("Cosine begin", self.begin, 0)
-        _part("Cosine floor", self.floor)
+        name = type(self).__name__
+        _whole(f"{name} over", self.over, 1)
+        _whole(f"{name} begin", self.begin, 0)
+        _part(f"{name} floor", self.floor)
 
     def _after(self, version: int) -> float:
-        gone = min((version + self.begin) / self.over, 1.0)
-        return self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * gone))
+        return self.floor + (1.0 - self.floor) * self._left(min((version + self.begin) / self.over, 1.0))
+
+    def _left(self, gone: float) -> float:
+        """Return what is left of the way from 1 to the floor when a share of the versions is gone."""
+        raise NotImplementedError
 
 
-class Polynomial(_Warmed, frozen=True, tag="polynomial"):
-    """Falls to `floor` in `over` versions as (1 - t / over) ** power, and stays there; power 1 is linear.
+class Cosine(_Falling, frozen=True, tag="cosine"):
+    """Falls along half a cosine (Loshchilov and Hutter 2017)."""
 
-    `begin` is the t that it begins with: 0, or 1 as MXNet counts updates.
-    """
+    def _left(self, gone: float) -> float:
+        return 0.5 * (1.0 + math.cos(math.pi * gone))
 
-    over: int
+
+class Polynomial(_Falling, frozen=True, tag="polynomial"):
+    """Falls as (1 - t / over) ** power; power 1 is linear."""
+
     power: float = 1.0
-    floor: float = 0.0
-    begin: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _whole("Polynomial over", self.over, 1)
-        _whole("Polynomial begin", self.begin, 0)
-        _part("Polynomial floor", self.floor)
         if not (math.isfinite(self.power) and self.power > 0):
             raise SpecError(f"Polynomial power is {self.power!r}: it must be a number over 0")
 
-    def _after(self, version: int) -> float:
-        left = 1.0 - min((version + self.begin) / self.over, 1.0)
-        return self.floor + (1.0 - self.floor) * float(left**self.power)
+    def _left(self, gone: float) -> float:
+        return float((1.0 - gone) ** self.power)
 
 
 Schedule = Constant | StepDecay | Milestones | Cosine | Polynomial

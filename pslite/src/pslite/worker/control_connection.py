@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from typing import Required, TypedDict
 
 from pslite.errors import JobFailed, PsliteError
 from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
@@ -39,6 +40,15 @@ _LOOK_SECONDS = 0.2
 _END_SECONDS = 1.0
 #: how long the user's thread may take to notice that the job has failed before the process is ended
 _FAIL_GRACE_SECONDS = 5.0
+
+
+class MemberOptions(TypedDict, total=False):
+    """Arguments of `Membership` that every kind of worker takes and passes on."""
+
+    say: Required[Callable[[str], None]]
+    join_timeout: float
+    process: Host | None
+    faults: FaultHook | None
 
 
 class Membership(ABC):

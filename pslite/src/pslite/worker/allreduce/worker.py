@@ -21,13 +21,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, UsageError
-from pslite.fault_points import FaultHook
 from pslite.job.blocks import cut
 from pslite.job.plan import Plan
 from pslite.job.reduction_tree import held
@@ -62,9 +61,8 @@ from pslite.worker.allreduce.process_group import Bytes, Group, RelayStore, Work
 from pslite.worker.allreduce.slices import Division
 from pslite.worker.allreduce.state_transfer import Giving, Taking
 from pslite.worker.allreduce.summing import Summing, room
-from pslite.worker.control_connection import Membership
+from pslite.worker.control_connection import MemberOptions, Membership
 from pslite.worker.model_replica import ModelReplica
-from pslite.worker.script_process import Host
 from pslite.worker.session import Share, Stopwatch
 
 _LOOK_SECONDS = 1.0
@@ -110,13 +108,10 @@ class AllReduceWorker(Membership):
         coordinator: str,
         spec: JobSpec,
         *,
-        say: Callable[[str], None],
         host: str = "",
-        join_timeout: float = 60.0,
-        process: Host | None = None,
-        faults: FaultHook | None = None,
+        **options: Unpack[MemberOptions],
     ) -> None:
-        super().__init__(identity, coordinator, say=say, join_timeout=join_timeout, process=process, faults=faults)
+        super().__init__(identity, coordinator, **options)
         self._spec = spec
         self.blocks = cut(spec)
         self.weights = Bundle(spec, self.blocks)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
+from typing import Unpack
 
 from pslite.errors import UsageError
-from pslite.fault_points import FaultHook, FaultPoint
+from pslite.fault_points import FaultPoint
 from pslite.job.blocks import Block
 from pslite.job.spec import JobSpec
 from pslite.net.authentication import Identity
 from pslite.net.messages import AtBarrier, Describe, Digests, Drained, Finished, FromCoordinator, Join, Pushed, Severed
 from pslite.numeric.gradients import Array, Bundle, Contribution, Supply
 from pslite.storage.checkpoints import Saver
-from pslite.worker.control_connection import Membership
+from pslite.worker.control_connection import MemberOptions, Membership
 from pslite.worker.ps.control_events import ControlEvents
 from pslite.worker.ps.data_plane import DataPlane
 from pslite.worker.ps.frame_receiver import FrameReceiver
@@ -28,7 +29,6 @@ from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.ps.plans import PlanTable, PreparedPlan
 from pslite.worker.ps.recovery import Recovery
 from pslite.worker.ps.state_fetch import StateFetch
-from pslite.worker.script_process import Host
 from pslite.worker.session import Share, StartState, Stopwatch
 
 #: how long a broken data connection may take to be there again, or the coordinator to say why it will not
@@ -48,17 +48,9 @@ class Worker(Membership):
     """
 
     def __init__(
-        self,
-        identity: Identity,
-        coordinator: str,
-        spec: JobSpec | None,
-        *,
-        say: Callable[[str], None],
-        join_timeout: float = 60.0,
-        process: Host | None = None,
-        faults: FaultHook | None = None,
+        self, identity: Identity, coordinator: str, spec: JobSpec | None, **options: Unpack[MemberOptions]
     ) -> None:
-        super().__init__(identity, coordinator, say=say, join_timeout=join_timeout, process=process, faults=faults)
+        super().__init__(identity, coordinator, **options)
         self.share: Share
         #: whether the job had begun when this worker came
         self.joined_late = False
