@@ -172,8 +172,7 @@ def communication(model: SpeedModel, workers: int, ps: int, unknown: float) -> f
         case PsAsync():
             computing = model.theta[0] * steps_seconds / model.worker_batch / workers
         case Physical() | AllReduce():
-            local = model.overhead + model.compute * max(model.batch / workers, 1.0)
-            computing = local * steps_seconds / model.batch
+            computing = float(model.local_seconds(float(workers))) * steps_seconds / model.batch
         case _:
             return unknown
     return min(max(1 - computing, 0.0), 1.0)

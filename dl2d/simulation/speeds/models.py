@@ -187,81 +187,79 @@ class PsAsync(_Formula):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduce(_Formula):
+class _Derived(_Formula):
+    """Synchronous training from what hardware and model are: computing, then communication, which do not overlap."""
+
+    #: Global batch size in samples.
+    batch: Batch
+    #: Seconds one worker computes per sample, forward and backward.
+    compute: Compute
+    #: Size of the parameters, and of a gradient, in bytes.
+    model_bytes: Size
+    #: Seconds per step, whatever the size.
+    overhead: Seconds = 0.0
+
+    def local_seconds(self, workers: N) -> N:
+        """Seconds of a step without communication. A worker has no less than one sample: more than B bring nothing."""
+        seconds: N = self.overhead + self.compute * np.maximum(self.batch / workers, 1.0)
+        return seconds
+
+
+_DERIVED_KEYS: Final = {"compute": "compute_seconds_per_sample", "overhead": "overhead_seconds"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduce(_Derived):
     """Synchronous training with a ring all-reduce.
 
     ``step = overhead + compute * max(B/w, 1) + 2 (w-1)/w * bytes / bandwidth + latency * (w-1)`` seconds and
     samples/s = B / step. In a ring each worker sends and receives 2 (w-1)/w times the gradient (Patarasuk and Yuan,
-    "Bandwidth optimal all-reduce algorithms", JPDC 2009); ``latency`` is what each further worker adds. A worker has
-    no less than one sample, so workers beyond B bring nothing. Computing and sending do not overlap.
+    "Bandwidth optimal all-reduce algorithms", JPDC 2009); ``latency`` is what each further worker adds.
     """
 
-    #: Global batch size in samples.
-    batch: Batch
-    #: Seconds one worker computes per sample, forward and backward.
-    compute: Compute
-    #: Size of the gradient in bytes.
-    model_bytes: Size
     #: Bytes per second between neighbours in the ring.
     bandwidth: Bandwidth
     #: Seconds per worker beyond the first.
     latency: Seconds = 0.0
-    #: Seconds per step, whatever the size.
-    overhead: Seconds = 0.0
 
     formula: ClassVar[str] = "allreduce"
     architecture: ClassVar[Architecture] = Architecture.ALLREDUCE
     file_keys: ClassVar[Mapping[str, str]] = {
-        "compute": "compute_seconds_per_sample",
-        "bandwidth": "bandwidth_bytes_per_second",
-        "latency": "latency_seconds",
-        "overhead": "overhead_seconds",
-    }
+        **_DERIVED_KEYS, "bandwidth": "bandwidth_bytes_per_second", "latency": "latency_seconds"
+    }  # fmt: skip
 
     def _rate(self, workers: N, ps: N) -> N:
         del ps
-        share = np.maximum(self.batch / workers, 1.0)
         ring = 2.0 * (workers - 1.0) / workers * (self.model_bytes / self.bandwidth)
-        rate: N = self.batch / (self.overhead + self.compute * share + ring + self.latency * (workers - 1.0))
-        return rate
+        return self.batch / (self.local_seconds(workers) + ring + self.latency * (workers - 1.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Physical(_Formula):
-    """Synchronous training with parameter servers, from what hardware and model are.
+class Physical(_Derived):
+    """Synchronous training with parameter servers.
 
     ``step = overhead + compute * max(B/w, 1) + 2 * max(bytes / worker_bandwidth, w/p * bytes / ps_bandwidth)`` seconds
     and samples/s = B / step. Each worker pushes the gradient and pulls the weights through its own link, each server
-    its p-th part of them for all w workers; the slower side sets the pace. Pull follows push, and neither overlaps
-    with computing. This is Optimus' reasoning (EuroSys 2018, section 3.2) with the workers' own links added.
+    its p-th part of them for all w workers; the slower side sets the pace. Pull follows push. This is Optimus'
+    reasoning (EuroSys 2018, section 3.2) with the workers' own links added.
     """
 
-    #: Global batch size in samples.
-    batch: Batch
-    #: Seconds one worker computes per sample, forward and backward.
-    compute: Compute
-    #: Size of the parameters in bytes.
-    model_bytes: Size
     #: Bytes per second of a worker's link, and of a server's, each way.
     worker_bandwidth: Bandwidth
     ps_bandwidth: Bandwidth
-    #: Seconds per step, whatever the size.
-    overhead: Seconds = 0.0
 
     formula: ClassVar[str] = "physical"
     file_keys: ClassVar[Mapping[str, str]] = {
-        "compute": "compute_seconds_per_sample",
+        **_DERIVED_KEYS,
         "worker_bandwidth": "worker_bandwidth_bytes_per_second",
         "ps_bandwidth": "ps_bandwidth_bytes_per_second",
-        "overhead": "overhead_seconds",
     }
 
     def _rate(self, workers: N, ps: N) -> N:
-        share = np.maximum(self.batch / workers, 1.0)
         one_way = np.maximum(
             self.model_bytes / self.worker_bandwidth, workers / ps * (self.model_bytes / self.ps_bandwidth)
         )
-        rate: N = self.batch / (self.overhead + self.compute * share + 2.0 * one_way)
+        rate: N = self.batch / (self.local_seconds(workers) + 2.0 * one_way)
         return rate
 
 
