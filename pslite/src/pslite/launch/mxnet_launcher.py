@@ -36,16 +36,13 @@ class OpenMembership:
         """Nothing to do: the launcher starts the tasks."""
 
     def exchange(self, status: Status, *, urgent: bool) -> Reply | None:  # noqa: ARG002
-        """Ask for every task that has joined, once there are enough."""
-        if not self._complete:
-            there = [m for m in status.members if m.state != "left"]
-            if any(sum(m.role == role for m in there) < count for role, count in self._counts.items()):
-                return None
-            self._complete = True
-            return Reply(members=frozenset(m.task for m in there))
-        started = status.plan > 0
+        """Ask for every task that has joined once there are enough; from the first plan on for every one that joins."""
         there = [m for m in status.members if m.state != "left"]
-        return Reply(members=None if started else frozenset(m.task for m in there))
+        if not self._complete:
+            self._complete = all(sum(m.role == role for m in there) >= count for role, count in self._counts.items())
+        if not self._complete:
+            return None
+        return Reply(members=None if status.plan else frozenset(m.task for m in there))
 
     def close(self, status: Status) -> None:
         """Nothing to do."""
