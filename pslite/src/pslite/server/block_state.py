@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -49,18 +50,15 @@ class BufferPool:
         """Allocate `copies` buffers for each block beforehand, so that no step has to."""
         for block in blocks:
             for _ in range(copies):
-                buffer = np.empty(block.size, dtype=block.dtype)
-                buffer.fill(0)
-                self.give(buffer)
+                self.give(np.full(block.size, 0, dtype=block.dtype))
 
     def trim(self, wanted: Iterable[tuple[Block, int]]) -> None:
         """Free the buffers beyond what blocks can use, each with so many buffers."""
-        need: dict[tuple[str, int], int] = {}
+        need = Counter[tuple[str, int]]()
         for block, copies in wanted:
-            key = (block.dtype, block.size)
-            need[key] = need.get(key, 0) + copies
-        for key, free in list(self._free.items()):
-            del free[need.get(key, 0) :]
+            need[block.dtype, block.size] += copies
+        for key, free in self._free.items():
+            del free[need[key] :]
 
 
 @dataclass(eq=False, slots=True)
