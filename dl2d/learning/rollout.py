@@ -46,11 +46,6 @@ class Measurements:
         before = self._sums[kind].get(size, (0.0, 0))
         self._sums[kind][size] = before[0] + total, before[1] + times
 
-    @property
-    def sizes(self) -> int:
-        """Distinct sizes that were measured, over all kinds."""
-        return sum(len(sizes) for sizes in self._sums.values())
-
     def speeds(self) -> tuple[MeasuredSpeeds, ...]:
         """As a snapshot has them."""
         return tuple(

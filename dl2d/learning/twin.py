@@ -148,11 +148,6 @@ class Speeds:
         self._known = {kind: belief.predict(largest[kind]) for kind in sorted(largest)}
         self._factors: dict[tuple[int, int], _Field] = {}
 
-    @property
-    def kinds(self) -> tuple[TrainingKind, ...]:
-        """All of them, sorted."""
-        return tuple(self._known)
-
     def means(self) -> dict[TrainingKind, Table]:
         """What is believed."""
         return {kind: _table(kind, np.exp(mean)) for kind, (mean, _) in self._known.items()}

@@ -247,7 +247,7 @@ class TestDraws:
         belief = GaussianProcess(by_kind((SEEN,)))
         request = a_request()
         speeds = Speeds(belief, [request])
-        (kind,) = speeds.kinds
+        (kind,) = speeds.means()
         rng = np.random.default_rng(0)
         logs = np.log([speeds.draw(rng)[kind].grid(4, 4)[1:, 1:] for _ in range(800)])
         mean, deviation = (each[1:, 1:] for each in belief.predict(request))

@@ -25,8 +25,6 @@ class ChosenSizes:
 
     #: Size of each job, as its place on its frontier, shape (N, J).
     states: Ints
-    #: Score of the step with which each job got there, shape (N, J); NaN where none was made.
-    scores: Floats
     #: Steps in the order in which they were made: cluster, job, size; shape (steps, 3).
     steps: Ints
 
@@ -59,7 +57,7 @@ def choose_sizes(
         search.plan(stopped)
         stopped = search.make()
     made: Ints = np.concatenate(search.made) if search.made else np.zeros((0, 3), dtype=np.int64)
-    return ChosenSizes(search.states, search.scores, made)
+    return ChosenSizes(search.states, made)
 
 
 class _Steps(NamedTuple):
@@ -69,8 +67,7 @@ class _Steps(NamedTuple):
     job: Ints
     before: Ints
     after: Ints
-    #: Score of the step, and the least score of those of this job up to it.
-    score: Floats
+    #: Least score of this step and those before it of the same job.
     least: Floats
 
     def some(self, which: Ints | Bools) -> _Steps:
@@ -98,14 +95,13 @@ class _Search:
         only_larger: bool,
     ) -> None:
         self.states, self.free = states, free
-        self.scores = np.full(states.shape, np.nan)
         self.made: list[Ints] = []
         self._frontiers, self._crowd, self._weights, self._only_larger = frontiers, crowd, weights, only_larger
         self._rows, self._jobs = np.nonzero(crowd.present)
         self.present = np.ones(len(self._rows), dtype=np.bool_)
         self._which = crowd.frontier[self._rows, self._jobs]
         nothing, none = np.zeros(0, dtype=np.int64), np.zeros(0)
-        self._planned = _Steps(nothing, nothing, nothing, none, none)
+        self._planned = _Steps(nothing, nothing, nothing, none)
 
     def plan(self, jobs: Ints) -> None:
         """Plan the steps of some jobs as if each found as much room all the way as there is now."""
@@ -115,7 +111,7 @@ class _Search:
             (going,) = np.nonzero(score > -np.inf)
             jobs, before, now, score = jobs[going], now[going], to[going], score[going]
             least = np.minimum(least[going], score)
-            found.append(_Steps(jobs, before, now, score, least))
+            found.append(_Steps(jobs, before, now, least))
         together = _Steps._make(np.concatenate(values) for values in zip(*found, strict=True))
         self._planned = together.some(np.argsort(together.job, kind="stable"))
 
@@ -134,7 +130,6 @@ class _Search:
         # Of several steps of one job, and of one cluster, the last one stands.
         self.free[rows] = self.free[rows] - taken[makes]
         self.states[rows, jobs] = made.after
-        self.scores[rows, jobs] = made.score
         self.made.append(np.stack([rows, jobs, made.after], axis=1))
         left = steps.some(~makes)
         lacking = np.asarray((need[~makes] > self.free[self._rows[left.job]]).any(axis=1))
