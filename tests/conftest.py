@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+
+# Where the environment forbids to write bytecode, each process that a test starts would compile what it imports anew, and
+# each worker of xdist would rewrite all assertions again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # The machine may be busy: how long an example takes, or its making, says nothing.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

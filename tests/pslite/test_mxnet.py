@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 sys.path.insert(0, str(Path(__file__).parent))
 from mxnet_jobs import CHECKS, SCRIPT, Unavailable, environ, launch, make_environment
@@ -30,6 +29,8 @@ def python():
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory):
+    from sklearn.datasets import load_digits  # noqa: PLC0415  (most workers of xdist run none of these tests)
+
     path = tmp_path_factory.mktemp("digits") / "digits.npz"
     found = load_digits()
     np.savez(path, images=found.images[:1000], labels=found.target[:1000])
