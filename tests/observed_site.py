@@ -6,13 +6,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
-from tick.world import World, nodes
+from tick.world import World
 
 from dl2d.core.cluster import Node
 from dl2d.core.jobs import Owner
 from dl2d.core.mode import Mode
 from dl2d.core.resource_manager import RmJobState, StaticJob
 from dl2d.core.resources import Resources
+from dl2d.testing.builders import make_nodes
 
 #: What users ask for: workers, by type of model.
 SIZES = {"bert": 6, "resnet-50": 3, "vgg-16": 2}
@@ -78,7 +79,7 @@ def _slots(node: Node) -> int:
 def observe(url: str, *, hours: float = 12.0, seed: int = 0) -> World:
     """Look on for some hours; returns the world, to be closed."""
     rng = np.random.default_rng(seed)
-    world = World(cluster_nodes=nodes(5, cpu=8, gpu=4), url=url, mode=Mode.OBSERVE)
+    world = World(cluster_nodes=make_nodes(5, cpu=8, gpu=4), url=url, mode=Mode.OBSERVE)
     scheduler = ForeignScheduler(world)
     for _ in range(int(hours * 3600 / POLL)):
         if rng.random() < POLL / 900:

@@ -17,13 +17,13 @@ import yaml
 from cli.conftest import Dl2d, store_url, write_config
 from daemon.api.api_world import ApiWorld
 from daemon_process import free_port
-from tick.world import nodes
 
 from dl2d.cli.submit import job_environment
 from dl2d.core.jobs import Job, JobState
 from dl2d.core.request import RequestRules
 from dl2d.core.store import JobChange, Store
 from dl2d.store.sql import SqlStore
+from dl2d.testing.builders import make_nodes
 
 JOB = {
     "name": "digits",
@@ -66,7 +66,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def site(folder: Path) -> Iterator[Site]:
     rules = RequestRules(frozenset({"digits-mlp"}), 8, 8)
-    with closing(ApiWorld(cluster_nodes=nodes(1), url=store_url(folder), request_rules=rules)) as world:
+    with closing(ApiWorld(cluster_nodes=make_nodes(1), url=store_url(folder), request_rules=rules)) as world:
         secret = folder / "state" / "secret"
         secret.write_bytes(world.credentials.key)
         secret.chmod(0o600)

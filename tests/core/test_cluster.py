@@ -2,26 +2,19 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dl2d.core.cluster import Node, NodeState, Snapshot, Task, TaskState, in_submit_order, parse_tag, task_tag
-from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Launch, Owner, Role
+from dl2d.core.jobs import Allocation, Job, JobKey, Role
 from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.testing.builders import make_job
 
 WORDS = st.from_regex(r"[A-Za-z0-9_-]{1,12}", fullmatch=True)
 KEYS = st.builds(JobKey, WORDS, WORDS, st.integers(min_value=0, max_value=10**12 - 1))
-
-
-def job(number: int, submitted: int = 0, cluster: str = "c") -> Job:
-    request = JobRequest(
-        name="n", model="m", epochs=1, samples_per_epoch=1, steps_per_epoch=None, batch=None,
-        worker=Resources.of(cpu=1), ps=Resources.of(cpu=1),
-    )  # fmt: skip
-    key = JobKey(cluster, str(number), submitted)
-    return Job(key=key, request=request, owner=Owner("u", 1, 1), launch=Launch(("true",), "/"))
 
 
 def task(key: JobKey, name: str, role: Role = Role.WORKER, state: TaskState = TaskState.CONFIRMED) -> Task:
@@ -90,7 +83,7 @@ def test_capacity_counts_only_nodes_that_take_tasks() -> None:
 
 
 def test_held_counts_what_is_wanted_of_each_role() -> None:
-    one, two, other = job(1), job(2), job(3)
+    one, two, other = make_job(1), make_job(2), make_job(3)
     tasks = [
         *(task(one.key, f"worker-{number}", state=state) for number, state in enumerate(TaskState)),
         task(one.key, "ps-0", Role.PS, TaskState.ASKED),
@@ -99,6 +92,13 @@ def test_held_counts_what_is_wanted_of_each_role() -> None:
         task(other.key, "worker-0"),
     ]
     assert snapshot([one, two], tasks).held() == {one.key: Allocation(4, 1), two.key: Allocation(0, 0)}
+
+
+def test_floors() -> None:
+    one, two = make_job(1), make_job(2)
+    seen = snapshot([one, two], [], floors=((two.key, Allocation(2, 1)),))
+    assert seen.floor_of(two.key) == Allocation(2, 1)
+    assert seen.floor_of(one.key) == Allocation(0, 0)
 
 
 def test_submit_order_is_by_time_then_by_number_then_by_cluster() -> None:
@@ -111,7 +111,7 @@ def test_submit_order_is_by_time_then_by_number_then_by_cluster() -> None:
         JobKey("a", "abc", 5),
         JobKey("a", "1", 6),
     ]
-    jobs = [Job(key=key, request=job(1).request, owner=job(1).owner, launch=job(1).launch) for key in wanted]
+    jobs = [replace(make_job(), key=key) for key in wanted]
     shuffle = random.Random(7)
     for _ in range(20):
         shuffle.shuffle(jobs)
@@ -120,7 +120,7 @@ def test_submit_order_is_by_time_then_by_number_then_by_cluster() -> None:
 
 @given(st.lists(KEYS, unique=True, max_size=6))
 def test_submit_order_is_total(keys: list[JobKey]) -> None:
-    jobs = [Job(key=key, request=job(1).request, owner=job(1).owner, launch=job(1).launch) for key in keys]
+    jobs = [replace(make_job(), key=key) for key in keys]
     ordered = in_submit_order(jobs)
     assert sorted(item.key for item in ordered) == sorted(keys)
     for before, after in itertools.pairwise(ordered):

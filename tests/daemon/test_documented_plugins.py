@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from policies.snapshots import ask, snapshots
-from tick.world import World, nodes
+from tick.world import World
 
 from dl2d.core.resources import Resources
 from dl2d.plugins import POLICIES, available, load_manager, load_placement, load_policy
+from dl2d.testing.builders import make_nodes
 from dl2d.tick.guard import check
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "internals" / "plugins.md"
@@ -43,7 +44,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("site")
 def test_the_documented_policy_decides_whole_ticks() -> None:
     assert "even" in available(POLICIES)
-    world = World(cluster_nodes=nodes(4), policy=load_policy("even"))
+    world = World(cluster_nodes=make_nodes(4), policy=load_policy("even"))
     try:
         keys = [world.submit(max_workers=8, max_ps=8) for _ in range(2)]
         world.settle()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tick.world import GivesNothing, nodes
+from tick.world import GivesNothing
 
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import NOTHING, Allocation
@@ -11,6 +11,7 @@ from dl2d.core.resources import Resources
 from dl2d.daemon.health import Health
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
+from dl2d.testing.builders import make_nodes
 from dl2d.tick.context import GuardRules
 
 
@@ -57,8 +58,8 @@ def test_the_policy_stays_aside_until_another_version_of_it_decides(build) -> No
     [
         ({"policy": Drf()}, [{}]),
         # The first of the queue waits for room, and the second behind it.
-        ({"policy": Fifo(), "cluster_nodes": nodes(1)}, [{}, {"min_workers": 4}, {}]),
-        ({"policy": GivesNothing(), "cluster_nodes": nodes(1)}, [{"min_workers": 4, "max_workers": 4}]),
+        ({"policy": Fifo(), "cluster_nodes": make_nodes(1)}, [{}, {"min_workers": 4}, {}]),
+        ({"policy": GivesNothing(), "cluster_nodes": make_nodes(1)}, [{"min_workers": 4, "max_workers": 4}]),
         ({"policy": Drf(), "rules": GuardRules(per_user=Resources.of(gpu=4))}, [{}, {}]),
         ({"policy": Drf(), "rules": GuardRules(churn=2)}, [{}, {}]),
     ],

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tick.world import LAUNCH, OWNER, request
 
 from dl2d.core.cluster import Task, TaskState, task_tag
 from dl2d.core.jobs import Job, JobKey, JobState, Progress, Role
 from dl2d.core.resource_manager import RmJob, RmJobState, RmSnapshot
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange
+from dl2d.testing.builders import make_job
 from dl2d.tick.context import Timeouts
 from dl2d.tick.observe import LiveJobs
 from dl2d.tick.reconcile import Changes, compare, heard_since
@@ -27,10 +28,14 @@ T, R, J = TaskState, RmJobState, JobState
 
 
 def a_job(state: JobState = J.RUNNING, *, anchor: str = "a", called: float = NOW, ended: float | None = None) -> Job:
-    return Job(
-        key=KEY, request=request(), owner=OWNER, launch=LAUNCH, state=state, anchor=anchor, address="h:1",
-        progress=Progress(at=called), ended_at=ended if ended is not None or not state.ended else NOW,
-    )  # fmt: skip
+    ended = NOW if ended is None and state.ended else ended
+    return replace(
+        make_job(1, cluster="here", state=state),
+        anchor=anchor,
+        address="h:1",
+        progress=Progress(at=called),
+        ended_at=ended,
+    )
 
 
 def a_task(state: TaskState = T.CONFIRMED, *, since: float = NOW, handle: str = "h0", note: str = "") -> Task:

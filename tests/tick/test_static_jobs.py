@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tick.world import World, nodes
+from tick.world import World
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.decision import Constraint
@@ -14,6 +14,7 @@ from dl2d.core.mode import Mode
 from dl2d.core.resource_manager import RmJobState, StaticJob
 from dl2d.core.resources import Resources
 from dl2d.policies.fifo import Fifo
+from dl2d.testing.builders import make_nodes
 
 R = RmJobState
 EVE = Owner("eve", 1007, 1007, partition="gpu")
@@ -197,7 +198,7 @@ def test_elastic_jobs_go_on_as_they_are(world: World) -> None:
 
 
 def test_in_live_mode_they_are_what_others_hold(build) -> None:
-    world = build(cluster_nodes=nodes(1, cpu=9, gpu=4), mode=Mode.OBSERVE)
+    world = build(cluster_nodes=make_nodes(1, cpu=9, gpu=4), mode=Mode.OBSERVE)
     key = seen(world, "7", R.RUNNING, a_static("n1", "n1", workers=2))
     world.tick()
     world.mode = Mode.LIVE

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from structlog.testing import capture_logs
-from tick.world import World, nodes
+from tick.world import World
 
 from dl2d.core.cluster import NodeState, Snapshot, TaskState
 from dl2d.core.codec import encode
@@ -24,6 +24,7 @@ from dl2d.core.store import JobChange
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.optimus import Optimus
+from dl2d.testing.builders import make_nodes
 from dl2d.tick.context import GuardRules, Timeouts
 from dl2d.tick.decide import decide
 from dl2d.tick.record import inputs_hash
@@ -249,7 +250,7 @@ def test_a_drained_node_gets_nothing_new_and_keeps_what_it_has(world: World) -> 
     world.settle()
     used = {task.node for task in world.store.tasks(live=True, job=job)}
     assert used == {"n1", "n2", "n3", "n4"}
-    world.manager.set_node(structs.replace(nodes(4)[0], state=NodeState.DRAINING))
+    world.manager.set_node(structs.replace(make_nodes(4)[0], state=NodeState.DRAINING))
     later = world.submit(worker=Resources.of(cpu=1), ps=Resources.of(cpu=1))
     world.settle()
     assert "n1" not in {task.node for task in world.store.tasks(live=True, job=later)}
@@ -323,7 +324,7 @@ def test_cool_down_holds_a_job_at_its_size(build) -> None:
     st.sampled_from([Drf(), Fifo()]),
 )
 def test_capacity_is_never_exceeded_and_every_job_that_can_run_ends(arrivals, policy) -> None:
-    world = World(cluster_nodes=nodes(3), policy=policy)
+    world = World(cluster_nodes=make_nodes(3), policy=policy)
     try:
         keys, left = {}, {}
         for round_number in range(120):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -10,44 +10,21 @@ from migrated import sqlite_store
 
 from dl2d.core.cluster import Node, Snapshot, TaskState
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
-from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Launch, Owner, Role
+from dl2d.core.jobs import Allocation, Job, JobKey, Role
 from dl2d.core.mode import Mode
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Policy
-from dl2d.core.resources import Resources
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.store.sql import SqlStore
 from dl2d.testing import PromptCoordinator, ScriptedManager
+from dl2d.testing.builders import make_job, make_nodes
 from dl2d.tick.context import Context, Deciders, GuardRules, Timeouts
 from dl2d.tick.record import Report
 from dl2d.tick.state import TickState
 from dl2d.tick.task_specs import Credentials, Launcher
 from dl2d.tick.tick import tick
-
-OWNER = Owner("ann", 1000, 1000)
-LAUNCH = Launch(("python", "train.py"), "/home/ann", (("PATH", "/usr/bin"), ("DL2_ROLE", "stale")))
-
-
-def nodes(count: int = 4, **resources: float) -> list[Node]:
-    return [Node(f"n{number}", Resources.of(resources or {"cpu": 8, "gpu": 2})) for number in range(1, count + 1)]
-
-
-def request(**changes: object) -> JobRequest:
-    base = JobRequest(
-        name="job",
-        model="resnet-50",
-        epochs=10,
-        samples_per_epoch=1000,
-        steps_per_epoch=None,
-        batch=32,
-        worker=Resources.of(cpu=2, gpu=1),
-        ps=Resources.of(cpu=1),
-        max_workers=4,
-        max_ps=4,
-    )
-    return replace(base, **changes)  # type: ignore[arg-type]
 
 
 class GivesNothing:
@@ -71,7 +48,7 @@ class GivesNothing:
 class World:
     """Everything a tick needs, and hands to make things happen between ticks."""
 
-    cluster_nodes: list[Node] = field(default_factory=nodes)
+    cluster_nodes: list[Node] = field(default_factory=make_nodes)
     policy: Policy = field(default_factory=Drf)
     rules: GuardRules = field(default_factory=GuardRules)
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -96,9 +73,9 @@ class World:
 
     def submit(self, **changes: object) -> JobKey:
         self.number += 1
-        key = JobKey("test", str(self.number), int(self.now))
-        self.store.add_job(Job(key=key, request=request(**changes), owner=OWNER, launch=LAUNCH))
-        return key
+        submitted = make_job(self.number, submitted=int(self.now), **changes)
+        self.store.add_job(submitted)
+        return submitted.key
 
     def ready(self, **changes: object) -> JobKey:
         """A job whose coordinator has called."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
-from tick.world import OWNER, World
+from tick.world import World
 
 from dl2d.core.jobs import JobKey
 from dl2d.core.request import RequestRules
@@ -19,6 +19,7 @@ from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.api.services import ManagerAccess, Services
 from dl2d.daemon.health import Health
+from dl2d.testing.builders import OWNER
 from dl2d.tick.task_specs import Credentials
 
 JSON = {"Content-Type": "application/json"}

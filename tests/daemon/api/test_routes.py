@@ -10,7 +10,7 @@ from daemon.api.api_world import COMMAND, REQUEST, SCRIPT, SECRET_OF_THE_USER, A
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
-from tick.world import OWNER, GivesNothing, nodes
+from tick.world import GivesNothing
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.errors import StoreUnavailable, Unavailable
@@ -19,6 +19,7 @@ from dl2d.core.mode import Mode
 from dl2d.core.resource_manager import RmJobState, StaticJob
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange, TaskReport
+from dl2d.testing.builders import OWNER, make_nodes
 
 
 @pytest.fixture
@@ -664,7 +665,7 @@ _beats = st.fixed_dictionaries(
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[tuple[ApiWorld, JobKey]]:
-    world = ApiWorld(cluster_nodes=nodes(2))
+    world = ApiWorld(cluster_nodes=make_nodes(2))
     job = world.submit(max_workers=2, max_ps=1, worker=Resources.of(cpu=1))
     world.settle()
     yield world, job

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tick.world import World, nodes
+from tick.world import World
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resources import Resources
+from dl2d.testing.builders import make_nodes
 from dl2d.tick.place.make_room import RoomMade, WaitingTask, make_room
 
 A, B, C = (JobKey("test", name, 1) for name in "abc")
@@ -70,7 +71,7 @@ def test_nothing_moves_where_it_would_not_help() -> None:
 
 
 def test_a_job_whose_tasks_are_large_gets_in_among_small_ones() -> None:
-    world = World(cluster_nodes=nodes(4, cpu=8, gpu=2))
+    world = World(cluster_nodes=make_nodes(4, cpu=8, gpu=2))
     try:
         small = world.submit(worker=Resources.of(cpu=2), ps=Resources.of(cpu=1), max_workers=10, max_ps=10)
         world.settle()
@@ -91,7 +92,7 @@ def test_a_job_whose_tasks_are_large_gets_in_among_small_ones() -> None:
     )
 )
 def test_what_is_decided_is_reached_or_said_to_wait(shapes) -> None:
-    world = World(cluster_nodes=nodes(3, cpu=8, gpu=2))
+    world = World(cluster_nodes=make_nodes(3, cpu=8, gpu=2))
     try:
         keys = []
         for cpu, gpu, ps, most in shapes:
