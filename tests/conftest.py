@@ -11,8 +11,8 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-# Where the environment forbids to write bytecode, each process that a test starts would compile what it imports anew, and
-# each worker of xdist would rewrite all assertions again.
+# Where the environment forbids to write bytecode, each process that a test starts would compile what it imports anew,
+# and each worker of xdist would rewrite all assertions again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
