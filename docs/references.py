@@ -1,10 +1,11 @@
-"""Writes the references of the configuration and of the command line, from the code.
+"""Writes the references of the configuration, the command line and the database, from the code.
 
-    python docs/references.py           # writes docs/configuration-reference.md and docs/cli-reference.md
+    python docs/references.py           # writes docs/{configuration,cli,sql}-reference.md
     python docs/references.py --check   # exit status 1 if one of them is not current
 
 Types, defaults and ranges of configuration keys are those of the schema (``dl2d.config.settings``); what a key means
-is the comment above it in ``etc/dl2d.yaml``. What the command line says of itself is the help of each command.
+is the comment above it in ``etc/dl2d.yaml``. What the command line says of itself is the help of each command; what
+the database says of itself are the comments on its tables and views.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import enum
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -29,6 +30,8 @@ from typer.models import ArgumentInfo, OptionInfo
 from dl2d.cli.main import COMMANDS
 from dl2d.config.files import shipped
 from dl2d.config.settings import Settings
+from dl2d.store.mapping import Base
+from dl2d.store.views import views
 
 _FOLDER = Path(__file__).parent
 _NOTE = "<!-- Written by docs/references.py; change the code or etc/dl2d.yaml, then run `make references`. -->\n\n"
@@ -136,6 +139,28 @@ def commands() -> str:
     return "".join(out)
 
 
+def database() -> str:
+    """Reference of the database: every table and view with its columns."""
+    about = (
+        "Queries: [SQL cookbook](sql-cookbook.md). Times in tables are seconds since 1970 (UTC); views have timestamps."
+    )
+    out = [_NOTE, f"# Database reference\n\n{about}\n\n## Views\n"]
+    for view in views():
+        out += _columns(view.name, view.comment, view.columns.items())
+    out.append("\n## Tables\n")
+    for table in sorted(Base.metadata.sorted_tables, key=lambda table: table.name):
+        keys = ((column, next(iter(column.foreign_keys)).target_fullname) for column in table.c if column.foreign_keys)
+        refers = {column.name: f" (refers to `{target}`)" for column, target in keys}
+        columns = ((column.name, (column.comment or "") + refers.get(column.name, "")) for column in table.c)
+        out += _columns(table.name, table.comment or "", columns)
+    return "".join(out)
+
+
+def _columns(name: str, about: str, columns: Iterable[tuple[str, str]]) -> list[str]:
+    rows = [f"| `{column}` | {_cell(said)} |\n" for column, said in columns]
+    return [f"\n### {name}\n\n{about}\n\n| column | meaning |\n|---|---|\n", *rows]
+
+
 def _group(app: typer.Typer, name: str) -> list[str]:
     callback = app.registered_callback
     about = _about(callback.callback) if callback is not None and callback.callback is not None else app.info.help
@@ -202,7 +227,7 @@ def _prose(text: str) -> str:
     return "\n\n".join(re.sub(r"\s+", " ", part).strip() for part in text.replace("\b", "").split("\n\n"))
 
 
-REFERENCES = {"configuration-reference.md": configuration, "cli-reference.md": commands}
+REFERENCES = {"configuration-reference.md": configuration, "cli-reference.md": commands, "sql-reference.md": database}
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated
 
 import typer
 
@@ -32,3 +33,12 @@ def current(config: ConfigOption = DEFAULT_PATH, as_json: JsonOption = False) ->
         typer.echo(json.dumps({"current": now, "head": head}))
     else:
         typer.echo(f"schema is {f'at revision {now}' if now else 'empty'}; this version of dl2d needs {head}")
+
+
+@app.command()
+def grant(
+    role: Annotated[str, typer.Argument(help="Role of PostgreSQL.")], config: ConfigOption = DEFAULT_PATH
+) -> None:
+    """Let a role of PostgreSQL read all views and tables, except the commands and environments of jobs."""
+    schema.grant_reading(load_settings(config).store_url, role)
+    typer.echo(f"{role} may read the views and tables; jobs.launch (commands and environments) is left out")

@@ -193,6 +193,27 @@ class JobState(enum.StrEnum):
 _ENDED = frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELLED, JobState.LOST})
 
 
+class FailureCause(enum.StrEnum):
+    """Why a job or task failed, as one word for statistics; the words of its end have the details."""
+
+    #: The process ended with an error: a task's, or that of the job's coordinator.
+    FAILED = "failed"
+    #: The job's coordinator reported that the training failed.
+    TRAINING_FAILED = "training-failed"
+    #: Several attempts in a row to start the job's tasks failed.
+    TASKS_FAILED = "tasks-failed"
+    #: Ended from outside: by its user, an administrator, or preemption.
+    CANCELLED = "cancelled"
+    #: Its node went down.
+    NODE_LOST = "node-lost"
+    #: The resource manager does not list it any more.
+    NOT_LISTED = "not-listed"
+    #: Its start never reached the resource manager.
+    NOT_STARTED = "not-started"
+    #: The resource manager refused to start it.
+    REFUSED = "refused"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """Progress of a job as its coordinator reported it last."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from dl2d.core.cluster import Node
-from dl2d.core.jobs import JobKey, Launch, Owner, Role
+from dl2d.core.jobs import FailureCause, JobKey, Launch, Owner, Role
 from dl2d.core.resources import Resources
 
 
@@ -37,6 +37,14 @@ class RmJobState(enum.StrEnum):
     def ended(self) -> bool:
         """Whether it holds no resources any more and will not run again."""
         return self in (RmJobState.DONE, RmJobState.FAILED, RmJobState.CANCELLED, RmJobState.LOST)
+
+
+#: What a state in which something ended says of its cause.
+FAILURE_CAUSES: Final = {
+    RmJobState.FAILED: FailureCause.FAILED,
+    RmJobState.CANCELLED: FailureCause.CANCELLED,
+    RmJobState.LOST: FailureCause.NODE_LOST,
+}
 
 
 class StaticJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -14,7 +14,7 @@ import msgspec
 
 from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.decision import Decision, JobDecision
-from dl2d.core.jobs import Job, JobKey, JobRequest, JobState, Progress, Role
+from dl2d.core.jobs import FailureCause, Job, JobKey, JobRequest, JobState, Progress, Role
 from dl2d.core.measured import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
 from dl2d.core.plan import Outcome, Plan, Start
 
@@ -169,6 +169,8 @@ class JobChange:
     end_reason: str | None = None
     digest: str | None = None
     request: JobRequest | None = None
+    #: For statistics, where ``state`` is one of failure.
+    cause: FailureCause | None = None
 
     def applied(self, job: Job, at: float) -> Job:
         """The job after this change, by the rules of ``Store.change_job``."""
@@ -191,6 +193,8 @@ class TaskChange(msgspec.Struct, frozen=True, gc=False):
     state: TaskState
     handle: str | None = None
     note: str | None = None
+    #: For statistics, where ``state`` is ``failed``.
+    cause: FailureCause | None = None
 
     def applied(self, task: Task, at: float) -> Task:
         """The task after this change: its state moves forward or not at all."""

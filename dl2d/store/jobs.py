@@ -36,11 +36,15 @@ from dl2d.core.measured import (
     SpeedPoint,
     TrainingKind,
 )
+from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange
 from dl2d.store.mapping import (
+    EMPTY,
     NUMBER,
+    ZERO,
     Base,
     Choice,
+    Demand,
     Finite,
     FreeText,
     Json,
@@ -60,11 +64,11 @@ class _Reported:
     """Columns of a progress report."""
 
     version: Mapped[int] = mapped_column(comment="completed updates")
-    total_versions: Mapped[int | None]
+    total_versions: Mapped[int | None] = mapped_column(comment="updates that the whole training has, if it is known")
     epoch: Mapped[float] = mapped_column(comment="completed epochs")
-    loss: Mapped[float | None] = mapped_column(Finite())
-    steps_per_second: Mapped[float | None] = mapped_column(Finite())
-    samples_per_second: Mapped[float | None] = mapped_column(Finite())
+    loss: Mapped[float | None] = mapped_column(Finite(), comment="training loss")
+    steps_per_second: Mapped[float | None] = mapped_column(Finite(), comment="updates in a second")
+    samples_per_second: Mapped[float | None] = mapped_column(Finite(), comment="training speed")
     workers: Mapped[int] = mapped_column(comment="workers that train now")
     ps: Mapped[int] = mapped_column(comment="parameter servers that train now")
 
@@ -77,34 +81,46 @@ class JobRow(_Reported, Base):
 
     number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="dl2d's own number of the job")
     slug: Mapped[str] = mapped_column(unique=True, comment="cluster.id.submitted")
-    cluster: Mapped[str]
+    cluster: Mapped[str] = mapped_column(comment="name of the cluster")
     id: Mapped[str] = mapped_column(comment="the resource manager's id; used again by some managers")
-    submitted: Mapped[int] = mapped_column(comment="whole seconds since 1970")
-    name: Mapped[str] = mapped_column(FreeText())
-    model: Mapped[str] = mapped_column(FreeText())
-    user_name: Mapped[str]
-    uid: Mapped[int]
-    gid: Mapped[int]
-    account: Mapped[str]
-    partition: Mapped[str]
-    qos: Mapped[str]
+    submitted: Mapped[int] = mapped_column(comment="when it was submitted, whole seconds since 1970")
+    name: Mapped[str] = mapped_column(FreeText(), comment="as its user named it")
+    model: Mapped[str] = mapped_column(FreeText(), comment="model type")
+    user_name: Mapped[str] = mapped_column(comment="owner")
+    uid: Mapped[int] = mapped_column(comment="the owner's user id")
+    gid: Mapped[int] = mapped_column(comment="the owner's group id")
+    account: Mapped[str] = mapped_column(comment="account that is charged")
+    partition: Mapped[str] = mapped_column(comment="partition or queue")
+    qos: Mapped[str] = mapped_column(comment="quality of service")
     state: Mapped[JobState] = mapped_column(
         Choice(JobState), comment="submitted ready running finished failed cancelled lost"
     )
     anchor: Mapped[str] = mapped_column(comment="handle of the anchor in the resource manager")
     address: Mapped[str] = mapped_column(comment="host:port of the coordinator")
-    started_at: Mapped[float | None]
-    ended_at: Mapped[float | None]
-    end_reason: Mapped[str] = mapped_column(FreeText())
+    started_at: Mapped[float | None] = mapped_column(comment="when it trained first, seconds since 1970")
+    ended_at: Mapped[float | None] = mapped_column(comment="when it ended, seconds since 1970")
+    end_reason: Mapped[str] = mapped_column(FreeText(), comment="how it ended, in words")
+    end_cause: Mapped[str] = mapped_column(
+        server_default=EMPTY, comment="why it failed or was lost, one word; otherwise empty"
+    )
     digest: Mapped[str] = mapped_column(comment="SHA-256 of the final weights")
-    progress_at: Mapped[float] = mapped_column(comment="time of the last report, 0 for none")
-    series_at: Mapped[float | None] = mapped_column(comment="time of the newest row in progress")
+    progress_at: Mapped[float] = mapped_column(comment="when the last report came, seconds since 1970; 0 for none")
+    series_at: Mapped[float | None] = mapped_column(comment="when the newest row of progress came, seconds since 1970")
     quarantined_workers: Mapped[int | None] = mapped_column(comment="where its speed was set aside last")
-    quarantined_ps: Mapped[int | None]
+    quarantined_ps: Mapped[int | None] = mapped_column(comment="parameter servers at which its speed was set aside")
     static: Mapped[bool] = mapped_column(
         server_default=false(), comment="the scheduler in charge runs it at a fixed size; dl2d looks on"
     )
-    request: Mapped[JobRequest] = mapped_column(Json(JobRequest), comment="what the user asked for, JSON")
+    epochs: Mapped[float] = mapped_column(server_default=ZERO, comment="epochs that its user declared")
+    max_workers: Mapped[int] = mapped_column(server_default=ZERO, comment="most workers that it may have")
+    max_ps: Mapped[int] = mapped_column(server_default=ZERO, comment="most parameter servers that it may have")
+    worker_demand: Mapped[Resources | None] = mapped_column(
+        Demand(), comment="what one worker needs, JSON; memory in MiB"
+    )
+    ps_demand: Mapped[Resources | None] = mapped_column(
+        Demand(), comment="what one parameter server needs, JSON; memory in MiB"
+    )
+    request: Mapped[JobRequest] = mapped_column(Json(JobRequest), comment="all that the user asked for, JSON")
     launch: Mapped[Launch] = mapped_column(
         Json(Launch), comment="command, folder and environment, JSON; may hold the user's secrets"
     )
@@ -115,8 +131,8 @@ class ProgressRow(_Reported, Base):
 
     __tablename__ = "progress"
 
-    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True)
-    at: Mapped[float] = mapped_column(primary_key=True)
+    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True, comment="jobs.number")
+    at: Mapped[float] = mapped_column(primary_key=True, comment="when the report came, seconds since 1970")
 
 
 class JobIdRow(Base):
@@ -124,8 +140,8 @@ class JobIdRow(Base):
 
     __tablename__ = "job_ids"
 
-    cluster: Mapped[str] = mapped_column(primary_key=True)
-    last: Mapped[int]
+    cluster: Mapped[str] = mapped_column(primary_key=True, comment="name of the cluster")
+    last: Mapped[int] = mapped_column(comment="the number given last")
 
 
 _JOB = Mapping(Job, JobRow)
@@ -175,7 +191,16 @@ def _job_values(job: Job) -> Values:
 
 
 def _request_values(request: JobRequest) -> Values:
-    return {"name": request.name, "model": request.model, "request": request}
+    return {
+        "name": request.name,
+        "model": request.model,
+        "epochs": request.epochs,
+        "max_workers": request.max_workers,
+        "max_ps": request.max_ps,
+        "worker_demand": request.worker,
+        "ps_demand": request.ps,
+        "request": request,
+    }
 
 
 def _last_report(progress: Progress) -> Values:
@@ -261,6 +286,8 @@ def change_job(connection: Connection, key: JobKey, change: JobChange, at: float
     after = change.applied(job, at)
     before = _JOB.values(job, **_request_values(job.request))
     values = _JOB.values(after, **_request_values(after.request))
+    if change.cause and after.state.ended and not job.state.ended:
+        values["end_cause"], before["end_cause"] = str(change.cause), ""
     if changed := {name: value for name, value in values.items() if value != before[name]}:
         connection.execute(_update_job(), {"which": row.number, **changed})
     if after.state.ended and not job.state.ended and row.progress_at > (row.series_at or 0.0):

@@ -24,10 +24,10 @@ class LeaseRow(Base):
 
     __tablename__ = "lease"
 
-    name: Mapped[str] = mapped_column(primary_key=True)
-    holder: Mapped[str] = mapped_column(FreeText())
+    name: Mapped[str] = mapped_column(primary_key=True, comment="always daemon")
+    holder: Mapped[str] = mapped_column(FreeText(), comment="process and machine")
     term: Mapped[int] = mapped_column(comment="grows by one with each holder; a holder of an older term may not write")
-    since: Mapped[float]
+    since: Mapped[float] = mapped_column(comment="seconds since 1970")
 
 
 _log = structlog.get_logger(__name__)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
-from sqlalchemy import BigInteger, Column, Double, Integer, LargeBinary, MetaData, Row, Table, Text
+from sqlalchemy import BigInteger, Column, Double, Integer, LargeBinary, MetaData, Row, Table, Text, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection, Dialect
 from sqlalchemy.orm import DeclarativeBase
@@ -35,6 +35,9 @@ _ZLIB_LEVEL = 3
 _MAX_RECORD_BYTES = 1 << 30
 #: Type of the numbers that a database assigns: SQLite does so only where the type is exactly INTEGER (64 bits there).
 NUMBER = BigInteger().with_variant(Integer(), "sqlite")
+
+#: Defaults of columns that rows of an earlier version lack.
+EMPTY, ZERO = text("''"), text("0")
 
 
 class FreeText(TypeDecorator[str]):
@@ -158,6 +161,11 @@ class Base(DeclarativeBase):
     ours, which the other tables refer to; below a job, names are as people know them (``worker-3``). Rows are never
     deleted. What a person asks for in SQL is a plain column; the rest of a record is JSON.
     """
+
+    def __init_subclass__(cls) -> None:
+        """A table's comment is the first line of its class's documentation."""
+        super().__init_subclass__()
+        cls.metadata.tables[cls.__tablename__].comment = (cls.__doc__ or "").partition("\n")[0]
 
     metadata = MetaData(
         naming_convention={

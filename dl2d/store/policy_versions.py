@@ -34,14 +34,14 @@ class PolicyVersionRow(Base):
     __table_args__ = (UniqueConstraint("policy", "digest"), Index(None, "policy", "state"))
 
     number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="in the order in which they were registered")
-    policy: Mapped[str]
+    policy: Mapped[str] = mapped_column(comment="name of the policy")
     digest: Mapped[str] = mapped_column(comment="SHA-256 of what decides")
     parent: Mapped[str] = mapped_column(comment="digest of the version that training began with")
     folder: Mapped[str] = mapped_column(FreeText(), comment="where the checkpoint is")
-    origin: Mapped[str] = mapped_column(FreeText())
-    at: Mapped[float]
-    data_from: Mapped[float | None] = mapped_column(comment="jobs from then on were learned from")
-    data_to: Mapped[float | None]
+    origin: Mapped[str] = mapped_column(FreeText(), comment="how it came about, in words")
+    at: Mapped[float] = mapped_column(comment="when it was registered, seconds since 1970")
+    data_from: Mapped[float | None] = mapped_column(comment="jobs from then on were learned from, seconds since 1970")
+    data_to: Mapped[float | None] = mapped_column(comment="jobs until then were learned from, seconds since 1970")
     jobs: Mapped[int] = mapped_column(comment="so many jobs were learned from")
     metrics: Mapped[dict[str, Any]] = mapped_column(Json(dict[str, Any]), comment="how well it did in training, JSON")
     state: Mapped[VersionState] = mapped_column(Choice(VersionState), comment="candidate live retired rejected")
@@ -53,17 +53,17 @@ class PolicyChangeRow(Base):
     __tablename__ = "policy_changes"
     __table_args__ = (Index(None, "version"),)
 
-    number: Mapped[int] = mapped_column(NUMBER, primary_key=True)
+    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="in the order in which they were made")
     version: Mapped[int] = mapped_column(ForeignKey("policy_versions.number"), comment="number of the version")
-    at: Mapped[float]
-    before: Mapped[VersionState] = mapped_column(Choice(VersionState))
-    after: Mapped[VersionState] = mapped_column(Choice(VersionState))
+    at: Mapped[float] = mapped_column(comment="seconds since 1970")
+    before: Mapped[VersionState] = mapped_column(Choice(VersionState), comment="state before")
+    after: Mapped[VersionState] = mapped_column(Choice(VersionState), comment="state after")
     by: Mapped[str] = mapped_column(FreeText(), comment="a user, gate or daemon")
-    reason: Mapped[str] = mapped_column(FreeText())
+    reason: Mapped[str] = mapped_column(FreeText(), comment="why, in words")
     replaced: Mapped[int | None] = mapped_column(
         ForeignKey("policy_versions.number"), comment="version that was live until then"
     )
-    rollback: Mapped[bool]
+    rollback: Mapped[bool] = mapped_column(comment="whether the version before went live again")
 
 
 class PolicyTrialRow(Base):
@@ -71,20 +71,20 @@ class PolicyTrialRow(Base):
 
     __tablename__ = "policy_trials"
 
-    number: Mapped[int] = mapped_column(NUMBER, primary_key=True)
-    policy: Mapped[str]
+    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="in the order in which they were made")
+    policy: Mapped[str] = mapped_column(comment="policy of both versions")
     candidate: Mapped[str] = mapped_column(comment="digest")
     current: Mapped[str] = mapped_column(comment="digest of the version that decided then")
-    at: Mapped[float]
+    at: Mapped[float] = mapped_column(comment="seconds since 1970")
     days: Mapped[tuple[str, ...]] = mapped_column(Json(tuple[str, ...]), comment="recorded days, JSON")
     cases: Mapped[tuple[TrialCase, ...]] = mapped_column(
         Json(tuple[TrialCase, ...]), comment="mean completion times in slots by workload, JSON"
     )
-    change: Mapped[float | None] = mapped_column(Finite(), comment="candidate by current, less 1")
-    low: Mapped[float | None] = mapped_column(Finite(), comment="95 % interval of change")
-    high: Mapped[float | None] = mapped_column(Finite())
-    passed: Mapped[bool]
-    reason: Mapped[str] = mapped_column(FreeText())
+    change: Mapped[float | None] = mapped_column(Finite(), comment="mean completion time, candidate / current - 1")
+    low: Mapped[float | None] = mapped_column(Finite(), comment="lower end of the 95 % interval of change")
+    high: Mapped[float | None] = mapped_column(Finite(), comment="upper end of the 95 % interval of change")
+    passed: Mapped[bool] = mapped_column(comment="whether the candidate passed the gate")
+    reason: Mapped[str] = mapped_column(FreeText(), comment="result in words")
 
 
 class LearningRunRow(Base):
@@ -92,12 +92,12 @@ class LearningRunRow(Base):
 
     __tablename__ = "learning_runs"
 
-    number: Mapped[int] = mapped_column(NUMBER, primary_key=True)
-    policy: Mapped[str]
-    started_at: Mapped[float]
-    ended_at: Mapped[float | None]
+    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="in the order in which they began")
+    policy: Mapped[str] = mapped_column(comment="policy that learns")
+    started_at: Mapped[float] = mapped_column(comment="seconds since 1970")
+    ended_at: Mapped[float | None] = mapped_column(comment="seconds since 1970")
     state: Mapped[RunState] = mapped_column(Choice(RunState), comment="running finished failed stopped lost")
-    note: Mapped[str] = mapped_column(FreeText())
+    note: Mapped[str] = mapped_column(FreeText(), comment="result, or why it ended")
 
 
 _VERSION = Mapping(Version, PolicyVersionRow)

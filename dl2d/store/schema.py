@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 import sqlite3
 import threading
 import time
@@ -25,6 +24,7 @@ from sqlalchemy import Connection, Engine, text
 
 from dl2d.core.errors import SchemaOutdated, StoreError, StoreUnavailable
 from dl2d.store.database import LOCK_SECONDS, Database, Place, translated
+from dl2d.store.views import create_views, describe, readable
 
 #: Not alembic's usual name, so that the database may be shared with another program that uses alembic.
 VERSION_TABLE = "dl2d_schema_version"
@@ -97,6 +97,28 @@ def upgrade(url: str) -> None:
         database.close()
 
 
+def grant_reading(url: str, role: str) -> None:
+    """Let a role of PostgreSQL read all views and tables, without ``jobs.launch``, which may hold users' secrets.
+
+    Raises
+    ------
+    StoreError
+        The database is not PostgreSQL, or has no such role.
+    """
+    place = Place.parse(url)
+    if not place.is_postgresql:
+        raise StoreError(f"{place} is an SQLite file, which has no roles: give the file to a group that may read it")
+    database = Database(place)
+    try:
+        with database.writing(f"granting {role} to read") as connection:
+            check(connection, place)
+            quoted = connection.dialect.identifier_preparer.quote_identifier(role)
+            for what in readable():
+                connection.exec_driver_sql(f"GRANT SELECT {what} TO {quoted}")
+    finally:
+        database.close()
+
+
 def migrate(connection: Connection) -> None:
     """Run the missing migrations in the connection's transaction."""
     with _MIGRATING:
@@ -107,19 +129,8 @@ def _run_migrations(connection: Connection) -> None:
     config = _config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
-    _create_views(connection)
-
-
-def _create_views(connection: Connection) -> None:
-    """Create the views of ``views.sql``, in place of those of an earlier version."""
-    script = Path(__file__).with_name("views.sql").read_text(encoding="utf-8")
-    for statement in re.findall(r"CREATE VIEW .*?;", script, re.DOTALL):
-        if connection.dialect.name == "postgresql":
-            # A view that is dropped and created anew would lose its grants.
-            statement = statement.replace("CREATE VIEW", "CREATE OR REPLACE VIEW", 1)  # noqa: PLW2901
-        else:
-            connection.exec_driver_sql(f"DROP VIEW IF EXISTS {statement.split()[2]}")
-        connection.exec_driver_sql(statement)
+    create_views(connection)
+    describe(connection)
 
 
 def make_in_memory(database: Database) -> None:

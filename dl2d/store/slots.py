@@ -1,4 +1,7 @@
-"""Scheduling intervals and what was decided for each job in them: tables ``slots`` and ``decisions``."""
+"""Scheduling intervals and what was decided in them.
+
+Tables ``slots``, ``decisions``, ``shadow_allocations`` and ``slot_resources``.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,16 @@ from typing import Any
 from sqlalchemy import Connection, ForeignKey, Index, Row, func, insert, select
 from sqlalchemy.orm import Mapped, mapped_column
 
-from dl2d.core.cluster import Snapshot
+from dl2d.core.cluster import NodeState, Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import Allocation, JobKey
 from dl2d.core.plan import Outcome, Plan
-from dl2d.core.resources import Shortfall
+from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.store import DecisionEntry, Slot, SlotSummary
 from dl2d.store.jobs import JobRow, job_numbers
 from dl2d.store.mapping import (
+    EMPTY,
     Base,
     Choice,
     CompressedJson,
@@ -29,6 +33,7 @@ from dl2d.store.mapping import (
     decoded_json,
     table_of,
 )
+from dl2d.store.policy_versions import PolicyVersionRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +50,29 @@ class SlotRow(Base):
 
     __tablename__ = "slots"
 
-    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    at: Mapped[float] = mapped_column(index=True)
-    policy: Mapped[str]
-    policy_version: Mapped[str]
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="counts up from 1")
+    at: Mapped[float] = mapped_column(index=True, comment="when it was decided, seconds since 1970")
+    policy: Mapped[str] = mapped_column(comment="policy that decided; observed where the site's scheduler did")
+    policy_version: Mapped[str] = mapped_column(
+        comment="version of the policy, or name and release of the site's scheduler"
+    )
+    version_number: Mapped[int | None] = mapped_column(
+        ForeignKey("policy_versions.number"), comment="policy_versions.number of what decided; NULL if not a version"
+    )
+    fallback: Mapped[str] = mapped_column(
+        FreeText(), server_default=EMPTY, comment="why the fallback decided, in words; empty if it did not"
+    )
+    shadow_policy: Mapped[str | None] = mapped_column(comment="policy that was asked in mode shadow; otherwise NULL")
+    shadow_policy_version: Mapped[str | None] = mapped_column(comment="its version")
     measure: Mapped[str] = mapped_column(comment="what the scores of alternatives measure")
     inputs_hash: Mapped[str] = mapped_column(comment="SHA-256 over snapshot, policy, version and seed")
     seed: Mapped[str] = mapped_column(comment="decimal; text because it may have more than 64 bits")
-    seconds: Mapped[float] = mapped_column(comment="duration of the whole tick")
+    seconds: Mapped[float] = mapped_column(comment="duration of the whole tick, s")
     changed: Mapped[int] = mapped_column(comment="jobs whose allocation was changed")
     started: Mapped[int] = mapped_column(comment="tasks")
     draining: Mapped[int] = mapped_column(comment="tasks")
-    failures: Mapped[int]
-    snapshot: Mapped[Snapshot] = mapped_column(CompressedJson(Snapshot))
+    failures: Mapped[int] = mapped_column(comment="requests that the resource manager refused or did not answer")
+    snapshot: Mapped[Snapshot] = mapped_column(CompressedJson(Snapshot), comment="what the policy was given, JSON")
     decision: Mapped[Decision] = mapped_column(CompressedJson(Decision), comment="as carried out")
     proposed: Mapped[Decision | None] = mapped_column(
         CompressedJson(Decision), comment="as the policy gave it; NULL where the guard changed nothing"
@@ -66,8 +81,10 @@ class SlotRow(Base):
         CompressedJson(Decision),
         comment="what dl2d would have carried out; NULL where it was in charge or was not asked",
     )
-    plan: Mapped[Plan] = mapped_column(CompressedJson(Plan))
-    outcome: Mapped[Outcome] = mapped_column(CompressedJson(Outcome))
+    plan: Mapped[Plan] = mapped_column(
+        CompressedJson(Plan), comment="starts, stops and deferred starts of the tick, JSON"
+    )
+    outcome: Mapped[Outcome] = mapped_column(CompressedJson(Outcome), comment="outcome of the plan, JSON")
 
 
 class DecisionRow(Base):
@@ -76,18 +93,57 @@ class DecisionRow(Base):
     __tablename__ = "decisions"
     __table_args__ = (Index(None, "job_number", "slot"),)
 
-    slot: Mapped[int] = mapped_column(ForeignKey("slots.number"), primary_key=True, autoincrement=False)
-    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True, autoincrement=False)
-    workers: Mapped[int]
-    ps: Mapped[int]
-    previous_workers: Mapped[int]
-    previous_ps: Mapped[int]
+    slot: Mapped[int] = mapped_column(
+        ForeignKey("slots.number"), primary_key=True, autoincrement=False, comment="slots.number"
+    )
+    job_number: Mapped[int] = mapped_column(
+        ForeignKey("jobs.number"), primary_key=True, autoincrement=False, comment="jobs.number"
+    )
+    workers: Mapped[int] = mapped_column(comment="workers decided on")
+    ps: Mapped[int] = mapped_column(comment="parameter servers decided on")
+    previous_workers: Mapped[int] = mapped_column(comment="workers that the job had")
+    previous_ps: Mapped[int] = mapped_column(comment="parameter servers that the job had")
     binding_constraint: Mapped[Constraint] = mapped_column(Choice(Constraint), comment="the binding constraint")
     reason: Mapped[str] = mapped_column(FreeText(), comment="why, in words")
     guard: Mapped[str] = mapped_column(FreeText(), comment="what the guard changed, in words; empty for nothing")
     detail: Mapped[DecisionDetail | None] = mapped_column(
         Json(DecisionDetail), comment="shortfalls, alternatives and the guard's reasons, JSON"
     )
+
+
+class ShadowAllocationRow(Base):
+    """What dl2d would have given one job in one slot in mode shadow, and why."""
+
+    __tablename__ = "shadow_allocations"
+    __table_args__ = (Index(None, "job_number", "slot"),)
+
+    slot: Mapped[int] = mapped_column(
+        ForeignKey("slots.number"), primary_key=True, autoincrement=False, comment="slots.number"
+    )
+    job_number: Mapped[int] = mapped_column(
+        ForeignKey("jobs.number"), primary_key=True, autoincrement=False, comment="jobs.number"
+    )
+    workers: Mapped[int] = mapped_column(comment="workers that it would have given")
+    ps: Mapped[int] = mapped_column(comment="parameter servers that it would have given")
+    binding_constraint: Mapped[Constraint] = mapped_column(
+        Choice(Constraint), comment="what would have kept the job from more"
+    )
+    reason: Mapped[str] = mapped_column(FreeText(), comment="why, in words")
+    guard: Mapped[str] = mapped_column(FreeText(), comment="what the guard changed, in words; empty for nothing")
+
+
+class SlotResourceRow(Base):
+    """Capacity and use of one resource in one slot."""
+
+    __tablename__ = "slot_resources"
+
+    slot: Mapped[int] = mapped_column(
+        ForeignKey("slots.number"), primary_key=True, autoincrement=False, comment="slots.number"
+    )
+    resource: Mapped[str] = mapped_column(primary_key=True, comment="cpu, gpu, memory (MiB) or another one")
+    capacity: Mapped[float] = mapped_column(comment="of all nodes that take tasks")
+    used: Mapped[float] = mapped_column(comment="in use on these nodes, by whomever")
+    held: Mapped[float] = mapped_column(comment="held by tasks of jobs that dl2d knows")
 
 
 _SLOT = Mapping(Slot, SlotRow)
@@ -105,11 +161,47 @@ def record_slot(connection: Connection, slot: Slot) -> None:
         measure=slot.decision.measure,
         seed=str(slot.seed),
         proposed=None if slot.proposed == slot.decision else slot.proposed,
+        version_number=_version_number(connection, slot.decision),
+        fallback=_why_fallback(slot.proposed),
+        shadow_policy=None if slot.shadow is None else slot.shadow.policy,
+        shadow_policy_version=None if slot.shadow is None else slot.shadow.policy_version,
     )
     connection.execute(insert(table_of(SlotRow)), values)
-    decided = [_decision_values(slot.number, numbers[each.job], each) for each in slot.decision.jobs]
-    if decided:
-        connection.execute(insert(table_of(DecisionRow)), decided)
+    shadow = slot.shadow.jobs if slot.shadow is not None else ()
+    rows = {
+        DecisionRow: [_decision_values(slot.number, numbers[each.job], each) for each in slot.decision.jobs],
+        ShadowAllocationRow: [_shadow_values(slot.number, numbers[each.job], each) for each in shadow],
+        SlotResourceRow: [{"slot": slot.number, **use} for use in resource_use(slot.snapshot)],
+    }
+    for model, of_model in rows.items():
+        if of_model:
+            connection.execute(insert(table_of(model)), of_model)
+
+
+def _version_number(connection: Connection, decision: Decision) -> int | None:
+    """The number of the version that decided, which decisions name by the first digits of its digest."""
+    version = table_of(PolicyVersionRow).c
+    begins = func.substr(version.digest, 1, len(decision.policy_version)) == decision.policy_version
+    query = select(func.max(version.number)).where(version.policy == decision.policy, begins)
+    return connection.execute(query).scalar() if decision.policy_version else None
+
+
+def _why_fallback(decision: Decision) -> str:
+    """Why the fallback decided, or "": ``decide`` writes it among every job's reasons."""
+    guarded = (reason for entry in decision.jobs[:1] for reason in entry.guarded)
+    return next((reason.text for reason in guarded if reason.constraint is Constraint.FALLBACK), "")
+
+
+def resource_use(snapshot: Snapshot) -> list[Values]:
+    """Capacity and use of each resource: columns of ``slot_resources`` without the slot."""
+    up = [node for node in snapshot.nodes if node.state is NodeState.UP]
+    capacity = snapshot.capacity.as_dict()
+    used = Resources.total(node.used for node in up).as_dict()
+    held = Resources.total(task.demand for task in snapshot.tasks).as_dict()
+    return [
+        {"resource": name, "capacity": amount, "used": used.get(name, 0.0), "held": held.get(name, 0.0)}
+        for name, amount in capacity.items()
+    ]
 
 
 def _check_scores(slot: Slot) -> None:
@@ -122,6 +214,18 @@ def _check_scores(slot: Slot) -> None:
                     f"recording slot {slot.number}: policy {slot.proposed.policy} gave job {decided.job.slug} an "
                     f"alternative {alternative.allocation} with score {alternative.score}, which is not a finite number"
                 )
+
+
+def _shadow_values(slot: int, job_number: int, decided: JobDecision) -> Values:
+    return {
+        "slot": slot,
+        "job_number": job_number,
+        "workers": decided.allocation.workers,
+        "ps": decided.allocation.ps,
+        "binding_constraint": decided.reason.constraint,
+        "reason": decided.reason.text,
+        "guard": "; ".join(reason.text for reason in decided.guarded),
+    }
 
 
 def _decision_values(slot: int, job_number: int, decided: JobDecision) -> Values:

@@ -20,25 +20,25 @@ class SpeedRow(Base):
 
     __tablename__ = "speeds"
 
-    model: Mapped[str] = mapped_column(FreeText(), primary_key=True)
+    model: Mapped[str] = mapped_column(FreeText(), primary_key=True, comment="model type")
     architecture: Mapped[Architecture] = mapped_column(
         Choice(Architecture), primary_key=True, comment="ps or allreduce"
     )
     consistency: Mapped[Consistency] = mapped_column(Choice(Consistency), primary_key=True, comment="sync or async")
-    workers: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    ps: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    workers: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="number of workers")
+    ps: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="number of parameter servers")
     samples_per_second: Mapped[float] = mapped_column(comment="mean over the measurements")
     measurements: Mapped[int] = mapped_column(comment="rows of progress that count in the mean")
     jobs: Mapped[int] = mapped_column(comment="jobs that showed it, one after the other")
-    at: Mapped[float] = mapped_column(comment="when it was measured last")
-    since: Mapped[float] = mapped_column(comment="when this speed was measured first")
+    at: Mapped[float] = mapped_column(comment="when it was measured last, seconds since 1970")
+    since: Mapped[float] = mapped_column(comment="when this speed was measured first, seconds since 1970")
     previous_speed: Mapped[float] = mapped_column(comment="the speed before it changed, 0 where it has not")
     job: Mapped[str] = mapped_column(comment="slug of the job that showed it last")
-    other_samples_per_second: Mapped[float | None] = mapped_column(comment="what the last reports said that is far off")
-    other_measurements: Mapped[int] = mapped_column(comment="so many of them")
+    other_samples_per_second: Mapped[float | None] = mapped_column(comment="mean of reports that contradict it")
+    other_measurements: Mapped[int] = mapped_column(comment="number of these reports")
     other_jobs: Mapped[int] = mapped_column(comment="jobs that said so")
-    other_since: Mapped[float]
-    other_job: Mapped[str]
+    other_since: Mapped[float] = mapped_column(comment="when the first of them was measured, seconds since 1970")
+    other_job: Mapped[str] = mapped_column(comment="slug of the job that said so last")
 
 
 _KIND = (SpeedRow.model, SpeedRow.architecture, SpeedRow.consistency)

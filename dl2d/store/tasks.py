@@ -36,6 +36,7 @@ from dl2d.core.resources import Resources
 from dl2d.core.store import Resize, ResizeEvent, RuntimePlan, TaskChange, TaskReport
 from dl2d.store.jobs import JobRow, job_numbers
 from dl2d.store.mapping import (
+    EMPTY,
     MAX_VALUES,
     Base,
     Choice,
@@ -43,6 +44,7 @@ from dl2d.store.mapping import (
     FreeText,
     Json,
     Mapping,
+    Values,
     batches,
     columns,
     table_of,
@@ -61,19 +63,24 @@ class TaskRow(Base):
     __tablename__ = "tasks"
     __table_args__ = (Index(None, "state"), Index(None, "job_number", "role", "ordinal", unique=True))
 
-    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True)
+    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True, comment="jobs.number")
     id: Mapped[str] = mapped_column(primary_key=True, comment="role-ordinal, unique in the job")
     role: Mapped[Role] = mapped_column(Choice(Role), comment="worker or ps")
-    ordinal: Mapped[int]
-    node: Mapped[str]
+    ordinal: Mapped[int] = mapped_column(comment="number in its id")
+    node: Mapped[str] = mapped_column(comment="node on which it was started")
     demand: Mapped[Resources] = mapped_column(Demand(), comment="resources, JSON; memory in MiB")
     state: Mapped[TaskState] = mapped_column(
         Choice(TaskState), comment="asked granted joined confirmed draining drained released failed"
     )
     handle: Mapped[str] = mapped_column(comment="id in the resource manager")
-    asked_at: Mapped[float]
-    since: Mapped[float] = mapped_column(comment="when the present state began")
-    note: Mapped[str] = mapped_column(FreeText())
+    asked_at: Mapped[float] = mapped_column(comment="when it was recorded, seconds since 1970")
+    granted_at: Mapped[float | None] = mapped_column(
+        comment="when the resource manager ran it first, seconds since 1970; NULL if it never did"
+    )
+    ended_at: Mapped[float | None] = mapped_column(comment="when it was released or failed, seconds since 1970")
+    since: Mapped[float] = mapped_column(comment="when the present state began, seconds since 1970")
+    cause: Mapped[str] = mapped_column(server_default=EMPTY, comment="why it failed, one word; empty if it did not")
+    note: Mapped[str] = mapped_column(FreeText(), comment="why it failed, or what the resource manager waits for")
 
 
 class ResizeRow(Base):
@@ -86,12 +93,18 @@ class ResizeRow(Base):
         Index(None, "job_number", "began_at"),
     )
 
-    job_number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    task: Mapped[str] = mapped_column(primary_key=True)
+    job_number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="jobs.number")
+    task: Mapped[str] = mapped_column(primary_key=True, comment="tasks.id")
     direction: Mapped[str] = mapped_column(primary_key=True, comment="grow or shrink")
-    role: Mapped[Role] = mapped_column(Choice(Role))
-    node: Mapped[str]
-    began_at: Mapped[float]
+    role: Mapped[Role] = mapped_column(Choice(Role), comment="worker or ps")
+    node: Mapped[str] = mapped_column(comment="node of the task")
+    began_at: Mapped[float] = mapped_column(comment="seconds since 1970")
+    granted_at: Mapped[float | None] = mapped_column(
+        comment="when the resource manager ran the task, seconds since 1970; NULL if it has not"
+    )
+    ended_at: Mapped[float | None] = mapped_column(
+        comment="when the task took part, was released or had failed, seconds since 1970; NULL while in progress"
+    )
 
 
 class ResizeEventRow(Base):
@@ -104,13 +117,15 @@ class ResizeEventRow(Base):
         ),
     )
 
-    job_number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    task: Mapped[str] = mapped_column(primary_key=True)
-    direction: Mapped[str] = mapped_column(primary_key=True)
-    state: Mapped[TaskState] = mapped_column(Choice(TaskState), primary_key=True)
+    job_number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="jobs.number")
+    task: Mapped[str] = mapped_column(primary_key=True, comment="tasks.id")
+    direction: Mapped[str] = mapped_column(primary_key=True, comment="grow or shrink")
+    state: Mapped[TaskState] = mapped_column(
+        Choice(TaskState), primary_key=True, comment="state of the task that it entered"
+    )
     step: Mapped[int] = mapped_column(comment="position of the state in its machine, to sort by")
-    at: Mapped[float]
-    note: Mapped[str] = mapped_column(FreeText())
+    at: Mapped[float] = mapped_column(comment="seconds since 1970")
+    note: Mapped[str] = mapped_column(FreeText(), comment="reason, if there is one")
 
 
 class TaskReportRow(Base):
@@ -118,22 +133,22 @@ class TaskReportRow(Base):
 
     __tablename__ = "task_reports"
 
-    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True)
-    task: Mapped[str] = mapped_column(primary_key=True)
-    at: Mapped[float] = mapped_column(comment="when the report came")
-    cpu_seconds: Mapped[float | None] = mapped_column(comment="since the task began")
-    cpu_percent: Mapped[float | None] = mapped_column(comment="of one core, in the last interval")
-    memory: Mapped[float | None] = mapped_column(comment="resident, MiB")
-    memory_peak: Mapped[float | None] = mapped_column(comment="MiB")
+    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True, comment="jobs.number")
+    task: Mapped[str] = mapped_column(primary_key=True, comment="tasks.id")
+    at: Mapped[float] = mapped_column(comment="when the report came, seconds since 1970")
+    cpu_seconds: Mapped[float | None] = mapped_column(comment="processor time since the task began, s")
+    cpu_percent: Mapped[float | None] = mapped_column(comment="load in the last interval, per cent of a core")
+    memory: Mapped[float | None] = mapped_column(comment="resident memory, MiB")
+    memory_peak: Mapped[float | None] = mapped_column(comment="highest resident memory seen, MiB")
     gpus: Mapped[int] = mapped_column(comment="how many it has, as far as is known")
-    gpu_percent: Mapped[float | None] = mapped_column(comment="mean over its GPUs")
-    gpu_memory: Mapped[float | None] = mapped_column(comment="MiB, of all of them")
-    step_ms: Mapped[float | None] = mapped_column(comment="mean over its last steps")
-    step_p95_ms: Mapped[float | None]
+    gpu_percent: Mapped[float | None] = mapped_column(comment="load of its GPUs, mean, per cent")
+    gpu_memory: Mapped[float | None] = mapped_column(comment="memory in use on all its GPUs, MiB")
+    step_ms: Mapped[float | None] = mapped_column(comment="time of a step, mean over the last steps, ms")
+    step_p95_ms: Mapped[float | None] = mapped_column(comment="95th percentile over its last steps, ms")
     cause: Mapped[str] = mapped_column(FreeText(), comment="why its process ended; empty while it runs")
     how: Mapped[str] = mapped_column(FreeText(), comment="the same in words")
     slowdown: Mapped[float | None] = mapped_column(comment="times as long as others for the same work")
-    slowdown_reason: Mapped[str] = mapped_column(FreeText())
+    slowdown_reason: Mapped[str] = mapped_column(FreeText(), comment="why it is slow, in words")
 
 
 class RuntimePlanRow(Base):
@@ -141,19 +156,21 @@ class RuntimePlanRow(Base):
 
     __tablename__ = "runtime_plans"
 
-    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True)
-    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    at: Mapped[float] = mapped_column(comment="when the report came")
+    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True, comment="jobs.number")
+    number: Mapped[int] = mapped_column(
+        primary_key=True, autoincrement=False, comment="the coordinator's number of the plan"
+    )
+    at: Mapped[float] = mapped_column(comment="when the report came, seconds since 1970")
     first_version: Mapped[int] = mapped_column(comment="first version trained under the plan")
-    workers: Mapped[int]
-    servers: Mapped[int]
+    workers: Mapped[int] = mapped_column(comment="workers under the plan")
+    servers: Mapped[int] = mapped_column(comment="parameter servers under the plan")
     added: Mapped[tuple[str, ...]] = mapped_column(Json(tuple[str, ...]), comment="task ids, JSON")
     removed: Mapped[tuple[str, ...]] = mapped_column(Json(tuple[str, ...]), comment="task ids, JSON")
-    moved_bytes: Mapped[int]
-    prepare_ms: Mapped[float]
-    move_ms: Mapped[float]
-    suspension_p50_ms: Mapped[float] = mapped_column(comment="median over workers")
-    suspension_max_ms: Mapped[float]
+    moved_bytes: Mapped[int] = mapped_column(comment="bytes of parameters that were moved")
+    prepare_ms: Mapped[float] = mapped_column(comment="time to prepare it, ms")
+    move_ms: Mapped[float] = mapped_column(comment="time to move parameters, ms")
+    suspension_p50_ms: Mapped[float] = mapped_column(comment="time that workers were suspended, median, ms")
+    suspension_max_ms: Mapped[float] = mapped_column(comment="longest time that a worker was suspended, ms")
 
 
 _TASK = Mapping(Task, TaskRow)
@@ -233,8 +250,16 @@ def change_tasks(connection: Connection, changes: Sequence[TaskChange], at: floa
         if task.state is not after[named].state:
             steps.append(_step(after[named].state, task, change, numbers[change.job]))
         after[named] = task
+    causes = {(numbers[change.job], change.task): str(change.cause) for change in changes if change.cause}
     changed = [
-        {"of_job": named[0], "of_task": task.id, **{name: getattr(task, name) for name in _CHANGING}}
+        {
+            "of_job": named[0],
+            "of_task": task.id,
+            **{name: getattr(task, name) for name in _CHANGING},
+            "granted_at": task.since if _runs(task) else None,
+            "ended_at": task.since if task.state.ended else None,
+            "cause": causes.get(named, "") if task.state is TaskState.FAILED else "",
+        }
         for named, task in after.items()
         if task != before[named]
     ]
@@ -242,6 +267,11 @@ def change_tasks(connection: Connection, changes: Sequence[TaskChange], at: floa
         connection.execute(_update_task(), changed)
     _keep_steps(connection, steps)
     return tuple(task for named, task in after.items() if task.state is not before[named].state)
+
+
+def _runs(task: Task) -> bool:
+    """Whether the resource manager is known to run the task."""
+    return TaskState.GRANTED.rank <= task.state.rank <= TaskState.CONFIRMED.rank
 
 
 def _locked_tasks(connection: Connection, named: set[tuple[int, str]]) -> dict[tuple[int, str], Task]:
@@ -291,12 +321,29 @@ def _keep_steps(connection: Connection, steps: Sequence[_Step]) -> None:
     ]
     if begun:
         connection.execute(insert(table_of(ResizeRow)), begun)
+    reached: dict[str, list[Values]] = {"granted_at": [], "ended_at": []}
+    for key, step in zip(keys, steps, strict=True):
+        for column in _reached(step):
+            named = {f"of_{name}": value for name, value in key.items()}
+            reached[column].append({**named, "reached_at": step.event.at})
+    for column, values in reached.items():
+        if values:
+            connection.execute(_update_resize(column), values)
     if steps:
         events = [
             {**key, "state": event.state, "step": event.state.rank, "at": event.at, "note": event.note}
             for key, event in zip(keys, (step.event for step in steps), strict=True)
         ]
         connection.execute(insert(table_of(ResizeEventRow)), events)
+
+
+def _reached(step: _Step) -> Iterable[str]:
+    """Columns of ``resizes`` that have the time of this step."""
+    state = step.task.state
+    if step.direction == GROW and TaskState.GRANTED.rank <= state.rank <= TaskState.CONFIRMED.rank:
+        yield "granted_at"
+    if state is TaskState.CONFIRMED or state.ended:
+        yield "ended_at"
 
 
 def resizes(connection: Connection, job: JobKey | None, limit: int) -> tuple[Resize, ...]:
@@ -388,6 +435,16 @@ def _highest_ordinals() -> Select[Any]:
 
 
 @functools.cache
+def _update_resize(column: str) -> Update:
+    table = table_of(ResizeRow)
+    named = (table.c[name] == bindparam(f"of_{name}") for name in ("job_number", "task", "direction"))
+    first = func.coalesce(table.c[column], bindparam("reached_at"))
+    return update(table).where(*named).values({column: first})
+
+
+@functools.cache
 def _update_task() -> Update:
     named = (TaskRow.job_number == bindparam("of_job"), TaskRow.id == bindparam("of_task"))
-    return update(table_of(TaskRow)).where(*named).values({name: bindparam(name) for name in _CHANGING})
+    values: Values = {name: bindparam(name) for name in (*_CHANGING, "ended_at", "cause")}
+    values["granted_at"] = func.coalesce(TaskRow.granted_at, bindparam("granted_at"))
+    return update(table_of(TaskRow)).where(*named).values(values)

@@ -8,7 +8,7 @@ import structlog
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.errors import ResourceManagerError, Unavailable
-from dl2d.core.jobs import Job, JobKey, JobState
+from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
 from dl2d.core.plan import Failure, Outcome, Plan
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.tick.context import Context
@@ -35,7 +35,8 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
     launchers: dict[JobKey, JobLauncher] = {}
     for task in store.ask_tasks(plan.starts, at):
         if not manager_answers:
-            answers.append(TaskChange(task.job, task.id, TaskState.FAILED, note="the resource manager does not answer"))
+            note, cause = "the resource manager does not answer", FailureCause.NOT_STARTED
+            answers.append(TaskChange(task.job, task.id, TaskState.FAILED, note=note, cause=cause))
             continue
         if task.job not in launchers:
             launchers[task.job] = context.launcher.of(jobs[task.job])
@@ -47,7 +48,8 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
             failures.append(Failure(task.job, f"start {task.id} on {task.node}", str(error)))
         except ResourceManagerError as error:
             failures.append(Failure(task.job, f"start {task.id} on {task.node}", str(error)))
-            answers.append(TaskChange(task.job, task.id, TaskState.FAILED, note=str(error)))
+            note, cause = str(error), FailureCause.REFUSED
+            answers.append(TaskChange(task.job, task.id, TaskState.FAILED, note=note, cause=cause))
         else:
             started.append(spec.tag)
             answers.append(TaskChange(task.job, task.id, TaskState.ASKED, handle=handle))
@@ -65,6 +67,7 @@ def start_anchor(context: Context, job: Job, at: float) -> None:
         log.warning("anchor not started, will be tried again", job=job.key.id, error=str(error))
     except ResourceManagerError as error:
         log.error("anchor refused", job=job.key.id, error=str(error))
-        context.store.change_job(job.key, JobChange(state=JobState.FAILED, end_reason=str(error)), at)
+        refused = JobChange(state=JobState.FAILED, end_reason=str(error), cause=FailureCause.REFUSED)
+        context.store.change_job(job.key, refused, at)
     else:
         context.store.change_job(job.key, JobChange(anchor=handle), at)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import structlog
 
 from dl2d.core.cluster import Snapshot, Task, TaskState, parse_tag, task_tag
-from dl2d.core.jobs import Job, JobKey, JobState
-from dl2d.core.resource_manager import RmJob, RmJobState, RmSnapshot
+from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
+from dl2d.core.resource_manager import FAILURE_CAUSES, RmJob, RmJobState, RmSnapshot
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.tick.apply import start_anchor
 from dl2d.tick.context import Context, Timeouts
@@ -300,15 +300,18 @@ def _job_change(
         unseen = at - max(job.progress.at, float(job.key.submitted)) > timeouts.unseen
         if not job.anchor or not unseen:
             return None
-        return JobChange(state=JobState.LOST, end_reason="the resource manager does not know its anchor any more")
+        reason = "the resource manager does not know its anchor any more"
+        return JobChange(state=JobState.LOST, end_reason=reason, cause=FailureCause.NOT_LISTED)
     if anchor.state.ended:
         how = anchor.reason or str(anchor.state)
         if anchor.state is RmJobState.DONE and job.state is JobState.SUBMITTED:
-            return JobChange(state=JobState.FAILED, end_reason=f"its coordinator ended before it called: {how}")
-        return JobChange(state=_JOB_ENDS[anchor.state], end_reason=f"its coordinator ended: {how}")
+            reason = f"its coordinator ended before it called: {how}"
+            return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.FAILED)
+        reason, cause = f"its coordinator ended: {how}", FAILURE_CAUSES.get(anchor.state)
+        return JobChange(state=_JOB_ENDS[anchor.state], end_reason=reason, cause=cause)
     if failures.attempts >= timeouts.start_failures:
         reason = f"{failures.attempts} attempts in a row to start its tasks failed; the last: {failures.last}"
-        return JobChange(state=JobState.FAILED, end_reason=reason)
+        return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.TASKS_FAILED)
     return JobChange(anchor=anchor.handle) if not job.anchor else None
 
 
@@ -328,7 +331,8 @@ def _task_change(
 
     def to(state: TaskState, note: str | None = None) -> TaskChange:
         handle = found.handle if found is not None else None
-        return TaskChange(job=task.job, task=task.id, state=state, handle=handle, note=note)
+        cause = FAILURE_CAUSES.get(found.state) if found is not None and state is TaskState.FAILED else None
+        return TaskChange(job=task.job, task=task.id, state=state, handle=handle, note=note, cause=cause)
 
     if found is None:
         return _unlisted(task, waited, timeouts, job_ends=job_ends), ""
@@ -350,11 +354,12 @@ def _unlisted(task: Task, waited: float, timeouts: Timeouts, *, job_ends: bool) 
     """The step of a task that the manager does not list."""
     if task.handle:  # it was listed once
         state = TaskState.FAILED if task.state.wanted and not job_ends else TaskState.RELEASED
-        return TaskChange(task.job, task.id, state, note="the resource manager does not know it any more")
+        note = "the resource manager does not know it any more"
+        return TaskChange(task.job, task.id, state, note=note, cause=FailureCause.NOT_LISTED)
     if waited <= timeouts.unseen:
         return None
     state = TaskState.FAILED if task.state.wanted else TaskState.RELEASED
-    return TaskChange(task.job, task.id, state, note="was never started")
+    return TaskChange(task.job, task.id, state, note="was never started", cause=FailureCause.NOT_STARTED)
 
 
 def _why_stop_leaving(

@@ -14,10 +14,21 @@ from typing import Final
 import structlog
 
 from dl2d.core.cluster import Task, TaskState
-from dl2d.core.jobs import HOUR_SECONDS, Allocation, Architecture, Job, JobKey, JobRequest, JobState, Launch, Role
+from dl2d.core.jobs import (
+    HOUR_SECONDS,
+    Allocation,
+    Architecture,
+    FailureCause,
+    Job,
+    JobKey,
+    JobRequest,
+    JobState,
+    Launch,
+    Role,
+)
 from dl2d.core.plan import Start
 from dl2d.core.request import RequestRules
-from dl2d.core.resource_manager import RmJob, RmJobState, RmSnapshot, StaticJob
+from dl2d.core.resource_manager import FAILURE_CAUSES, RmJob, RmJobState, RmSnapshot, StaticJob
 from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.tick.context import Context
@@ -189,12 +200,15 @@ def _change(job: Job, listed: RmJob | None, at: float, unseen: float) -> JobChan
         heard = max(job.progress.at, float(job.key.submitted))
         if at - heard <= unseen:
             return None
-        return JobChange(state=JobState.LOST, end_reason="the resource manager does not list it any more")
+        reason = "the resource manager does not list it any more"
+        return JobChange(state=JobState.LOST, end_reason=reason, cause=FailureCause.NOT_LISTED)
     if listed.submitted and listed.submitted != job.key.submitted:
         # Slurm gives a job another submit time when it requeues it: that is another job to dl2d.
-        return JobChange(state=JobState.LOST, end_reason="was requeued, or its number was given again")
+        reason = "was requeued, or its number was given again"
+        return JobChange(state=JobState.LOST, end_reason=reason, cause=FailureCause.NOT_LISTED)
     if listed.state.ended:
-        return JobChange(state=_ENDS[listed.state], end_reason=listed.reason or str(listed.state))
+        reason, cause = listed.reason or str(listed.state), FAILURE_CAUSES.get(listed.state)
+        return JobChange(state=_ENDS[listed.state], end_reason=reason, cause=cause)
     if not job.unreported:
         return None  # its coordinator says what it does
     state = JobState.RUNNING if listed.state in _HOLDS else JobState.READY

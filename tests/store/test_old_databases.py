@@ -149,7 +149,7 @@ def test_views_have_the_new_names_and_the_old_readers(store: SqlStore) -> None:
         assert connection.execute(query).all() == [
             ("2", "capacity", "resized 3 s ago"), ("3", "capacity", "resized 3 s ago"),
         ]  # fmt: skip
-        assert len(connection.execute(text("SELECT * FROM resize_history")).all()) == 5
+        assert len(connection.execute(text("SELECT * FROM resize_log")).all()) == 5
         if connection.dialect.name == "postgresql":
             granted = text("SELECT count(*) FROM information_schema.role_table_grants WHERE grantee = 'PUBLIC' "
                            "AND table_name = 'decision_history'")  # fmt: skip

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,11 @@ from store.samples import a_job, a_slot, starts
 
 import dl2d
 from dl2d.core.cluster import TaskState
-from dl2d.core.errors import SchemaOutdated, StoreUnavailable
-from dl2d.core.store import TaskChange
+from dl2d.core.decision import Constraint, Reason
+from dl2d.core.errors import SchemaOutdated, StoreError, StoreUnavailable
+from dl2d.core.jobs import FailureCause, JobState
+from dl2d.core.registry import Version
+from dl2d.core.store import JobChange, TaskChange
 from dl2d.store import schema
 from dl2d.store.database import Database, Place
 from dl2d.store.mapping import Base
@@ -170,19 +174,93 @@ def test_odd_folder_names(tmp_path):
 
 
 def test_views_for_people(kept_url):
-    """The queries that the documentation shows."""
     with closing(SqlStore(kept_url)) as store:
         store.add_job(job := a_job(12))
         store.ask_tasks(starts(job), 10.0)
+        store.change_tasks([TaskChange(job.key, "worker-0", TaskState.GRANTED)], 12.0)
         store.change_tasks([TaskChange(job.key, "worker-0", TaskState.CONFIRMED)], 13.5)
-        store.record_slot(slot := a_slot(3, (job,)))
+        slot = a_slot(3, (job,), store.tasks(live=True))
+        store.record_slot(replace(slot, shadow=slot.proposed))
+        cause = FailureCause.NODE_LOST
+        store.change_tasks([TaskChange(job.key, "worker-0", TaskState.FAILED, note="n1 died", cause=cause)], 20.0)
+        failed = JobChange(state=JobState.LOST, end_reason="its node failed", cause=FailureCause.NODE_LOST)
+        store.change_job(job.key, failed, 21.0)
         with store._database.reading("test") as connection:
-            why = connection.execute(
-                text(
-                    "SELECT slot, at, previous_workers, workers, binding_constraint, reason "
-                    "FROM decision_history WHERE job_id = '12'"
-                )
-            ).all()
-            assert why == [(3, slot.at, 1, 2, "capacity", "no gpu left for a third worker of digits-12")]
-            took = text("SELECT avg(confirmed_at - asked_at) FROM resize_history WHERE direction = 'grow'")
-            assert connection.execute(took).scalar_one() == 3.5
+
+            def ask(query: str) -> list[tuple[object, ...]]:
+                return [tuple(row) for row in connection.execute(text(query))]
+
+            assert ask(
+                "SELECT slot, job, previous_workers, workers, binding_constraint, reason, fallback "
+                "FROM decision_history WHERE job_id = '12'"
+            ) == [(3, job.key.slug, 1, 2, "capacity", "no gpu left for a third worker of digits-12", "")]
+            assert ask("SELECT policy, policy_version, workers, given_workers, compared FROM shadow_decisions") == [
+                ("drf", "1", 2, 2, "same")
+            ]
+            assert ask("SELECT direction, granted_seconds, seconds FROM resize_log ORDER BY direction") == [
+                ("grow", 2.0, 3.5), ("shrink", None, 0.0),
+            ]  # fmt: skip
+            assert ask("SELECT resource, capacity, used, held FROM slot_resources ORDER BY resource") == [
+                ("cpu", 8.0, 0.1, 2.0), ("gpu", 2.0, 0.0, 0.5),
+            ]  # fmt: skip
+            assert ask("SELECT what, cause, failures, example FROM failures_by_cause ORDER BY what") == [
+                ("job", "node-lost", 1, "its node failed"), ("task", "node-lost", 1, "n1 died"),
+            ]  # fmt: skip
+            (usage,) = ask("SELECT user_name, account, tasks, task_hours, cpu_hours, gpu_hours FROM user_usage")
+            hours = 8.0 / 3600
+            assert usage == (
+                "ada",
+                "physics",
+                1,
+                pytest.approx(hours),
+                pytest.approx(2 * hours),
+                pytest.approx(hours / 2),
+            )
+            assert ask("SELECT epochs, max_workers, worker_demand FROM jobs") == [
+                (90.0, 16, '{"cpu":2,"gpu":0.5,"memory":4096}')
+            ]
+
+
+def test_a_slot_names_the_version_that_decided_and_why_the_fallback_did(kept_url):
+    with closing(SqlStore(kept_url)) as store:
+        store.add_job(job := a_job(12))
+        version = Version(policy="dl2", digest="c" * 64, folder="/x", origin="test", at=1.0)
+        store.registry.add_version(version)
+        learned, fallback = (a_slot(number, (job,)) for number in (1, 2))
+        decided = replace(learned.decision, policy="dl2", policy_version="c" * 12)
+        store.record_slot(replace(learned, proposed=decided, decision=decided))
+        late = Reason(Constraint.FALLBACK, "policy dl2 failed: it took 9.0 s")
+        entries = tuple(entry.changed_by(entry.allocation, late) for entry in fallback.proposed.jobs)
+        store.record_slot(replace(fallback, proposed=replace(fallback.proposed, jobs=entries)))
+        with store._database.reading("test") as connection:
+            rows = connection.execute(text("SELECT version_number, fallback FROM slots ORDER BY number")).all()
+    assert [tuple(row) for row in rows] == [(1, ""), (None, "policy dl2 failed: it took 9.0 s")]
+
+
+def test_readers_may_read_all_but_secrets(postgres_url):
+    schema.upgrade(postgres_url)
+    SqlStore(postgres_url).close()
+    with closing(Database(Place.parse(postgres_url))) as database:
+        with database.writing("making a role") as connection:
+            connection.execute(text('CREATE ROLE "an analyst"'))
+        try:
+            schema.grant_reading(postgres_url, "an analyst")
+
+            def read(query: str) -> None:
+                with database.writing("reading as another role") as connection:
+                    connection.execute(text('SET LOCAL ROLE "an analyst"'))
+                    connection.execute(text(query))
+
+            read("SELECT * FROM waiting_now")
+            read("SELECT number, request FROM jobs")
+            with pytest.raises(StoreError, match="permission denied"):
+                read("SELECT launch FROM jobs")
+        finally:
+            with database.writing("dropping a role") as connection:
+                connection.execute(text('DROP OWNED BY "an analyst"'))
+                connection.execute(text('DROP ROLE "an analyst"'))
+
+
+def test_an_sqlite_file_has_no_roles(tmp_path):
+    with pytest.raises(StoreError, match="has no roles: give the file to a group that may read it"):
+        schema.grant_reading(f"sqlite:///{tmp_path}/x.sqlite", "analyst")

@@ -218,8 +218,8 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.execute("DROP VIEW resize_history")
-    op.execute("DROP VIEW decision_history")
+    op.execute("DROP VIEW IF EXISTS resize_history")
+    op.execute("DROP VIEW IF EXISTS decision_history")
     op.drop_table("resize_events")
     op.drop_index(op.f("ix_resizes_job_number_began_at"), table_name="resizes")
     op.drop_index(op.f("ix_resizes_began_at"), table_name="resizes")

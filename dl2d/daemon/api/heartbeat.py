@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from dl2d.core.cluster import Task, TaskState
-from dl2d.core.jobs import Job, JobState, Progress
+from dl2d.core.jobs import FailureCause, Job, JobState, Progress
 from dl2d.core.store import JobChange, RuntimePlan, TaskChange, TaskReport
 
 # Bounds of what one report may hold.
@@ -178,6 +178,7 @@ def receive(job: Job, tasks: tuple[Task, ...], beat: Heartbeat, at: float) -> Re
         address=beat.address if beat.address != job.address else None,
         end_reason=_end_reason(beat, state) if state.ended else None,
         digest=beat.result.digest if beat.result is not None else None,
+        cause=FailureCause.TRAINING_FAILED if state is JobState.FAILED else None,
     )
     active = [member for member in beat.members if member.state == "active"]
     workers = sum(member.role == "worker" for member in active)

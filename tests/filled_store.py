@@ -1,0 +1,228 @@
+"""A store with days of recorded jobs: rows of every table, written in bulk, which takes seconds for a month."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import insert
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Constraint, Decision
+from dl2d.core.jobs import JobRequest, JobState, Launch
+from dl2d.core.mode import Mode
+from dl2d.core.plan import Outcome, Plan
+from dl2d.core.registry import VersionState
+from dl2d.core.resources import Resources
+from dl2d.store.database import Database, Place
+from dl2d.store.jobs import JobRow, ProgressRow
+from dl2d.store.mapping import Base, table_of
+from dl2d.store.modes import ModeChangeRow
+from dl2d.store.policy_versions import PolicyChangeRow, PolicyVersionRow
+from dl2d.store.slots import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
+from dl2d.store.speeds import SpeedRow
+from dl2d.store.tasks import ResizeEventRow, ResizeRow, RuntimePlanRow, TaskReportRow, TaskRow
+
+SLOT_SECONDS = 1200.0
+_MODELS = ("resnet-50", "vgg-16", "bert", "gpt-2")
+_USERS = (("ada", "physics"), ("grace", "physics"), ("alan", "maths"), ("emmy", "maths"), ("kurt", "logic"))
+_WORKER, _PS = Resources.of(cpu=4, gpu=1, memory=16384), Resources.of(cpu=2, memory=4096)
+_CONSTRAINTS = (Constraint.SATISFIED, Constraint.CAPACITY, Constraint.QUEUE, Constraint.COOLDOWN)
+
+
+def fill(url: str, *, days: int, jobs_per_day: int, now: float, seed: int = 1) -> None:
+    """Fill a migrated, empty database with ``days`` days that end at ``now``."""
+    rng = random.Random(seed)
+    begin = now - days * 86_400
+    slots = int(days * 86_400 / SLOT_SECONDS)
+    rows: dict[type[Base], list[dict[str, Any]]] = {
+        PolicyVersionRow: [_version(number, begin) for number in (1, 2)],
+        PolicyChangeRow: [_policy_change(number, begin) for number in (1, 2)],
+        ModeChangeRow: [_mode(1, begin, "", Mode.SHADOW), _mode(2, begin + days * 43_200, "shadow", Mode.LIVE)],
+        SpeedRow: [_speed(model, workers, begin) for model in _MODELS for workers in (1, 2, 4, 8)],
+    }
+    for model in (SlotRow, JobRow, DecisionRow, ShadowAllocationRow, SlotResourceRow, TaskRow, ResizeRow,
+                  ResizeEventRow, ProgressRow, TaskReportRow, RuntimePlanRow):  # fmt: skip
+        rows[model] = []
+    for number in range(1, slots + 1):
+        at = begin + number * SLOT_SECONDS
+        shadow = number <= slots // 2
+        rows[SlotRow].append(_slot(number, at, shadow=shadow, fallback=number % 97 == 0))
+        for resource, capacity in (("cpu", 512.0), ("gpu", 128.0), ("memory", 4194304.0)):
+            used = rng.uniform(0.4, 1.0) * capacity
+            rows[SlotResourceRow].append(
+                {"slot": number, "resource": resource, "capacity": capacity, "used": used, "held": 0.9 * used}
+            )
+    for number in range(1, days * jobs_per_day + 1):
+        _add_job(rows, rng, number, begin + 86_400 * number / jobs_per_day, begin, slots, now)
+    database = Database(Place.parse(url))
+    with database.writing("filling") as connection:
+        for model, values in rows.items():
+            for batch in _batches(values):
+                connection.execute(insert(table_of(model)), batch)
+    database.close()
+
+
+def _batches(values: list[dict[str, Any]]) -> Iterable[list[dict[str, Any]]]:
+    return (values[start : start + 5000] for start in range(0, len(values), 5000))
+
+
+def _add_job(
+    rows: dict[type[Base], list[dict[str, Any]]], rng: random.Random, number: int, submitted: float, begin: float,
+    slots: int, now: float,
+) -> None:  # fmt: skip
+    waited, trained = rng.expovariate(1 / 1800), rng.expovariate(1 / 9000) + 300
+    started, ended = submitted + waited, submitted + waited + trained
+    workers, ps = rng.choice((1, 2, 4)), rng.choice((1, 2))
+    state = JobState.FAILED if number % 40 == 0 else JobState.FINISHED
+    if ended > now:
+        state = JobState.RUNNING if started < now else JobState.READY
+    done = 1.0 if ended <= now else max(now - started, 0) / trained
+    rows[JobRow].append(_job(number, submitted, started if started < now else None, ended if ended <= now else None,
+                             state, 20.0 * done, workers, ps, rng))  # fmt: skip
+    first = max(1, int((submitted - begin) / SLOT_SECONDS) + 1)
+    last = min(slots, int((min(ended, now) - begin) / SLOT_SECONDS))
+    previous = (0, 0)
+    for slot in range(first, last + 1):
+        size = (workers, ps) if begin + slot * SLOT_SECONDS >= started else (0, 0)
+        rows[DecisionRow].append(_decision(slot, number, size, previous, rng))
+        if slot <= slots // 2:
+            other = (max(size[0] + rng.choice((-1, 0, 0, 1)), 0), size[1])
+            rows[ShadowAllocationRow].append(
+                {"slot": slot, "job_number": number, "workers": other[0], "ps": other[1], "guard": "",
+                 "binding_constraint": rng.choice(_CONSTRAINTS), "reason": "the next worker saves 31 s"}
+            )  # fmt: skip
+        previous = size
+    if started >= now:
+        return
+    over = ended <= now
+    for role, many, demand in (("worker", workers, _WORKER), ("ps", ps, _PS)):
+        for ordinal in range(many):
+            failed = over and state is JobState.FAILED
+            _add_task(rows, number, role, ordinal, demand, started, ended if over else None, failed=failed)
+    for point in range(1, 6):
+        at = started + (min(ended, now) - started) * point / 5
+        rows[ProgressRow].append(_reported(4 * point * done, workers, ps) | {"job_number": number, "at": at})
+    rows[RuntimePlanRow].append(
+        {"job_number": number, "number": 1, "at": started, "first_version": 1, "workers": workers, "servers": ps,
+         "added": (), "removed": (), "moved_bytes": 2**20, "prepare_ms": 3.0, "move_ms": 9.0,
+         "suspension_p50_ms": 0.1, "suspension_max_ms": rng.uniform(0, 9)}
+    )  # fmt: skip
+
+
+def _add_task(
+    rows: dict[type[Base], list[dict[str, Any]]], number: int, role: str, ordinal: int, demand: Resources,
+    started: float, ended: float | None, *, failed: bool,
+) -> None:  # fmt: skip
+    name, node = f"{role}-{ordinal}", f"n{(number + ordinal) % 32}"
+    joining = role == "worker" and ordinal == 1 and ended is None
+    state = "joined" if joining else "confirmed" if ended is None else "failed" if failed else "released"
+    rows[TaskRow].append(
+        {"job_number": number, "id": name, "role": role, "ordinal": ordinal, "node": node, "demand": demand,
+         "state": state, "handle": f"{number}.{ordinal}", "asked_at": started - 9, "granted_at": started - 5,
+         "ended_at": ended, "since": started if ended is None else ended, "cause": "failed" if failed else "",
+         "note": "FAILED (NonZeroExitCode), exit status 1" if failed else ""}
+    )  # fmt: skip
+    rows[TaskReportRow].append(
+        {"job_number": number, "task": name, "at": started + 60, "gpus": 1, "gpu_percent": 80.0, "step_ms": 120.0,
+         "cause": "out-of-memory" if failed else "", "how": "killed by signal 9" if failed else "",
+         "slowdown": 2.5 if ended is None else None, "slowdown_reason": "node is busy" if ended is None else ""}
+    )  # fmt: skip
+    events = [("grow", "asked", started - 9), ("grow", "granted", started - 5), ("grow", "joined", started - 2)]
+    if not joining:
+        events.append(("grow", "confirmed", started))
+    if ended is not None:
+        events += [("shrink", "draining", ended - 2), ("shrink", state, ended)]
+    for direction in dict.fromkeys(direction for direction, *_ in events):
+        rows[ResizeRow].append(
+            {"job_number": number, "task": name, "direction": direction, "role": role, "node": node,
+             "began_at": next(at for way, _, at in events if way == direction),
+             "granted_at": started - 5 if direction == "grow" else None,
+             "ended_at": (None if joining else started) if direction == "grow" else ended}
+        )  # fmt: skip
+    for step, (direction, entered, at) in enumerate(events):
+        rows[ResizeEventRow].append(
+            {"job_number": number, "task": name, "direction": direction, "state": entered, "step": step, "at": at,
+             "note": ""}
+        )  # fmt: skip
+
+
+def _job(
+    number: int, submitted: float, started: float | None, ended: float | None, state: JobState, epoch: float,
+    workers: int, ps: int, rng: random.Random,
+) -> dict[str, Any]:  # fmt: skip
+    user, account = rng.choice(_USERS)
+    model = rng.choice(_MODELS)
+    request = JobRequest(
+        name=f"train-{number}", model=model, epochs=20.0, samples_per_epoch=50_000.0, steps_per_epoch=None, batch=256,
+        worker=_WORKER, ps=_PS,
+    )  # fmt: skip
+    failed = state is JobState.FAILED
+    return _reported(epoch, workers, ps) | {
+        "number": number, "slug": f"main.{number}.{int(submitted)}", "cluster": "main", "id": str(number),
+        "submitted": int(submitted), "name": request.name, "model": model, "user_name": user, "uid": 1000, "gid": 1000,
+        "account": account, "partition": "gpu", "qos": "normal", "state": state, "anchor": str(number), "address": "",
+        "started_at": started, "ended_at": ended, "end_reason": "worker-0 failed" if failed else "",
+        "end_cause": "training-failed" if failed else "", "digest": "", "progress_at": ended or submitted,
+        "series_at": ended, "static": number % 3 == 0, "epochs": 20.0, "max_workers": 16, "max_ps": 16,
+        "worker_demand": _WORKER, "ps_demand": _PS, "request": request, "launch": Launch(("python", "train.py"), "/"),
+    }  # fmt: skip
+
+
+def _reported(epoch: float, workers: int, ps: int) -> dict[str, Any]:
+    return {
+        "version": int(epoch * 195), "total_versions": 3900, "epoch": epoch, "loss": 2.0 / (1 + epoch),
+        "steps_per_second": 4.0, "samples_per_second": 1024.0, "workers": workers, "ps": ps,
+    }  # fmt: skip
+
+
+def _decision(
+    slot: int, number: int, size: tuple[int, int], previous: tuple[int, int], rng: random.Random
+) -> dict[str, Any]:
+    return {
+        "slot": slot, "job_number": number, "workers": size[0], "ps": size[1], "previous_workers": previous[0],
+        "previous_ps": previous[1], "binding_constraint": rng.choice(_CONSTRAINTS),
+        "reason": "no gpu left for the next worker", "guard": "", "detail": None,
+    }  # fmt: skip
+
+
+def _slot(number: int, at: float, *, shadow: bool, fallback: bool) -> dict[str, Any]:
+    nothing = Snapshot(at=at, slot=number, nodes=(), jobs=(), tasks=())
+    policy, version = ("observed", "Slurm 22.05") if shadow else ("dl2", "a" * 12)
+    return {
+        "number": number, "at": at, "policy": policy, "policy_version": version,
+        "version_number": None if shadow else 1, "fallback": "policy dl2 failed: it is late" if fallback else "",
+        "shadow_policy": "dl2" if shadow else None, "shadow_policy_version": "a" * 12 if shadow else None,
+        "measure": "", "inputs_hash": "0" * 64, "seed": "1", "seconds": 0.1, "changed": 1, "started": 2, "draining": 1,
+        "failures": 0, "snapshot": nothing, "decision": Decision(policy, version, ()), "proposed": None,
+        "shadow": None, "plan": Plan(), "outcome": Outcome(),
+    }  # fmt: skip
+
+
+def _version(number: int, at: float) -> dict[str, Any]:
+    return {
+        "number": number, "policy": "dl2", "digest": "ab"[number - 1] * 64, "parent": "", "folder": "/policies",
+        "origin": "twin", "at": at, "data_from": None, "data_to": None, "jobs": 100, "metrics": {},
+        "state": VersionState.LIVE if number == 1 else VersionState.RETIRED,
+    }  # fmt: skip
+
+
+def _policy_change(number: int, at: float) -> dict[str, Any]:
+    return {
+        "number": number, "version": number, "at": at, "before": VersionState.CANDIDATE, "after": VersionState.LIVE,
+        "by": "gate", "reason": "passed", "replaced": None, "rollback": False,
+    }  # fmt: skip
+
+
+def _mode(number: int, at: float, before: str, after: Mode) -> dict[str, Any]:
+    return {"number": number, "at": at, "before": before, "after": after, "by": "pid 7 on head", "reason": "reload"}
+
+
+def _speed(model: str, workers: int, at: float) -> dict[str, Any]:
+    return {
+        "model": model, "architecture": "ps", "consistency": "sync", "workers": workers, "ps": workers,
+        "samples_per_second": 100.0 * workers**0.8, "measurements": 16, "jobs": 3, "at": at, "since": at,
+        "previous_speed": 0.0, "job": "main.1.1", "other_samples_per_second": None, "other_measurements": 0,
+        "other_jobs": 0, "other_since": 0.0, "other_job": "",
+    }  # fmt: skip

@@ -1,0 +1,104 @@
+"""Views and the questions of the SQL cookbook, on a store with some recorded days."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filled_store import fill
+from migrated import sqlite_store
+from sqlalchemy import Connection, inspect, text
+
+from dl2d.store.database import Database, Place
+from dl2d.store.mapping import Base
+from dl2d.store.views import views
+
+_PAGE = Path(__file__).parents[2] / "docs" / "sql-cookbook.md"
+QUESTIONS = re.findall(r"\*\*(\d+)\. (.*?)\*\*.*?```sql\n(.*?)```", _PAGE.read_text(encoding="utf-8"), re.DOTALL)
+_NOW = time.time()
+
+
+@pytest.fixture(scope="module", params=["file", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    if request.param == "postgresql":
+        url = request.getfixturevalue("postgres").emptied()
+    else:
+        url = sqlite_store(tmp_path_factory.mktemp("filled") / "dl2d.sqlite")
+    fill(url, days=2, jobs_per_day=60, now=_NOW)
+    database = Database(Place.parse(url))
+    with database.reading("asking") as connection:
+        yield connection
+    database.close()
+
+
+def test_there_are_twenty_questions_and_more() -> None:
+    assert [int(number) for number, *_ in QUESTIONS] == list(range(1, len(QUESTIONS) + 1))
+    assert len(QUESTIONS) >= 20
+
+
+@pytest.mark.parametrize(("number", "query"), [(int(number), query) for number, _, query in QUESTIONS])
+def test_each_question_has_an_answer(filled: Connection, number: int, query: str) -> None:
+    if number == 3:
+        day = time.strftime("%Y-%m-%d", time.gmtime(_NOW - 2 * 86_400))
+        query = query.replace("2026-11-20 03:00", f"{day} 00:00").replace("2026-11-20 04:00", "2999-01-01 00:00")
+    if number == 4:  # no job of this store shrinks while it trains
+        assert filled.execute(text(query)).all() == []
+        return
+    rows = filled.execute(text(query)).all()
+    assert rows, f"question {number} has no answer in a store where it should have one"
+    assert all(any(value is not None for value in row) for row in rows)
+
+
+def _one(connection: Connection, query: str) -> Any:
+    return connection.execute(text(query)).scalar_one()
+
+
+def test_views_count_each_row_once(filled: Connection) -> None:
+    for view, table in (
+        ("decision_history", "decisions"),
+        ("shadow_decisions", "shadow_allocations"),
+        ("job_completion", "jobs"),
+        ("resize_log", "resizes"),
+    ):
+        assert _one(filled, f"SELECT count(*) FROM {view}") == _one(filled, f"SELECT count(*) FROM {table}")
+    assert _one(filled, "SELECT sum(slots) FROM utilization_hourly WHERE resource = 'gpu'") == _one(
+        filled, "SELECT count(*) FROM slots"
+    )
+    assert _one(filled, "SELECT sum(tasks) FROM user_usage") == _one(
+        filled, "SELECT count(*) FROM tasks WHERE granted_at IS NOT NULL"
+    )
+
+
+def test_usage_is_what_tasks_held(filled: Connection) -> None:
+    ended = "FROM tasks WHERE role = 'worker' AND ended_at IS NOT NULL"
+    hours = _one(filled, f"SELECT sum(ended_at - granted_at) / 3600 {ended}")
+    running = _one(filled, "SELECT count(*) FROM tasks WHERE role = 'worker' AND ended_at IS NULL")
+    used = _one(filled, "SELECT sum(gpu_hours) FROM user_usage")
+    assert hours < used < hours + running * 48.0
+
+
+def test_shadow_says_how_it_differs(filled: Connection) -> None:
+    rows = filled.execute(
+        text("SELECT compared, workers + ps - given_workers - given_ps AS more FROM shadow_decisions")
+    ).all()
+    assert {compared for compared, _ in rows} == {"same", "more", "less"}
+    assert all({"same": more == 0, "more": more > 0, "less": more < 0}[compared] for compared, more in rows)
+
+
+def test_every_table_view_and_column_is_described(filled: Connection) -> None:
+    found = inspect(filled)
+    for table in Base.metadata.sorted_tables:
+        assert table.comment
+        assert [column.name for column in table.c if not column.comment] == []
+    for view in views():
+        columns = {column["name"] for column in found.get_columns(view.name)}
+        assert view.comment
+        assert {name: view.columns.get(name, "") for name in columns if not view.columns.get(name)} == {}
+        assert columns == view.columns.keys()
+    if filled.dialect.name == "postgresql":
+        assert found.get_table_comment("jobs")["text"] == "A job, and the last report of its coordinator."
+        assert all(column["comment"] for column in found.get_columns("waiting_now"))
