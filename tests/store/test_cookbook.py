@@ -13,8 +13,11 @@ from filled_store import fill
 from migrated import sqlite_store
 from sqlalchemy import Connection, inspect, text
 
+from dl2d.core.errors import RequestError
+from dl2d.store import schema
 from dl2d.store.database import Database, Place
 from dl2d.store.mapping import Base
+from dl2d.store.query import ask
 from dl2d.store.views import views
 
 _PAGE = Path(__file__).parents[2] / "docs" / "sql-cookbook.md"
@@ -102,3 +105,14 @@ def test_every_table_view_and_column_is_described(filled: Connection) -> None:
     if filled.dialect.name == "postgresql":
         assert found.get_table_comment("jobs")["text"] == "A job, and the last report of its coordinator."
         assert all(column["comment"] for column in found.get_columns("waiting_now"))
+
+
+@pytest.mark.postgres
+def test_a_query_changes_nothing_on_postgresql(postgres_url: str) -> None:
+    schema.upgrade(postgres_url)
+    place = Place.parse(postgres_url)
+    for query in ("DELETE FROM jobs", "COMMIT; CREATE TABLE x (y integer)"):
+        with pytest.raises(RequestError, match="read-only transaction"):
+            ask(place, query)
+    headings, rows = ask(place, "SELECT job_id, submitted_at, days_ago FROM job_completion WHERE name LIKE '%a%'")
+    assert (headings, rows) == (["job_id", "submitted_at", "days_ago"], [])

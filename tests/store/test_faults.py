@@ -216,7 +216,7 @@ def test_a_damaged_slot(store, damage, said):
 def test_a_table_that_is_gone(empty_url):
     schema.upgrade(empty_url)
     with closing(SqlStore(empty_url)) as store:
-        _execute(store, "DROP VIEW resize_history", "DROP TABLE resize_events")
+        _execute(store, "DROP VIEW resize_log", "DROP TABLE resize_events")
         with pytest.raises(SchemaOutdated, match="dl2d db upgrade"):
             store.resizes()
 

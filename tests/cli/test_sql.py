@@ -1,0 +1,79 @@
+"""``dl2d sql`` and ``dl2d shadow`` on a store with recorded days."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+import pytest
+from cli.conftest import Dl2d, write_config
+from filled_store import fill
+from migrated import sqlite_store
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    url = sqlite_store(tmp_path / "recorded.sqlite")
+    fill(url, days=2, jobs_per_day=30, now=time.time())
+    return write_config(tmp_path, store={"url": url})
+
+
+def test_a_query_prints_a_table_or_json(dl2d: Dl2d, config: Path) -> None:
+    query = "SELECT resource, capacity, NULL AS missing FROM slot_resources WHERE slot = 1 ORDER BY resource"
+    ran = dl2d("sql", "-c", config, query)
+    assert ran.out.splitlines() == [
+        "resource  capacity  missing", "cpu            512", "gpu            128", "memory     4194304",
+    ]  # fmt: skip
+    assert dl2d("sql", "-c", config, "--json", query).json[0] == {"resource": "cpu", "capacity": 512.0, "missing": None}
+
+
+def test_a_query_from_standard_input(dl2d: Dl2d, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("SELECT count(*) AS jobs FROM jobs"))
+    assert dl2d("sql", "-c", config, "--json").json == [{"jobs": 60}]
+
+
+@pytest.mark.parametrize(
+    ("query", "problem"),
+    [
+        ("SELCT 1", 'near "SELCT": syntax error'),
+        ("DELETE FROM jobs", "attempt to write a readonly database"),
+        ("SELECT 1; DROP TABLE jobs", "You can only execute one statement at a time"),
+        ("PRAGMA query_only = OFF", "returns no rows: write a SELECT statement"),
+    ],
+)
+def test_what_is_no_query_is_wrong_usage_and_changes_nothing(
+    dl2d: Dl2d, config: Path, query: str, problem: str
+) -> None:
+    ran = dl2d("sql", "-c", config, query)
+    assert ran.status == 2
+    assert ran.err.startswith(f"dl2d: QUERY: {problem}")
+    assert dl2d("sql", "-c", config, "--json", "SELECT count(*) AS jobs FROM jobs").json == [{"jobs": 60}]
+
+
+def test_a_database_that_is_missing(dl2d: Dl2d, tmp_path: Path) -> None:
+    config = write_config(tmp_path, store={"url": f"sqlite:///{tmp_path}/none.sqlite"})
+    ran = dl2d("sql", "-c", config, "SELECT 1")
+    assert (ran.status, ran.out) == (1, "")
+    assert "there is no database at" in ran.err
+    assert "`dl2d db upgrade` creates it" in ran.err
+
+
+def test_shadow_counts_agreement_and_lists_the_jobs_that_differ_most(dl2d: Dl2d, config: Path) -> None:
+    found = dl2d("shadow", "-c", config, "--json", "-n", "3").json
+    (counts,) = found["policies"]
+    assert (counts["policy"], counts["policy_version"]) == ("dl2", "a" * 12)
+    assert counts["same"] + counts["more"] + counts["less"] + counts["other"] == counts["decisions"]
+    assert min(counts["same"], counts["more"], counts["less"]) > 0
+    different = [job["different"] for job in found["jobs"]]
+    assert len(different) == 3
+    assert different == sorted(different, reverse=True)
+    ran = dl2d("shadow", "-c", config)
+    first = ran.out.splitlines()[0]
+    assert first.startswith(f"dl2 {'a' * 12}: of {counts['decisions']} decisions on {counts['jobs']} jobs, the same in")
+    assert f"more in {counts['more']}, less in {counts['less']}" in first
+
+
+def test_shadow_before_anything_was_recorded(dl2d: Dl2d, tmp_path: Path) -> None:
+    config = write_config(tmp_path, store={"url": sqlite_store(tmp_path / "empty.sqlite")})
+    assert dl2d("shadow", "-c", config).out == "no decision was recorded in mode shadow in the last 7 days\n"
