@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dl2d.core.cluster import Task, TaskState, task_tag
-from dl2d.core.jobs import Job, JobKey, JobState, Progress, Role
+from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Progress, Role
 from dl2d.core.resource_manager import RmJob, RmJobState, RmSnapshot
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange
@@ -24,7 +24,7 @@ from dl2d.tick.task_specs import ANCHOR
 KEY = JobKey("here", "1", 1000)
 NOW = 10_000.0
 TIMEOUTS = Timeouts(unseen=15, start=600, drain=60, end=10, silent=60, start_failures=3)
-T, R, J = TaskState, RmJobState, JobState
+T, R, J, F = TaskState, RmJobState, JobState, FailureCause
 
 
 def a_job(state: JobState = J.RUNNING, *, anchor: str = "a", called: float = NOW, ended: float | None = None) -> Job:
@@ -132,15 +132,17 @@ def test_who_was_not_told_to_leave_is_not_late(since: float, told: float | None,
         (a_job(J.SUBMITTED, anchor=""), R.RUNNING, JobChange(anchor="a")),
         (a_job(J.SUBMITTED), R.PENDING, None),
         (a_job(J.SUBMITTED), R.DONE,
-         JobChange(state=J.FAILED, end_reason="its coordinator ended before it called: why")),
+         JobChange(state=J.FAILED, end_reason="its coordinator ended before it called: why", cause=F.FAILED)),
         (a_job(), R.RUNNING, None),
         (a_job(), R.DONE, JobChange(state=J.FINISHED, end_reason="its coordinator ended: why")),
-        (a_job(), R.FAILED, JobChange(state=J.FAILED, end_reason="its coordinator ended: why")),
-        (a_job(), R.CANCELLED, JobChange(state=J.CANCELLED, end_reason="its coordinator ended: why")),
-        (a_job(), R.LOST, JobChange(state=J.LOST, end_reason="its coordinator ended: why")),
+        (a_job(), R.FAILED, JobChange(state=J.FAILED, end_reason="its coordinator ended: why", cause=F.FAILED)),
+        (a_job(), R.CANCELLED,
+         JobChange(state=J.CANCELLED, end_reason="its coordinator ended: why", cause=F.CANCELLED)),
+        (a_job(), R.LOST, JobChange(state=J.LOST, end_reason="its coordinator ended: why", cause=F.NODE_LOST)),
         (a_job(called=NOW - 14), None, None),
         (a_job(called=NOW - 16), None,
-         JobChange(state=J.LOST, end_reason="the resource manager does not know its anchor any more")),
+         JobChange(state=J.LOST, end_reason="the resource manager does not know its anchor any more",
+                   cause=F.NOT_LISTED)),
     ],
 )  # fmt: skip
 def test_a_job_by_its_anchor(job: Job, anchor: RmJobState | None, want: JobChange | None) -> None:
