@@ -94,13 +94,6 @@ def test_held_counts_what_is_wanted_of_each_role() -> None:
     assert snapshot([one, two], tasks).held() == {one.key: Allocation(4, 1), two.key: Allocation(0, 0)}
 
 
-def test_floors() -> None:
-    one, two = make_job(1), make_job(2)
-    seen = snapshot([one, two], [], floors=((two.key, Allocation(2, 1)),))
-    assert seen.floor_of(two.key) == Allocation(2, 1)
-    assert seen.floor_of(one.key) == Allocation(0, 0)
-
-
 def test_submit_order_is_by_time_then_by_number_then_by_cluster() -> None:
     wanted = [
         JobKey("z", "99", 1),
