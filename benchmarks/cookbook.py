@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import tempfile
 import time
@@ -22,10 +21,9 @@ from sqlalchemy import text
 from dl2d.store import schema
 from dl2d.store.database import Database, Place
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-from filled_store import fill  # noqa: E402 - tests are not installed
-from postgres_server import PostgresMissing, PostgresServer  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from filled_store import cookbook, fill
+from postgres_server import PostgresMissing, PostgresServer
 
 BUDGET_MS = 200
 
@@ -51,20 +49,18 @@ def databases() -> Iterator[dict[str, str]]:
 
 def measured(url: str) -> dict[str, float]:
     """Milliseconds by question."""
-    page = (ROOT / "docs" / "sql-cookbook.md").read_text(encoding="utf-8")
-    questions = re.findall(r"\*\*(\d+\. .*?)\*\*.*?```sql\n(.*?)```", page, re.DOTALL)
     found = {}
     with closing(Database(Place.parse(url))) as database:
         with database.writing("analysing") as connection:
             connection.exec_driver_sql("ANALYZE")
-        for question, query in questions:
+        for number, title, query in cookbook():
             times = []
             for _ in range(3):
                 with database.reading("asking") as connection:
                     begin = time.perf_counter()
                     connection.execute(text(query)).all()
                     times.append(1000 * (time.perf_counter() - begin))
-            found[question] = round(min(times), 1)
+            found[f"{number}. {title}"] = round(min(times), 1)
     return found
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import insert
@@ -25,10 +27,18 @@ from dl2d.store.speeds import SpeedRow
 from dl2d.store.tasks import ResizeEventRow, ResizeRow, RuntimePlanRow, TaskReportRow, TaskRow
 
 SLOT_SECONDS = 1200.0
+_COOKBOOK = Path(__file__).parents[1] / "docs" / "sql-cookbook.md"
 _MODELS = ("resnet-50", "vgg-16", "bert", "gpt-2")
 _USERS = (("ada", "physics"), ("grace", "physics"), ("alan", "maths"), ("emmy", "maths"), ("kurt", "logic"))
 _WORKER, _PS = Resources.of(cpu=4, gpu=1, memory=16384), Resources.of(cpu=2, memory=4096)
 _CONSTRAINTS = (Constraint.SATISFIED, Constraint.CAPACITY, Constraint.QUEUE, Constraint.COOLDOWN)
+
+
+def cookbook() -> list[tuple[int, str, str]]:
+    """Number, title and query of each question of the SQL cookbook."""
+    page = _COOKBOOK.read_text(encoding="utf-8")
+    found = re.findall(r"\*\*(\d+)\. (.*?)\*\*.*?```sql\n(.*?)```", page, re.DOTALL)
+    return [(int(number), title, query) for number, title, query in found]
 
 
 def fill(url: str, *, days: int, jobs_per_day: int, now: float, seed: int = 1) -> None:

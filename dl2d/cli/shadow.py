@@ -10,7 +10,7 @@ from dl2d.cli.options import ConfigOption, JsonOption
 from dl2d.cli.output import print_json, print_tables, table
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.store.database import Place
-from dl2d.store.query import shadow_counts, shadow_jobs
+from dl2d.store.query import shadow_comparison
 
 
 def shadow(
@@ -20,9 +20,7 @@ def shadow(
     config: ConfigOption = DEFAULT_PATH,
 ) -> None:
     """Compare what dl2d would have decided in mode shadow with what the site's scheduler gave each job."""
-    place = Place.parse(load_settings(config).store_url)
-    counts = shadow_counts(place, days)
-    jobs = shadow_jobs(place, days, limit)
+    counts, jobs = shadow_comparison(Place.parse(load_settings(config).store_url), days, limit)
     if as_json:
         print_json({"days": days, "policies": counts, "jobs": jobs})
         return

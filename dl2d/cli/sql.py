@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import decimal
 import os
 import shutil
 import sys
@@ -64,13 +63,11 @@ def _open_shell(place: Place) -> None:
 def _shown(value: object) -> str:
     if value is None:
         return ""
-    return f"{float(value):.10g}" if isinstance(value, float | decimal.Decimal) else str(value)
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
 def _plain(value: object) -> object:
     """A value that JSON has."""
-    if isinstance(value, decimal.Decimal):
-        return float(value)
     if isinstance(value, dt.date | dt.datetime):
         return value.isoformat()
     return value.hex() if isinstance(value, bytes) else value

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import msgspec
 
 from dl2d.core.cluster import Node
-from dl2d.core.jobs import FailureCause, JobKey, Launch, Owner, Role
+from dl2d.core.jobs import FailureCause, JobKey, JobState, Launch, Owner, Role
 from dl2d.core.resources import Resources
 
 
@@ -39,6 +39,13 @@ class RmJobState(enum.StrEnum):
         return self in (RmJobState.DONE, RmJobState.FAILED, RmJobState.CANCELLED, RmJobState.LOST)
 
 
+#: What a state in which a job's own process ended makes of the job.
+JOB_ENDS: Final = {
+    RmJobState.DONE: JobState.FINISHED,
+    RmJobState.FAILED: JobState.FAILED,
+    RmJobState.CANCELLED: JobState.CANCELLED,
+    RmJobState.LOST: JobState.LOST,
+}
 #: What a state in which something ended says of its cause.
 FAILURE_CAUSES: Final = {
     RmJobState.FAILED: FailureCause.FAILED,

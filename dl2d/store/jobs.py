@@ -80,7 +80,7 @@ class JobRow(_Reported, Base):
     __table_args__ = (Index(None, "state"), Index(None, "submitted"), Index(None, "id"), Index(None, "name"))
 
     number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="dl2d's own number of the job")
-    slug: Mapped[str] = mapped_column(unique=True, comment="cluster.id.submitted")
+    slug: Mapped[str] = mapped_column(unique=True, comment="cluster.id.submitted, unique")
     cluster: Mapped[str] = mapped_column(comment="name of the cluster")
     id: Mapped[str] = mapped_column(comment="the resource manager's id; used again by some managers")
     submitted: Mapped[int] = mapped_column(comment="when it was submitted, whole seconds since 1970")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from dl2d.core.errors import RequestError, SchemaOutdated
 from dl2d.store import schema
 from dl2d.store.database import Database, Place
+
+Rows = list[tuple[Any, ...]]
 
 _COUNTS = """
 SELECT policy, policy_version, count(*) AS decisions, count(DISTINCT job) AS jobs,
@@ -29,7 +34,7 @@ ORDER BY different DESC, job LIMIT {limit:d}
 """
 
 
-def ask(place: Place, query: str) -> tuple[list[str], Sequence[Sequence[Any]]]:
+def ask(place: Place, query: str) -> tuple[list[str], Rows]:
     """Column names and rows of a query's answer. Nothing can be changed.
 
     Raises
@@ -39,6 +44,24 @@ def ask(place: Place, query: str) -> tuple[list[str], Sequence[Sequence[Any]]]:
     SchemaOutdated
         There is no database, or it has another schema than this code.
     """
+    with _read_only(place) as connection:
+        return _answer(connection, query)
+
+
+def shadow_comparison(place: Place, days: float, limit: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Decisions of the last days in mode shadow, compared with what the site's scheduler gave.
+
+    First by policy and version: how many gave a job the same, more or less. Then at most ``limit`` jobs for which most
+    of them differ, with mean sizes. Raises ``SchemaOutdated`` as ``ask`` does.
+    """
+    with _read_only(place) as connection:
+        answers = [_answer(connection, query.format(days=days, limit=limit)) for query in (_COUNTS, _JOBS)]
+    counts, jobs = ([dict(zip(headings, row, strict=True)) for row in rows] for headings, rows in answers)
+    return counts, jobs
+
+
+@contextlib.contextmanager
+def _read_only(place: Place) -> Iterator[Connection]:
     if place.is_missing():
         raise SchemaOutdated(f"there is no database at {place}; `dl2d db upgrade` creates it")
     database = Database(place)
@@ -49,42 +72,24 @@ def ask(place: Place, query: str) -> tuple[list[str], Sequence[Sequence[Any]]]:
             read_only = "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"
             connection.exec_driver_sql(read_only if place.is_postgresql else "PRAGMA query_only = ON")
             connection.commit()
-            try:
-                found = connection.exec_driver_sql(query.replace("%", "%%") if place.is_postgresql else query)
-            except SQLAlchemyError as error:
-                words = " ".join(str(getattr(error, "orig", None) or error).split())
-                raise RequestError("QUERY", words) from error
-            if not found.returns_rows:
-                raise RequestError("QUERY", "returns no rows: write a SELECT statement")
-            return list(found.keys()), found.all()
+            yield connection
     finally:
         database.close()
 
 
-def shadow_counts(place: Place, days: float) -> list[dict[str, Any]]:
-    """Decisions of the last days in mode shadow by policy and version, and how many gave a job the same, more or less.
-
-    Raises ``SchemaOutdated`` as ``ask`` does.
-    """
-    return _records(place, _COUNTS.format(days=days))
-
-
-def shadow_jobs(place: Place, days: float, limit: int) -> list[dict[str, Any]]:
-    """Jobs for which most of these decisions differ from what the site's scheduler gave, with mean sizes.
-
-    Raises ``SchemaOutdated`` as ``ask`` does.
-    """
-    return _records(place, _JOBS.format(days=days, limit=limit))
-
-
-def _records(place: Place, query: str) -> list[dict[str, Any]]:
-    headings, rows = ask(place, query)
-    return [dict(zip(headings, (_number(value) for value in row), strict=True)) for row in rows]
-
-
-def _number(value: Any) -> Any:
-    """PostgreSQL's means and sums are decimals."""
-    return value if value is None or isinstance(value, str | int | float) else float(value)
+def _answer(connection: Connection, query: str) -> tuple[list[str], Rows]:
+    """Column names and rows; PostgreSQL's means and sums, which are decimals, as floats."""
+    try:
+        # psycopg takes a per cent sign for the beginning of a parameter.
+        postgresql = connection.dialect.name == "postgresql"
+        found = connection.exec_driver_sql(query.replace("%", "%%") if postgresql else query)
+    except SQLAlchemyError as error:
+        words = " ".join(str(getattr(error, "orig", None) or error).split())
+        raise RequestError("QUERY", words) from error
+    if not found.returns_rows:
+        raise RequestError("QUERY", "returns no rows: write a SELECT statement")
+    rows = [tuple(float(value) if isinstance(value, Decimal) else value for value in row) for row in found]
+    return list(found.keys()), rows
 
 
 def shell_environment(place: Place) -> dict[str, str]:

@@ -87,11 +87,8 @@ class SlotRow(Base):
     outcome: Mapped[Outcome] = mapped_column(CompressedJson(Outcome), comment="outcome of the plan, JSON")
 
 
-class DecisionRow(Base):
-    """What was decided for one job in one slot, and why."""
-
-    __tablename__ = "decisions"
-    __table_args__ = (Index(None, "job_number", "slot"),)
+class _Decided:
+    """Columns of a decision on one job in one slot."""
 
     slot: Mapped[int] = mapped_column(
         ForeignKey("slots.number"), primary_key=True, autoincrement=False, comment="slots.number"
@@ -101,35 +98,29 @@ class DecisionRow(Base):
     )
     workers: Mapped[int] = mapped_column(comment="workers decided on")
     ps: Mapped[int] = mapped_column(comment="parameter servers decided on")
-    previous_workers: Mapped[int] = mapped_column(comment="workers that the job had")
-    previous_ps: Mapped[int] = mapped_column(comment="parameter servers that the job had")
-    binding_constraint: Mapped[Constraint] = mapped_column(Choice(Constraint), comment="the binding constraint")
+    binding_constraint: Mapped[Constraint] = mapped_column(Choice(Constraint), comment="what kept the job from more")
     reason: Mapped[str] = mapped_column(FreeText(), comment="why, in words")
     guard: Mapped[str] = mapped_column(FreeText(), comment="what the guard changed, in words; empty for nothing")
+
+
+class DecisionRow(_Decided, Base):
+    """What was decided for one job in one slot, and why."""
+
+    __tablename__ = "decisions"
+    __table_args__ = (Index(None, "job_number", "slot"),)
+
+    previous_workers: Mapped[int] = mapped_column(comment="workers that the job had")
+    previous_ps: Mapped[int] = mapped_column(comment="parameter servers that the job had")
     detail: Mapped[DecisionDetail | None] = mapped_column(
         Json(DecisionDetail), comment="shortfalls, alternatives and the guard's reasons, JSON"
     )
 
 
-class ShadowAllocationRow(Base):
+class ShadowAllocationRow(_Decided, Base):
     """What dl2d would have given one job in one slot in mode shadow, and why."""
 
     __tablename__ = "shadow_allocations"
     __table_args__ = (Index(None, "job_number", "slot"),)
-
-    slot: Mapped[int] = mapped_column(
-        ForeignKey("slots.number"), primary_key=True, autoincrement=False, comment="slots.number"
-    )
-    job_number: Mapped[int] = mapped_column(
-        ForeignKey("jobs.number"), primary_key=True, autoincrement=False, comment="jobs.number"
-    )
-    workers: Mapped[int] = mapped_column(comment="workers that it would have given")
-    ps: Mapped[int] = mapped_column(comment="parameter servers that it would have given")
-    binding_constraint: Mapped[Constraint] = mapped_column(
-        Choice(Constraint), comment="what would have kept the job from more"
-    )
-    reason: Mapped[str] = mapped_column(FreeText(), comment="why, in words")
-    guard: Mapped[str] = mapped_column(FreeText(), comment="what the guard changed, in words; empty for nothing")
 
 
 class SlotResourceRow(Base):
@@ -170,7 +161,7 @@ def record_slot(connection: Connection, slot: Slot) -> None:
     shadow = slot.shadow.jobs if slot.shadow is not None else ()
     rows = {
         DecisionRow: [_decision_values(slot.number, numbers[each.job], each) for each in slot.decision.jobs],
-        ShadowAllocationRow: [_shadow_values(slot.number, numbers[each.job], each) for each in shadow],
+        ShadowAllocationRow: [_decided_values(slot.number, numbers[each.job], each) for each in shadow],
         SlotResourceRow: [{"slot": slot.number, **use} for use in resource_use(slot.snapshot)],
     }
     for model, of_model in rows.items():
@@ -216,7 +207,7 @@ def _check_scores(slot: Slot) -> None:
                 )
 
 
-def _shadow_values(slot: int, job_number: int, decided: JobDecision) -> Values:
+def _decided_values(slot: int, job_number: int, decided: JobDecision) -> Values:
     return {
         "slot": slot,
         "job_number": job_number,
@@ -231,15 +222,9 @@ def _shadow_values(slot: int, job_number: int, decided: JobDecision) -> Values:
 def _decision_values(slot: int, job_number: int, decided: JobDecision) -> Values:
     detail = DecisionDetail(decided.reason.shortfalls, decided.alternatives, decided.guarded)
     return {
-        "slot": slot,
-        "job_number": job_number,
-        "workers": decided.allocation.workers,
-        "ps": decided.allocation.ps,
+        **_decided_values(slot, job_number, decided),
         "previous_workers": decided.previous.workers,
         "previous_ps": decided.previous.ps,
-        "binding_constraint": decided.reason.constraint,
-        "reason": decided.reason.text,
-        "guard": "; ".join(reason.text for reason in decided.guarded),
         "detail": None if detail == _NO_DETAIL else detail,
     }
 

@@ -339,10 +339,9 @@ def _keep_steps(connection: Connection, steps: Sequence[_Step]) -> None:
 
 def _reached(step: _Step) -> Iterable[str]:
     """Columns of ``resizes`` that have the time of this step."""
-    state = step.task.state
-    if step.direction == GROW and TaskState.GRANTED.rank <= state.rank <= TaskState.CONFIRMED.rank:
+    if _runs(step.task):
         yield "granted_at"
-    if state is TaskState.CONFIRMED or state.ended:
+    if step.task.state is TaskState.CONFIRMED or step.task.state.ended:
         yield "ended_at"
 
 

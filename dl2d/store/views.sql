@@ -18,8 +18,6 @@ JOIN slots ON slots.number = decisions.slot;
 
 COMMENT ON VIEW decision_history IS 'What was decided for each job in each scheduling interval, and why.';
 COMMENT ON COLUMN decision_history.days_ago IS 'days from the decision until now';
-COMMENT ON COLUMN decision_history.job IS 'cluster.id.submitted, unique';
-COMMENT ON COLUMN decision_history.guard IS 'what the guard changed and why; empty if nothing';
 
 CREATE VIEW shadow_decisions AS
 SELECT slots.number AS slot, {time slots.at} AS at, ({now} - slots.at) / 86400 AS days_ago,
@@ -39,7 +37,6 @@ JOIN slots ON slots.number = shadow_allocations.slot;
 
 COMMENT ON VIEW shadow_decisions IS 'What dl2d would have given each job in mode shadow, beside what the site''s scheduler gave it.';
 COMMENT ON COLUMN shadow_decisions.days_ago IS 'days from the decision until now';
-COMMENT ON COLUMN shadow_decisions.job IS 'cluster.id.submitted, unique';
 COMMENT ON COLUMN shadow_decisions.policy IS 'policy that dl2d asked';
 COMMENT ON COLUMN shadow_decisions.policy_version IS 'its version';
 COMMENT ON COLUMN shadow_decisions.given_workers IS 'workers that the job had';
@@ -60,7 +57,6 @@ SELECT jobs.slug AS job, jobs.cluster, jobs.id AS job_id, jobs.name, jobs.user_n
 FROM jobs;
 
 COMMENT ON VIEW job_completion IS 'How long each job waited and trained, and how it ended.';
-COMMENT ON COLUMN job_completion.job IS 'cluster.id.submitted, unique';
 COMMENT ON COLUMN job_completion.days_ago IS 'days from its submission until now';
 COMMENT ON COLUMN job_completion.waiting_seconds IS 'from its submission until it trained first, or until now';
 COMMENT ON COLUMN job_completion.training_seconds IS 'from when it trained first until it ended, or until now; NULL if it never trained';
@@ -97,7 +93,6 @@ FROM resizes
 JOIN jobs ON jobs.number = resizes.job_number;
 
 COMMENT ON VIEW resize_log IS 'One row for each task that came or went, with the time of each state; NULL if it was not seen.';
-COMMENT ON COLUMN resize_log.job IS 'cluster.id.submitted, unique';
 COMMENT ON COLUMN resize_log.at IS 'when the resize began';
 COMMENT ON COLUMN resize_log.days_ago IS 'days from its beginning until now';
 COMMENT ON COLUMN resize_log.asked_at IS 'recorded, then submitted to the resource manager';
@@ -186,7 +181,6 @@ LEFT JOIN decisions ON decisions.job_number = jobs.number
 WHERE jobs.state IN ('submitted', 'ready');
 
 COMMENT ON VIEW waiting_now IS 'Jobs that do not train yet, each with the last decision on it.';
-COMMENT ON COLUMN waiting_now.job IS 'cluster.id.submitted, unique';
 COMMENT ON COLUMN waiting_now.waiting_seconds IS 'seconds since its submission';
 COMMENT ON COLUMN waiting_now.slot IS 'scheduling interval of that decision; NULL if there is none';
 COMMENT ON COLUMN waiting_now.workers IS 'workers decided on, which have not joined yet';

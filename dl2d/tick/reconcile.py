@@ -14,7 +14,7 @@ import structlog
 
 from dl2d.core.cluster import Snapshot, Task, TaskState, parse_tag, task_tag
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
-from dl2d.core.resource_manager import FAILURE_CAUSES, RmJob, RmJobState, RmSnapshot
+from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmJob, RmJobState, RmSnapshot
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.tick.apply import start_anchor
 from dl2d.tick.context import Context, Timeouts
@@ -28,13 +28,6 @@ log = structlog.get_logger()
 #: Newest jobs among which ended ones are looked for that left an anchor or tasks running.
 _RECENT_JOBS = 200
 _NO_FAILURES = StartFailures()
-#: What the end of its anchor makes of a job.
-_JOB_ENDS = {
-    RmJobState.DONE: JobState.FINISHED,
-    RmJobState.FAILED: JobState.FAILED,
-    RmJobState.CANCELLED: JobState.CANCELLED,
-    RmJobState.LOST: JobState.LOST,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +301,7 @@ def _job_change(
             reason = f"its coordinator ended before it called: {how}"
             return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.FAILED)
         reason, cause = f"its coordinator ended: {how}", FAILURE_CAUSES.get(anchor.state)
-        return JobChange(state=_JOB_ENDS[anchor.state], end_reason=reason, cause=cause)
+        return JobChange(state=JOB_ENDS[anchor.state], end_reason=reason, cause=cause)
     if failures.attempts >= timeouts.start_failures:
         reason = f"{failures.attempts} attempts in a row to start its tasks failed; the last: {failures.last}"
         return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.TASKS_FAILED)

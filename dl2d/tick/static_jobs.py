@@ -28,7 +28,7 @@ from dl2d.core.jobs import (
 )
 from dl2d.core.plan import Start
 from dl2d.core.request import RequestRules
-from dl2d.core.resource_manager import FAILURE_CAUSES, RmJob, RmJobState, RmSnapshot, StaticJob
+from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmJob, RmJobState, RmSnapshot, StaticJob
 from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.tick.context import Context
@@ -36,12 +36,6 @@ from dl2d.tick.observe import LiveJobs, Observed, live_jobs
 
 log = structlog.get_logger()
 
-_ENDS: Final = {
-    RmJobState.DONE: JobState.FINISHED,
-    RmJobState.FAILED: JobState.FAILED,
-    RmJobState.CANCELLED: JobState.CANCELLED,
-    RmJobState.LOST: JobState.LOST,
-}
 _HOLDS: Final = frozenset({RmJobState.RUNNING, RmJobState.ENDING})
 _NO_LAUNCH: Final = Launch((), "")
 
@@ -208,7 +202,7 @@ def _change(job: Job, listed: RmJob | None, at: float, unseen: float) -> JobChan
         return JobChange(state=JobState.LOST, end_reason=reason, cause=FailureCause.NOT_LISTED)
     if listed.state.ended:
         reason, cause = listed.reason or str(listed.state), FAILURE_CAUSES.get(listed.state)
-        return JobChange(state=_ENDS[listed.state], end_reason=reason, cause=cause)
+        return JobChange(state=JOB_ENDS[listed.state], end_reason=reason, cause=cause)
     if not job.unreported:
         return None  # its coordinator says what it does
     state = JobState.RUNNING if listed.state in _HOLDS else JobState.READY

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from filled_store import fill
+from filled_store import cookbook, fill
 from migrated import sqlite_store
 from sqlalchemy import Connection, inspect, text
 
@@ -20,8 +18,7 @@ from dl2d.store.mapping import Base
 from dl2d.store.query import ask
 from dl2d.store.views import views
 
-_PAGE = Path(__file__).parents[2] / "docs" / "sql-cookbook.md"
-QUESTIONS = re.findall(r"\*\*(\d+)\. (.*?)\*\*.*?```sql\n(.*?)```", _PAGE.read_text(encoding="utf-8"), re.DOTALL)
+QUESTIONS = cookbook()
 _NOW = time.time()
 
 
@@ -39,11 +36,11 @@ def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_there_are_twenty_questions_and_more() -> None:
-    assert [int(number) for number, *_ in QUESTIONS] == list(range(1, len(QUESTIONS) + 1))
+    assert [number for number, *_ in QUESTIONS] == list(range(1, len(QUESTIONS) + 1))
     assert len(QUESTIONS) >= 20
 
 
-@pytest.mark.parametrize(("number", "query"), [(int(number), query) for number, _, query in QUESTIONS])
+@pytest.mark.parametrize(("number", "query"), [(number, query) for number, _, query in QUESTIONS])
 def test_each_question_has_an_answer(filled: Connection, number: int, query: str) -> None:
     if number == 3:
         day = time.strftime("%Y-%m-%d", time.gmtime(_NOW - 2 * 86_400))
