@@ -37,6 +37,7 @@ from dl2d.learning.twin import DAY_SECONDS, Speeds, costs_of, days_of, resampled
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.format import describe_workload, read_workload, to_request
 from dl2d.store.sql import SqlStore
+from dl2d.testing import make_request
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.observations import by_kind
 
@@ -45,11 +46,7 @@ SLOT = 1200.0
 
 
 def a_request(**changes: Any) -> JobRequest:
-    base = JobRequest(
-        name="j", model="resnet-50", epochs=10.0, samples_per_epoch=100.0, steps_per_epoch=None, batch=32,
-        worker=Resources.of(cpu=2, gpu=1), ps=Resources.of(cpu=1), max_workers=4, max_ps=4,
-    )  # fmt: skip
-    return replace(base, **changes)
+    return make_request(**{"name": "j", "samples_per_epoch": 100.0, **changes})
 
 
 def a_job(number: int, at: float, *, epoch: float = 10.0, state: JobState = JobState.FINISHED, **fields: Any) -> Job:
