@@ -20,8 +20,8 @@ from dl2d.cli.extras import missing_extra
 from dl2d.core.errors import ConfigError, Dl2dError, PluginError, RequestError, WorkloadError
 
 _JOBS, _ADMIN, _RESEARCH = "Jobs", "Administration", "Research"
-#: By command: its module in ``dl2d.cli``, the function or ``typer.Typer`` in there, and its panel and line of the help.
-#: The line stands here, so that ``dl2d --help`` need not import what half of the commands need: numpy, SQL, HTTP.
+#: By command: its module in ``dl2d.cli``, the function or ``typer.Typer`` in there, and its heading and line of
+#: the help. The line stands here, so that ``dl2d --help`` need not import numpy, SQL or HTTP for the commands.
 COMMANDS: Final = MappingProxyType(
     {
         "submit": ("submit", "submit", _JOBS, "Submit a job to the daemon, or with sbatch on a Slurm cluster."),
@@ -58,8 +58,14 @@ class _Commands(TyperGroup):
         del ctx
         if cmd_name not in COMMANDS:
             return None
-        *_, panel, summary = COMMANDS[cmd_name]
-        return TyperCommand(cmd_name, help=summary, rich_help_panel=panel)
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][-1])
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Commands under the heading of who needs them."""
+        del ctx
+        for heading in (_JOBS, _ADMIN, _RESEARCH):
+            with formatter.section(heading):
+                formatter.write_dl([(name, line) for name, (*_, under, line) in COMMANDS.items() if under == heading])
 
     def resolve_command(
         self, ctx: Any, args: list[str]
@@ -74,7 +80,7 @@ def load(name: str) -> TyperCommand | TyperGroup:
     """Import a command."""
     module, attribute, *_ = COMMANDS[name]
     found = getattr(import_module(f"dl2d.cli.{module}"), attribute)
-    holder = typer.Typer()
+    holder = typer.Typer(rich_markup_mode=None)
     holder.callback()(lambda: None)  # a group even of one command
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=name)
@@ -91,8 +97,9 @@ app = typer.Typer(
     name="dl2d",
     cls=_Commands,
     no_args_is_help=True,
+    rich_markup_mode=None,  # plain text: importing rich would take two thirds of the time of `dl2d --help`
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["--help", "-h"]},
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
     help="Sizes elastic deep-learning jobs on a cluster and resizes them while they train.",
 )
 

@@ -41,7 +41,7 @@ def policy() -> None:
 
 @app.command("list")
 def list_policies(as_json: JsonOption = False, config: ConfigOption = DEFAULT_PATH) -> None:
-    """List the installed policies and placements, the ones in use, and the versions of learned policies."""
+    """List policies, placements and the versions of learned policies."""
     settings = load_settings(config)
     found = _found(settings)
     versions: tuple[Version, ...] = ()
@@ -87,10 +87,11 @@ def promote(
     as_json: JsonOption = False,
     config: ConfigOption = DEFAULT_PATH,
 ) -> None:
-    """Use a version of the configured policy from the next interval on, if it passes the gate.
+    """Make a version of the configured policy live if it passes the gate.
 
-    A checkpoint is registered first. A version passes the gate if it starts jobs on an idle cluster like this site's
-    and jobs of recorded days end sooner with it than with the present version; an earlier passed trial counts.
+    It decides from the next interval on. A checkpoint is registered first. A version passes the gate if it starts jobs
+    on an idle cluster like this site's, and jobs of recorded days end sooner with it than with the present version. An
+    earlier passed trial counts.
     """
     if force and not reason.strip():
         raise typer.BadParameter("--force needs --reason: it is recorded with the promotion")
@@ -165,7 +166,7 @@ def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> N
 
 @app.command()
 def rollback(reason: _ReasonOption = "", as_json: JsonOption = False, config: ConfigOption = DEFAULT_PATH) -> None:
-    """Use the version again that the live one replaced, from the next interval on."""
+    """Make the version live again that the present one replaced."""
     settings = load_settings(config)
     name = _learned(settings)
     with reading(settings) as store:

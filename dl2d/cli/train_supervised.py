@@ -56,7 +56,7 @@ def supervised(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of checkpoint and report.")] = Path("dl2-out"),
     as_json: JsonOption = False,
 ) -> None:
-    """Teach a network of the paper's design to decide as a scheduler does that is there already.
+    """Train the paper's network to decide as the present scheduler does.
 
     The checkpoint is for policy dl2-original, and for dl2d train --design original --start to go on from.
     """
