@@ -79,6 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
+def become_server(environ: Mapping[str, str]) -> None:
+    """Run as server or coordinator, and exit, if MXNet's launcher has started this process as such."""
+    if is_launched(environ) and environ["DMLC_ROLE"] != "worker":
+        sys.exit(main([]))
+
+
 def _environment(options: argparse.Namespace) -> dict[str, str]:
     """Return this process's environment with what the options say."""
     chosen = {VARIABLE: options.encrypt, "DL2_BALANCE": options.balance, "DL2_QUIET": "1" if options.quiet else ""}

@@ -7,7 +7,6 @@ secret, so DL2_TOKEN must be set for all of its processes besides.
 from __future__ import annotations
 
 import socket
-import sys
 import uuid
 from collections.abc import Callable, Mapping
 
@@ -86,15 +85,6 @@ def task_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def launched_listener(environ: Mapping[str, str]) -> socket.socket:
     """Listen at the address of the launcher's scheduler."""
     return listen(need(environ, "DMLC_PS_ROOT_URI"), _number(environ, "DMLC_PS_ROOT_PORT", 65535))
-
-
-def become_server(environ: Mapping[str, str]) -> None:
-    """Run as server or coordinator, and exit, if the launcher has started this process as its server or scheduler."""
-    if not is_launched(environ) or environ["DMLC_ROLE"] == "worker":
-        return
-    from pslite.launch import dl2_run  # noqa: PLC0415  (it imports this module)
-
-    sys.exit(dl2_run.main([]))
 
 
 def _number(environ: Mapping[str, str], name: str, most: int) -> int:
