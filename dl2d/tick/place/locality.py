@@ -58,6 +58,11 @@ class TargetNodes:
         if self._expected is not None and node in self._expected:
             self._expected[node] = self._expected[node].minus(demand)
 
+    def gave_back(self, node: str, demand: Resources) -> None:
+        """A task that was placed, with or without these targets, is not started after all."""
+        if self._expected is not None and node in self._expected:
+            self._expected[node] += demand
+
     def expected(self, packing: Packing, tasks: Iterable[Task]) -> dict[str, Resources]:
         """What will be free on each node when all that leaves has left, less what was placed through these targets."""
         if self._expected is None:

@@ -27,7 +27,8 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
     Tasks that stay keep their node. Of those that leave, the ones go first whose room somebody waits for, then those
     that have not begun, then the newest. A task may be moved to let a larger one in (see ``make_room``). A job
     that has nothing starts with its least size as a whole or not at all, so that jobs do not block one another with
-    halves; in which steps it was decided does not matter.
+    halves; in which steps it was decided does not matter, nor that its tasks have no room in the order of the steps
+    where they have it with the larger ones first.
     What has no room now is deferred; room that draining tasks still hold counts as taken. Nothing of a ``silent`` job
     is moved: its coordinator would not let the old task go.
 
@@ -248,35 +249,54 @@ class _Starting:
 
     def start(self, key: JobKey, steps: Sequence[Step]) -> None:
         """Start tasks of some steps as far as there is room; all or none where they are the job's first."""
+        placed, missing = self._place(key, steps) if key in self._begun else self._place_first(key, steps)
+        self.starts += placed
+        for role, why in missing:
+            count, first = self._waiting.get((key, role), (0, why))
+            self._waiting[key, role] = (count + 1, first)
+
+    def _place_first(self, key: JobKey, steps: Sequence[Step]) -> tuple[list[Start], list[tuple[Role, Blocked]]]:
+        """Place the first tasks of a job, all or none: as they were decided, or else the larger ones first.
+
+        A small task that comes first may take the only room that a larger one has.
+        """
+        request = self._requests[key]
+        orders = [steps]
+        if key not in self._waits_whole and not self._targets.names(key):
+            larger = Role.PS if request.worker.fits_in(request.ps) else Role.WORKER
+            orders.append([tuple(sorted(chain(*steps), key=lambda role: role is not larger))])
+        for order in orders:
+            placed, missing = self._place(key, order)
+            if not missing and _reaches([start.role for start in placed], request.least):
+                self._begun.add(key)
+                return placed, []
+            for start in placed:
+                self._packing.remove(start.node, start.demand)
+                self._targets.gave_back(start.node, start.demand)
+        self.held_back += [(key, start.role) for start in placed]
+        if not missing:
+            return [], []
+        # What it waits for is room for the role that has none.
+        why = self._waits_whole.setdefault(key, missing[0][1])
+        return [], [(role, why) for role in chain(*steps) if role is why.role]
+
+    def _place(self, key: JobKey, steps: Sequence[Step]) -> tuple[list[Start], list[tuple[Role, Blocked]]]:
+        """Place tasks one after the other; returns those that have room, and what the others wait for."""
         request = self._requests[key]
         placed: list[Start] = []
-        blocked: Blocked | None = self._waits_whole.get(key)
         missing: list[tuple[Role, Blocked]] = []
         for unit in chain.from_iterable(self._units(key, step) for step in steps):
             demand = request.demand(unit[0]) if len(unit) == 1 else self._packing.bundle(request)
-            before = blocked or (self._waiting[key, unit[0]][1] if (key, unit[0]) in self._waiting else None)
+            before = self._waits_whole.get(key)
+            if before is None and (key, unit[0]) in self._waiting:
+                before = self._waiting[key, unit[0]][1]
             node = before or self._find((key, unit[0]), demand)
             for role in unit:
                 if isinstance(node, Blocked):
                     missing.append((role, node))
                 else:
                     placed.append(Start(key, role, node, request.demand(role)))
-        if key not in self._begun and (missing or not _reaches([start.role for start in placed], request.least)):
-            # It starts with its least size as a whole or not at all.
-            for start in placed:
-                self._packing.remove(start.node, start.demand)
-                self.held_back.append((key, start.role))
-            placed = []
-            if missing:
-                # What it waits for is room for the role that has none.
-                why = self._waits_whole.setdefault(key, missing[0][1])
-                missing = [(role, why) for role in chain(*steps) if role is why.role]
-        elif placed:
-            self._begun.add(key)
-        self.starts += placed
-        for role, why in missing:
-            count, first = self._waiting.get((key, role), (0, why))
-            self._waiting[key, role] = (count + 1, first)
+        return placed, missing
 
     def deferred(self) -> list[Deferred]:
         """What waits, and for what."""

@@ -121,6 +121,23 @@ def test_a_job_starts_with_its_least_size_where_the_steps_that_lead_there_have_n
     assert [(item.role, item.count) for item in plan.deferred] == [(W, 2)]
 
 
+@pytest.mark.parametrize("placement", [LoadBalance(), BestFit(), Optimus()], ids=lambda one: one.name)
+@pytest.mark.parametrize("small", ["ps", "worker"])
+def test_a_small_task_that_was_decided_first_does_not_take_the_only_room_of_a_large_one(placement, small) -> None:
+    """Both placements by load put the small task on the large node, best fit on the one that is nearly full."""
+    large = "worker" if small == "ps" else "ps"
+    job = a_job(1, **{small: Resources.of(cpu=1), large: Resources.of(cpu=8)})
+    used = Node("n1", Resources.of(cpu=8), Resources.of(cpu=7))
+    for nodes in (
+        [Node("n0", Resources.of(cpu=8)), used],
+        [Node("n0", Resources.of(cpu=9), Resources.of(cpu=1)), used],
+    ):
+        for steps in ([PS, WORKER], [WORKER, PS], [BUNDLE]):
+            plan = plan_for(a_snapshot([job], nodes), {1: (1, 1)}, placement, steps=[(1, step) for step in steps])
+            assert {str(role): node for _, role, node in where(plan)} == {small: "n1", large: "n0"}
+            assert plan.deferred == ()
+
+
 def test_what_one_job_could_not_use_whole_is_there_for_the_next() -> None:
     jobs = [a_job(1, min_workers=3), a_job(2)]
     plan = plan_for(a_snapshot(jobs, cluster(1, cpu=8, gpu=2)), {1: (3, 1), 2: (2, 1)})
