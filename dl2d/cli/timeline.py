@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from dl2d.cli.demo_jobs import Played
 from dl2d.core.errors import Dl2dError
-
-if TYPE_CHECKING:
-    from dl2d.cli.demo import Played
 
 _COLOURS: Final = ("#3b6fd4", "#e08a1e", "#2f9e63")
 _INK, _FAINT, _PALE = "#1d2430", "#6b7484", "#e4e8ee"

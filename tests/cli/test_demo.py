@@ -17,7 +17,7 @@ import psutil
 import pytest
 from cli.conftest import Dl2d
 
-from dl2d.cli.demo import FAST, FULL
+from dl2d.cli.demo_jobs import FAST, FULL
 from dl2d.core.request import RequestRules, parse_request
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -17,13 +17,11 @@ from dl2d.core.policy import Evidence
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.simulation.outages import Outages
-from dl2d.simulation.replay import Rules
+from dl2d.simulation.realism_effects import communication, loss_curve
+from dl2d.simulation.replay import Rules, SlotProgress
 from dl2d.simulation.rule_presets import PresetName, preset
-from dl2d.simulation.seeded_random import SeededRandom
-from dl2d.simulation.slot_progress import SlotProgress
-from dl2d.simulation.speeds.effects import communication, loss_curve
 from dl2d.simulation.speeds.models import parse_speed
-from dl2d.simulation.speeds.realism import REALISTIC, Realism
+from dl2d.simulation.speeds.realism import REALISTIC, Realism, SeededRandom
 from dl2d.simulation.workload.format import CapacityChange, read_workload, write_workload
 
 TWO = {"max_workers": 2, "max_ps": 2}
