@@ -153,8 +153,14 @@ class ServerLease:
             _log.info("store.lease_taken_again", store=str(self._place))
 
     def release(self) -> None:
-        """Give the lock back by ending its connection."""
+        """Give the lock back and end its connection."""
         with self._one:
+            if self._connection is not None:
+                # The server notices later that a connection has ended; this is done when it returns.
+                try:
+                    self._connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": self._KEY})
+                except SQLAlchemyError as error:
+                    _log.warning("store.lease_unlock_failed", store=str(self._place), error=type(error).__name__)
             self._discard()
 
     def _alive(self, connection: Connection) -> bool:
