@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from alembic import command
-from sqlalchemy import MetaData, create_engine, insert, text
+from sqlalchemy import MetaData, Table, create_engine, insert, text
 from store.samples import a_job, a_slot, starts
 
 from dl2d.core.cluster import TaskState
@@ -116,6 +116,27 @@ def test_slots(store: SqlStore) -> None:
     newest = store.decisions(a_job(2).key)[0]
     assert (newest.slot, newest.decided) == (3, slots[2].decision.jobs[0])
     assert [summary.changed for summary in store.slots()] == [2, 0, 2]
+
+
+def test_who_decided(old_url: str) -> None:
+    """Slots say by which version and why by the fallback, as far as their policy and decision tell."""
+    guard = '[{"constraint":"fallback","text":"policy dl2 failed: no answer"}]'
+    late = f'{{"policy":"drf","policy_version":"1","jobs":[{{"guarded":{guard}}}]}}'.encode()
+    database = Database(Place.parse(old_url))
+    with database.writing("making older slots") as connection:
+        slots = Table("slots", MetaData(), autoload_with=connection)
+        like = dict(connection.execute(slots.select().where(slots.c.number == 1)).one()._mapping)
+        for number, changes in (
+            (4, {"policy": "dl2", "policy_version": "a" * 12}),
+            (5, {"policy": "dl2", "policy_version": "c" * 12}),  # a version that is not known
+            (6, {"proposed": late}),
+        ):
+            connection.execute(insert(slots), like | {"number": number} | changes)
+    database.close()
+    schema.upgrade(old_url)
+    with closing(SqlStore(old_url)) as store, store._database.reading("test") as connection:
+        found = connection.execute(text("SELECT version_number, fallback FROM slots ORDER BY number")).all()
+    assert found == [(None, "")] * 3 + [(1, ""), (None, ""), (None, "policy dl2 failed: no answer")]
 
 
 def test_modes_and_policies(store: SqlStore) -> None:

@@ -132,11 +132,21 @@ def _demand(resources: Any) -> str:
 
 
 def _fill_slots() -> None:
-    """Use of resources from snapshots, and rows of what dl2d would have done in mode shadow."""
+    """Use of resources from snapshots, what decided, and rows of what dl2d would have done in mode shadow."""
     connection = op.get_bind()
+    # Decisions name a version by the first digits of its digest.
+    op.execute(
+        """
+        UPDATE slots SET version_number = (
+            SELECT max(v.number) FROM policy_versions AS v WHERE v.policy = slots.policy
+            AND substr(v.digest, 1, length(slots.policy_version)) = slots.policy_version)
+        WHERE policy_version <> ''
+        """
+    )
     jobs = sa.table("jobs", sa.column("number"), sa.column("slug"))
     numbers = {slug: number for number, slug in connection.execute(sa.select(jobs.c.number, jobs.c.slug))}
-    slots = sa.table("slots", *(sa.column(name) for name in ("number", "snapshot", "shadow", *_COLUMNS["slots"])))
+    stored = ("number", "snapshot", "decision", "proposed", "shadow")
+    slots = sa.table("slots", *(sa.column(name) for name in (*stored, *_COLUMNS["slots"])))
     resources = sa.table(
         "slot_resources", *(sa.column(name) for name in ("slot", "resource", "capacity", "used", "held"))
     )
@@ -144,7 +154,7 @@ def _fill_slots() -> None:
     allocations = sa.table("shadow_allocations", *(sa.column(name) for name in columns))
     last = 0
     while True:
-        query = sa.select(slots.c.number, slots.c.snapshot, slots.c.shadow).where(slots.c.number > last)
+        query = sa.select(*(slots.c[name] for name in stored)).where(slots.c.number > last)
         rows = connection.execute(query.order_by(slots.c.number).limit(_BATCH)).all()
         if not rows:
             break
@@ -153,17 +163,26 @@ def _fill_slots() -> None:
         if use:
             connection.execute(sa.insert(resources), use)
         for row in rows:
-            if row.shadow is None:
-                continue
-            shadow = _decoded(row.shadow)
-            named = {"shadow_policy": shadow["policy"], "shadow_policy_version": shadow["policy_version"]}
-            connection.execute(sa.update(slots).where(slots.c.number == row.number).values(named))
-            if found := list(_shadow(row.number, shadow, numbers)):
-                connection.execute(sa.insert(allocations), found)
+            values = {}
+            if why := _why_fallback(_decoded(row.proposed or row.decision)):
+                values["fallback"] = why
+            if row.shadow is not None:
+                shadow = _decoded(row.shadow)
+                values |= {"shadow_policy": shadow["policy"], "shadow_policy_version": shadow["policy_version"]}
+                if found := list(_shadow(row.number, shadow, numbers)):
+                    connection.execute(sa.insert(allocations), found)
+            if values:
+                connection.execute(sa.update(slots).where(slots.c.number == row.number).values(values))
 
 
 def _decoded(stored: bytes) -> Any:
     return msgspec.json.decode(stored if stored[:1] in {b"{", b"["} else zlib.decompress(stored))
+
+
+def _why_fallback(decision: Any) -> str:
+    """Why the fallback decided, from the reasons of the first job; "" where it did not, or no job was there."""
+    guarded = (reason for entry in decision["jobs"][:1] for reason in entry.get("guarded", ()))
+    return next((reason["text"] for reason in guarded if reason["constraint"] == "fallback"), "")
 
 
 def _use(slot: int, snapshot: Any) -> Iterator[dict[str, Any]]:
