@@ -167,7 +167,9 @@ def _environment(value: object, where: str) -> dict[str, str]:
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
             raise RequestError(f"env.{name}", "is not a valid name of an environment variable", where=where)
         if name.startswith("DL2_"):
-            raise RequestError(f"env.{name}", "is reserved: dl2d sets the variables that begin with DL2_", where=where)
+            raise RequestError(
+                f"env.{name}", "is reserved: variables that begin with DL2_ are set by dl2d", where=where
+            )
         if not isinstance(content, str | int | float) or isinstance(content, bool):
             raise RequestError(f"env.{name}", f"expected text (quote it in YAML), got {content!r}", where=where)
         given[name] = str(content)
@@ -184,6 +186,6 @@ def _directive(key: str, value: object, where: str) -> str:
         text = str(value)
     if any(sign in text for sign in "\"'\r\n\0"):
         raise RequestError(
-            key, f"{text!r} contains a quote or a line break, which a #DL2 line cannot hold", where=where
+            key, f"{text!r} contains a quote or a line break, which is not allowed in a #DL2 line", where=where
         )
     return f'"{text}"' if re.search(r"\s", text) else text

@@ -150,7 +150,7 @@ def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> N
     try:
         days = trials.recorded_days(settings, store, now=time.time(), seed=settings.learning.seed)
     except WorkloadError as error:
-        raise GateRefused(f"{what} cannot be compared with what decides now: {error.problem}") from None
+        raise GateRefused(f"{what} cannot be compared with the live policy version: {error.problem}") from None
     candidate = trials.Side(version.digest, trials.policy_of(settings, checkpoint))
     with progress_bars() as display:
         bar = display.add_task("comparing", total=None, note="")

@@ -133,7 +133,7 @@ def _recorded(config: Path | None, url: str | None, most: int, policy: str | Non
         opened.close()
     if not found:
         whose = "" if policy is None else f" in which {policy} decided"
-        raise RequestError("--from-store", f"the store has no slots{whose}")
+        raise RequestError("--from-store", f"the store has no recorded slots{whose}")
     times = sorted(slot.at for slot in found)
     between = [later - earlier for earlier, later in itertools.pairwise(times) if later > earlier]
     return [Recording(slot.snapshot, slot.decision, placement) for slot in found], statistics.median(between or [60.0])

@@ -113,7 +113,7 @@ def _training_settings(
             tuple(from_arrays(parent.weights, parent.settings["kinds"])),
         )  # fmt: skip
     except (KeyError, ValueError, TypeError, IndexError) as error:
-        raise CheckpointError(f"checkpoint of {NAME}: lacks, or has no fit, {error}") from error
+        raise CheckpointError(f"checkpoint of {NAME}: missing or unsuitable entry {error}") from error
 
 
 def _record(split: Split, parent: Checkpoint, how: TrainingSettings, state: State, seconds: float) -> dict[str, Any]:

@@ -30,9 +30,11 @@ def load_credentials(path: Path, *, create: bool) -> Credentials:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}: only the account that runs the daemon may read it") from error
     if mode & 0o077:
-        raise ConfigError(f"{path} has mode {mode:04o}: nobody else may read it; run chmod 600 and restart")
+        raise ConfigError(f"{path} has mode {mode:04o}: only its owner may read it; run chmod 600 and restart")
     if len(key) != _KEY_BYTES:
-        raise ConfigError(f"{path} holds {len(key)} bytes instead of {_KEY_BYTES}; remove it to have it made anew")
+        raise ConfigError(
+            f"{path} holds {len(key)} bytes instead of {_KEY_BYTES}; remove it, and the daemon creates a new one"
+        )
     return Credentials(key)
 
 

@@ -227,7 +227,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 self._tick_soon(scheduler)
             if not self._server.alive and not self._stop.is_set():
                 self._fatal = Dl2dError(
-                    "the job API has ended by itself: no coordinator can be heard; see the log above"
+                    "the job API has stopped unexpectedly and coordinators cannot reach it; the log above has the cause"
                 )
                 self.stop()
             if not self._stuck():
@@ -302,7 +302,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             )
         aside = report.set_aside
         if aside is not None and aside != self._logged_set_aside:
-            log.error("policy set aside, the fallback decides", policy=aside.policy, version=aside.version,
+            log.error("policy leaves jobs waiting; the fallback decides", policy=aside.policy, version=aside.version,
                       reason=aside.reason)  # fmt: skip
             self.wake()
         self._logged_set_aside = aside

@@ -70,8 +70,8 @@ def split_history(history: History, slot_seconds: float, *, seed: int, draws: in
     days = days_of(history)
     if len(days) < 2:
         raise WorkloadError(
-            "", f"jobs whose speeds were measured came on {len(days)} days of what was recorded; at least 2 are needed "
-            "(jobs that run at fixed sizes and report nothing do not count)",
+            "", f"jobs with measured speeds were submitted on {len(days)} of the recorded days; at least 2 are "
+            "needed (jobs of fixed size report no speeds and do not count)",
             where="the twin",
         )  # fmt: skip
     kept = max(1, len(days) // _ONE_OF)
@@ -95,7 +95,9 @@ def split_history(history: History, slot_seconds: float, *, seed: int, draws: in
         if workload is not None:
             cases.append(Case(f"twin, draw {number}", workload))
     if not training or not validation or not cases:
-        raise WorkloadError("", "no recorded job can be trained at any size that is known", where="the twin")
+        raise WorkloadError(
+            "", "no recorded job has a size at which its speed is known or can be predicted", where="the twin"
+        )
     return Split(
         trained_on=trained_on,
         held_out=held_out,

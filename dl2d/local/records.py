@@ -100,7 +100,7 @@ class Records:
         found: list[Record] = []
         for name in names:
             if not _HANDLE.fullmatch(name):
-                self._report(name, "the file's name is not one of ours")
+                self._report(name, "the file's name is not that of a task record")
             elif (record := self.get(name)) is not None:
                 found.append(record)
         return sorted(found, key=lambda record: (record.submitted, record.begun, record.handle))
@@ -142,7 +142,7 @@ class Records:
         except OSError as error:
             raise unavailable(path, error) from error
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            log.warning("a stop order cannot be read and is written anew", path=str(path), error=str(error))
+            log.warning("a stop order cannot be read and is written again", path=str(path), error=str(error))
             present = None
         if present is None or kill_at < present:
             self._write(path, {"kill_at": kill_at})
@@ -165,7 +165,7 @@ class Records:
     def _report(self, handle: str, problem: str) -> None:
         if handle not in self._reported:
             self._reported.add(handle)
-            log.warning("a task's record cannot be read and is passed over", path=str(self.path(handle)), error=problem)
+            log.warning("a task's record cannot be read and is ignored", path=str(self.path(handle)), error=problem)
 
 
 def unavailable(path: Path, error: OSError) -> Unavailable:

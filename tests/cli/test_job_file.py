@@ -74,7 +74,7 @@ def test_overrides_that_are_none(text: str):
         ({"cwd": 7}, "cwd: expected the path of a folder"),
         ({"env": ["A=1"]}, "env: expected names and values"),
         ({"env": {"A-B": "1"}}, "env.A-B: is not a valid name of an environment variable"),
-        ({"env": {"DL2_ROLE": "worker"}}, "env.DL2_ROLE: is reserved: dl2d sets the variables that begin with DL2_"),
+        ({"env": {"DL2_ROLE": "worker"}}, "env.DL2_ROLE: is reserved: variables that begin with DL2_ are set by dl2d"),
         ({"env": {"A": True}}, "env.A: expected text (quote it in YAML), got True"),
         ({"epochs": 0}, "epochs: expected a number, more than 0"),
         ({"epoch": 3}, "epoch: unknown key (did you mean epochs?)"),
@@ -123,7 +123,7 @@ def test_a_batch_script_asks_for_the_same(file: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["it's", "a\nb", 'say "x"'])
 def test_what_a_directive_cannot_hold_is_refused(file: Path, name: str, tmp_path: Path):
-    with pytest.raises(RequestError, match=r"name: .* a #DL2 line cannot hold"):
+    with pytest.raises(RequestError, match=r"name: .* not allowed in a #DL2 line"):
         JobFile.read(write(file, name=name)).as_batch_script(tmp_path)
 
 

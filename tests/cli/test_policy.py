@@ -24,8 +24,8 @@ def config(tmp_path: Path) -> Path:
 FORCE = ("--force", "--reason", "to try it")
 #: What is recorded then, of a version, at a site whose store has no days yet.
 FORCED = (
-    "to try it (forced: dl2 version {} cannot be compared with what decides now: jobs whose speeds were measured came "
-    "on 0 days of what was recorded; at least 2 are needed (jobs that run at fixed sizes and report nothing do not "
+    "to try it (forced: dl2 version {} cannot be compared with the live policy version: jobs with measured speeds were "
+    "submitted on 0 of the recorded days; at least 2 are needed (jobs of fixed size report no speeds and do not "
     "count))"
 )
 
@@ -175,7 +175,7 @@ def test_check_tells_of_a_live_version_that_is_gone(dl2d: Dl2d, config: Path, tm
 def test_a_twin_needs_a_store_with_days(dl2d: Dl2d, config: Path, tmp_path: Path) -> None:
     ran = dl2d("train", "--twin", "-c", config, "-o", tmp_path / "out")
     assert ran.status == 2
-    assert "the twin: jobs whose speeds were measured came on 0 days" in ran.err
+    assert "the twin: jobs with measured speeds were submitted on 0 of the recorded days" in ran.err
     ran = dl2d("train", "--twin", "--store", f"sqlite:///{tmp_path}/none.sqlite", "-o", tmp_path / "out")
     assert ran.status == 1
     assert "there is no store at" in ran.err

@@ -129,4 +129,4 @@ def test_wrong_use_is_told(dl2d: Dl2d, arguments: list[str], message: str) -> No
 def test_a_store_without_such_slots_is_told(dl2d: Dl2d, recorded: Recorded, tmp_path: Path) -> None:
     ran = dl2d("train", "supervised", "--from-store", "-c", recorded.config, "--policy", "nobody", "-o", tmp_path / "o")
     assert ran.status == 2
-    assert "the store has no slots in which nobody decided" in ran.err
+    assert "the store has no recorded slots in which nobody decided" in ran.err

@@ -107,7 +107,7 @@ class TestStart:
         secret.chmod(0o640)
         status, said = refused(waiting)
         assert status == 2
-        assert f"{secret} has mode 0640: nobody else may read it; run chmod 600 and restart" in said
+        assert f"{secret} has mode 0640: only its owner may read it; run chmod 600 and restart" in said
 
 
 class TestSignals:
@@ -151,7 +151,7 @@ class TestSignals:
         cluster.hang_up()
         cluster.wait_until(lambda: cluster.store.slots(limit=1)[0].policy == "observed", "it looks on")
         refused = cluster.post("/v1/jobs", {"request": {}, "argv": ["true"], "cwd": "/"})
-        assert (refused.status_code, "it starts nothing" in refused.text) == (409, True)
+        assert (refused.status_code, "it starts no jobs" in refused.text) == (409, True)
         entry = cluster.store.decisions(job, limit=1)[0]
         assert entry.decided.allocation == cluster.confirmed(job)
         cluster.settings["mode"] = "live"
@@ -362,7 +362,7 @@ def test_a_job_api_that_dies_ends_the_daemon(tmp_path: Path, ticks: dict[str, An
         until(lambda: not running.daemon._server.alive, "the API has ended")
         running.daemon.wake()
         running.join()
-        assert "the job API has ended by itself" in str(running.error)
+        assert "the job API has stopped unexpectedly" in str(running.error)
 
 
 class TestPlugins:

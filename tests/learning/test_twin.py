@@ -311,7 +311,7 @@ class TestSplit:
         assert len({workload.speeds["resnet-50"] for workload in split.training}) == 5
 
     def test_a_day_alone_is_too_little(self) -> None:
-        with pytest.raises(WorkloadError, match="came on 1 days of what was recorded; at least 2 are needed"):
+        with pytest.raises(WorkloadError, match="were submitted on 1 of the recorded days; at least 2 are needed"):
             split_history(a_history(a_job(1, 1.0)), SLOT, seed=0)
 
 

@@ -59,7 +59,7 @@ def create_api(services: Services) -> FastAPI:
 async def _limit_body(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
     length = request.headers.get("content-length", "0" if request.method in ("GET", "DELETE") else "")
     if not length.isdecimal() or len(length) > _MAX_DIGITS or int(length) > MAX_BODY_BYTES:
-        return _error(413, f"the body must say its length, and that may be {MAX_BODY_BYTES} bytes at most")
+        return _error(413, f"the request needs a Content-Length header of at most {MAX_BODY_BYTES} bytes")
     return await proceed(request)
 
 

@@ -32,7 +32,7 @@ def authenticated_job(
         raise HTTPException(403, f"this is not the credential of job {slug}")
     job = services.store.job(key)
     if job is None:
-        raise HTTPException(404, f"job {slug} is not known here")
+        raise HTTPException(404, f"this daemon has no job {slug}")
     return job
 
 

@@ -144,7 +144,7 @@ def configured_checkpoint(settings: Settings) -> Checkpoint | None:
     if place is None:
         return None
     if not takes_checkpoint(settings.policy.name):
-        raise ConfigError(f"policy.checkpoint: policy {settings.policy.name!r} learns nothing; leave it empty")
+        raise ConfigError(f"policy.checkpoint: policy {settings.policy.name!r} has no checkpoints; leave it empty")
     try:
         return read_checkpoint(checkpoint_in(place), policy=settings.policy.name)
     except CheckpointError as error:

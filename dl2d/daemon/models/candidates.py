@@ -57,9 +57,9 @@ def read_candidate(folder: Path) -> Candidate:
     except OSError as error:
         raise CheckpointError(f"{folder / _FILE}: cannot be read: {error.strerror or error}") from error
     except msgspec.MsgspecError as error:
-        raise CheckpointError(f"{folder / _FILE}: is no candidate: {error}") from error
+        raise CheckpointError(f"{folder / _FILE}: does not describe a candidate: {error}") from error
     if Path(candidate.version.folder) != folder or candidate.trial.candidate != candidate.version.digest:
-        raise CheckpointError(f"{folder / _FILE}: is of another version")
+        raise CheckpointError(f"{folder / _FILE}: belongs to another policy version")
     read_version(candidate.version)
     return candidate
 

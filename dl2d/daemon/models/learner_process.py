@@ -76,7 +76,7 @@ class Learner:
             try:
                 number = self._registry.begin_run(policy, self._clock()).number
             except Dl2dError as error:
-                log.error("no learner is started: that cannot be kept", error=str(error))
+                log.error("no learner is started: its start cannot be recorded", error=str(error))
                 return
             self._ended_because = ""
             try:
@@ -190,7 +190,7 @@ class Learner:
         try:
             self._registry.end_run(number, state, note, self._clock())
         except Dl2dError as error:
-            log.warning("how a learner ended cannot be kept", run=number, error=str(error))
+            log.warning("the end of a learner cannot be recorded", run=number, error=str(error))
 
 
 def _environment(own: Mapping[str, str]) -> dict[str, str]:

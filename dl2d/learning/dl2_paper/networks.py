@@ -229,7 +229,9 @@ def adopt(network: Net, start: Checkpoint, sight: Sight) -> None:
         weights["policy.0.weight"] = np.concatenate([columns, np.stack(shares, axis=1)], axis=1)
         load_weights(network, weights, "policy")
     except (KeyError, ValueError, TypeError, RuntimeError, IndexError) as error:
-        raise CheckpointError(f"start: the checkpoint is of another network than asked for: {error!r}") from None
+        raise CheckpointError(
+            f"start: the checkpoint's network has another shape than the one to train: {error!r}"
+        ) from None
 
 
 def described(sight: Sight, network: NetworkKind, *, sampled: bool) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def train(
         # 1. A policy to begin with: of a state, a checkpoint or a teacher; or weights that were drawn.
         if resume:
             if state is None:
-                raise CheckpointError("resume: no file of a state is given")
+                raise CheckpointError("resume: no state file is given")
             training.restore(load_state(state))
         elif start is not None:
             training.begin(training.adopted(start))
@@ -376,9 +376,11 @@ class _Training:
         words, arrays = state.words, state.arrays
         given, saved = _plain(asdict(self._settings)), words.get("settings") or {}
         if different := sorted(key for key in given if given[key] != saved.get(key)):
-            raise CheckpointError(f"resume: was begun with other settings: {', '.join(different)}")
+            raise CheckpointError(f"resume: the state is of a training with other settings: {', '.join(different)}")
         if words.get("inputs") != self.inputs or words.get("seed") != self._seed:
-            raise CheckpointError("resume: was begun with other workloads, another start or another seed")
+            raise CheckpointError(
+                "resume: the state is of a training with other workloads, another start or another seed"
+            )
         try:
             load_weights(self.learner.policy, arrays, "policy")
             load_weights(self.learner.value, arrays, "value")

@@ -64,7 +64,7 @@ class Parameters:
                 slot_seconds=float(settings["slot_seconds"]),
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise CheckpointError(f"checkpoint of {NAME}: lacks, or has no fit, {error}") from error
+            raise CheckpointError(f"checkpoint of {NAME}: missing or unsuitable entry {error}") from error
         unlike = settings.get("features", list(FEATURES)) != list(FEATURES)
         if settings.get("design") != _DESIGN or unlike or found.weights.shape != (1, weight_count(hidden)):
             raise CheckpointError(

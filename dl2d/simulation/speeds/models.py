@@ -429,7 +429,7 @@ class _Points(_Measured):
                 expected = "0, for allreduce has no PS" if collective else f"a whole number from 1 to {MAX_TASKS}"
                 raise WorkloadError(f"points[{index}][0]", f"expected {expected}, got {ps}")
             if (ps, workers) in seen:
-                raise WorkloadError(f"points[{index}]", f"{ps} PS and {workers} workers are given twice")
+                raise WorkloadError(f"points[{index}]", f"a second speed for {ps} PS and {workers} workers")
             seen.add((ps, workers))
         return list(self.points)
 

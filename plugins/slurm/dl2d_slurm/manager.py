@@ -142,7 +142,7 @@ class SlurmManager:
     def _report_once(self, remark: str) -> None:
         if remark not in self._reported and len(self._reported) < _MAX_REPORTED:
             self._reported.add(remark)
-            log.warning("strange answer from Slurm", remark=remark)
+            log.warning("unexpected answer from Slurm", remark=remark)
 
     def submit(self, task: TaskSpec) -> str:
         """One sbatch. After ``Unavailable`` the job may exist all the same: look for its tag in a snapshot."""

@@ -56,7 +56,7 @@ class Stopper:
             if _HANDLE.fullmatch(handle):
                 ids.append(handle)
             else:
-                log.warning("not a handle of this resource manager; passed over", handle=handle[:80])
+                log.warning("not a handle of this resource manager; ignored", handle=handle[:80])
         if grace <= 0:
             self._scancel(ids=ids)
             self._forget(ids)
@@ -84,9 +84,13 @@ class Stopper:
             try:
                 self._scancel(ids=due)
             except (Unavailable, Denied) as error:
-                log.warning("cannot cancel what has outlived its grace", handles=due[:20], error=str(error))
+                log.warning(
+                    "cannot cancel a task that is still running after its grace period",
+                    handles=due[:20],
+                    error=str(error),
+                )
                 return False
-            log.info("cancelled what had outlived its grace", handles=due[:20], count=len(due))
+            log.info("cancelled a task that was still running after its grace period", handles=due[:20], count=len(due))
             self._forget(due)
             return True
 
@@ -149,11 +153,11 @@ class Stopper:
 
 
 def _judge(answer: Answer) -> None:
-    """Raise or log what scancel complains of, unless it is that a job has ended already."""
+    """Raise or log what scancel reported an error of, unless it is that a job has ended already."""
     complaints = [line for line in answer.stderr.splitlines() if line.strip() and not _OVER.search(line)]
     if answer.status == 0 or (not complaints and answer.stderr.strip()):
         return
     error = failure("scancel", replace(answer, stderr="\n".join(complaints)))
     if isinstance(error, Unavailable | Denied):
         raise error
-    log.warning("scancel complains", error=str(error))
+    log.warning("scancel reported an error", error=str(error))

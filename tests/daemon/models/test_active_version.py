@@ -92,7 +92,7 @@ def test_settings_are_part_of_the_version(site: Site) -> None:
         ({"settings": {"optimism": True}}, "policy.settings.optimism: expected a number, got True"),
         ({"settings": {"resize_seconds": -1}}, "resize_seconds 0 or more"),
         ({"name": "drf", "settings": {"optimism": 1}}, "policy.settings.optimism: policy 'drf' has no such setting"),
-        ({"name": "drf", "checkpoint": "x"}, "policy.checkpoint: policy 'drf' learns nothing"),
+        ({"name": "drf", "checkpoint": "x"}, "policy.checkpoint: policy 'drf' has no checkpoints"),
         ({"checkpoint": "/no/such/folder"}, "policy.checkpoint: /no/such/folder: is no checkpoint"),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_candidate_that_is_none_is_a_failure(store: SqlStore, tmp_path: Path) 
     folder = candidate(tmp_path, store)
     for spoil, words in (
         (lambda: None, "named no candidate: so long"),
-        (lambda: (folder / "candidate.json").write_text("{}"), "is no candidate"),
+        (lambda: (folder / "candidate.json").write_text("{}"), "does not describe a candidate"),
         ((folder / "candidate.json").unlink, "cannot be read: No such file"),
     ):
         spoil()
@@ -258,7 +258,7 @@ def test_without_history_it_says_so(tmp_path: Path) -> None:
         assert process.stderr is not None
         said = process.stderr.read().decode()
         assert process.wait(timeout=60) == 1
-    assert "dl2d: the twin: jobs whose speeds were measured came on 0 days" in said
+    assert "dl2d: the twin: jobs with measured speeds were submitted on 0 of the recorded days" in said
     assert "Traceback" not in said
 
 
@@ -342,7 +342,7 @@ def test_a_daemon_that_is_killed_takes_its_learner_along(tmp_path: Path) -> None
             timeout=240,
         )  # fmt: skip
         run = next(run for run in cluster.store.registry.runs() if run.state is RunState.FAILED)
-        assert "came on 0 days of what was recorded" in run.note
+        assert "submitted on 0 of the recorded days" in run.note
         daemon = psutil.Process(cluster.process.pid)
         mine: list[psutil.Process] = []
 
