@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent))
 from regression import Lookup, Regression, segments, table_segments
 
 from pslite.job.learning_rates import Cosine

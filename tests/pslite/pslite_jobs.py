@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -73,6 +74,31 @@ class KillAt:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)  # it need not be waited for
         return not known
+
+
+class Kills:
+    """Kills servers and workers at given versions, by (version, choice, role), where others can go on."""
+
+    def __init__(self, plan):
+        self.plan = sorted(plan)
+        self.hit = set()
+        self.at_plan = -1
+
+    def __call__(self, status, director):
+        while self.plan and status.version >= self.plan[0][0]:
+            _, choice, role = self.plan[0]
+            if role == "ps" and (self.at_plan == status.plan or not status.plans or status.plans[-1].servers < 2):
+                return False  # blocks have one copy only until the next plan is done
+            self.plan.pop(0)
+            there = [m for m in status.members if m.role == role and m.state != "left" and m.pid not in self.hit]
+            stay = {m.pid for m in there if m.state == "active" and m.task in director.targets}
+            victims = there if role == "worker" else [m for m in there if m.state == "active"]
+            victim = random.Random(choice).choice(victims)
+            if stay - {victim.pid}:
+                self.hit.add(victim.pid)
+                self.at_plan = status.plan if role == "ps" else self.at_plan
+                os.kill(victim.pid, signal.SIGKILL)
+        return bool(self.plan)
 
 
 class Replace(KillAt):

@@ -22,13 +22,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from regression import Regression, segments
+from regression import Lookup, Regression, segments, table_segments
 
 from pslite.coordinator import Coordinator, Settings
 from pslite.errors import Fenced, PsliteError, RolledBack
 from pslite.fault_points import FaultHook, FaultPoint
 from pslite.job.plan import Plan
-from pslite.job.spec import SGD, JobSpec
+from pslite.job.spec import LAMB, SGD, Adam, JobSpec
 from pslite.job.status import Reply, Status
 from pslite.net.authentication import TOKEN_BYTES, Identity
 from pslite.net.data_frames import Link
@@ -52,6 +52,30 @@ def job(**changes: object) -> JobSpec:
         "samples": 61, "batch": 12, "epochs": 10, "seed": 7, "mode": "exact", "shards": 8, "block_bytes": 24,
     }  # fmt: skip
     return JobSpec(**{**values, **changes})
+
+
+LAMB_RULE = LAMB(lr=0.02, weight_decay=0.01)
+#: what is trained, and how gradients travel
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    "momentum": {},
+    "fewer shards than workers": {"shards": 3},
+    "adam, clipped by norm": {"clip_norm": 0.5, "segments": segments(40, Adam(lr=0.01))},
+    "lamb": {"segments": segments(40, LAMB_RULE)},
+    "lamb, clipped by norm": {"segments": segments(40, LAMB_RULE), "clip_norm": 0.3},
+    "lamb, clipped by value": {"segments": segments(40, LAMB_RULE), "clip_value": 0.05},
+    "lamb, one block": {"segments": segments(40, LAMB_RULE), "block_bytes": 1024},
+    "bfloat16": {"wire": "bfloat16"},
+    "float16": {"wire": "float16"},
+    "rows": {"segments": table_segments(100, 3, SGD(lr=0.05)), "block_bytes": 120},
+    "rows, adam": {"segments": table_segments(100, 3, Adam(lr=0.02)), "block_bytes": 120},
+    "rows, clipped": {"segments": table_segments(100, 3, Adam(lr=0.02)), "block_bytes": 120, "clip_norm": 0.3},
+    "rows, bfloat16": {"segments": table_segments(100, 3, SGD(lr=0.05)), "block_bytes": 120, "wire": "bfloat16"},
+    "encrypted": {},  # over TCP, and all of it
+}
+
+
+def model_of(spec: JobSpec) -> type[Regression]:
+    return Lookup if spec.segments[0].sparse else Regression
 
 
 @cache
@@ -273,7 +297,7 @@ class Rehearsal:
         self._encrypt = encrypt
         #: seconds that a task takes for each shard (a worker) or each update of a block (a server)
         self._slow = dict(slow or {})
-        self._regression = model(spec)
+        self.model = model(spec)
         self._events = sorted(events, key=lambda event: event.version)
         self._faults = faults
         #: how often each of them could have been done
@@ -456,7 +480,7 @@ class Rehearsal:
             how: dict[str, Callable[..., None]] = {}
             if task in self._slow:
                 how["computed"] = lambda epoch, samples: time.sleep(self._slow[task])
-            self._regression.train(worker, before_step=lambda version: self._begin_step(task, version), **how)
+            self.model.train(worker, before_step=lambda version: self._begin_step(task, version), **how)
             if worker.is_chief:
                 self._chiefs.append(task)
             self._do("script ended", task, (worker.is_chief,))

@@ -10,10 +10,8 @@ time was up. Exits with 1 if there was one.
 from __future__ import annotations
 
 import argparse
-import inspect
 import multiprocessing
 import os
-import random
 import reprlib
 import sys
 import tempfile
@@ -31,12 +29,9 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 import rehearsal
-import test_allreduce
 import test_async
-import test_rehearsal as tests
+import test_digest as tests
 from weather import CutData, rough_weather
 
 from pslite.coordinator.job import Job
@@ -54,89 +49,41 @@ _MOST_DIFFERENCES = 40
 _FOR_ONE_PROCESS = 100
 
 
-def early(seed: int) -> None:
-    """Servers and workers die as the job begins."""
-    rng = random.Random(seed)
-    kind = tests.kind_of(seed)
-    kills = ["ps"] * rng.randint(1, 2) + ["worker"] * rng.randint(0, 1) + ["coordinator"] * rng.choice((0, 0, 1))
-    settings = tests.BRIEF
-    tests.go_through(seed, kind, kills, last=1, settings=settings, **rng.choice(tests.WAYS))
-
-
-def broken(seed: int) -> None:
-    """Data connections break beside deaths of servers and workers."""
-    faults = CutData(seed, often=0.01).faults + (rough_weather(seed) if seed % 3 == 2 else [])
-    kind, way = tests.kind_of(seed), random.Random(seed).choice(tests.WAYS)
-    tests.go_through(seed, kind, tests.some_deaths(seed), faults=faults, settings=tests.PATIENT, **way)
-
-
-def broken_async(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The same in async jobs; where bytes come one by one servers read often."""
+def broken_async(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data connections of async jobs break beside deaths; where bytes come one by one servers read often."""
     cuts = CutData(seed, often=0.001 if seed % 5 == 4 else 0.01)
     rough = rough_weather(seed) if seed % 5 == 4 else []
-    test_async.goes_back_when_a_server_dies(seed, monkeypatch, tmp_path, cuts.faults + rough)
+    test_async.goes_back_when_a_server_dies(seed, monkeypatch, folder, cuts.faults + rough)
 
 
-def broken_last(seed: int) -> None:
-    """Data connections break beside deaths of the last worker."""
-    kind, durability = tests.kind_of(seed), ("none", "durable")[seed % 2]
-    kills = ["worker"] * random.Random(seed).randint(1, 2)
-    tests.go_through(
-        seed, kind, kills, workers=2, any_worker=True, durability=durability, settings=tests.PATIENT,
-        faults=CutData(seed, often=0.01).faults,
-    )  # fmt: skip
-
-
-def rough(seed: int) -> None:
-    """Frames in pieces, late and twice, beside deaths of servers in each way of keeping state."""
-    kind, way = tests.kind_of(seed), random.Random(seed).choice(tests.WAYS)
-    tests.go_through(seed, kind, tests.some_deaths(seed), faults=rough_weather(seed), **way)
-
-
-def _async(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _async(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     transport, staleness = ("", "tcp")[seed % 2], (0, 1, 5)[seed % 3]
     test_async.test_every_contribution_is_applied_once_whatever_the_resizes(
-        seed, staleness, transport, monkeypatch, tmp_path
+        seed, staleness, transport, monkeypatch, folder
     )
 
 
-def _async_deaths(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    test_async.test_deaths_leave_samples_out_but_nothing_hangs(seed, ("", "tcp")[seed % 2], monkeypatch, tmp_path)
+def _async_deaths(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_async.test_deaths_leave_samples_out_but_nothing_hangs(seed, ("", "tcp")[seed % 2], monkeypatch, folder)
 
 
-def _all_reduce(seed: int) -> None:
-    test_allreduce.test_resizes_and_deaths((0, 0, 2)[seed % 3], seed, tests.expected("plain"))
+def _async_servers(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_async.test_a_job_goes_back_when_a_server_dies(seed, monkeypatch, folder)
 
 
-KINDS: dict[str, Callable[..., None]] = {
-    "workers": tests.test_resizes_and_deaths_of_workers,
-    "resizes": tests.test_resizes_of_durable_jobs,
-    "replicas": tests.test_deaths_of_servers_that_have_replicas,
-    "weather": tests.test_frames_in_pieces_late_and_twice,
-    "adding": tests.test_deaths_of_servers_that_only_add_up,
-    "lost": partial(tests.test_deaths_of_servers_without_replicas, checkpoints=True),
-    "last": partial(tests.test_deaths_of_the_last_worker, durability="none"),
-    "last-durable": partial(tests.test_deaths_of_the_last_worker, durability="durable"),
-    "last-servers": tests.test_deaths_of_the_last_worker_and_of_a_server,
-    "coordinator": tests.test_deaths_of_the_coordinator,
-    "bad-network": tests.test_deaths_of_coordinators_and_servers_on_a_bad_network,
-    "breaks": tests.test_data_connections_that_break_are_opened_again,
-    "early": early,
-    "late": tests.test_deaths_as_the_job_ends,
-    "rough": rough,
-    "broken": broken,
-    "broken-last": broken_last,
-    "broken-async": broken_async,
+def _async_breaks(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_async.test_every_contribution_is_applied_once_although_connections_break(seed, monkeypatch, folder)
+
+
+EXACT = {f"{what}, {backend}": (what, backend) for what, backend in tests.PAIRS}
+KINDS: dict[str, Callable[[int, Path, pytest.MonkeyPatch], None]] = {
+    **{name: partial(tests.go_through, *pair) for name, pair in EXACT.items()},
     "async": _async,
-    "async-breaks": test_async.test_every_contribution_is_applied_once_although_connections_break,
-    "async-deaths": _async_deaths,
-    "async-servers": test_async.test_a_job_goes_back_when_a_server_dies,
-    "all-reduce": _all_reduce,
+    "async, breaks": _async_breaks,
+    "async, deaths": _async_deaths,
+    "async, servers": _async_servers,
+    "async, broken": broken_async,
 }
-
-
-#: of these every run has bits of its own, or no servers
-_NOT_EXACT = {"broken-async", "async", "async-breaks", "async-deaths", "async-servers", "all-reduce"}
 
 
 class _Known(reprlib.Repr):
@@ -236,7 +183,7 @@ class _Usual(NamedTuple):
 
 
 @cache
-def _usual(kind: str) -> _Usual:
+def _usual(kind: str, epochs: int) -> _Usual:
     """Of a kind of job, with one worker and one server: in exact mode others have the same bits."""
     usual = _Usual({}, {})
 
@@ -247,7 +194,8 @@ def _usual(kind: str) -> _Usual:
         rehearsal.Fault("version", begin, always=True),
         rehearsal.Fault(FaultPoint.APPLY, lambda moment: usual.sums.update(_sum_of(*moment.about)), always=True),
     ]
-    rehearsal.Rehearsal(rehearsal.job(**tests.JOBS[kind]), workers=1, servers=1, faults=faults).run()
+    spec = rehearsal.job(**rehearsal.KINDS[kind], epochs=epochs)
+    rehearsal.Rehearsal(spec, workers=1, servers=1, faults=faults, model=rehearsal.model_of(spec)).run()
     return usual
 
 
@@ -262,8 +210,10 @@ def _sum_of(block: BlockState, step: Step) -> dict[_At, int]:
 def go_through(kind: str, seed: int, out: Path) -> str:
     """Go through one of a kind; returns what went wrong, or nothing."""
     play = KINDS[kind]
-    wants = inspect.signature(play).parameters
-    usual = None if kind in _NOT_EXACT else _usual(tests.kind_of(seed))
+    what, backend = EXACT.get(kind, ("", ""))
+    # every run of others has bits of its own, or there are no servers
+    followed = what and backend != "allreduce"
+    usual = _usual(tests.kind_of(what, backend, seed), tests.DISTURBANCES[what].epochs) if followed else None
     diary = _Diary(usual)
     create, exchange = rehearsal.Rehearsal.__init__, rehearsal.Rehearsal.exchange
 
@@ -286,11 +236,8 @@ def go_through(kind: str, seed: int, out: Path) -> str:
         warnings.simplefilter("error")
         monkeypatch.setattr(rehearsal.Rehearsal, "__init__", begin)
         monkeypatch.setattr(rehearsal.Rehearsal, "exchange", look)
-        if play is not _all_reduce and tests.kind_of(seed) == "encrypted":
-            monkeypatch.setenv("DL2_TRANSPORT", "tcp")
-        given = {"monkeypatch": monkeypatch, "tmp_path": Path(folder)}
         try:
-            play(seed, **{name: value for name, value in given.items() if name in wants})
+            play(seed, Path(folder), monkeypatch)
         except BaseException as error:  # noqa: BLE001  (each failure is kept)
             path = out / f"fail-{kind}-{seed}.txt"
             path.write_text("".join([*traceback.format_exception(error), "\n", str(diary)]), encoding="utf-8")

@@ -7,53 +7,39 @@ import random
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-from pslite_jobs import LEASE, PATIENT, KillAt, command, schedules, static_digest
-from rehearsal import QUICK, Event, Rehearsal, job, random_events
+from pslite_jobs import LEASE, PATIENT, KillAt, Kills, command, schedules, static_digest
+from regression import segments
+from rehearsal import Event, Rehearsal, job
 from rehearsal import static_digest as rehearsed_digest
 
 from pslite.errors import SpecError
 from pslite.job.blocks import cut
 from pslite.job.plan import reduction
 from pslite.job.reduction_tree import ROOT, TreeSum
-from pslite.job.spec import SGD, JobSpec, Mean, Part, Segment
+from pslite.job.spec import SGD, Part, Segment
 from pslite.numeric.gradients import Bundle
 from pslite.testing import Resize, run_local
 from pslite.worker.allreduce.slices import Division, add_slices
 
 TORCH = str(Path(__file__).with_name("torch_worker.py"))
 SLOW = ("--step-seconds", "0.02", "--epochs", "8")
-#: a member that dies unseen while there is no coordinator is given up so many seconds later
-BRIEF = replace(QUICK, lease=6.0)
-#: of each kind; thousands are gone through by setting it so
-SCHEDULES = int(os.environ.get("PSLITE_SCHEDULES", "20"))
 
 
 # --- who adds up what ---------------------------------------------------------------------------------------------
 
 
-def described(features, shards):
-    return JobSpec(
-        segments=(
-            Segment(dtype="float32", optimizer=SGD(lr=0.1), parts=(Part("w", (features,)),)),
-            Segment(dtype="float64", optimizer=Mean(), parts=(Part("b", (3,)),)),
-        ),
-        samples=64, batch=32, epochs=1, seed=0, mode="exact", shards=shards, block_bytes=1024,
-        architecture="allreduce",
-    )  # fmt: skip
-
-
 @given(st.integers(1, 200), st.integers(1, 16), st.data())
 def test_slices_added_up_by_anybody_are_the_sum_along_the_tree(features, shards, data):
-    spec = described(features, shards)
+    spec = job(
+        segments=segments(features, SGD(lr=0.1)), samples=64, batch=32, shards=shards, block_bytes=1024,
+        architecture="allreduce",
+    )  # fmt: skip
     blocks = cut(spec)
     size = data.draw(st.integers(1, 6))
     ready = sorted(data.draw(st.sets(st.integers(0, size - 1), min_size=1)))
@@ -114,18 +100,6 @@ def test_what_it_cannot_do_is_refused_by_name(changes, message):
 def expected():
     # of a job with servers, in one process: the architecture makes no difference
     return rehearsed_digest(job())
-
-
-@pytest.mark.parametrize(("coordinators", "seed"), [(n, seed) for n in (0, 2) for seed in range(SCHEDULES // (n + 1))])
-def test_resizes_and_deaths(coordinators, seed, expected):
-    rng = random.Random(seed)
-    events = random_events(rng, last=45, kills=["worker"] * rng.randint(0, 2) + ["coordinator"] * coordinators)
-    workers = rng.randint(1, 4)
-    outcome = Rehearsal(job(architecture="allreduce"), workers=workers, servers=0, events=events, settings=BRIEF).run()
-    story = "\n".join([f"seed {seed}: {workers} workers", *map(str, events), *outcome.log])
-    assert outcome.status.state == "finished", story
-    assert outcome.status.result.digest == expected, story
-    assert not outcome.surprises, f"{outcome.surprises}\n{story}"
 
 
 def test_a_job_can_move_to_other_workers_altogether(expected):
@@ -233,27 +207,6 @@ def test_a_loop_in_the_style_of_ddp_has_one_digest_at_any_size():
     assert result.digest == alone.stdout.strip()
 
 
-class Kills:
-    """Kills workers at given versions, and leaves one that is to stay."""
-
-    def __init__(self, versions, rng):
-        self.versions, self.rng = sorted(versions), rng
-        self.hit = set()
-
-    def __call__(self, status, director):
-        while self.versions and status.version >= self.versions[0]:
-            self.versions.pop(0)
-            there = [m for m in status.members if m.state != "left" and m.pid not in self.hit]
-            have = set()  # those that have weights for certain
-            for plan in status.plans:
-                have = (have | set(plan.added)) - set(plan.removed)
-            victim = self.rng.choice(there)
-            if {m.task for m in there} & have & director.targets - {victim.task}:
-                self.hit.add(victim.pid)
-                os.kill(victim.pid, signal.SIGKILL)
-        return bool(self.versions)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", schedules(15))
 def test_kills_in_the_middle_of_resizes_of_real_processes(seed):
@@ -262,7 +215,8 @@ def test_kills_in_the_middle_of_resizes_of_real_processes(seed):
     for _ in range(rng.randint(1, 3)):
         version += rng.randint(5, 60)
         schedule.append(Resize(version, rng.randint(2, 4), 0, wait=rng.random() < 0.5, oldest=rng.random() < 0.3))
-    kills = Kills([max(1, rng.choice(schedule).at_version + rng.randint(-1, 3)) for _ in range(2)], rng)
+    at = [max(1, rng.choice(schedule).at_version + rng.randint(-1, 3)) for _ in range(2)]
+    kills = Kills([(version, rng.random(), "worker") for version in at])
     result = run_local(command("--epochs", "20"), workers=3, servers=0, schedule=schedule, on_status=kills)
     assert result.state == "finished", result.log
     assert result.digest == static_digest("--epochs", "20")

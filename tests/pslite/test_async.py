@@ -6,15 +6,11 @@ import math
 import os
 import random
 import socket
-import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from pslite_jobs import KillAt, Replace, command
 from regression import Regression, table_segments
 from rehearsal import QUICK, Event, Rehearsal, job, random_events
@@ -92,8 +88,8 @@ def every_contribution_is_applied_once(seed, staleness, tmp_path, faults=()):
     assert outcome.status.state == "finished", outcome.log
     assert not outcome.surprises, (outcome.surprises, outcome.log)
     # nobody ends without what others have pushed last
-    assert rehearsal._regression.ends
-    np.testing.assert_allclose(rehearsal._regression.ends, 60.0, rtol=1e-12)
+    assert rehearsal.model.ends
+    np.testing.assert_allclose(rehearsal.model.ends, 60.0, rtol=1e-12)
     tensors = at_the_end(tmp_path)
     # the counter moves by its samples' part of the batch with each contribution
     np.testing.assert_allclose(tensors["seen"], 60.0, rtol=1e-12)

@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from fake_daemon import Daemon
 from pslite_jobs import command, environment, schedules, static_digest
 

@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from pslite_jobs import LEASE, KillAt, command, static_digest
 
 from pslite.coordinator import Coordinator, Settings

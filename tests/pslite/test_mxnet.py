@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from mxnet_jobs import CHECKS, SCRIPT, Unavailable, environ, launch, make_environment
 from pslite_jobs import PATIENT, KillAt
 

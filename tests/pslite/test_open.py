@@ -8,12 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from pslite_jobs import PATIENT, KillAt, Replace
+from rehearsal import job
 
 from pslite.errors import SpecError
-from pslite.job.spec import SGD, JobSpec, Part, Segment
 from pslite.testing import Resize, run_local
 
 SCRIPT = str(Path(__file__).with_name("open_worker.py"))
@@ -132,15 +130,5 @@ def test_an_open_job_may_be_asynchronous(tmp_path):
     [({"epochs": 1}, "epochs is 1"), ({"scale": -1.0}, "scale is -1.0"), ({"update": "worker"}, "update=")],
 )
 def test_an_unusable_open_job_is_refused(changes, message):
-    values = {
-        "segments": (Segment(dtype="float32", optimizer=SGD(lr=0.1), parts=(Part("w", (3,)),)),),
-        "samples": 1,
-        "batch": 1,
-        "epochs": 0,
-        "seed": 0,
-        "mode": "open",
-        "shards": 64,
-        "block_bytes": 64,
-    }
     with pytest.raises(SpecError, match=message):
-        JobSpec(**{**values, **changes})
+        job(**{"mode": "open", "epochs": 0, **changes})

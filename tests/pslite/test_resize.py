@@ -1,30 +1,22 @@
-"""Whole jobs as real processes: any schedule of resizes gives the weights of the static run."""
+"""Resizes: a job of real processes has the weights of the static run; and what plans are made of several changes."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from pslite_jobs import PATIENT, command, static_digest
+from regression import Regression
+from rehearsal import QUICK, Event, Rehearsal, job
+from rehearsal import static_digest as rehearsed_digest
 
-from pslite.coordinator import Settings
 from pslite.testing import Resize, run_local
+from pslite.worker.session import SingleSession
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--optimizer", "sgd"), ("--optimizer", "momentum"), ("--optimizer", "adam"),
-        ("--optimizer", "scheduled", "--clip", "0.3"),
-    ],
-    ids=" ".join,
-)  # fmt: skip
-def test_same_bits_as_the_static_run(options, tmp_path):
+def test_same_bits_as_the_static_run(tmp_path):
+    options = ("--optimizer", "scheduled", "--clip", "0.3")
     schedule = [
         Resize(5, workers=2, servers=3),
         Resize(10, workers=2, servers=2),
@@ -52,92 +44,67 @@ def test_same_bits_as_the_static_run(options, tmp_path):
 
 
 def test_several_changes_in_one_plan_and_changes_during_a_plan():
-    schedule = [
-        Resize(5, workers=3, servers=3, oldest=True),
-        Resize(6, workers=1, servers=3, wait=False, oldest=True),
-        Resize(6, workers=4, servers=1, wait=False, oldest=True),
-        Resize(30, workers=2, servers=2, oldest=True),
+    events = [
+        Event(5, workers=3, servers=3, oldest=True),
+        Event(6, workers=1, servers=3, oldest=True),
+        Event(6, workers=4, servers=1, oldest=True),
+        Event(40, workers=2, servers=2, oldest=True),
     ]
-    result = run_local(command("--optimizer", "momentum"), workers=2, servers=2, schedule=schedule, settings=PATIENT)
-    assert result.state == "finished", result.log
-    assert result.digest == static_digest("--optimizer", "momentum")
-    # the three changes that come almost at once merge
-    assert 2 <= len(result.plans) - 1 <= 4
-    assert (result.plans[-1].workers, result.plans[-1].servers) == (2, 2)
-    mixed = result.plans[-1]
-    assert {t.split("-")[0] for t in mixed.removed} == {"worker"}
-    assert {t.split("-")[0] for t in mixed.added} == {"ps"}
+    # changes that come almost at once merge
+    settings = replace(QUICK, settle=0.1)
+    outcome = Rehearsal(job(), workers=2, servers=2, events=events, settings=settings, step_seconds=0.01).run()
+    outcome.check(rehearsed_digest(job()))
+    plans = outcome.status.plans
+    assert 2 <= len(plans) - 1 <= 4, outcome.story
+    assert (plans[-1].workers, plans[-1].servers) == (2, 2)
+    assert {t.split("-")[0] for t in plans[-1].removed} == {"worker"}
+    assert {t.split("-")[0] for t in plans[-1].added} == {"ps"}
 
 
-def test_last_batch_smaller_than_the_shards():
-    options = ("--samples", "45", "--batch", "20", "--epochs", "30", "--optimizer", "nesterov")
-    result = run_local(command(*options), workers=3, servers=2, schedule=[Resize(10, 5, 1)], settings=PATIENT)
-    assert result.state == "finished", result.log
-    assert result.digest == static_digest(*options)
+class Keeping(Regression):
+    """Keeps the weights with which workers end."""
+
+    def train(self, session, **how):
+        super().train(session, **how)
+        self.weights = session.weights.arrays[0].copy()
 
 
-def test_fast_mode_equals_the_static_run_to_a_hundred_thousandth(tmp_path):
-    options = ("--mode", "fast", "--optimizer", "momentum")
-    static, elastic = tmp_path / "static.npy", tmp_path / "elastic.npy"
-    assert static_digest(*options, "--save", str(static))
-    result = run_local(
-        command(*options, "--save", str(elastic)),
-        workers=2,
-        servers=1,
-        schedule=[Resize(5, 5, 3), Resize(20, 1, 2)],
-        settings=PATIENT,
-    )
-    assert result.state == "finished", result.log
-    a, b = np.load(static), np.load(elastic)
+def test_fast_mode_equals_the_static_run_to_a_hundred_thousandth():
+    spec = job(mode="fast")
+    static = Keeping(spec)
+    static.train(SingleSession(spec))
+    rehearsal = Rehearsal(
+        spec, workers=2, servers=1, events=[Event(5, workers=5, servers=3), Event(20, workers=1, servers=2)],
+        model=Keeping,
+    )  # fmt: skip
+    outcome = rehearsal.run()
+    outcome.check()
+    a, b = static.weights, rehearsal.model.weights
     assert np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(a)
 
 
 def test_more_tasks_than_can_be_used_wait():
-    options = ("--shards", "2", "--epochs", "5")
-    result = run_local(command(*options), workers=3, servers=1, paced=False)
-    assert result.state == "finished", result.log
-    assert result.digest == static_digest(*options)
-    assert result.plans[0].workers == 2
-    assert any("can use no more" in line for line in result.log)
-    assert set(result.exit_codes.values()) == {0}
+    spec = job(shards=2)
+    outcome = Rehearsal(spec, workers=3, servers=1).run()
+    outcome.check(rehearsed_digest(spec))
+    assert outcome.status.plans[0].workers == 2
+    assert any("can use no more" in line for line in outcome.log)
 
 
 def test_the_stop_and_notify_way_gives_the_same_weights():
-    result = run_local(
-        command("--optimizer", "adam"),
-        workers=2,
-        servers=1,
-        schedule=[Resize(5, 2, 3), Resize(20, 3, 1, oldest=True)],
-        settings=Settings(grace=60.0, start=60.0, settle=60.0, handoff="stop", balance="even"),
-    )
-    assert result.state == "finished", result.log
-    assert result.digest == static_digest("--optimizer", "adam")
-    assert min(result.suspensions_ms) > 0
+    rehearsal = Rehearsal(
+        job(), workers=2, servers=1, events=[Event(5, servers=3), Event(30, workers=3, servers=1, oldest=True)],
+        settings=replace(QUICK, handoff="stop", balance="even"),
+    )  # fmt: skip
+    outcome = rehearsal.run()
+    outcome.check(rehearsed_digest(job()))
+    assert min(rehearsal.coordinator.suspensions_ms) > 0
 
 
-def test_a_change_at_the_very_end_is_dropped_cleanly():
-    # the newcomers can hardly be ready before the last version; either way the job must end well
-    result = run_local(
-        command("--epochs", "3", "--step-seconds", "0.01"),
-        workers=1,
-        servers=1,
-        schedule=[Resize(25, 3, 2)],
-        settings=Settings(grace=60.0, start=60.0, settle=0.0, balance="even"),
-        paced=False,
-    )
-    assert result.state == "finished", result.log
-    assert result.digest == static_digest("--epochs", "3")
-    assert result.exit_codes["worker-0"] == result.exit_codes["ps-0"] == 0
-
-
-def test_a_job_lives_on_long_after_a_resize():
-    """Connections between servers end with a plan; that must not be taken for a death (noticed after three seconds)."""
-    result = run_local(
-        command("--epochs", "40", "--step-seconds", "0.01"),
-        workers=1,
-        servers=1,
-        schedule=[Resize(3, 1, 3), Resize(6, 2, 1)],
-        settings=PATIENT,
-    )
-    assert result.state == "finished", result.log
-    assert result.digest == static_digest("--epochs", "40")
+def test_a_job_lives_on_long_after_a_resize(monkeypatch):
+    """Connections between servers end with a plan; that must not be taken for a death."""
+    monkeypatch.setattr("pslite.server.connections.BROKEN_SECONDS", 0.1)
+    events = [Event(3, servers=3), Event(6, workers=2, servers=1)]
+    outcome = Rehearsal(job(), workers=1, servers=1, events=events, step_seconds=0.02).run()
+    outcome.check(rehearsed_digest(job()))
+    assert outcome.status.plans[-1].removed, outcome.story

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from pslite_jobs import PATIENT, KillAt
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
-
-sys.path.insert(0, str(Path(__file__).parent))
-from pslite_jobs import PATIENT, KillAt
 
 from pslite.errors import SpecError, UsageError
 from pslite.job.sample_order import permutation

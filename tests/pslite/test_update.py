@@ -2,52 +2,22 @@
 
 from __future__ import annotations
 
-import random
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from pslite_jobs import KillAt, command, static_digest
 from regression import table_segments
-from rehearsal import Event, Rehearsal, job, random_events
+from rehearsal import Event, Rehearsal, job
 from rehearsal import static_digest as rehearsed_digest
 
 from pslite.errors import SpecError
-from pslite.job.spec import LAMB, SGD, Segment
+from pslite.job.spec import SGD
 from pslite.storage.checkpoints import latest
 from pslite.testing import Resize, run_local
-
-
-def ended_well(outcome, digest):
-    assert outcome.status.state == "finished", outcome.log
-    assert outcome.status.result.digest == digest, outcome.log
-    assert not outcome.surprises, (outcome.surprises, outcome.log)
-
-
-@pytest.mark.parametrize("transport", ["", "tcp"])
-@pytest.mark.parametrize(
-    "changes", [{}, {"clip_norm": 0.3}, {"wire": "bfloat16"}, {"lamb": True}], ids=["", "clip", "wire", "lamb"]
-)
-@pytest.mark.parametrize("seed", range(5))
-def test_the_bits_are_those_of_servers_that_update(seed, changes, transport, monkeypatch):
-    monkeypatch.setenv("DL2_TRANSPORT", transport)
-    if changes.get("lamb"):
-        plain = job().segments
-        lamb = Segment(dtype="float32", optimizer=LAMB(lr=0.02), parts=plain[0].parts)
-        changes = {"segments": (lamb, plain[1])}
-    rng = random.Random(seed)
-    events = random_events(rng, last=45, kills=["worker"] * rng.randint(0, 2))
-    spec = job(update="worker", **changes)
-    outcome = Rehearsal(spec, workers=rng.randint(1, 4), servers=rng.randint(1, 4), events=events).run()
-    ended_well(outcome, rehearsed_digest(job(**changes)))
 
 
 def test_a_resize_moves_nothing():
     events = [Event(10, servers=3), Event(25, servers=1, oldest=True)]
     outcome = Rehearsal(job(update="worker"), workers=2, servers=1, events=events).run()
-    ended_well(outcome, rehearsed_digest(job()))
+    outcome.check(rehearsed_digest(job()))
     assert len(outcome.status.plans) >= 3
     assert all(plan.moved_bytes == 0 for plan in outcome.status.plans)
 
@@ -55,7 +25,7 @@ def test_a_resize_moves_nothing():
 def test_when_all_workers_are_replaced_one_stays_until_the_others_have_the_weights():
     events = [Event(10, workers=1, servers=2), Event(20, workers=3), Event(30, workers=1, oldest=True)]
     outcome = Rehearsal(job(update="worker"), workers=2, servers=1, events=events).run()
-    ended_well(outcome, rehearsed_digest(job()))
+    outcome.check(rehearsed_digest(job()))
 
 
 def test_a_checkpoint_is_the_first_workers_and_fits_any_number(tmp_path):

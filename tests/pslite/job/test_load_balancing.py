@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
-import random
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from rehearsal import QUICK, Event, Rehearsal, job, random_events, static_digest
+from rehearsal import QUICK, Event, Rehearsal, job, static_digest
 
 from pslite.errors import UsageError
 from pslite.job.assignment import assign, dealt
@@ -26,10 +20,6 @@ from pslite.job.reduction_tree import span
 from pslite.job.spec import SGD, Part, Segment, block_bytes_for
 from pslite.launch.environment import balance_of
 from pslite.worker.session import Share
-
-#: of random schedules of each kind
-SCHEDULES = int(os.environ.get("PSLITE_SCHEDULES", "6"))
-FIRST = int(os.environ.get("PSLITE_FIRST_SCHEDULE", "0"))
 
 costs = st.lists(st.floats(1e-4, 1e2), min_size=1, max_size=12)
 
@@ -403,30 +393,3 @@ def test_even_is_even():
     outcome = Rehearsal(spec, workers=2, servers=1, slow=slow, settings=replace(HASTY, balance="even")).run()
     assert outcome.status.state == "finished", outcome.log
     assert len(outcome.status.plans) == 1
-
-
-#: deals anew whenever it can, for next to nothing
-RESTLESS = replace(
-    QUICK, rule=Rule(measure=0.1, reports=1, gain=0.01, steady=0.0, worth=0.0, pause=0.1, most_pause=0.1, look=0.0)
-)
-
-
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + SCHEDULES // 2))
-@pytest.mark.parametrize("durability", ["none", "durable"])
-def test_random_schedules_among_plans_of_the_balance(seed, durability):
-    rng = random.Random(seed)
-    kills = ["worker"] * rng.randint(0, 1) + ["ps"] * (durability == "durable")
-    least = 3 if "ps" in kills else 1
-    events = random_events(rng, last=100, kills=kills, least_servers=least)
-    slow = {f"worker-{i}": rng.choice((0.0, 0.001, 0.004)) for i in range(20)}
-    slow |= {f"ps-{i}": rng.choice((0.0, 0.001)) for i in range(20)}
-    spec = job(epochs=20, durability=durability)
-    workers, servers = rng.randint(1, 4), rng.randint(least, 4)
-    outcome = Rehearsal(
-        spec, workers=workers, servers=servers, events=events, slow=slow, settings=RESTLESS
-    ).run()  # fmt: skip
-    story = "\n".join([f"seed {seed}, {workers} workers, {servers} servers", *map(str, events), *outcome.log,
-                       *outcome.surprises])  # fmt: skip
-    assert outcome.status.state == "finished", story
-    assert outcome.status.result.digest == static_digest(spec), story
-    assert not outcome.surprises, story

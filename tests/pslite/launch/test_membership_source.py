@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from fake_daemon import Daemon
 from pslite_jobs import command, environment, static_digest
 

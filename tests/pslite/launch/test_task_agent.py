@@ -12,11 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from pslite_jobs import command, environment, static_digest
 
 from pslite.coordinator import Coordinator, Settings

@@ -12,20 +12,16 @@ import itertools
 import random
 import socket
 import struct
-import sys
 import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Self, get_args
 
 import msgspec
 import numpy as np
 import psutil
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from encrypted import sealed_hello
 from regression import Regression, segments
 from rehearsal import Event, Rehearsal, job, static_digest

@@ -16,8 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from encrypted import TOKEN, Door, Listener, listening, sealed_hello, sealed_pair, tcp_pair
 from pslite_jobs import command, static_digest
 from rehearsal import Event, Rehearsal, job

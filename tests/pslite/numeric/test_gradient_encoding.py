@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from pslite_jobs import KillAt, command, static_digest
-from rehearsal import Rehearsal, job, random_events
-from rehearsal import static_digest as rehearsed_digest
+from rehearsal import job
 
 from pslite.job.blocks import cut
 from pslite.numeric.gradient_encoding import Encoding, wire_bytes
@@ -68,21 +62,8 @@ def test_only_gradients_of_float32_weights_are_halved():
     assert all(wire_bytes(job(), b) == b.nbytes for b in cut(job()))
 
 
-@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
-@pytest.mark.parametrize(("seed", "transport"), [(0, ""), (1, "tcp")])
-def test_exact_mode_has_the_bits_of_the_static_run(seed, wire, transport, monkeypatch):
-    monkeypatch.setenv("DL2_TRANSPORT", transport)
-    spec = job(wire=wire)
-    rng = random.Random(seed)
-    events = random_events(rng, last=45, kills=["worker"] * rng.randint(0, 2))
-    outcome = Rehearsal(spec, workers=rng.randint(1, 4), servers=rng.randint(1, 4), events=events).run()
-    assert outcome.status.state == "finished", outcome.log
-    assert outcome.status.result.digest == rehearsed_digest(spec), outcome.log
-    assert not outcome.surprises, outcome.surprises
-    assert rehearsed_digest(spec) != rehearsed_digest(job())
-
-
-def test_in_fast_mode_it_comes_close(tmp_path):
+@pytest.mark.parametrize("transport", ["", "tcp"])
+def test_in_fast_mode_it_comes_close(transport, tmp_path):
     save = tmp_path / "weights.npy"
     environ = {**os.environ, "DL2_TRANSPORT": "tcp"}
     options = ("--mode", "fast", "--epochs", "10", "--wire", "bfloat16", "--step-seconds", "0.01")

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import random
-import sys
 import threading
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from regression import Lookup, table_segments
+from rehearsal import Rehearsal, job
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from regression import Lookup, table_segments
-from rehearsal import Event, Rehearsal, job, random_events, static_digest
 
 from pslite.errors import ProtocolError, SpecError
 from pslite.job.blocks import Block, cut
@@ -102,44 +97,6 @@ def test_blocks_hold_whole_rows():
 def test_what_cannot_be_sparse(rule, shape, message):
     with pytest.raises(SpecError, match=message):
         Segment(dtype="float32", optimizer=rule, parts=(Part("t", shape),), sparse=True)
-
-
-@pytest.mark.parametrize(
-    ("rule", "changes"),
-    [
-        (SGD(lr=0.05), {}),
-        (Adam(lr=0.02), {}),
-        (Adam(lr=0.02), {"clip_norm": 0.3}),
-        (SGD(lr=0.05), {"wire": "bfloat16"}),
-    ],
-    ids=["sgd", "adam", "clip", "wire"],
-)
-@pytest.mark.parametrize(("seed", "transport"), [(0, ""), (1, "tcp")])
-def test_exact_mode_has_the_bits_of_the_static_run(seed, rule, changes, transport, monkeypatch):
-    monkeypatch.setenv("DL2_TRANSPORT", transport)
-    spec = job(segments=table_segments(100, 3, rule), block_bytes=120, **changes)
-    rng = random.Random(seed)
-    events = random_events(rng, last=45, kills=["worker"] * rng.randint(0, 2))
-    outcome = Rehearsal(
-        spec, workers=rng.randint(1, 4), servers=rng.randint(1, 4), events=events, model=Lookup
-    ).run()  # fmt: skip
-    assert outcome.status.state == "finished", outcome.log
-    assert outcome.status.result.digest == static_digest(spec, Lookup), outcome.log
-    assert not outcome.surprises, outcome.surprises
-
-
-@pytest.mark.parametrize("transport", ["", "tcp"])
-@pytest.mark.parametrize("version", [5, 22, 40])
-def test_a_new_owner_that_does_not_know_what_has_changed_sends_everything(version, transport, monkeypatch):
-    monkeypatch.setenv("DL2_TRANSPORT", transport)
-    spec = job(segments=table_segments(100, 3, Adam(lr=0.02)), block_bytes=120, durability="durable")
-    outcome = Rehearsal(
-        spec, workers=3, servers=4, events=[Event(version, kill="ps", choice=version)], model=Lookup
-    ).run()  # fmt: skip
-    assert outcome.killed
-    assert outcome.status.state == "finished", outcome.log
-    assert outcome.status.result.digest == static_digest(spec, Lookup), outcome.log
-    assert not outcome.surprises, outcome.surprises
 
 
 def test_only_rows_travel(monkeypatch):

@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from pslite_jobs import KillAt, command, environment, static_digest
 
 from pslite.errors import CheckpointError
