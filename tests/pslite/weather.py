@@ -28,7 +28,8 @@ class _Rough:
         return getattr(self._sock, name)
 
     def _some(self, view: memoryview) -> memoryview:
-        if self._rng.random() < 0.3:
+        # what is closed says so, as it would in good weather
+        if self._sock.fileno() >= 0 and self._rng.random() < 0.3:
             raise BlockingIOError
         return view[: self._rng.choice(_PIECES)]
 
