@@ -11,8 +11,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from parts import Parts, a_job, a_plan
 
 from pslite.errors import ProtocolError
+from pslite.job.spec import LAMB, Part, Segment
 from pslite.net.data_frames import AGAIN, FETCH, PARAM, WHOLE, WRONG_OWNER, Header
-from pslite.net.messages import Clip, Norm
+from pslite.net.messages import Clip, Norm, Trust
 
 
 def a_server(**changes):
@@ -83,6 +84,26 @@ def test_a_clipped_step_waits_for_the_norm_over_all_servers():
     # another coordinator may hear of it again
     parts.rounds.take_factors(Clip(version=-1, factor=0.1))
     assert parts.state.owned[0].version == 1
+
+
+def test_a_factor_that_a_second_coordinator_sends_again_counts_once():
+    """Else sums of squares of a step that is done would be reported as those of the next one."""
+    lamb = Segment(dtype="float32", optimizer=LAMB(), parts=(Part("a", (8,)),))
+    parts = a_server(segments=(lamb,), clip_norm=1.0)
+    for block in (0, 1):
+        parts.push(0, 2, 0, 4.0, block=block)
+        parts.push(1, 3, 0, 4.0, block=block)
+    parts.steps.report()
+    parts.rounds.take_factors(Clip(version=0, factor=0.5))
+    parts.steps.report()
+    told = [(norm.version, norm.of, set(norm.squares)) for norm in parts.told if isinstance(norm, Norm)]
+    assert told == [(0, "gradient", {0, 1}), (0, "update", {0, 1})]
+    parts.told.clear()
+    parts.rounds.take_factors(Clip(version=0, factor=0.5))
+    parts.rounds.take_factors(Trust(version=0, factors={0: 0.5}))
+    parts.steps.report()
+    assert [block.version for block in parts.state.owned.values()] == [1, 1]
+    assert not any(isinstance(message, Norm) for message in parts.told)
 
 
 def test_a_worker_whose_connection_broke_is_answered_again_unless_the_answer_is_to_come():

@@ -101,6 +101,9 @@ class Steps:
     def apply(self, block: BlockState, step: Step, version: int | None = None) -> None:
         """Make the next version of a block, without counting it; `version` is where it differs from the block's."""
         self.state.faults.reached(FaultPoint.APPLY, block, step)
+        for squares in self._squares.values():
+            # summed up again, after a factor that a second coordinator sent again
+            squares.pop(block.number, None)
         rule, total = block.block.optimizer, step.total
         version = block.version if version is None else version
         self.state.meter.add(block.block.nbytes)
