@@ -146,7 +146,7 @@ def test_a_key_that_others_may_read(dl2d: Dl2d, site: Site):
     (site.folder / "state" / "secret").chmod(0o644)
     ran = dl2d("submit", site.job(), "-c", site.config)
     assert ran.status == 2
-    assert "nobody else may read it" in ran.err
+    assert "only its owner may read it" in ran.err
 
 
 def test_before_the_daemon_ever_ran(dl2d: Dl2d, folder: Path):

@@ -236,7 +236,7 @@ def test_what_types_and_resources_have_in_common_is_taken_over() -> None:
         network = policy_network(kind, new.layout, 32)
         begin(network, torch.Generator().manual_seed(5))
         if kind is NetworkKind.DENSE:
-            with pytest.raises(CheckpointError, match="of another network"):
+            with pytest.raises(CheckpointError, match="another shape than the one to train"):
                 adopt(network, start, new)
             continue
         adopt(network, start, new)
@@ -263,7 +263,7 @@ def test_a_start_that_sees_other_things_is_refused() -> None:
         train(
             TRAINING, VALIDATION, replace(dense, window=7), seed=0, start=train(TRAINING, VALIDATION, dense, seed=0)
         )  # fmt: skip
-    with pytest.raises(CheckpointError, match="of another network"):
+    with pytest.raises(CheckpointError, match="another shape than the one to train"):
         train(TRAINING, VALIDATION, replace(SMALL, hidden=16), seed=0, start=start)
 
 
