@@ -34,7 +34,7 @@ from hot_scaling import describe
 from msgspec.structs import replace
 
 from pslite.coordinator import Settings
-from pslite.numeric.gradients import GradientSums
+from pslite.numeric.gradient_sums import GradientSums
 from pslite.testing import Resize, pace, run_local
 from pslite.worker.connect import session_for
 

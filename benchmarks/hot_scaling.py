@@ -38,9 +38,9 @@ from resnet50 import resnet50_shapes
 from pslite.coordinator import Settings
 from pslite.job.assignment import assign
 from pslite.job.blocks import cut
-from pslite.job.spec import SGD, JobSpec, Part, Segment, block_bytes_for
-from pslite.job.status import PlanReport
-from pslite.numeric.gradients import GradientSums
+from pslite.job.job_spec import SGD, JobSpec, Part, Segment, block_bytes_for
+from pslite.job.job_status import PlanReport
+from pslite.numeric.gradient_sums import GradientSums
 from pslite.testing import LocalResult, Resize, pace, run_local
 from pslite.worker.connect import session_for
 

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from pslite.coordinator import Settings
+from pslite.job.job_spec import SGD, JobSpec, Part, Segment, block_bytes_for
 from pslite.job.load_balancing import Rule
-from pslite.job.spec import SGD, JobSpec, Part, Segment, block_bytes_for
-from pslite.numeric.gradients import GradientSums
+from pslite.numeric.gradient_sums import GradientSums
 from pslite.testing import run_local
 from pslite.worker.connect import session_for
 

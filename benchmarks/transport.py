@@ -22,9 +22,9 @@ import psutil
 from resnet50 import resnet50_shapes
 
 from pslite.coordinator import Settings
-from pslite.job.spec import SGD, JobSpec, Part, Segment, block_bytes_for
+from pslite.job.job_spec import SGD, JobSpec, Part, Segment, block_bytes_for
 from pslite.numeric.gradient_encoding import encoding_of
-from pslite.numeric.gradients import Bundle, Contribution
+from pslite.numeric.gradient_sums import Bundle, Contribution
 from pslite.testing import run_local
 from pslite.worker.connect import session_for
 

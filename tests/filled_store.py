@@ -11,12 +11,12 @@ from typing import Any
 from sqlalchemy import insert
 
 from dl2d.core.cluster import Snapshot
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision
 from dl2d.core.jobs import JobRequest, JobState, Launch
-from dl2d.core.mode import Mode
-from dl2d.core.plan import Outcome, Plan
-from dl2d.core.registry import VersionState
+from dl2d.core.policy_registry import VersionState
 from dl2d.core.resources import Resources
+from dl2d.core.tick_plan import Outcome, Plan
 from dl2d.store.database import Database, Place
 from dl2d.store.jobs import JobRow, ProgressRow
 from dl2d.store.mapping import Base, table_of

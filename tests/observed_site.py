@@ -9,8 +9,8 @@ import numpy as np
 from tick.world import World
 
 from dl2d.core.cluster import Node
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.jobs import Owner
-from dl2d.core.mode import Mode
 from dl2d.core.resource_manager import RmJobState, StaticJob
 from dl2d.core.resources import Resources
 from dl2d.testing.builders import make_nodes

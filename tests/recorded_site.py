@@ -15,9 +15,9 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import Job, JobKey, JobState
 from dl2d.core.packing import Packing
-from dl2d.core.plan import Outcome, Plan
 from dl2d.core.policy import Policy
 from dl2d.core.store import JobChange, Slot
+from dl2d.core.tick_plan import Outcome, Plan
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.simulation.replay import replay
 from dl2d.simulation.workload.format import Workload

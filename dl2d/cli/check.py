@@ -20,9 +20,9 @@ from dl2d.cli.status import MODE_WORDS
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Node
 from dl2d.core.errors import Dl2dError
+from dl2d.core.job_request import RequestRules
 from dl2d.core.policy import Policy
-from dl2d.core.registry import Version
-from dl2d.core.request import RequestRules
+from dl2d.core.policy_registry import Version
 from dl2d.core.resource_manager import RmSnapshot
 from dl2d.daemon.api.admission import check_feasible
 from dl2d.daemon.credentials import load_credentials

@@ -28,8 +28,8 @@ import yaml
 
 from dl2d.cli.daemon_client import DaemonClient
 from dl2d.cli.demo_jobs import FAST, FULL, DemoJob, Played, Script
-from dl2d.cli.extras import require_extra
-from dl2d.cli.job_lines import JobLine, job_lines
+from dl2d.cli.job_summary import JobLine, job_lines
+from dl2d.cli.optional_packages import require_extra
 from dl2d.cli.options import JsonOption
 from dl2d.cli.output import number, print_json, print_tables, table
 from dl2d.cli.status import arrow

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dl2d.config.files import shipped
-from dl2d.core.codec import as_plain
 from dl2d.core.jobs import Job, JobState
+from dl2d.core.json_codec import as_plain
 from dl2d.core.store import DecisionEntry, RuntimePlan
 
 #: Samples in the training part of the digits (examples/train_digits.py), and samples of a step.

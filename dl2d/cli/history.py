@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from dl2d.cli.job_lines import allocation_json
+from dl2d.cli.job_summary import allocation_json
 from dl2d.cli.options import ConfigOption, JsonOption, find_job, reading
 from dl2d.cli.output import moment, print_json, print_tables, table
 from dl2d.config.settings import DEFAULT_PATH, load_settings
-from dl2d.core.codec import as_plain
+from dl2d.core.daemon_mode import ModeChange
 from dl2d.core.jobs import Job, JobKey
-from dl2d.core.mode import ModeChange
+from dl2d.core.json_codec import as_plain
 from dl2d.core.store import DecisionEntry, Resize, RuntimePlan, SlotSummary, Store
 
 _MOST = 100_000

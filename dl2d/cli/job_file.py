@@ -11,8 +11,8 @@ from pathlib import Path
 import yaml
 
 from dl2d.core.errors import RequestError
+from dl2d.core.job_request import RequestRules, parse_request, read_directives
 from dl2d.core.jobs import JobRequest
-from dl2d.core.request import RequestRules, parse_request, read_directives
 
 #: A job file is a page of text; a larger file was named by mistake.
 _MAX_BYTES = 1024 * 1024

@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from dl2d import __version__
-from dl2d.cli.extras import missing_extra
+from dl2d.cli.optional_packages import missing_extra
 from dl2d.core.errors import ConfigError, Dl2dError, PluginError, RequestError, WorkloadError
 
 _JOBS, _ADMIN, _RESEARCH = "Jobs", "Administration", "Research"
@@ -33,10 +33,10 @@ COMMANDS: Final = MappingProxyType(
         "train": ("train", "app", _RESEARCH, "Train a learned policy and write a checkpoint."),
         "experiment": ("experiment", "app", _RESEARCH, "Compare policies over workloads and seeds in a report."),
         "demo": ("demo", "demo", _ADMIN, "Train three real jobs on this machine and resize them meanwhile."),
-        "run": ("serve", "run", _ADMIN, "Run the daemon until SIGTERM; SIGHUP reads the configuration again."),
+        "run": ("run_daemon", "run", _ADMIN, "Run the daemon until SIGTERM; SIGHUP reads the configuration again."),
         "check": ("check", "check", _ADMIN, "Check the configuration, what it names, and job files."),
-        "config": ("installation", "config", _ADMIN, "Print the sample configuration with every key explained."),
-        "unit": ("installation", "unit", _ADMIN, "Print the systemd unit of this installation."),
+        "config": ("installation_files", "config", _ADMIN, "Print the sample configuration with every key explained."),
+        "unit": ("installation_files", "unit", _ADMIN, "Print the systemd unit of this installation."),
         "db": ("db", "app", _ADMIN, "Upgrade the database's schema or show its revision."),
         "shadow": ("shadow", "shadow", _ADMIN, "Compare decisions of mode shadow with what the scheduler gave."),
         "sql": ("sql", "sql", _ADMIN, "Query the database, read-only."),

@@ -12,10 +12,10 @@ import typer
 from dl2d.cli.options import ConfigOption, JsonOption, reading
 from dl2d.cli.output import moment, print_json, print_tables, table
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
-from dl2d.core.codec import as_plain
 from dl2d.core.errors import Dl2dError, GateRefused, PolicyError, RegistryError, RequestError, WorkloadError
 from dl2d.core.history import RecordingStore
-from dl2d.core.registry import Registry, Trial, Version, VersionState
+from dl2d.core.json_codec import as_plain
+from dl2d.core.policy_registry import Registry, Trial, Version, VersionState
 from dl2d.daemon.models.active_version import configured_checkpoint, given, keep_version, read_version
 from dl2d.plugins import (
     PLACEMENTS,
@@ -130,7 +130,7 @@ def _pass_gate(settings: Settings, store: RecordingStore, version: Version) -> N
         It cannot decide at all.
     """
     # The simulator, which no other command here waits for.
-    from dl2d.cli import trial as trials  # noqa: PLC0415
+    from dl2d.cli import gate_trial as trials  # noqa: PLC0415
     from dl2d.cli.train_options import progress_bars  # noqa: PLC0415
 
     name, registry = version.policy, store.registry

@@ -12,14 +12,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dl2d.cli.job_lines import JobLine, as_of_now, job_lines
+from dl2d.cli.job_summary import JobLine, as_of_now, job_lines
 from dl2d.cli.options import ConfigOption, JsonOption, find_job, reading
 from dl2d.cli.output import console, duration, number, on_terminal, print_json, print_tables, table
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.core.cluster import Task
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.jobs import JobKey, JobState
-from dl2d.core.mode import Mode
-from dl2d.core.registry import SiteStore
+from dl2d.core.policy_registry import SiteStore
 from dl2d.core.store import TaskReport
 
 _DAY = 86_400.0

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from dl2d.cli.daemon_client import DaemonClient
-from dl2d.cli.follow import follow
+from dl2d.cli.follow_job import follow
 from dl2d.cli.job_file import JobFile, parse_override
 from dl2d.cli.options import ConfigOption, JobArgument, JsonOption, find_job, reading
 from dl2d.cli.output import print_json

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from dl2d.cli.extras import require_extra
+from dl2d.cli.optional_packages import require_extra
 from dl2d.cli.options import ConfigOption, JsonOption
 from dl2d.cli.train_options import TrainOptions
 from dl2d.cli.train_supervised import supervised
@@ -112,7 +112,7 @@ def train(
 
         train_twin(_site(config, store), options)
     elif design is Design.ORIGINAL:
-        from dl2d.cli.train_original import train_original  # noqa: PLC0415
+        from dl2d.cli.train_dl2_paper import train_original  # noqa: PLC0415
 
         train_original(options)
     else:

@@ -11,11 +11,11 @@ import typer
 from dl2d.cli.options import reading
 from dl2d.cli.output import print_json, print_tables, table
 from dl2d.cli.train_options import TrainOptions, interruptible, progress_bars
-from dl2d.cli.twin import NAME, Learned, TwinSettings, judged, learn
+from dl2d.cli.twin_training import NAME, Learned, TwinSettings, judged, learn
 from dl2d.config.settings import Settings
-from dl2d.core.codec import as_plain
 from dl2d.core.errors import CheckpointError
-from dl2d.core.registry import Trial
+from dl2d.core.json_codec import as_plain
+from dl2d.core.policy_registry import Trial
 from dl2d.daemon.models.candidates import enter
 from dl2d.learning.training_report import write_report
 from dl2d.policies.common.checkpoint import DIGITS

@@ -9,19 +9,19 @@ from typing import Annotated
 
 import typer
 
-from dl2d.cli.job_lines import JobLine, allocation_json, as_of_now
+from dl2d.cli.job_summary import JobLine, allocation_json, as_of_now
 from dl2d.cli.options import ConfigOption, JobArgument, JsonOption, find_job, reading
 from dl2d.cli.output import duration, moment, print_json
-from dl2d.cli.recompute import Recomputed, recompute
+from dl2d.cli.recompute_decision import Recomputed, recompute
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Task
-from dl2d.core.codec import as_plain
 from dl2d.core.decision import Constraint, JobDecision, Reason
 from dl2d.core.errors import RequestError
 from dl2d.core.jobs import Job, JobKey
-from dl2d.core.plan import Deferred, Failure
-from dl2d.core.registry import SiteStore
+from dl2d.core.json_codec import as_plain
+from dl2d.core.policy_registry import SiteStore
 from dl2d.core.store import DecisionEntry, Slot, Store
+from dl2d.core.tick_plan import Deferred, Failure
 
 _MOST = 100_000
 

@@ -19,9 +19,9 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import ConfigError, RequestError
-from dl2d.core.mode import Mode
-from dl2d.core.request import MAX_TASKS, RequestRules
+from dl2d.core.job_request import MAX_TASKS, RequestRules
 from dl2d.core.resources import Resources, parse_resources
 from dl2d.core.validation import problems_of
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
-from dl2d.core.measured import JobSpeeds, MeasuredLoss, MeasuredSpeeds
+from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, MeasuredSpeeds
 from dl2d.core.resources import NO_RESOURCES, Resources
 
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from dl2d.core.cluster import Node
 from dl2d.core.jobs import Job, JobKey
-from dl2d.core.measured import MeasuredSpeeds
-from dl2d.core.registry import SiteStore
+from dl2d.core.measured_speeds import MeasuredSpeeds
+from dl2d.core.policy_registry import SiteStore
 from dl2d.core.store import RuntimePlan
 
 

@@ -15,8 +15,8 @@ import msgspec
 from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.decision import Decision, JobDecision
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobRequest, JobState, Progress, Role
-from dl2d.core.measured import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
-from dl2d.core.plan import Outcome, Plan, Start
+from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
+from dl2d.core.tick_plan import Outcome, Plan, Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,19 +20,19 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 from dl2d.config.settings import Settings
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError
-from dl2d.core.mode import Mode
-from dl2d.core.registry import SiteStore
+from dl2d.core.policy_registry import SiteStore
 from dl2d.core.resource_manager import ResourceManager
 from dl2d.daemon.api.admission import Admission
 from dl2d.daemon.api.application import create_api
+from dl2d.daemon.api.dependencies import ManagerAccess, Services
 from dl2d.daemon.api.server import ApiServer
-from dl2d.daemon.api.services import ManagerAccess, Services
 from dl2d.daemon.credentials import load_credentials
 from dl2d.daemon.health import Health
 from dl2d.daemon.models.active_version import ActiveVersion
 from dl2d.daemon.models.learner_process import Learner
-from dl2d.daemon.service_manager import ServiceManager
+from dl2d.daemon.systemd import ServiceManager
 from dl2d.plugins import load_manager, load_placement, load_policy
 from dl2d.tick.context import Context, Deciders, GuardRules, Timeouts
 from dl2d.tick.policy_call import Deadline

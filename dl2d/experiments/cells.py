@@ -12,8 +12,7 @@ import numpy as np
 
 from dl2d.core.errors import Dl2dError
 from dl2d.experiments.definition import Case, Experiment
-from dl2d.experiments.participants import Participant
-from dl2d.experiments.preparation import (
+from dl2d.experiments.participant_preparation import (
     Preparation,
     combinations,
     placement_for,
@@ -22,6 +21,7 @@ from dl2d.experiments.preparation import (
     to_prepare,
     tuned,
 )
+from dl2d.experiments.participants import Participant
 from dl2d.simulation.lower_bound import lower_bound
 from dl2d.simulation.replay import replay
 from dl2d.simulation.rule_presets import Preset

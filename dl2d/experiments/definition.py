@@ -15,6 +15,7 @@ import yaml
 from pydantic import BeforeValidator, PlainValidator, TypeAdapter, model_validator
 
 from dl2d.core.errors import WorkloadError
+from dl2d.core.message_text import did_you_mean, printable, shown
 from dl2d.core.validation import (
     ONE_LINE,
     Flag,
@@ -29,7 +30,6 @@ from dl2d.core.validation import (
     read,
     to_plain,
 )
-from dl2d.core.wording import did_you_mean, printable, shown
 from dl2d.experiments.participants import (
     MAX_TRAININGS,
     SEEDS_EACH,

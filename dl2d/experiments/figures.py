@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from dl2d.experiments.preparation import REFERENCE
+from dl2d.experiments.participant_preparation import REFERENCE
 from dl2d.experiments.results import CaseSummary, Curve, PolicySummary, Timelines, by_unit, curves, read_timelines
 from dl2d.experiments.run import Run
 

@@ -26,8 +26,8 @@ from typing import Any
 import msgspec
 
 from dl2d.atomic_file import write_atomically
-from dl2d.core.codec import as_plain, decode, encode
 from dl2d.core.errors import Dl2dError, PluginError
+from dl2d.core.json_codec import as_plain, decode, encode
 from dl2d.experiments.cells import (
     Cell,
     Finished,
@@ -48,7 +48,7 @@ from dl2d.experiments.definition import (
     write_experiment,
 )
 from dl2d.experiments.executors import Executor
-from dl2d.experiments.preparation import Preparation, Prepared
+from dl2d.experiments.participant_preparation import Preparation, Prepared
 from dl2d.experiments.provenance import code_digest, environment
 from dl2d.simulation.slot_series import SlotSeries
 from dl2d.simulation.workload.sources import named_file

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dl2d.core.jobs import Allocation, JobRequest
-from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.policies.dl2.pareto_frontier import (
     ParetoFrontier,
     ParetoFrontiers,
@@ -27,7 +27,7 @@ from dl2d.policies.dl2.pareto_frontier import (
 from dl2d.policies.dl2.scoring import MIN_WORK_LEFT, Bools, ClusterJobs, Floats, Ints
 from dl2d.policies.dl2.size_steps import choose_sizes
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
-from dl2d.simulation.vectorized.library import Library
+from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.format import Workload, to_request
 from dl2d.throughput.gaussian_process import GaussianProcess
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from dl2d.core.errors import WorkloadError
 from dl2d.core.history import History
-from dl2d.core.measured import MeasuredSpeeds
+from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.learning.twin import Day, Speeds, costs_of, days_of, learnt_from, resampled, thinned, workload_of
-from dl2d.simulation.speeds.realism import Realism
+from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.format import Workload
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.observations import by_kind

@@ -14,13 +14,13 @@ from typing import Annotated, Any, Final
 import numpy as np
 
 from dl2d.core.errors import CheckpointError
-from dl2d.core.measured import MeasuredSpeeds
+from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.validation import Flag, Items, Number, Record, Whole
 from dl2d.learning import training_state
 from dl2d.learning.evolution_strategy import Search, Step, advance
 from dl2d.learning.rollout import Ground, Measurements, measuring, play
 from dl2d.policies.common.checkpoint import Checkpoint
-from dl2d.policies.dl2.parameters import as_arrays, from_arrays
+from dl2d.policies.dl2.checkpoint_contents import as_arrays, from_arrays
 from dl2d.policies.dl2.pareto_frontier import ParetoFrontiers
 from dl2d.policies.dl2.scoring import FEATURES, Floats, Ints, initial_weights
 from dl2d.simulation.workload.format import Workload

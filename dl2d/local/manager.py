@@ -28,8 +28,8 @@ from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor, Capabilities, RmJob, RmJobState, RmSnapshot, TaskSpec
 from dl2d.core.resources import Resources
 from dl2d.local import task_supervisor
-from dl2d.local.records import Ending, ProcessId, Record, Records, unavailable
 from dl2d.local.settings import LocalSettings
+from dl2d.local.task_records import Ending, ProcessId, Record, Records, unavailable
 from dl2d.local.task_supervisor import boot_id, start_ticks
 
 log = structlog.get_logger(__name__)

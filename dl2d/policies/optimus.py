@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.jobs import Allocation, Architecture, Job
-from dl2d.core.measured import KnownSpeeds
+from dl2d.core.measured_speeds import KnownSpeeds
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.marginal_gain import GrowingJobs, JobGroup, ended_at, seconds_per_sample

@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from dl2d.policies.dl2_paper.observation import Observations
 from dl2d.simulation.vectorized.clusters import Bools, Clusters, SlotReport
-from dl2d.simulation.vectorized.library import Floats, Ints, Library
-from dl2d.simulation.vectorized.windows import Windows
+from dl2d.simulation.vectorized.stepwise_sizing import Windows
+from dl2d.simulation.vectorized.workload_arrays import Floats, Ints, Library
 from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.generators import generate
 

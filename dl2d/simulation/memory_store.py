@@ -12,7 +12,7 @@ from msgspec import structs
 from dl2d.core.cluster import Task, TaskState, in_submit_order
 from dl2d.core.errors import DuplicateJob, StoreError
 from dl2d.core.jobs import Allocation, Job, JobKey, Progress, Role
-from dl2d.core.measured import (
+from dl2d.core.measured_speeds import (
     MAX_MEASUREMENTS,
     JobSpeeds,
     LossPoint,
@@ -24,8 +24,8 @@ from dl2d.core.measured import (
     mean_of,
     thinned,
 )
-from dl2d.core.plan import Start
 from dl2d.core.store import JobChange, Slot, TaskChange, TaskReport
+from dl2d.core.tick_plan import Start
 
 
 class MemoryStore:

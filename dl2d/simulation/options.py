@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from dl2d.core.errors import WorkloadError
+from dl2d.core.message_text import did_you_mean, shown
 from dl2d.core.validation import not_one_of
-from dl2d.core.wording import did_you_mean, shown
 
 _LONGEST_TEXT = 1000
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dl2d.core.cluster import Node
-from dl2d.simulation.speeds.realism import Realism, SeededRandom
+from dl2d.simulation.speeds.realism_options import Realism, SeededRandom
 from dl2d.simulation.workload.format import CapacityChange
 
 _HOUR = 3600.0

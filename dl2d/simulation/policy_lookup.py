@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from dl2d.core.errors import PluginError
+from dl2d.core.message_text import did_you_mean
 from dl2d.core.policy import Policy
-from dl2d.core.wording import did_you_mean
 from dl2d.plugins import POLICIES, available, load_policy
 from dl2d.policies.dl2 import policy as dl2
 from dl2d.policies.dl2_paper import policy as dl2_paper

@@ -26,7 +26,7 @@ from dl2d.simulation.memory_store import MemoryStore
 from dl2d.simulation.outages import NodeEvent, Outages
 from dl2d.simulation.realism_effects import Effects, reported_epoch, resized
 from dl2d.simulation.slot_series import SlotRecorder, SlotSeries
-from dl2d.simulation.speeds.realism import Realism, SeededRandom
+from dl2d.simulation.speeds.realism_options import Realism, SeededRandom
 from dl2d.simulation.workload.format import SimulatedJob, Workload, to_request
 from dl2d.tick.context import Context, Deciders, GuardRules, Timeouts
 from dl2d.tick.state import TickState

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, select
 from dl2d.core.cluster import Node, Snapshot, TaskState, in_submit_order
 from dl2d.core.history import History, Sight
 from dl2d.core.jobs import Launch
-from dl2d.core.measured import TrainingKind
+from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.store.jobs import JobRow, job_of
 from dl2d.store.mapping import columns

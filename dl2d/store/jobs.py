@@ -27,7 +27,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from dl2d.core.cluster import submit_order
 from dl2d.core.errors import DuplicateJob, StoreError
 from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress
-from dl2d.core.measured import (
+from dl2d.core.measured_speeds import (
     MAX_LOSSES,
     MAX_MEASUREMENTS,
     JobSpeeds,

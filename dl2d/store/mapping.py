@@ -20,8 +20,8 @@ from sqlalchemy.engine import Connection, Dialect
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-from dl2d.core.codec import decode, encode
 from dl2d.core.errors import StoreError
+from dl2d.core.json_codec import decode, encode
 from dl2d.core.resources import Resources
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, insert, select
 from sqlalchemy.orm import Mapped, mapped_column
 
-from dl2d.core.mode import Mode, ModeChange
+from dl2d.core.daemon_mode import Mode, ModeChange
 from dl2d.store.mapping import NUMBER, Base, Choice, FreeText, Mapping, columns, table_of
 
 

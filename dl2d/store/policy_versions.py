@@ -11,7 +11,7 @@ from sqlalchemy import Connection, ForeignKey, Index, Row, Select, UniqueConstra
 from sqlalchemy.orm import Mapped, aliased, mapped_column
 
 from dl2d.core.errors import RegistryError
-from dl2d.core.registry import (
+from dl2d.core.policy_registry import (
     LearningRun,
     RunState,
     Trial,
@@ -107,7 +107,7 @@ _RUN = Mapping(LearningRun, LearningRunRow)
 
 
 class SqlRegistry:
-    """Implements ``dl2d.core.registry.Registry`` on the store's own database."""
+    """Implements ``dl2d.core.policy_registry.Registry`` on the store's own database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

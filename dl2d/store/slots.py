@@ -16,9 +16,9 @@ from dl2d.core.cluster import NodeState, Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import Allocation, JobKey
-from dl2d.core.plan import Outcome, Plan
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.store import DecisionEntry, Slot, SlotSummary
+from dl2d.core.tick_plan import Outcome, Plan
 from dl2d.store.jobs import JobRow, job_numbers
 from dl2d.store.mapping import (
     EMPTY,

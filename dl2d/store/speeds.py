@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, Select, bindparam, delete, func, select,
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.jobs import Allocation, Architecture, Consistency
-from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, Tally, TrainingKind, count
+from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, Tally, TrainingKind, count
 from dl2d.store.mapping import MAX_VALUES, Base, Choice, FreeText, Values, batches, columns, table_of, upsert
 
 

@@ -12,12 +12,11 @@ from collections.abc import Collection, Sequence
 from sqlalchemy import Connection, event, select
 
 from dl2d.core.cluster import Task
+from dl2d.core.daemon_mode import Mode, ModeChange
 from dl2d.core.errors import AlreadyRunning, SchemaOutdated
 from dl2d.core.history import History
 from dl2d.core.jobs import Job, JobKey, Progress
-from dl2d.core.measured import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
-from dl2d.core.mode import Mode, ModeChange
-from dl2d.core.plan import Start
+from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
 from dl2d.core.store import (
     DecisionEntry,
     JobChange,
@@ -28,6 +27,7 @@ from dl2d.core.store import (
     TaskChange,
     TaskReport,
 )
+from dl2d.core.tick_plan import Start
 from dl2d.store import jobs as job_queries
 from dl2d.store import modes as mode_queries
 from dl2d.store import schema

@@ -31,9 +31,9 @@ from sqlalchemy.orm import Mapped, mapped_column
 from dl2d.core.cluster import Task, TaskState, submit_order
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import JobKey, Role
-from dl2d.core.plan import Start
 from dl2d.core.resources import Resources
 from dl2d.core.store import Resize, ResizeEvent, RuntimePlan, TaskChange, TaskReport
+from dl2d.core.tick_plan import Start
 from dl2d.store.jobs import JobRow, job_numbers
 from dl2d.store.mapping import (
     EMPTY,

@@ -47,7 +47,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.jobs import Architecture, Consistency, JobRequest
-from dl2d.core.measured import SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
 from dl2d.throughput.observations import Points, as_points, sizes_of
 
 Floats = NDArray[np.float64]

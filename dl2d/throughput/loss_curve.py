@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.core.measured import LossPoint
+from dl2d.core.measured_speeds import LossPoint
 
 _Floats = NDArray[np.float64]
 #: Fewest points that say anything of three coefficients.

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.jobs import Allocation
-from dl2d.core.measured import FAR, WRONG, MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds import FAR, WRONG, MeasuredSpeeds, SpeedPoint, TrainingKind
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.jobs import Allocation, Architecture, Consistency
-from dl2d.core.measured import SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
 
 _Floats = NDArray[np.float64]
 #: Two sizes count as telling the same where they differ by less than this part of what they tell.
@@ -80,7 +80,7 @@ class SpeedFit:
     theta: tuple[float, ...]
 
     def grid(self, max_workers: int, max_ps: int) -> _Floats:
-        """Samples per second, as ``dl2d.core.measured.KnownSpeeds.grid`` has them: ``grid[ps, workers]``.
+        """Samples per second, as ``dl2d.core.measured_speeds.KnownSpeeds.grid`` has them: ``grid[ps, workers]``.
 
         Where all terms with a coefficient vanish the function says nothing: 0, as where nothing is trained.
         """

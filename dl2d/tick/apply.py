@@ -9,8 +9,8 @@ import structlog
 from dl2d.core.cluster import TaskState
 from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
-from dl2d.core.plan import Failure, Outcome, Plan
 from dl2d.core.store import JobChange, TaskChange
+from dl2d.core.tick_plan import Failure, Outcome, Plan
 from dl2d.tick.context import Context
 from dl2d.tick.task_specs import JobLauncher
 

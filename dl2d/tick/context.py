@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Decision
-from dl2d.core.mode import Mode
+from dl2d.core.job_request import RequestRules
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence, Policy
-from dl2d.core.request import RequestRules
 from dl2d.core.resource_manager import ResourceManager
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TickStore

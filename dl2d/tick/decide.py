@@ -9,16 +9,16 @@ import numpy as np
 import structlog
 
 from dl2d.core.cluster import Snapshot
-from dl2d.core.codec import digest
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.errors import PolicyError
-from dl2d.core.mode import Mode
+from dl2d.core.json_codec import digest
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.tick import guard
 from dl2d.tick.context import Deciders
-from dl2d.tick.idle import IdleWaiting
+from dl2d.tick.idle_cluster import IdleWaiting
 from dl2d.tick.policy_call import gc_paused
 from dl2d.tick.reconcile import Reconciled
 from dl2d.tick.state import SetAside

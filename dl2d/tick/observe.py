@@ -10,7 +10,7 @@ from msgspec import structs
 
 from dl2d.core.cluster import Snapshot, Task, in_submit_order
 from dl2d.core.jobs import Allocation, Job, JobKey, JobState, Launch, Progress
-from dl2d.core.measured import TrainingKind
+from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.policy import Evidence
 from dl2d.core.resource_manager import ResourceManager, RmJobState, RmSnapshot
 from dl2d.core.resources import Resources

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dl2d.core.cluster import Snapshot
-from dl2d.core.codec import digest
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Decision
-from dl2d.core.mode import Mode
-from dl2d.core.plan import Outcome, Plan
+from dl2d.core.json_codec import digest
 from dl2d.core.store import Slot
+from dl2d.core.tick_plan import Outcome, Plan
 from dl2d.tick.context import Context
-from dl2d.tick.idle import IdleWaiting
+from dl2d.tick.idle_cluster import IdleWaiting
 from dl2d.tick.observed_decision import OBSERVED
 from dl2d.tick.reconcile import Reconciled
 from dl2d.tick.state import Ruling, SetAside, TickState

@@ -21,7 +21,7 @@ from dl2d.core.policy import Policy
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import Store
 from dl2d.tick.guard import check, check_scores
-from dl2d.tick.idle import idle_jobs
+from dl2d.tick.idle_cluster import idle_jobs
 from dl2d.tick.place.place import place
 
 #: Intervals that are run. A job may be left waiting in the first, since some policies choose at random.

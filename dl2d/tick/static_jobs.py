@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 
 from dl2d.core.cluster import Task, TaskState
+from dl2d.core.job_request import RequestRules
 from dl2d.core.jobs import (
     HOUR_SECONDS,
     Allocation,
@@ -26,11 +27,10 @@ from dl2d.core.jobs import (
     Launch,
     Role,
 )
-from dl2d.core.plan import Start
-from dl2d.core.request import RequestRules
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmJob, RmJobState, RmSnapshot, StaticJob
 from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, TaskChange
+from dl2d.core.tick_plan import Start
 from dl2d.tick.context import Context
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs
 

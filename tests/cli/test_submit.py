@@ -19,8 +19,8 @@ from daemon.api.api_world import ApiWorld
 from daemon_process import free_port
 
 from dl2d.cli.submit import job_environment
+from dl2d.core.job_request import RequestRules
 from dl2d.core.jobs import Job, JobState
-from dl2d.core.request import RequestRules
 from dl2d.core.store import JobChange, Store
 from dl2d.store.sql import SqlStore
 from dl2d.testing.builders import make_nodes

@@ -13,8 +13,8 @@ from observed_site import observe
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobState
-from dl2d.core.plan import Outcome, Plan
 from dl2d.core.store import Slot
+from dl2d.core.tick_plan import Outcome, Plan
 from dl2d.learning.dl2_paper.demonstrations import recordings_of
 from dl2d.simulation.workload.format import read_workload
 from dl2d.store.sql import SqlStore

@@ -11,9 +11,9 @@ import pytest
 from cli.conftest import Dl2d, store_url, write_config
 from recorded_site import record
 
-from dl2d.cli import trial
-from dl2d.core.registry import VersionState
-from dl2d.learning.gate import Verdict
+from dl2d.cli import gate_trial
+from dl2d.core.policy_registry import VersionState
+from dl2d.learning.promotion_gate import Verdict
 from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.policies.drf import Drf
@@ -113,7 +113,7 @@ def test_what_the_gate_said_is_said_of_the_policy_in_charge(
     words: str,
 ) -> None:
     verdict = Verdict(passed=passed, reason="it is better" if passed else "it is worse")
-    monkeypatch.setattr(trial, "compare", lambda *_, **__: SimpleNamespace(cases=(), verdict=verdict))
+    monkeypatch.setattr(gate_trial, "compare", lambda *_, **__: SimpleNamespace(cases=(), verdict=verdict))
     config = write_config(tmp_path, schedule={"slot_seconds": 1200.0}, policy={"name": policy})
     ran = dl2d("train", "--twin", "--gate", "--iterations", "1", "-o", tmp_path / "out", "-c", config)
     assert ran.status == 0, ran.err

@@ -11,9 +11,9 @@ from daemon_process import BIN, DaemonProcess
 from slurm_cluster import SlurmCluster, User, why_not
 
 from dl2d.core.cluster import TaskState
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import NOTHING, Allocation, Architecture, JobKey, JobState, Role
-from dl2d.core.mode import Mode
 from dl2d.core.resources import Resources
 
 WORKER = Path(__file__).parent.parent / "pslite" / "numpy_worker.py"

@@ -14,7 +14,7 @@ from daemon_process import BIN
 from local_cluster import LocalCluster
 from recorded_site import record
 
-from dl2d.core.registry import RunState, VersionState
+from dl2d.core.policy_registry import RunState, VersionState
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.policies.drf import Drf

@@ -21,8 +21,8 @@ from dl2d.experiments.definition import (
     read_experiment,
     write_experiment,
 )
+from dl2d.experiments.overrides import Scale, at_scale, changed
 from dl2d.experiments.participants import plain
-from dl2d.experiments.variants import Scale, at_scale, changed
 from dl2d.simulation.rule_presets import PresetName
 
 PLAIN = {

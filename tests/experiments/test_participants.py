@@ -20,6 +20,8 @@ from dl2d.experiments.definition import (
     read_experiment,
     write_experiment,
 )
+from dl2d.experiments.overrides import Scale, at_scale, changed, on_files
+from dl2d.experiments.participant_preparation import combinations, tuned
 from dl2d.experiments.participants import (
     SEEDS_EACH,
     TRAINING_SEEDS,
@@ -32,8 +34,6 @@ from dl2d.experiments.participants import (
     original_settings,
     plain,
 )
-from dl2d.experiments.preparation import combinations, tuned
-from dl2d.experiments.variants import Scale, at_scale, changed, on_files
 
 CLAIM = {
     "policy": "paper", "against": "drf", "change": -44.1, "says": "faster\nby far", "source": "a paper", "why": "luck",

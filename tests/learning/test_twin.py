@@ -29,7 +29,7 @@ from dl2d.core.jobs import (
     Owner,
     Progress,
 )
-from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.core.store import RuntimePlan
 from dl2d.learning.train_test_split import split_history

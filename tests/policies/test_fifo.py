@@ -4,9 +4,9 @@ import hypothesis
 import pytest
 from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster, given, snapshots
 
-from dl2d.core.codec import encode
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import NOTHING, Allocation
+from dl2d.core.json_codec import encode
 from dl2d.core.resources import Resources
 from dl2d.policies.fifo import Fifo
 from dl2d.tick.guard import check

@@ -9,12 +9,12 @@ from policies.speeds import Told, Truth, measured
 
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import NOTHING, Allocation, Architecture
-from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.policy import Evidence
 from dl2d.core.resources import Resources
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
-from dl2d.simulation.speeds.models import AllReduce, PsSync
+from dl2d.simulation.speeds.speed_models import AllReduce, PsSync
 
 CPU = {
     "worker": Resources.of(cpu=2),

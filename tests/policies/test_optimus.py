@@ -13,16 +13,16 @@ from policies.snapshots import a_job, a_snapshot, ask, cluster, given, snapshots
 from policies.speeds import Told, Truth, measured
 
 from dl2d.core.cluster import Node, Snapshot
-from dl2d.core.codec import encode
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import NOTHING, Allocation, Architecture, Consistency, Job, JobKey
-from dl2d.core.measured import LossPoint, MeasuredLoss, MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.json_codec import encode
+from dl2d.core.measured_speeds import LossPoint, MeasuredLoss, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.policy import Evidence
 from dl2d.core.resources import Resources
 from dl2d.plugins import load_policy
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
-from dl2d.simulation.speeds.models import AllReduce, PsAsync, PsSync
+from dl2d.simulation.speeds.speed_models import AllReduce, PsAsync, PsSync
 from dl2d.tick.guard import check
 
 CPU = {"worker": Resources.of(cpu=2), "ps": Resources.of(cpu=1), "max_workers": 2, "max_ps": 2}

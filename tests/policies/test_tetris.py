@@ -13,9 +13,9 @@ from msgspec import structs
 from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster, given, snapshots
 
 from dl2d.core.cluster import Node, NodeState, Snapshot, Task, TaskState
-from dl2d.core.codec import decode, encode
 from dl2d.core.decision import Constraint, Decision
 from dl2d.core.jobs import NOTHING, Allocation, JobKey, Progress, Role
+from dl2d.core.json_codec import decode, encode
 from dl2d.core.packing import Packing
 from dl2d.core.resources import Resources
 from dl2d.placement.best_fit import BestFit

@@ -12,7 +12,7 @@ from mxnet import autograd, gluon
 from pslite.errors import CheckpointError, SpecError, UsageError
 from pslite.mxnet import SGD, ElasticJob
 from pslite.mxnet.arrays import reading, write
-from pslite.mxnet.rules import rule_of, schedule_of
+from pslite.mxnet.optimizer_translation import rule_of, schedule_of
 from pslite.numeric.optimizers import Updater, slots
 
 

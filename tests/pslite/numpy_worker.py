@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from regression import Lookup, Regression, segments, table_segments
 
+from pslite.job.job_spec import LAMB, SGD, Adam, JobSpec
 from pslite.job.learning_rates import Cosine
-from pslite.job.spec import LAMB, SGD, Adam, JobSpec
-from pslite.launch.environment import architecture_of
+from pslite.launch.task_environment import architecture_of
 from pslite.testing import pace
 from pslite.worker.connect import session_for
 from pslite.worker.session import SingleSession

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pslite.job.spec import MAX_SHARDS, SGD, JobSpec, Mean, Part, Segment
-from pslite.numeric.gradients import Contribution, GradientSums
+from pslite.job.job_spec import MAX_SHARDS, SGD, JobSpec, Mean, Part, Segment
+from pslite.numeric.gradient_sums import Contribution, GradientSums
 from pslite.testing import pace
 from pslite.worker.connect import open_session
 from pslite.worker.session import StartState

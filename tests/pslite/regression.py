@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from pslite.job.assignment import sample_slice
+from pslite.job.job_spec import JobSpec, Mean, Optimizer, Part, Segment
 from pslite.job.sample_order import permutation
-from pslite.job.spec import JobSpec, Mean, Optimizer, Part, Segment
-from pslite.numeric.gradients import Bundle, GradientSums
+from pslite.numeric.gradient_sums import Bundle, GradientSums
 from pslite.numeric.sparse_rows import Rows
 from pslite.worker.session import Session
 

@@ -27,9 +27,9 @@ from regression import Lookup, Regression, segments, table_segments
 from pslite.coordinator import Coordinator, Settings
 from pslite.errors import Fenced, PsliteError, RolledBack
 from pslite.fault_points import FaultHook, FaultPoint
-from pslite.job.plan import Plan
-from pslite.job.spec import LAMB, SGD, Adam, JobSpec
-from pslite.job.status import Reply, Status
+from pslite.job.job_spec import LAMB, SGD, Adam, JobSpec
+from pslite.job.job_status import Reply, Status
+from pslite.job.membership_plan import Plan
 from pslite.net.authentication import TOKEN_BYTES, Identity
 from pslite.net.data_frames import Link
 from pslite.net.framing import cut_off, listen

@@ -38,7 +38,7 @@ from pslite.coordinator.job import Job
 from pslite.fault_points import FaultPoint
 from pslite.net.messages import Beat, Clip, Norm, Taken, Trust
 from pslite.server.block_state import BlockState
-from pslite.server.steps import Step
+from pslite.server.block_step import Step
 from pslite.worker.ps.worker import Worker
 
 #: seeds start here, far from those of the tests

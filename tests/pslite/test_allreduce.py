@@ -20,10 +20,10 @@ from rehearsal import static_digest as rehearsed_digest
 
 from pslite.errors import SpecError
 from pslite.job.blocks import cut
-from pslite.job.plan import reduction
+from pslite.job.job_spec import SGD, Part, Segment
+from pslite.job.membership_plan import reduction
 from pslite.job.reduction_tree import ROOT, TreeSum
-from pslite.job.spec import SGD, Part, Segment
-from pslite.numeric.gradients import Bundle
+from pslite.numeric.gradient_sums import Bundle
 from pslite.testing import Resize, run_local
 from pslite.worker.allreduce.slices import Division, add_slices
 

@@ -17,7 +17,7 @@ from rehearsal import QUICK, Event, Rehearsal, job, random_events
 from weather import CutData, rough_weather
 
 from pslite.errors import SpecError
-from pslite.job.spec import LAMB, SGD, Segment
+from pslite.job.job_spec import LAMB, SGD, Segment
 from pslite.storage.checkpoints import Checkpoint, latest
 from pslite.testing import Resize, run_local
 from pslite.worker.session import SingleSession

@@ -18,7 +18,7 @@ import pytest
 from pslite_jobs import LEASE, KillAt, command, static_digest
 
 from pslite.coordinator import Coordinator, Settings
-from pslite.job.status import Reply
+from pslite.job.job_status import Reply
 from pslite.launch.mxnet_launcher import OpenMembership
 from pslite.net.authentication import Identity, connect
 from pslite.net.data_frames import INIT, PUSH, STATE, STATE_ACK, Header, region_header

@@ -12,8 +12,8 @@ from mxnet_jobs import Unavailable, environ, make_environment
 
 from pslite.coordinator import Settings
 from pslite.errors import SpecError
+from pslite.job.job_spec import SGD, Adam
 from pslite.job.learning_rates import Constant, Cosine
-from pslite.job.spec import SGD, Adam
 from pslite.testing import Resize, run_local
 from pslite.torch.optimizers import Elsewhere, groups_of
 

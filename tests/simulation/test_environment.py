@@ -15,7 +15,7 @@ from simulation.drawn import drawn
 
 from dl2d.simulation.environment import ENVIRONMENT_ID, ClusterEnv, VectorClusterEnv
 from dl2d.simulation.vectorized.clusters import Clusters
-from dl2d.simulation.vectorized.library import Library
+from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.format import Workload, read_workload
 
 
@@ -60,7 +60,7 @@ def test_it_can_be_made_by_its_name() -> None:
 
 def test_gymnasium_is_loaded_only_where_it_is_wanted() -> None:
     code = (
-        "import sys, dl2d.simulation.vectorized.windows, dl2d.cli.main; assert 'gymnasium' not in sys.modules; "
+        "import sys, dl2d.simulation.vectorized.stepwise_sizing, dl2d.cli.main; assert 'gymnasium' not in sys.modules; "
         "import gymnasium; print(gymnasium.make('dl2d.simulation.environment:dl2d/Cluster-v0').spec.id)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

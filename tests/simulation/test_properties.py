@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from simulation.test_replay import PAPER, make
 
 from dl2d.core.cluster import NodeState
-from dl2d.core.codec import encode
 from dl2d.core.decision import Decision
+from dl2d.core.json_codec import encode
 from dl2d.core.resources import Resources
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
@@ -21,7 +21,7 @@ from dl2d.policies.optimus import Optimus
 from dl2d.policies.srtf import Srtf
 from dl2d.simulation.lower_bound import lower_bound
 from dl2d.simulation.replay import Replayed, Rules, replay
-from dl2d.simulation.speeds.realism import Realism
+from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.format import Workload, read_workload
 
 SPEEDS = {

@@ -9,9 +9,9 @@ from slurm_fakes import Clock, FakeSlurm, Managers, job_row, node_row
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.jobs import Job, JobKey, JobRequest, JobState, Launch, Owner, Role
-from dl2d.core.plan import Start
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange
+from dl2d.core.tick_plan import Start
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo

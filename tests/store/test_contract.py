@@ -13,9 +13,9 @@ from dl2d.core.cluster import Task, TaskState
 from dl2d.core.decision import Alternative
 from dl2d.core.errors import DuplicateJob, StoreError
 from dl2d.core.jobs import Allocation, Architecture, Consistency, JobKey, JobState, Launch, Progress, Role
-from dl2d.core.measured import MAX_LOSSES, JobSpeeds, LossPoint, MeasuredSpeeds, SpeedPoint, TrainingKind
-from dl2d.core.plan import Start
+from dl2d.core.measured_speeds import MAX_LOSSES, JobSpeeds, LossPoint, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.store import JobChange, ResizeEvent, RuntimePlan, TaskChange, TaskReport
+from dl2d.core.tick_plan import Start
 from dl2d.store.sql import SqlStore
 
 

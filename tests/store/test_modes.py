@@ -7,8 +7,8 @@ from dataclasses import replace
 from store.samples import a_job, a_slot, starts
 
 from dl2d.core.cluster import TaskState
+from dl2d.core.daemon_mode import Mode, ModeChange
 from dl2d.core.jobs import Progress
-from dl2d.core.mode import Mode, ModeChange
 from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.store.sql import SqlStore

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dl2d.core.errors import RegistryError
-from dl2d.core.registry import RunState, Trial, TrialCase, Version, VersionState
+from dl2d.core.policy_registry import RunState, Trial, TrialCase, Version, VersionState
 from dl2d.store.sql import SqlStore
 
 

@@ -22,7 +22,7 @@ from dl2d.core.cluster import TaskState
 from dl2d.core.decision import Constraint, Reason
 from dl2d.core.errors import SchemaOutdated, StoreError, StoreUnavailable
 from dl2d.core.jobs import FailureCause, JobState
-from dl2d.core.registry import Version
+from dl2d.core.policy_registry import Version
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.store import schema
 from dl2d.store.database import Database, Place

@@ -11,9 +11,9 @@ from policies.snapshots import a_job, a_snapshot, ask, cluster
 from policies.snapshots import given as allocations
 
 from dl2d.core.jobs import Allocation, Architecture, Consistency, JobRequest
-from dl2d.core.measured import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.policies.lookahead import Lookahead
-from dl2d.simulation.speeds.models import AllReduce, PsSync, SpeedModel
+from dl2d.simulation.speeds.speed_models import AllReduce, PsSync, SpeedModel
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.observations import by_kind
 

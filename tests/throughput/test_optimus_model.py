@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dl2d.core.jobs import Allocation, Architecture, Consistency
-from dl2d.core.measured import SpeedPoint, TrainingKind
-from dl2d.simulation.speeds.models import AllReduce, PsAsync, PsSync, SpeedModel
+from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
+from dl2d.simulation.speeds.speed_models import AllReduce, PsAsync, PsSync, SpeedModel
 from dl2d.throughput.optimus_model import fit_speed, number_of_terms, unseen
 
 SYNC = TrainingKind("m", Architecture.PS, Consistency.SYNC)

@@ -8,9 +8,9 @@ import pytest
 from tick.world import World
 
 from dl2d.core.cluster import TaskState
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import NOTHING, Allocation, Architecture, JobKey, JobState, Owner, Role
-from dl2d.core.mode import Mode
 from dl2d.core.resource_manager import RmJobState, StaticJob
 from dl2d.core.resources import Resources
 from dl2d.policies.fifo import Fifo

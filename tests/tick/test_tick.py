@@ -12,15 +12,15 @@ from structlog.testing import capture_logs
 from tick.world import World
 
 from dl2d.core.cluster import NodeState, Snapshot, TaskState
-from dl2d.core.codec import encode
 from dl2d.core.decision import Constraint, Decision
 from dl2d.core.errors import Rejected, Unavailable
 from dl2d.core.jobs import NOTHING, Allocation, JobState, Progress, Role
+from dl2d.core.json_codec import encode
 from dl2d.core.packing import Packing
-from dl2d.core.plan import Start
 from dl2d.core.resource_manager import RmJobState
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange
+from dl2d.core.tick_plan import Start
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.optimus import Optimus

@@ -9,9 +9,9 @@ import numpy as np
 from migrated import sqlite_store
 
 from dl2d.core.cluster import Node, Snapshot, TaskState
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
-from dl2d.core.mode import Mode
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Policy
 from dl2d.placement.load_balance import LoadBalance

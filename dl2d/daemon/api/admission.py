@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dl2d.core.errors import RequestError
+from dl2d.core.job_request import RequestRules, parse_request, read_directives
 from dl2d.core.jobs import Consistency, Job, JobKey, JobRequest, Launch, Owner, Role
-from dl2d.core.request import RequestRules, parse_request, read_directives
 from dl2d.core.resource_manager import Anchor, RmSnapshot
 
 #: Maximum size of command and environment together, in bytes.

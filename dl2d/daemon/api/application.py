@@ -22,8 +22,8 @@ from dl2d.core.errors import (
     StoreUnavailable,
     Unavailable,
 )
+from dl2d.daemon.api.dependencies import Services
 from dl2d.daemon.api.routes import router
-from dl2d.daemon.api.services import Services
 
 log = structlog.get_logger()
 

@@ -8,7 +8,7 @@ import structlog
 from fastapi import Depends, Header, HTTPException, Request
 
 from dl2d.core.jobs import Job, JobKey
-from dl2d.daemon.api.services import Services
+from dl2d.daemon.api.dependencies import Services
 
 log = structlog.get_logger()
 

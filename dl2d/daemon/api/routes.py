@@ -20,8 +20,8 @@ from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner
 from dl2d.core.resource_manager import Anchor, ResourceManager
 from dl2d.core.store import JobChange, Store, TaskChange
 from dl2d.daemon.api.authentication import authenticated_job, may_submit, services_of
+from dl2d.daemon.api.dependencies import Services
 from dl2d.daemon.api.heartbeat import Heartbeat, receive, targets
-from dl2d.daemon.api.services import Services
 
 log = structlog.get_logger()
 router = APIRouter()

@@ -11,7 +11,7 @@ import structlog
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError, ConfigError, Dl2dError
 from dl2d.core.policy import Policy
-from dl2d.core.registry import Registry, SiteStore, Version, VersionState
+from dl2d.core.policy_registry import Registry, SiteStore, Version, VersionState
 from dl2d.plugins import Given, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, checkpoint_in, read_checkpoint, write_checkpoint
 from dl2d.tick.start_check import site_start_check

@@ -13,9 +13,9 @@ from typing import Final
 import msgspec
 
 from dl2d.atomic_file import write_atomically
-from dl2d.core.codec import decode, encode
 from dl2d.core.errors import CheckpointError
-from dl2d.core.registry import Registry, Trial, Version, VersionState
+from dl2d.core.json_codec import decode, encode
+from dl2d.core.policy_registry import Registry, Trial, Version, VersionState
 from dl2d.daemon.models.active_version import read_version
 
 #: Beside the checkpoint.

@@ -20,7 +20,7 @@ from typing import Final
 import structlog
 
 from dl2d.core.errors import Dl2dError
-from dl2d.core.registry import Registry, RunState
+from dl2d.core.policy_registry import Registry, RunState
 from dl2d.daemon.models.candidates import enter, read_candidate
 from dl2d.policies.common.checkpoint import DIGITS
 

@@ -14,8 +14,8 @@ from dl2d.learning.dl2_paper.settings import Credit, Reward, Settings, TooFewSam
 from dl2d.policies.dl2_paper.observation import dominant_share
 from dl2d.policies.dl2_paper.policy import Network, chosen
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
-from dl2d.simulation.vectorized.library import Floats, Ints, Library
-from dl2d.simulation.vectorized.windows import Windows
+from dl2d.simulation.vectorized.stepwise_sizing import Windows
+from dl2d.simulation.vectorized.workload_arrays import Floats, Ints, Library
 
 #: Added to a rate before its logarithm is taken; the reward of a job without tasks is the logarithm of this.
 _MIN_RATE: Final = 1e-3

@@ -43,7 +43,7 @@ from dl2d.learning.dl2_paper.supervised import TEACHER_WORKLOADS, fit
 from dl2d.learning.training_state import State, load_state, save_state
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2_paper.observation import Sight
-from dl2d.simulation.vectorized.library import Library
+from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.format import Workload
 
 #: Observations that the scales of hidden units are measured on.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobRequest, Role
-from dl2d.core.measured import KnownSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds import KnownSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.resources import Resources
 from dl2d.policies.common.greedy import GreedyAllocation

@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import NOTHING, Allocation, Job
 from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.kind_relabelling import Relabelling
 from dl2d.throughput.observations import by_kind, without_drift
-from dl2d.throughput.relabelling import Relabelling
 
 #: Least part of a slot that is left after a resize.
 _MIN_LEFT: Final = 0.01
 
 
 class PredictedSpeeds:
-    """Predicted speeds of the jobs of a snapshot, as ``dl2d.core.measured.KnownSpeeds``.
+    """Predicted speeds of the jobs of a snapshot, as ``dl2d.core.measured_speeds.KnownSpeeds``.
 
     Parameters
     ----------

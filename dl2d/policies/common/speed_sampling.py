@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.jobs import Allocation, Architecture, JobRequest
-from dl2d.core.measured import TrainingKind
+from dl2d.core.measured_speeds import TrainingKind
 from dl2d.throughput.optimus_model import number_of_terms, terms_at, unseen
 
 #: Most counts of one role that are considered for samples.

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from dl2d.core.cluster import Node, NodeState, Snapshot
 from dl2d.core.jobs import Architecture, JobRequest
-from dl2d.core.measured import JobSpeeds, MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.resources import NO_RESOURCES, Resources
 
 _Floats = NDArray[np.float64]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.jobs import Architecture, JobRequest
-from dl2d.core.measured import TrainingKind
+from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resources import Resources
 
 Floats = NDArray[np.float64]

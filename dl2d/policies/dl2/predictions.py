@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import JobRequest
-from dl2d.core.measured import SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
+from dl2d.policies.dl2.checkpoint_contents import Parameters
 from dl2d.policies.dl2.exploration import job_optimism
 from dl2d.policies.dl2.locality import Locality, largest_requests, min_worker_seconds
-from dl2d.policies.dl2.parameters import Parameters
 from dl2d.policies.dl2.scoring import Floats
 from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.kind_relabelling import Relabelling
 from dl2d.throughput.observations import (
     Points,
     by_kind,
@@ -29,7 +30,6 @@ from dl2d.throughput.observations import (
     speeds_at,
     without_drift,
 )
-from dl2d.throughput.relabelling import Relabelling
 
 
 class KnownSpeeds:

@@ -2,7 +2,8 @@
 
 In each interval the jobs, in submit order, are gone through in batches of J. A network that sees the batch answers with
 one of 3J + 1 actions, again and again: a worker, a PS or one of both for one of its jobs, or void, which ends the
-batch. Its observations and actions are those of ``dl2d.simulation.vectorized.windows``, in which it was trained.
+batch. Its observations and actions are those of ``dl2d.simulation.vectorized.stepwise_sizing``, in which it was
+trained.
 """
 
 from __future__ import annotations

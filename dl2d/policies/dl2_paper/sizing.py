@@ -1,4 +1,4 @@
-"""Observations and actions of DL2's network on a snapshot: those of ``dl2d.simulation.vectorized.windows``.
+"""Observations and actions of DL2's network on a snapshot: those of ``dl2d.simulation.vectorized.stepwise_sizing``.
 
 Jobs are gone through in submit order, in batches of J. In each, tasks are given one step at a time: a worker, a PS or
 one of both for one of the jobs, until enough. To a job that has less than its least size each of them gives what it

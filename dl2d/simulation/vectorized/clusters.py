@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.simulation.vectorized.library import NEVER, Floats, Ints, Library
+from dl2d.simulation.vectorized.workload_arrays import NEVER, Floats, Ints, Library
 
 Bools = NDArray[np.bool_]
 

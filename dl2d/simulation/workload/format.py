@@ -17,6 +17,7 @@ from dl2d.atomic_file import write_atomically
 from dl2d.core.cluster import Node
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture, JobRequest
+from dl2d.core.message_text import did_you_mean, printable, shown
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.validation import (
     NAME,
@@ -33,9 +34,8 @@ from dl2d.core.validation import (
     read,
     to_plain,
 )
-from dl2d.core.wording import did_you_mean, printable, shown
-from dl2d.simulation.speeds.models import MAX_INTERPOLATED, MAX_TASKS, SpeedModel, Table, parse_speed
-from dl2d.simulation.speeds.profiles import load_profile
+from dl2d.simulation.speeds.model_profiles import load_profile
+from dl2d.simulation.speeds.speed_models import MAX_INTERPOLATED, MAX_TASKS, SpeedModel, Table, parse_speed
 
 MAX_JOBS: Final = 200_000
 MAX_MODELS: Final = 1000

@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dl2d.core.errors import WorkloadError
-from dl2d.core.wording import did_you_mean
+from dl2d.core.message_text import did_you_mean
 from dl2d.simulation.options import one_of, within
-from dl2d.simulation.speeds.models import MAX_TASKS
-from dl2d.simulation.speeds.profiles import load_profile, profile_names
+from dl2d.simulation.speeds.model_profiles import load_profile, profile_names
+from dl2d.simulation.speeds.speed_models import MAX_TASKS
 from dl2d.simulation.workload.conversion import PastJob, Settings, convert
 from dl2d.simulation.workload.format import MAX_JOBS, MAX_NODES, MAX_SLOTS, Workload
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, NoReturn, TextIO
 
 from dl2d.core.errors import WorkloadError
-from dl2d.core.wording import shown
+from dl2d.core.message_text import shown
 from dl2d.simulation.options import within
 from dl2d.simulation.workload.conversion import PastJob, Settings, convert
 from dl2d.simulation.workload.format import MAX_JOBS, Workload

@@ -11,10 +11,10 @@ from dl2d.core.decision import Decision
 from dl2d.core.jobs import NOTHING, Allocation, JobKey, JobRequest, Role
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.placement import Placement
-from dl2d.core.plan import Deferred, Move, Plan, Start, Stop
 from dl2d.core.resources import Resources
-from dl2d.tick.place.locality import TargetNodes
+from dl2d.core.tick_plan import Deferred, Move, Plan, Start, Stop
 from dl2d.tick.place.make_room import Kind, WaitingTask, leaving_order, make_room
+from dl2d.tick.place.target_nodes import TargetNodes
 
 _ROLES = (Role.WORKER, Role.PS)
 #: Tasks that a policy gave a job at once; workers and servers in turn.

@@ -9,8 +9,8 @@ from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor
 from dl2d_slurm.commands import Commands, failure
-from dl2d_slurm.fields import owner_of, seconds
-from dl2d_slurm.listing import OWNER_FIELDS, TIMES_AS_SECONDS, format_option, records
+from dl2d_slurm.output_fields import owner_of, seconds
+from dl2d_slurm.queue_listing import OWNER_FIELDS, TIMES_AS_SECONDS, format_option, records
 from dl2d_slurm.states import job_state
 
 _ID = re.compile(r"[0-9]{1,18}")

@@ -15,7 +15,7 @@ from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, Rm
 from dl2d.core.resources import Resources
 from dl2d_slurm.authentication import anchor, proven_uid
 from dl2d_slurm.commands import Commands, TokenBucket, failure
-from dl2d_slurm.listing import (
+from dl2d_slurm.queue_listing import (
     JOB_FIELDS,
     NODE_FIELDS,
     TIMES_AS_SECONDS,

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, TypeAdapter
 
 from dl2d.core.errors import ConfigError
 from dl2d.core.validation import Items, Number, Record, Text, Whole, bad, read
-from dl2d_slurm.watching import WatchRule
+from dl2d_slurm.static_jobs import WatchRule
 
 _PREFIX = "resource_manager.slurm"
 _PARTITION = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*"

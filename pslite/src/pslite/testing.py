@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from pslite.coordinator import Coordinator, Settings
-from pslite.job.status import PlanReport, Reply, Status
-from pslite.launch.environment import job_encryption
+from pslite.job.job_status import PlanReport, Reply, Status
 from pslite.launch.local_tasks import LocalTasks, Resize
+from pslite.launch.task_environment import job_encryption
 from pslite.net.authentication import TOKEN_BYTES
 
 __all__ = ["LocalResult", "Resize", "pace", "run_local"]

@@ -11,13 +11,13 @@ from typing import Any
 import httpx2
 from tick.world import World
 
+from dl2d.core.job_request import RequestRules
 from dl2d.core.jobs import JobKey
-from dl2d.core.request import RequestRules
 from dl2d.core.resource_manager import Anchor
 from dl2d.daemon.api.admission import Admission
 from dl2d.daemon.api.application import create_api
+from dl2d.daemon.api.dependencies import ManagerAccess, Services
 from dl2d.daemon.api.server import ApiServer
-from dl2d.daemon.api.services import ManagerAccess, Services
 from dl2d.daemon.health import Health
 from dl2d.testing.builders import OWNER
 from dl2d.tick.task_specs import Credentials

@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 from tick.world import GivesNothing
 
 from dl2d.core.cluster import TaskState
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import StoreUnavailable, Unavailable
 from dl2d.core.jobs import JobKey, JobState
-from dl2d.core.mode import Mode
 from dl2d.core.resource_manager import RmJobState, StaticJob
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange, TaskReport

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from dl2d.config.settings import Settings
 from dl2d.core.errors import ConfigError
-from dl2d.core.registry import VersionState
+from dl2d.core.policy_registry import VersionState
 from dl2d.daemon.models.active_version import ActiveVersion, keep_version
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint

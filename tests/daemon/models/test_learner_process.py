@@ -24,7 +24,7 @@ from local_cluster import LocalCluster
 from structlog.testing import capture_logs
 
 from dl2d.config.settings import Settings
-from dl2d.core.registry import LearningRun, RunState, Trial, TrialCase, VersionState
+from dl2d.core.policy_registry import LearningRun, RunState, Trial, TrialCase, VersionState
 from dl2d.daemon.loop import Daemon
 from dl2d.daemon.models.active_version import keep_version, version_in
 from dl2d.daemon.models.candidates import Candidate, write_candidate

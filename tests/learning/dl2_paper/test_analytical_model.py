@@ -5,7 +5,7 @@ from simulation.drawn import drawn
 
 from dl2d.core.jobs import Architecture
 from dl2d.learning.dl2_paper.analytical_model import analytical, formula_of
-from dl2d.simulation.speeds.models import AllReduce, Physical, Table
+from dl2d.simulation.speeds.speed_models import AllReduce, Physical, Table
 
 TRIED = (1, 2, 4, 8, 16)
 

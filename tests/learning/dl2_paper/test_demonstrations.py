@@ -14,8 +14,8 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.drf import Drf
 from dl2d.simulation.vectorized.clusters import Clusters
-from dl2d.simulation.vectorized.library import Library
-from dl2d.simulation.vectorized.windows import Windows
+from dl2d.simulation.vectorized.stepwise_sizing import Windows
+from dl2d.simulation.vectorized.workload_arrays import Library
 
 SIGHT = Sight(
     window=4, models=("other",), resources=("cpu", "gpu"), first_bundles=False, slot_seconds=60.0, extras=True

@@ -10,7 +10,7 @@ from simulation.drawn import drawn
 from dl2d.learning.dl2_paper.rollout import SampleCollector, correcting_actions, explored, rewards_of
 from dl2d.learning.dl2_paper.settings import Credit, Reward, Settings, TooFewSamples
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
-from dl2d.simulation.vectorized.library import Library
+from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.format import Workload, read_workload
 
 #: Bundles of (4, 4) on two nodes of (8, 8). One epoch of 4 a slot with one worker, 2 with two, whatever the PSs.

@@ -24,7 +24,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.dl2_paper.observation import Layout, Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.policies.drf import Drf
-from dl2d.simulation.vectorized.library import Library
+from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.sources import load_source
 
 QUICK = Settings(window=10, hidden=32, minibatch=256, samples=256)

@@ -18,7 +18,7 @@ from dl2d.learning.dl2_paper.trainer import Report, improve, train
 from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
-from dl2d.simulation.vectorized.library import Library
+from dl2d.simulation.vectorized.workload_arrays import Library
 
 
 def test_it_learns_which_tasks_pay() -> None:

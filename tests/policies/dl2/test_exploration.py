@@ -11,12 +11,12 @@ from throughput.test_gaussian_process import SMOOTH, SPREAD, of_model
 from throughput.test_relabelling import KNOWN, TRUE, job_of, own, with_speeds
 
 from dl2d.core.jobs import Job
-from dl2d.core.measured import SpeedPoint
+from dl2d.core.measured_speeds import SpeedPoint
 from dl2d.policies.dl2.exploration import exploring_jobs
 from dl2d.policies.dl2.policy import Dl2
 from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.kind_relabelling import Relabelling
 from dl2d.throughput.observations import by_kind
-from dl2d.throughput.relabelling import Relabelling
 
 A = own(((4, 4), TRUE["a"][4, 4]))
 B = own(((4, 4), TRUE["b"][4, 4]))

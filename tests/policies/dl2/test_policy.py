@@ -10,13 +10,13 @@ from policies.dl2.checkpoints import checkpoint, measured, policy
 from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster, given, snapshots
 
 from dl2d.core.cluster import Snapshot
-from dl2d.core.codec import encode
 from dl2d.core.decision import Constraint
 from dl2d.core.errors import CheckpointError
 from dl2d.core.jobs import NOTHING, Allocation, Architecture, Consistency
-from dl2d.core.measured import TrainingKind
+from dl2d.core.json_codec import encode
+from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resources import Resources
-from dl2d.policies.dl2.parameters import as_arrays, from_arrays
+from dl2d.policies.dl2.checkpoint_contents import as_arrays, from_arrays
 from dl2d.policies.dl2.pareto_frontier import ParetoFrontiers, SizeGrid, pareto_frontiers
 from dl2d.policies.dl2.policy import Dl2, with_checkpoint
 from dl2d.policies.dl2.scoring import FEATURES, ClusterJobs, describe_steps, initial_weights, score, weight_count

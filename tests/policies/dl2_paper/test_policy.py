@@ -26,8 +26,8 @@ from dl2d.policies.dl2_paper.policy import Dense, Dl2Original, Network, SharedJo
 from dl2d.policies.dl2_paper.sizing import STEPS
 from dl2d.simulation.replay import Rules, SimulationError, replay
 from dl2d.simulation.vectorized.clusters import Clusters
-from dl2d.simulation.vectorized.library import Library
-from dl2d.simulation.vectorized.windows import Windows
+from dl2d.simulation.vectorized.stepwise_sizing import Windows
+from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.format import Workload
 from dl2d.tick.guard import check
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pslite.coordinator.job import Job
 from pslite.coordinator.job_state import JobState, MemberState
 from pslite.coordinator.settings import Settings
+from pslite.job.job_spec import SGD, JobSpec, Part, Segment
+from pslite.job.job_status import Reply
 from pslite.job.load_balancing import LoadBalancer, Rule
-from pslite.job.plan import make_plan
-from pslite.job.spec import SGD, JobSpec, Part, Segment
-from pslite.job.status import Reply
+from pslite.job.membership_plan import make_plan
 from pslite.net.reliable_channel import ReliableChannel
 
 #: monotonic seconds at which all members have joined

@@ -13,7 +13,7 @@ from jobs import JOINED, job
 
 from pslite.coordinator import failover
 from pslite.coordinator.failure_detector import Verdict, be_lenient, examine, heard, take_back
-from pslite.job.status import Cause
+from pslite.job.job_status import Cause
 from pslite.net.framing import Channel, Inbox
 from pslite.net.messages import MAX_CONTROL_BYTES, AgentExit, FromMember
 

@@ -13,12 +13,12 @@ from rehearsal import QUICK, Event, Rehearsal, job, static_digest
 from pslite.errors import UsageError
 from pslite.job.assignment import assign, dealt
 from pslite.job.blocks import cut
+from pslite.job.job_spec import SGD, Part, Segment, block_bytes_for
 from pslite.job.load_balancing import LoadBalancer, Rule, WorkDivision, deal, loads, longest
 from pslite.job.measurements import StepTimes, Throughput, ThroughputMeter
-from pslite.job.plan import Member, make_plan, reduction
+from pslite.job.membership_plan import Member, make_plan, reduction
 from pslite.job.reduction_tree import span
-from pslite.job.spec import SGD, Part, Segment, block_bytes_for
-from pslite.launch.environment import balance_of
+from pslite.launch.task_environment import balance_of
 from pslite.worker.session import Share
 
 costs = st.lists(st.floats(1e-4, 1e2), min_size=1, max_size=12)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pslite.job.status import Cause, signal_in_words
+from pslite.job.job_status import Cause, signal_in_words
 from pslite.launch.exit_status import OomKills, classify, oom_kills
 
 

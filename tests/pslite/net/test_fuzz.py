@@ -27,8 +27,8 @@ from regression import Regression, segments
 from rehearsal import Event, Rehearsal, job, static_digest
 
 from pslite.errors import AuthenticationError, PsliteError
-from pslite.job.plan import Member
-from pslite.job.spec import LAMB
+from pslite.job.job_spec import LAMB
+from pslite.job.membership_plan import Member
 from pslite.net.authentication import Identity, connect
 from pslite.net.data_frames import KINDS, Header, Link
 from pslite.net.framing import Channel

@@ -22,7 +22,7 @@ from rehearsal import Event, Rehearsal, job
 from rehearsal import static_digest as rehearsed_digest
 
 from pslite.errors import AuthenticationError, UsageError
-from pslite.launch.environment import encryption_of, job_encryption
+from pslite.launch.task_environment import encryption_of, job_encryption
 from pslite.net.authentication import Identity, connect
 from pslite.net.data_frames import PUSH, Header, Link
 from pslite.net.framing import Channel, Inbox, cut_off, frame, receive_one

@@ -12,9 +12,9 @@ from rehearsal import KINDS, Event, Fault, Rehearsal, job, static_digest
 
 from pslite.fault_points import FaultPoint
 from pslite.job.blocks import cut
-from pslite.job.spec import LAMB, JobSpec, Mean, Part, Segment
+from pslite.job.job_spec import LAMB, JobSpec, Mean, Part, Segment
 from pslite.net.messages import Clip, Trust
-from pslite.numeric.gradients import Bundle, Contribution
+from pslite.numeric.gradient_sums import Bundle, Contribution
 from pslite.numeric.norms import Tensors
 from pslite.numeric.optimizers import Updater
 from pslite.worker.session import SingleSession

@@ -18,9 +18,9 @@ from torch.utils.data import TensorDataset
 
 from pslite.errors import ProtocolError, SpecError
 from pslite.job.blocks import Block, cut
-from pslite.job.spec import LAMB, SGD, Adam, Part, Segment
+from pslite.job.job_spec import LAMB, SGD, Adam, Part, Segment
 from pslite.net.data_frames import PARAM, PARAM_ROWS, PUSH, Link
-from pslite.numeric.gradients import GradientSums
+from pslite.numeric.gradient_sums import GradientSums
 from pslite.numeric.sparse_rows import Rows, checked_length, parse
 from pslite.torch import ElasticJob, Group
 from pslite.worker.session import SingleSession

@@ -10,20 +10,20 @@ import numpy as np
 
 from pslite.fault_points import FaultPoints
 from pslite.job.blocks import cut
-from pslite.job.plan import Member, Plan, make_plan
-from pslite.job.spec import SGD, JobSpec, Part, Segment
+from pslite.job.job_spec import SGD, JobSpec, Part, Segment
+from pslite.job.membership_plan import Member, Plan, make_plan
 from pslite.net.authentication import TOKEN_BYTES, Identity
 from pslite.net.data_frames import INIT, PUSH, Header
 from pslite.net.messages import Message, Prepare
 from pslite.server.async_rounds import AsynchronousRounds
+from pslite.server.block_handoff import Handoff
+from pslite.server.block_step import Steps
 from pslite.server.failover import Failover
-from pslite.server.frames import Frames
-from pslite.server.handoff import Handoff
-from pslite.server.preparation import prepare
+from pslite.server.frame_handlers import Frames
+from pslite.server.plan_preparation import prepare
 from pslite.server.replication import ReplicaSender, ReplicaStore
 from pslite.server.rounds import SynchronousRounds
-from pslite.server.state import PreparedPlan, ServerState
-from pslite.server.steps import Steps
+from pslite.server.server_state import PreparedPlan, ServerState
 
 
 def a_job(**changes: Any) -> JobSpec:

@@ -14,7 +14,7 @@ from pslite.net.authentication import TOKEN_BYTES, Identity
 from pslite.net.data_frames import Link
 from pslite.net.messages import PROTOCOL, Hello, Severed
 from pslite.server.connections import Connections
-from pslite.server.state import ServerState
+from pslite.server.server_state import ServerState
 
 
 class Place:

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from parts import Parts, a_job, a_plan
 
 from pslite.errors import ProtocolError
-from pslite.job.spec import LAMB, Part, Segment
+from pslite.job.job_spec import LAMB, Part, Segment
 from pslite.net.data_frames import AGAIN, FETCH, PARAM, WHOLE, WRONG_OWNER, Header
 from pslite.net.messages import Clip, Norm, Trust
 

@@ -16,7 +16,7 @@ from pslite_jobs import KillAt, command, environment, static_digest
 
 from pslite.errors import CheckpointError
 from pslite.job.blocks import cut
-from pslite.job.spec import SGD, Adam, JobSpec, Part, Segment
+from pslite.job.job_spec import SGD, Adam, JobSpec, Part, Segment
 from pslite.net.messages import NotSaved, Saved
 from pslite.numeric.optimizers import slots
 from pslite.storage.checkpoints import KEPT, Checkpoint, SavedFile, Saver, complete, latest, to_resume, write_blocks

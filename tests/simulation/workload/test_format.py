@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Architecture, Consistency
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.simulation.speeds.models import parse_speed
-from dl2d.simulation.speeds.profiles import load_profile
+from dl2d.simulation.speeds.model_profiles import load_profile
+from dl2d.simulation.speeds.speed_models import parse_speed
 from dl2d.simulation.workload import format as module
 from dl2d.simulation.workload.format import describe_workload, read_workload, to_request, write_workload
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dl2d.core.errors import WorkloadError
-from dl2d.simulation.speeds.profiles import load_profile, profile_names
+from dl2d.simulation.speeds.model_profiles import load_profile, profile_names
 from dl2d.simulation.workload.format import Workload, read_workload, write_workload
 from dl2d.simulation.workload.generators import GENERATORS, generate
 

@@ -15,8 +15,8 @@ from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, Role
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
-from dl2d.core.plan import Plan
 from dl2d.core.resources import Resources
+from dl2d.core.tick_plan import Plan
 from dl2d.placement.best_fit import BestFit
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance

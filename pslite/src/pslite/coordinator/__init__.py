@@ -6,7 +6,7 @@ block 0 stamps it into its answers to the workers.
 `loop` reads messages, gives each to the function that takes its kind (`handlers`), and looks at what is due in each
 turn.  These functions change the `JobState` and queue messages to members; when the loop has written the state to the
 log, it sends them.  `members` has processes up to their first plan, `plans` decides who is a member and moves the job
-from plan to plan, `failure_detector` says who is gone and `failover` what follows, `completion` ends the job.
+from plan to plan, `failure_detector` says who is gone and `failover` what follows, `job_completion` ends the job.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from pslite.coordinator import checkpoints, completion, group_repair, plans
+from pslite.coordinator import checkpoints, group_repair, job_completion, plans
 from pslite.coordinator.failure_detector import examine
 from pslite.coordinator.job import Job
 from pslite.coordinator.job_state import MemberState, ServerFailover
 from pslite.coordinator.status import how_it_ended
 from pslite.coordinator.work_reassignment import lose_worker, stop_waiting_for
-from pslite.job.plan import Plan, holders_of
+from pslite.job.membership_plan import Plan, holders_of
 from pslite.net.messages import (
     AgentExit,
     Census,
@@ -218,7 +218,7 @@ def promoted(job: Job, member: MemberState, message: Promoted) -> None:
     if 0 in owners and pending is not None and pending.previous is not None:
         job.tell({pending.previous.owner(0).task}, Commit(plan=pending.plan.number))
     if state.digests_requested:
-        completion.request_digests(job)
+        job_completion.request_digests(job)
     job.urgent = True
 
 

@@ -7,7 +7,7 @@ import time
 from pslite.coordinator import plans
 from pslite.coordinator.job import Job
 from pslite.coordinator.job_state import MemberState, PendingPlan
-from pslite.job.plan import Plan
+from pslite.job.membership_plan import Plan
 from pslite.net.messages import Broken
 
 #: a group that breaks so often at one version, although no member is dead, fails the job

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from pslite.coordinator import (
     checkpoints,
-    completion,
     failover,
     global_norm,
     group_repair,
+    job_completion,
     members,
     plans,
     status,
@@ -56,7 +56,7 @@ HANDLERS: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
     **FROM_ANYBODY,
     Broken: group_repair.broke,
     Copies: failover.take_copies,
-    Digests: completion.take_digests,
+    Digests: job_completion.take_digests,
     Finished: members.finished,
     Norm: global_norm.add,
     NotSaved: checkpoints.not_saved,

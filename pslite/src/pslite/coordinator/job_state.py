@@ -9,10 +9,10 @@ from typing import Literal
 import msgspec
 
 from pslite.job.blocks import Block, cut
+from pslite.job.job_spec import JobSpec
+from pslite.job.job_status import PlanReport, Reply, Result
 from pslite.job.measurements import StepTimes
-from pslite.job.plan import Member, Plan
-from pslite.job.spec import JobSpec
-from pslite.job.status import PlanReport, Reply, Result
+from pslite.job.membership_plan import Member, Plan
 from pslite.net.messages import AgentExit, Exit, Moved
 from pslite.net.reliable_channel import ReliableChannel
 from pslite.storage.checkpoints import SavedFile

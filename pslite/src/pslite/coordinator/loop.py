@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from pslite.coordinator import (
     checkpoints,
-    completion,
     failover,
     failure_detector,
+    job_completion,
     members,
     plans,
     status,
@@ -28,8 +28,8 @@ from pslite.coordinator.log_writer import LogWriter
 from pslite.coordinator.settings import Settings
 from pslite.errors import Cancelled, Fenced, ProtocolError
 from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
+from pslite.job.job_status import MembershipSource, Status
 from pslite.job.load_balancing import LoadBalancer
-from pslite.job.status import MembershipSource, Status
 from pslite.net.authentication import Acceptor
 from pslite.net.framing import Channel, Inbox, cut_off, listen
 from pslite.net.handshake_listener import HandshakeListener
@@ -283,7 +283,7 @@ class Coordinator:
         if not state.over:
             self._advance(now)
         if state.state == "running":
-            completion.check(job)
+            job_completion.check(job)
         urgent, job.urgent = job.urgent, False
         self._log.changed |= urgent
         self._write_and_send()

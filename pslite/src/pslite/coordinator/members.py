@@ -6,7 +6,7 @@ import time
 
 from pslite.coordinator.job import Job
 from pslite.coordinator.job_state import ROLES, JobState, MemberState
-from pslite.job.spec import JobSpec, Sum, differences
+from pslite.job.job_spec import JobSpec, Sum, differences
 from pslite.net.messages import AtBarrier, BarrierOpen, Describe, Finished, Hello, Join, Refused, Seat
 from pslite.net.reliable_channel import ReliableChannel
 from pslite.net.tls import VARIABLE, Encryption

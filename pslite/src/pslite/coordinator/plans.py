@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pslite.coordinator.job import Job
 from pslite.coordinator.job_state import JobState, MemberState, PendingPlan
 from pslite.coordinator.settings import Settings
-from pslite.job.plan import Plan, make_plan, next_members
-from pslite.job.status import PlanReport, Suspension
+from pslite.job.job_status import PlanReport, Suspension
+from pslite.job.membership_plan import Plan, make_plan, next_members
 from pslite.net.messages import (
     Abort,
     Begin,

@@ -6,8 +6,8 @@ import time
 
 from pslite.coordinator.job import Job
 from pslite.coordinator.job_state import MemberState
+from pslite.job.job_status import Cause, MemberReport, Status, signal_in_words
 from pslite.job.measurements import Usage
-from pslite.job.status import Cause, MemberReport, Status, signal_in_words
 from pslite.net.messages import AgentExit, Alive, Beat
 
 #: the window over which speed is measured

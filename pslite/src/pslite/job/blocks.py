@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pslite.job.spec import ITEM_BYTES, JobSpec, Optimizer
+from pslite.job.job_spec import ITEM_BYTES, JobSpec, Optimizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import msgspec
 
 from pslite.job.assignment import assign, ranges
 from pslite.job.measurements import StepTimes, Throughput
-from pslite.job.plan import Plan
+from pslite.job.membership_plan import Plan
 
 #: reports of a member that are looked at, newest last; one comes with a heartbeat that had a step
 _MAX_REPORTS = 60

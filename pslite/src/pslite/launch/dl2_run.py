@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from pslite.errors import PsliteError, UsageError
-from pslite.launch.environment import encryption_of, role_of, task_environment, watch_seconds
 from pslite.launch.mxnet_launcher import is_launched, task_variables
 from pslite.launch.task_agent import TaskAgent
+from pslite.launch.task_environment import encryption_of, role_of, task_environment, watch_seconds
 from pslite.net.tls import VARIABLE, Encryption
 
 _EPILOG = """\

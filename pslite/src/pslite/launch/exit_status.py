@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pslite.job.status import Cause
+from pslite.job.job_status import Cause
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pslite.job.status import Reply, Status
+from pslite.job.job_status import Reply, Status
 
 #: how long members may take to end by themselves when the job is over, and tasks that have not joined by then
 _END_SECONDS = 15.0

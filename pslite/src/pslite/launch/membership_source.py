@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from pslite.errors import UsageError
-from pslite.job.status import Reply, Status
+from pslite.job.job_status import Reply, Status
 
 STOP_LIMIT_SECONDS = 30.0
 _MAX_REPLY = 1 << 20

@@ -11,8 +11,8 @@ import uuid
 from collections.abc import Callable, Mapping
 
 from pslite.errors import UsageError
-from pslite.job.status import Reply, Status
-from pslite.launch.environment import need
+from pslite.job.job_status import Reply, Status
+from pslite.launch.task_environment import need
 from pslite.net.authentication import parse_token
 from pslite.net.framing import listen
 

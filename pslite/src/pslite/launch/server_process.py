@@ -7,8 +7,8 @@ import signal
 import sys
 
 from pslite.errors import PsliteError, RolledBack
-from pslite.launch.environment import task_environment
 from pslite.launch.signals import OWN
+from pslite.launch.task_environment import task_environment
 from pslite.server import Server
 
 

@@ -26,7 +26,7 @@ import msgspec
 from pslite.coordinator import Coordinator
 from pslite.coordinator.log_writer import decode
 from pslite.errors import Cancelled, PsliteError, UsageError
-from pslite.job.status import MembershipSource
+from pslite.job.job_status import MembershipSource
 from pslite.launch.local_tasks import LocalTasks
 from pslite.launch.signals import ENDING, OWN, handled
 from pslite.launch.supervisor_channel import (

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from pslite.errors import Cancelled, Fenced
-from pslite.job.status import MembershipSource, Reply, Status
+from pslite.job.job_status import MembershipSource, Reply, Status
 from pslite.net.framing import Channel, Inbox
 
 #: the shortest time between two statuses that are not urgent, in seconds

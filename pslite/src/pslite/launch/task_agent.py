@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import psutil
 
+from pslite.job.job_status import Cause
 from pslite.job.measurements import Usage, in_words
-from pslite.job.status import Cause
 from pslite.launch.agent_connection import AgentConnection
 from pslite.launch.exit_status import ExitStatus, OomKills, classify, oom_kills
 from pslite.launch.gpus import open_gpus

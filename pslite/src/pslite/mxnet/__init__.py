@@ -24,10 +24,10 @@ from pslite.launch.mxnet_launcher import task_variables
 become_server(os.environ)
 os.environ.update(task_variables(os.environ))
 
+from pslite.job.job_spec import LAMB, SGD, Adam  # noqa: E402
 from pslite.job.learning_rates import Constant, Cosine, Milestones, Polynomial, StepDecay  # noqa: E402
-from pslite.job.spec import LAMB, SGD, Adam  # noqa: E402
 from pslite.mxnet.job import ElasticJob  # noqa: E402
-from pslite.mxnet.register import register  # noqa: E402
+from pslite.mxnet.kvstore_registration import register  # noqa: E402
 
 __all__ = ["LAMB", "SGD", "Adam", "Constant", "Cosine", "ElasticJob", "Milestones", "Polynomial", "StepDecay"]
 

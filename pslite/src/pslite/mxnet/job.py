@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from pslite.errors import SpecError, UsageError
 from pslite.job.blocks import digest_of_fixed
-from pslite.job.spec import Descent, Mean, Part, Segment
+from pslite.job.job_spec import Descent, Mean, Part, Segment
 from pslite.mxnet.arrays import reading, trainable, write
 from pslite.mxnet.sparse import STYPE, rows_of
-from pslite.numeric.gradients import Bundle
+from pslite.numeric.gradient_sums import Bundle
 from pslite.worker.training_loop import Indices, LoopJob, LoopSettings
 
 Array = NDArray[Any]

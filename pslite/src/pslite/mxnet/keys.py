@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from pslite.errors import UsageError
 from pslite.job.blocks import digest_of_fixed
-from pslite.job.spec import MAX_SHARDS, JobSpec, Mean, Optimizer, Part, Segment, Sum, block_bytes_for
+from pslite.job.job_spec import MAX_SHARDS, JobSpec, Mean, Optimizer, Part, Segment, Sum, block_bytes_for
 from pslite.mxnet.arrays import reading, trainable
-from pslite.mxnet.rules import rule_of
+from pslite.mxnet.optimizer_translation import rule_of
 from pslite.mxnet.sparse import dense, is_sparse, lazy, table_part
-from pslite.numeric.gradients import Bundle
+from pslite.numeric.gradient_sums import Bundle
 
 Array = NDArray[Any]
 Key = int | str

@@ -22,10 +22,10 @@ from pslite.mxnet import optimizer_states
 from pslite.mxnet.arrays import reading, write
 from pslite.mxnet.keys import Array, Key, KeyTable, KeyTensor, listed, pairs
 from pslite.mxnet.optimizer_states import part_of, whole_state
-from pslite.mxnet.rules import rule_of
+from pslite.mxnet.optimizer_translation import rule_of
 from pslite.mxnet.sparse import STYPE, dense, lazy, numbers_of, put, same_dense
 from pslite.mxnet.step_exchange import StepExchange
-from pslite.numeric.gradients import Contribution, GradientSums
+from pslite.numeric.gradient_sums import Contribution, GradientSums
 from pslite.worker.connect import open_session
 from pslite.worker.session import OpenSession
 

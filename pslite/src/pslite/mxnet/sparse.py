@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pslite.errors import UsageError
-from pslite.job.spec import Descent, Part
+from pslite.job.job_spec import Descent, Part
 from pslite.numeric.sparse_rows import Rows
 
 Array = NDArray[Any]

@@ -13,7 +13,7 @@ from pslite.job.blocks import Block
 from pslite.mxnet.arrays import gather, memory, near, write
 from pslite.mxnet.keys import Key, KeyTensor
 from pslite.mxnet.sparse import rows_of
-from pslite.numeric.gradients import Bundle
+from pslite.numeric.gradient_sums import Bundle
 from pslite.worker.session import OpenSession
 
 

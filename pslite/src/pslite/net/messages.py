@@ -6,10 +6,10 @@ from typing import Literal
 
 import msgspec
 
+from pslite.job.job_spec import JobSpec
+from pslite.job.job_status import Cause
 from pslite.job.measurements import StepTimes, Throughput, Usage
-from pslite.job.plan import Member, Plan
-from pslite.job.spec import JobSpec
-from pslite.job.status import Cause
+from pslite.job.membership_plan import Member, Plan
 
 PROTOCOL = 2
 MAX_HANDSHAKE_BYTES = 4096

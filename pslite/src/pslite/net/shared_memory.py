@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from pslite.errors import ProtocolError
 from pslite.job.blocks import Block
-from pslite.job.spec import ITEM_BYTES, JobSpec
+from pslite.job.job_spec import ITEM_BYTES, JobSpec
 
 Array = NDArray[Any]
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pslite.job.blocks import Block
-from pslite.job.spec import JobSpec, Mean, Segment
+from pslite.job.job_spec import JobSpec, Mean, Segment
 
 Array = NDArray[Any]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pslite.job.blocks import Block
-from pslite.job.spec import LAMB, JobSpec
+from pslite.job.job_spec import LAMB, JobSpec
 
 
 class Piece(NamedTuple):

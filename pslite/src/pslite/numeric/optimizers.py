@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pslite.job.spec import LAMB, SGD, Adam, Mean, Optimizer, Sum
+from pslite.job.job_spec import LAMB, SGD, Adam, Mean, Optimizer, Sum
 from pslite.numeric.sparse_rows import Rows
 
 Array = NDArray[Any]

@@ -8,8 +8,8 @@ from pslite.errors import ProtocolError
 from pslite.net.data_frames import PARAM, Header, Link
 from pslite.numeric.sparse_rows import Rows
 from pslite.server.block_state import Array, BlockState
+from pslite.server.block_step import Step
 from pslite.server.rounds import Rounds
-from pslite.server.steps import Step
 
 
 class AsynchronousRounds(Rounds):

@@ -115,7 +115,7 @@ class BlockState:
     next_backup: str = ""
     #: whether workers wait for an answer until the replica has the step
     awaits_backup: bool = False
-    #: of a replica: the stamp (`pslite.server.plan_clock`) that its owner knew
+    #: of a replica: the stamp (`pslite.server.plan_activation`) that its owner knew
     stamp: tuple[int, int] = (0, 0)
 
     def __post_init__(self, leaves: int) -> None:

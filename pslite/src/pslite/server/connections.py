@@ -13,12 +13,12 @@ from pslite.fault_points import FaultPoint
 from pslite.net.authentication import Acceptor, Identity
 from pslite.net.coordinator_client import CoordinatorClient
 from pslite.net.data_frames import Link, Receiver
+from pslite.net.data_transport import open_listeners, tune
 from pslite.net.framing import cut_off
 from pslite.net.handshake_listener import HandshakeListener
 from pslite.net.messages import Hello, Severed
 from pslite.net.server_connections import ServerConnections
-from pslite.net.transport import open_listeners, tune
-from pslite.server.state import ServerState
+from pslite.server.server_state import ServerState
 
 #: seconds after which the coordinator is told of a broken connection to a member that it has not given up
 BROKEN_SECONDS = 3.0

@@ -14,12 +14,12 @@ from pslite.errors import PeerLost, ProtocolError
 from pslite.fault_points import FaultPoint
 from pslite.net.data_frames import Receiver
 from pslite.net.messages import Census, Copies, Promote, Promoted
+from pslite.server.block_handoff import Handoff
 from pslite.server.block_state import BlockState
 from pslite.server.connections import Connections
-from pslite.server.handoff import Handoff
 from pslite.server.replication import ReplicaSender, ReplicaStore
 from pslite.server.rounds import Rounds
-from pslite.server.state import ServerState
+from pslite.server.server_state import ServerState
 
 
 @dataclass(eq=False)

@@ -20,6 +20,7 @@ from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
 from pslite.net.authentication import Identity
 from pslite.net.coordinator_client import CoordinatorClient
 from pslite.net.data_frames import Link
+from pslite.net.data_transport import machine
 from pslite.net.messages import (
     Abort,
     Beat,
@@ -46,17 +47,16 @@ from pslite.net.messages import (
     TakeOver,
     Trust,
 )
-from pslite.net.transport import machine
 from pslite.server.async_rounds import AsynchronousRounds
+from pslite.server.block_handoff import Handoff
+from pslite.server.block_step import Steps
 from pslite.server.connections import Connections
 from pslite.server.failover import Failover
-from pslite.server.frames import Frames
-from pslite.server.handoff import Handoff
-from pslite.server.preparation import prepare
+from pslite.server.frame_handlers import Frames
+from pslite.server.plan_preparation import prepare
 from pslite.server.replication import ReplicaSender, ReplicaStore
 from pslite.server.rounds import Rounds, SynchronousRounds
-from pslite.server.state import PreparedPlan, ServerState
-from pslite.server.steps import Steps
+from pslite.server.server_state import PreparedPlan, ServerState
 from pslite.storage.checkpoints import Saver
 
 #: the longest time between two readings of the control connection, in seconds

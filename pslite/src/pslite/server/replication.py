@@ -20,7 +20,7 @@ from pslite.job.blocks import Block
 from pslite.net.data_frames import REPLICATE, REPLICATED, SEED, SEEDED, Header, Link
 from pslite.numeric.sparse_rows import Rows, checked_length
 from pslite.server.block_state import Array, BlockState, BufferPool
-from pslite.server.steps import Step
+from pslite.server.block_step import Step
 
 #: seeds on their way at a time: they give way to answering workers
 _SEEDS = 2

@@ -31,12 +31,12 @@ from pslite.net.messages import Clip, Trust
 from pslite.net.shared_memory import Arena
 from pslite.numeric.gradient_encoding import Encoding
 from pslite.numeric.sparse_rows import Rows, parse
+from pslite.server.block_handoff import Handoff
 from pslite.server.block_state import Array, BlockState
+from pslite.server.block_step import Steps
 from pslite.server.connections import Connections
-from pslite.server.handoff import Handoff
 from pslite.server.replication import ReplicaSender
-from pslite.server.state import ANY_WORKER, ServerState
-from pslite.server.steps import Steps
+from pslite.server.server_state import ANY_WORKER, ServerState
 
 
 @dataclass(eq=False)

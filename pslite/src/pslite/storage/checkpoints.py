@@ -27,7 +27,7 @@ from safetensors.numpy import save
 
 from pslite.errors import CheckpointError
 from pslite.job.blocks import Block, cut
-from pslite.job.spec import JobSpec, differences
+from pslite.job.job_spec import JobSpec, differences
 from pslite.net.messages import NotSaved, Saved
 from pslite.numeric.optimizers import slots
 

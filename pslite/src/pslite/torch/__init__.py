@@ -12,8 +12,8 @@ The same script runs as a worker under dl2-run and, without it, alone in one pro
 
 from __future__ import annotations
 
+from pslite.job.job_spec import LAMB, SGD, Adam
 from pslite.job.learning_rates import Constant, Cosine, Milestones, Polynomial, StepDecay
-from pslite.job.spec import LAMB, SGD, Adam
 from pslite.torch.job import ElasticJob
 from pslite.torch.parameters import Group
 

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import default_collate
 
 from pslite.errors import UsageError
-from pslite.job.spec import Descent
-from pslite.numeric.gradients import Bundle
+from pslite.job.job_spec import Descent
+from pslite.numeric.gradient_sums import Bundle
 from pslite.torch.parameters import Group, ParameterLayout
 from pslite.worker.training_loop import Indices, LoopJob, LoopSettings
 

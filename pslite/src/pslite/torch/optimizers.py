@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from pslite.errors import SpecError
+from pslite.job.job_spec import SGD, Adam, Descent
 from pslite.job.learning_rates import Schedule
-from pslite.job.spec import SGD, Adam, Descent
 from pslite.torch.parameters import Group
 
 

@@ -10,8 +10,8 @@ import torch
 
 from pslite.errors import SpecError
 from pslite.job.blocks import digest_of_fixed
-from pslite.job.spec import Descent, Mean, Part, Segment
-from pslite.numeric.gradients import Bundle
+from pslite.job.job_spec import Descent, Mean, Part, Segment
+from pslite.numeric.gradient_sums import Bundle
 from pslite.numeric.sparse_rows import Rows
 
 _DTYPES: dict[torch.dtype, Literal["float32", "float64"]] = {torch.float32: "float32", torch.float64: "float64"}

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 
 from pslite.errors import UsageError
-from pslite.job.spec import JobSpec
-from pslite.launch.environment import TaskEnvironment, role_of, task_environment
+from pslite.job.job_spec import JobSpec
+from pslite.launch.task_environment import TaskEnvironment, role_of, task_environment
 from pslite.worker.ps.worker import Worker
 from pslite.worker.session import OpenSession, Session, SingleSession
 

@@ -12,8 +12,8 @@ from typing import Required, TypedDict
 
 from pslite.errors import JobFailed, PsliteError
 from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
+from pslite.job.job_spec import JobSpec
 from pslite.job.measurements import MAX_STEPS, StepTimes, ThroughputMeter
-from pslite.job.spec import JobSpec
 from pslite.net.authentication import Identity
 from pslite.net.coordinator_client import CoordinatorClient
 from pslite.net.messages import (
@@ -28,9 +28,9 @@ from pslite.net.messages import (
     Refused,
     RollBack,
 )
-from pslite.worker.progress import Progress
 from pslite.worker.script_process import Host, ScriptProcess
 from pslite.worker.session import Drained
+from pslite.worker.version_progress import Progress
 
 #: the least time between two progress reports of a fast loop
 _PROGRESS_SECONDS = 0.1

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from pslite.job.blocks import Block
-from pslite.job.spec import LAMB, JobSpec
-from pslite.numeric.gradients import Array, Bundle
+from pslite.job.job_spec import LAMB, JobSpec
+from pslite.numeric.gradient_sums import Array, Bundle
 from pslite.numeric.norms import Tensors
 from pslite.numeric.optimizers import Updater, clip_factor, slots, square_norm
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from pslite.job.blocks import Block, cut, digest_of
-from pslite.job.plan import reduction
+from pslite.job.job_spec import JobSpec
+from pslite.job.membership_plan import reduction
 from pslite.job.reduction_tree import span
-from pslite.job.spec import JobSpec
-from pslite.numeric.gradients import Array, Bundle, Contribution, Supply
+from pslite.numeric.gradient_sums import Array, Bundle, Contribution, Supply
 from pslite.storage.checkpoints import complete, to_resume, write_blocks
 from pslite.worker.model_replica import ModelReplica
 

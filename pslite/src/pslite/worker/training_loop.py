@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from pslite.errors import SpecError, UsageError
 from pslite.job.assignment import DEFAULT_SHARDS, sample_slice
+from pslite.job.job_spec import JobSpec, Segment, block_bytes_for
 from pslite.job.sample_order import permutation, stream
-from pslite.job.spec import JobSpec, Segment, block_bytes_for
-from pslite.launch.environment import architecture_of
-from pslite.numeric.gradients import Bundle, GradientSums
+from pslite.launch.task_environment import architecture_of
+from pslite.numeric.gradient_sums import Bundle, GradientSums
 from pslite.worker.connect import session_for
 from pslite.worker.session import Session, SingleSession
 

@@ -8,10 +8,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from pslite.job.plan import reduction
+from pslite.job.job_spec import JobSpec
+from pslite.job.membership_plan import reduction
 from pslite.job.reduction_tree import ROOT, TreeSum
-from pslite.job.spec import JobSpec
-from pslite.numeric.gradients import Array, Bundle
+from pslite.numeric.gradient_sums import Array, Bundle
 
 Bytes = NDArray[np.uint8]
 

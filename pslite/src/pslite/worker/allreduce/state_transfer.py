@@ -14,13 +14,13 @@ import zlib
 from collections.abc import Callable, Sequence
 
 from pslite.errors import PeerLost, ProtocolError, PsliteError
-from pslite.job.plan import Member
+from pslite.job.membership_plan import Member
 from pslite.net.authentication import Acceptor, Identity
 from pslite.net.data_frames import STATE, Header, Link
+from pslite.net.data_transport import machine, open_listeners, reach, tune
 from pslite.net.handshake_listener import HandshakeListener
 from pslite.net.messages import Hello
-from pslite.net.transport import machine, open_listeners, reach, tune
-from pslite.numeric.gradients import Array
+from pslite.numeric.gradient_sums import Array
 
 #: how long the giver may take to connect; it does so at once
 _CONNECT_SECONDS = 30.0

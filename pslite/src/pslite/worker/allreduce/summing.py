@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from pslite.job.blocks import Block
-from pslite.job.spec import JobSpec
+from pslite.job.job_spec import JobSpec
 from pslite.net.shared_memory import SharedMemory
-from pslite.numeric.gradients import Bundle, Contribution
+from pslite.numeric.gradient_sums import Bundle, Contribution
 from pslite.worker.allreduce.process_group import Bytes, Group, Work
 from pslite.worker.allreduce.slices import Division, add_slices
 

@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 
 from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, UsageError
 from pslite.job.blocks import cut
-from pslite.job.plan import Plan
+from pslite.job.job_spec import JobSpec
+from pslite.job.membership_plan import Plan
 from pslite.job.reduction_tree import held
-from pslite.job.spec import JobSpec
 from pslite.net.authentication import Identity
 from pslite.net.messages import (
     Abort,
@@ -55,7 +55,7 @@ from pslite.net.messages import (
 from pslite.net.messages import (
     Drained as DrainedMessage,
 )
-from pslite.numeric.gradients import Bundle, Contribution, Supply
+from pslite.numeric.gradient_sums import Bundle, Contribution, Supply
 from pslite.storage.checkpoints import Saver, to_resume
 from pslite.worker.allreduce.process_group import Bytes, Group, RelayStore, Work
 from pslite.worker.allreduce.slices import Division

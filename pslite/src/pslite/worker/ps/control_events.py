@@ -29,8 +29,8 @@ from pslite.net.messages import (
 )
 from pslite.worker.ps.data_plane import DataPlane
 from pslite.worker.ps.initial_state import InitialState
+from pslite.worker.ps.known_plans import PlanTable, PreparedPlan
 from pslite.worker.ps.model_buffers import ModelBuffers
-from pslite.worker.ps.plans import PlanTable, PreparedPlan
 from pslite.worker.ps.recovery import Recovery
 
 #: messages that the script's thread takes up; connections and prepared plans come from threads that make them

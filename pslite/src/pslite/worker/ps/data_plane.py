@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterable
 
 from pslite.errors import PeerLost
 from pslite.fault_points import FaultPoint, FaultPoints
-from pslite.job.plan import Member
+from pslite.job.membership_plan import Member
 from pslite.net.authentication import Identity
 from pslite.net.data_frames import Link, Receiver
 from pslite.net.framing import cut_off
 from pslite.net.server_connections import ServerConnections
-from pslite.worker.ps.plans import PlanTable
+from pslite.worker.ps.known_plans import PlanTable
 
 #: seconds between two looks at the control connection's news while nothing comes; shorter where a server is in doubt
 _WAIT_SECONDS = 1.0

@@ -27,12 +27,12 @@ from pslite.net.data_frames import (
 from pslite.net.shared_memory import MappedMemory
 from pslite.numeric.optimizers import slots
 from pslite.numeric.sparse_rows import checked_length, parse
-from pslite.worker.progress import Progress
 from pslite.worker.ps.data_plane import DataPlane
 from pslite.worker.ps.initial_state import InitialState
+from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.model_buffers import ModelBuffers
-from pslite.worker.ps.plans import PlanTable
 from pslite.worker.ps.state_fetch import StateFetch
+from pslite.worker.version_progress import Progress
 
 
 class FrameReceiver:

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from weakref import WeakKeyDictionary
 
 from pslite.job.blocks import Block
-from pslite.job.plan import Plan
+from pslite.job.membership_plan import Plan
 from pslite.net.data_frames import MAX_REGIONS, PUSH, Header, Link, region_header
 from pslite.numeric.gradient_encoding import wire_bytes
-from pslite.numeric.gradients import Bundle, Contribution
-from pslite.worker.progress import Progress
+from pslite.numeric.gradient_sums import Bundle, Contribution
 from pslite.worker.ps.data_plane import DataPlane
+from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.model_buffers import ModelBuffers
-from pslite.worker.ps.plans import PlanTable
+from pslite.worker.version_progress import Progress
 
 
 class GradientSender:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Collection
 
-from pslite.job.plan import Plan
+from pslite.job.membership_plan import Plan
 from pslite.net.data_frames import FIRST_STATE, INIT, RESTORE, Header
 from pslite.net.messages import Message, Restored
 from pslite.storage.checkpoints import Checkpoint, to_resume
 from pslite.worker.model_replica import ModelReplica
-from pslite.worker.progress import Progress
 from pslite.worker.ps.data_plane import DataPlane
+from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.model_buffers import ModelBuffers
-from pslite.worker.ps.plans import PlanTable
 from pslite.worker.session import StartState
+from pslite.worker.version_progress import Progress
 
 
 class InitialState:

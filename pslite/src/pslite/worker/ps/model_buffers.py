@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pslite.job.blocks import cut
-from pslite.job.spec import JobSpec
+from pslite.job.job_spec import JobSpec
 from pslite.numeric.gradient_encoding import encoding_of
-from pslite.numeric.gradients import Bundle, Supply
+from pslite.numeric.gradient_sums import Bundle, Supply
 from pslite.worker.model_replica import ModelReplica
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.net.data_frames import AGAIN, Header
 from pslite.net.messages import Promote
-from pslite.worker.progress import Progress
 from pslite.worker.ps.data_plane import DataPlane
 from pslite.worker.ps.gradient_sender import GradientSender
 from pslite.worker.ps.initial_state import InitialState
-from pslite.worker.ps.plans import PlanTable
+from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.state_fetch import StateFetch
+from pslite.worker.version_progress import Progress
 
 
 class Recovery:

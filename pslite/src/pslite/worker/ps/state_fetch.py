@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import numpy as np
 
 from pslite.net.data_frames import FETCH, Header
-from pslite.numeric.gradients import Array
+from pslite.numeric.gradient_sums import Array
 from pslite.numeric.optimizers import slots
-from pslite.worker.progress import Progress
 from pslite.worker.ps.data_plane import DataPlane
+from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.model_buffers import ModelBuffers
-from pslite.worker.ps.plans import PlanTable
+from pslite.worker.version_progress import Progress
 
 
 class StateFetch:

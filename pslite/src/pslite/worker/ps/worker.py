@@ -14,10 +14,10 @@ from typing import Unpack
 from pslite.errors import UsageError
 from pslite.fault_points import FaultPoint
 from pslite.job.blocks import Block
-from pslite.job.spec import JobSpec
+from pslite.job.job_spec import JobSpec
 from pslite.net.authentication import Identity
 from pslite.net.messages import AtBarrier, Describe, Digests, Drained, Finished, FromCoordinator, Join, Pushed, Severed
-from pslite.numeric.gradients import Array, Bundle, Contribution, Supply
+from pslite.numeric.gradient_sums import Array, Bundle, Contribution, Supply
 from pslite.storage.checkpoints import Saver
 from pslite.worker.control_connection import MemberOptions, Membership
 from pslite.worker.ps.control_events import ControlEvents
@@ -25,8 +25,8 @@ from pslite.worker.ps.data_plane import DataPlane
 from pslite.worker.ps.frame_receiver import FrameReceiver
 from pslite.worker.ps.gradient_sender import GradientSender
 from pslite.worker.ps.initial_state import InitialState
+from pslite.worker.ps.known_plans import PlanTable, PreparedPlan
 from pslite.worker.ps.model_buffers import ModelBuffers
-from pslite.worker.ps.plans import PlanTable, PreparedPlan
 from pslite.worker.ps.recovery import Recovery
 from pslite.worker.ps.state_fetch import StateFetch
 from pslite.worker.session import Share, StartState, Stopwatch

@@ -1,0 +1,188 @@
+"""How long one decision takes, from small clusters to large ones, and how that grows.
+
+    python benchmarks/decision_time.py [--jobs 250 1000 4000 16000] [--policies fifo drf ...] [--running] [--repeats 3]
+        [--room scarce plentiful] [--json]
+
+Every job is new, or with `--running` has what a first decision gave it, and asks for workers and PSs of one of two
+shapes; there are 2.5 nodes a job, as in Optimus' 4,000 jobs on 10,000 nodes (Peng et al., EuroSys 2018: 5 s). Where
+room is scarce a node holds 4 tasks, and a job may have 8 of each role; where it is plentiful a node holds 8 (10,000
+nodes: 80,000 tasks), and a job may have 16. Jobs could use more than there is, so each ends with a reason. They are of
+six model types with speeds of their own; `optimus` and `lookahead` fit them to some measured sizes, `optimus-true` and
+`lookahead-true` are told, and `optimus-loss` fits 32 losses of each job as well. A time is that of
+`Packing.for_decision` and `Policy.decide` together, without collection of garbage as in the daemon, the least of the
+repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import resource
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+
+from dl2d.core.cluster import Node, Snapshot, Task, TaskState
+from dl2d.core.jobs import Allocation, Architecture, Consistency, Job, JobKey, JobRequest, JobState, Launch, Owner
+from dl2d.core.measured_speeds import MAX_LOSSES, LossPoint, MeasuredLoss, MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.packing import Packing
+from dl2d.core.policy import Policy
+from dl2d.core.resources import Resources
+from dl2d.placement.load_balance import LoadBalance
+from dl2d.plugins import POLICIES, available, load_policy
+from dl2d.policies.lookahead import Lookahead
+from dl2d.policies.optimus import Optimus
+from dl2d.simulation.speeds.speed_models import PsSync
+from dl2d.tick.place.place import place
+from dl2d.tick.policy_call import gc_paused
+
+MODELS = {
+    f"m{number}": PsSync((0.01 + 0.004 * number, 0.1 * number, 0.3 / (1 + number), 0.002 * number, 0.004), 32 << number)
+    for number in range(6)
+}
+#: CPUs and GPUs of a node, where a task takes two CPUs; and the most tasks of each role that a job may have.
+ROOM = {"scarce": (8, 8), "plentiful": (16, 16)}
+SIZES = [Allocation(workers, ps) for workers in (1, 2, 4, 8) for ps in (1, 2, 4, 8)]
+
+
+class Known:
+    """The models' own speeds."""
+
+    def __init__(self) -> None:
+        self._grids = {model: speed.grid(16, 16) for model, speed in MODELS.items()}
+
+    def grid(self, job: Job) -> NDArray[np.float64]:
+        return self._grids[job.request.model]
+
+
+def snapshot(jobs: int, room: str) -> Snapshot:
+    """A full queue and an empty cluster."""
+    amount, most = ROOM[room]
+    shapes = [
+        JobRequest(
+            name="j",
+            model=model,
+            epochs=1 + number,
+            samples_per_epoch=1000,
+            steps_per_epoch=None,
+            batch=1,
+            worker=Resources.of(cpu=2, gpu=gpu),
+            ps=Resources.of(cpu=2),
+            max_workers=most,
+            max_ps=most,
+        )
+        for number, model in enumerate(MODELS)
+        for gpu in (1, 2)
+    ]
+    owner, launch = Owner("u", 1, 1), Launch((), "")
+    queue = tuple(
+        Job(
+            key=JobKey("c", str(number), number),
+            request=shapes[number % len(shapes)],
+            owner=owner,
+            launch=launch,
+            state=JobState.READY,
+        )
+        for number in range(jobs)
+    )
+    capacity = Resources.of(cpu=amount, gpu=amount)
+    nodes = tuple(Node(f"n{number}", capacity) for number in range(int(2.5 * jobs)))
+    speeds = tuple(
+        MeasuredSpeeds(
+            TrainingKind(model, Architecture.PS, Consistency.SYNC),
+            tuple(SpeedPoint(size, speed.samples_per_second(*size), 1) for size in SIZES),
+        )
+        for model, speed in MODELS.items()
+    )
+    curve = tuple(LossPoint(epoch / 64, 1 / (0.1 * epoch + 1) + 0.2) for epoch in range(MAX_LOSSES))
+    losses = tuple(MeasuredLoss(job.key, curve) for job in queue)
+    return Snapshot(0.0, 1, nodes, queue, (), speeds=speeds, losses=losses)
+
+
+def running(policy: Policy, seen: Snapshot) -> Snapshot:
+    """The same cluster after a first decision: its tasks run where they were placed."""
+    decision = policy.decide(seen, Packing.for_decision(seen.nodes, (), LoadBalance()), np.random.default_rng(0))
+    plan = place(seen, decision, LoadBalance())
+    tasks = tuple(
+        Task(
+            job=start.job, id=f"{start.role}-{number}", role=start.role, node=start.node, demand=start.demand,
+            state=TaskState.CONFIRMED,
+        )
+        for number, start in enumerate(plan.starts)
+    )  # fmt: skip
+    held: dict[str, list[Resources]] = defaultdict(list)
+    for task in tasks:
+        held[task.node].append(task.demand)
+    nodes = tuple(structs.replace(node, used=Resources.total(held[node.name])) for node in seen.nodes)
+    jobs = tuple(replace(job, state=JobState.RUNNING) for job in seen.jobs)
+    return replace(seen, nodes=nodes, jobs=jobs, tasks=tasks)
+
+
+def seconds(policy: Policy, seen: Snapshot, repeats: int) -> float:
+    """Least time of some decisions."""
+    times = []
+    for _ in range(repeats):
+        with gc_paused():
+            begin = time.perf_counter()
+            policy.decide(seen, Packing.for_decision(seen.nodes, seen.tasks, LoadBalance()), np.random.default_rng(0))
+            times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def contenders() -> dict[str, Callable[[], Policy]]:
+    """All heuristics that are there, by name."""
+    names = ("fifo", "srtf", "drf", "tetris", "optimus", "optimus-loss", "lookahead", "dl2")
+    made: dict[str, Callable[[], Policy]] = {
+        name: lambda name=name: load_policy(name) for name in names if name in available(POLICIES)
+    }
+    return made | {
+        "optimus-true": lambda: Optimus(known=Known()),
+        "lookahead-true": lambda: Lookahead(known=Known()),
+    }
+
+
+def main() -> None:
+    there = contenders()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, nargs="+", default=[250, 1000, 4000, 16000])
+    parser.add_argument("--policies", nargs="+", choices=list(there), default=list(there))
+    parser.add_argument("--room", nargs="+", choices=list(ROOM), default=list(ROOM))
+    parser.add_argument("--running", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = []
+    for name, room in itertools.product(options.policies, options.room):
+        policy, before = there[name](), None
+        for jobs in options.jobs:
+            seen = running(policy, snapshot(jobs, room)) if options.running else snapshot(jobs, room)
+            took = seconds(policy, seen, options.repeats)
+            growth = took / before["seconds"] / (jobs / before["jobs"]) if before else None
+            before = {
+                "policy": name,
+                "room": room,
+                "jobs": jobs,
+                "nodes": len(seen.nodes),
+                "seconds": took,
+                "growth_per_job": growth,
+            }
+            rows.append(before)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if options.json:
+        print(json.dumps({"rows": rows, "peak_mib": peak}))
+        return
+    print(f"{'policy':16}{'room':>11}{'jobs':>8}{'nodes':>8}{'seconds':>10}   time per job, against the row before")
+    for row in rows:
+        growth = f"{row['growth_per_job']:.2f} x" if row["growth_per_job"] else ""
+        print(f"{row['policy']:16}{row['room']:>11}{row['jobs']:>8}{row['nodes']:>8}{row['seconds']:>10.3f}   {growth}")
+    print(f"peak memory {peak:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,515 @@
+"""Learning speeds on one live cluster: a stream of jobs for days, no table of speeds, and a verdict for each bar.
+
+    python benchmarks/live_learning.py [--policies dl2 lookahead] [--nodes 96 24] [--seeds 0 1 2 3 4]
+        [--scenarios plain noise drift wrong-labels resize-costs new-type] [--history 72] [--slots 216]
+        [--tables FILE.json] [--optimism 0.5] [--checkpoint FOLDER] [--streams] [--json FILE]
+
+About 2.6 jobs come in each slot of 20 minutes, each of a type drawn at random. Types are those of the generator `dl2`
+as `benchmarks/simulation_replay.py` has them (shipped profiles), or with `--tables` those of a workload file: its
+speeds, and of each model the file's first job. Rules are those of the preset `dl2-paper` but for the kept cluster with
+resize costs. For the first `--history` slots DRF schedules, then the policy, which sees the speeds that the jobs
+reported so far and no others: `dl2` has the weights of a checkpoint (the one that comes with dl2d, or `--checkpoint`)
+without its speeds; `dl2-true` has the true ones in their place.
+
+| scenario | what is other than plain |
+|---|---|
+| noise | the speed of a job in a slot is x U(0.95, 1.05) |
+| drift | overnight (`--drift-at`, in slots after the history) every type gets faster or slower by 30 % |
+| wrong-labels | a tenth of the jobs say that they are of another type |
+| resize-costs | those of the preset `realistic`, on a cluster that is kept from slot to slot |
+| new-type | one of the types comes from slot `--new-type-at` after the history on |
+
+Bars, on the jobs that come after the history; each is judged in every stream, and met where it is met in all:
+
+- above (48 nodes and more): slot from which its speed stays above that of Optimus with true speeds: 20 at most. That is
+  the mean over all jobs there are of their speed over the best of their type, in windows of 12 slots.
+- optimus (fewer nodes): speed of Optimus with true speeds from slot 20 on over its own: 1 at most. (There, whoever has
+  fewer jobs waiting is ahead for some hours: lookahead with true speeds itself falls back in single windows.)
+- ceiling: mean JCT of the jobs from slot 72 on, over what they would take at their best sizes alone (48 nodes and
+  more), or under lookahead with the true speeds: 1.03 at most.
+- drf: the worst window of 12 slots of arrivals, mean JCT over that under DRF: 0.9 at most.
+- slower (48 nodes and more): share of the jobs that take more than 1.1 times as long as under DRF: under 5 %.
+- new type (48 nodes and more): slots with jobs of the new type until their mean speed, over five such slots, is within
+  10 % of the best: 15 at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Decision
+from dl2d.core.jobs import Allocation, Architecture, Job
+from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.packing import Packing
+from dl2d.core.policy import Evidence, Policy
+from dl2d.core.resources import Resources
+from dl2d.placement.dl2_paper import Dl2Paper
+from dl2d.placement.load_balance import LoadBalance
+from dl2d.plugins import load_policy
+from dl2d.policies.common.checkpoint import read_checkpoint
+from dl2d.policies.dl2 import policy as dl2
+from dl2d.policies.dl2.checkpoint_contents import as_arrays
+from dl2d.policies.dl2.policy import Dl2
+from dl2d.policies.drf import Drf
+from dl2d.policies.lookahead import Lookahead
+from dl2d.policies.optimus import Optimus
+from dl2d.simulation.replay import Replayed, Rules, replay
+from dl2d.simulation.speeds.realism_options import REALISTIC, Realism
+from dl2d.simulation.speeds.speed_models import SpeedModel
+from dl2d.simulation.workload.format import NodeGroup, SimulatedJob, Workload, read_workload, to_request
+from dl2d.simulation.workload.generators import generate
+
+MODELS = "bert,cnn-text-classification,dssm,gpt-2,inception-bn,inception-v3,resnet-50,resnext-110"
+SLOT = 1200.0
+#: Windows of arrivals and of speeds, in slots.
+LONG, SHORT = 36, 12
+#: Nodes from which on jobs do not wait for each other at their best sizes.
+ROOMY = 48
+#: Slots after the history from which jobs count for the ceiling.
+SETTLED = 72
+#: Slots after the history from which it is to be faster than Optimus.
+FAST = 20
+SCENARIOS = ("plain", "noise", "drift", "wrong-labels", "resize-costs", "new-type")
+
+
+class Clock:
+    """The slot that a replay is in, for speeds that change."""
+
+    def __init__(self) -> None:
+        self.slot = 0
+
+
+@dataclass(frozen=True)
+class Drifting:
+    """A speed model that is faster or slower by a factor from some slot on."""
+
+    model: SpeedModel
+    factor: float
+    at: int
+    clock: Clock
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.model.architecture
+
+    @property
+    def batch(self) -> int | None:
+        return self.model.batch
+
+    @property
+    def now(self) -> float:
+        return self.factor if self.clock.slot >= self.at else 1.0
+
+    def samples_per_second(self, workers: int, ps: int) -> float:
+        return self.now * self.model.samples_per_second(workers, ps)
+
+    def grid(self, max_workers: int, max_ps: int) -> NDArray[np.float64]:
+        return self.now * self.model.grid(max_workers, max_ps)
+
+    def describe(self) -> dict[str, object]:
+        return self.model.describe()
+
+
+class Speeds:
+    """The speeds as they are in the slot that a replay is in."""
+
+    def __init__(self, speeds: Mapping[str, SpeedModel], jobs: Sequence[SimulatedJob]) -> None:
+        self._speeds = speeds
+        self._models = {job.id: job.model for job in jobs}
+        self._grids: dict[tuple[str, int, int, float], NDArray[np.float64]] = {}
+
+    def at(self, model: str, workers: int, ps: int) -> NDArray[np.float64]:
+        speed = self._speeds[model]
+        now = speed.now if isinstance(speed, Drifting) else 1.0
+        asked = (model, workers, ps, now)
+        if asked not in self._grids:
+            self._grids[asked] = speed.grid(workers, ps)
+        return self._grids[asked]
+
+    def grid(self, job: Job) -> NDArray[np.float64]:
+        """See ``KnownSpeeds.grid``; by what a job is, whatever its user says."""
+        return self.at(self._models[job.key.id], job.request.max_workers, job.request.max_ps)
+
+
+class After:
+    """DRF until some slot, another policy from then on; tells the clock."""
+
+    def __init__(self, policy: Policy, slot: int, clock: Clock) -> None:
+        self._first = Drf(end_at_first_failure=True, whole_bundles=True)
+        self._then = policy
+        self._slot = slot
+        self._clock = clock
+
+    @property
+    def name(self) -> str:
+        return self._then.name
+
+    @property
+    def version(self) -> str:
+        return self._then.version
+
+    @property
+    def needs(self) -> frozenset[Evidence]:
+        return self._then.needs
+
+    def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+        self._clock.slot = round(snapshot.at / SLOT)
+        return (self._first if self._clock.slot < self._slot else self._then).decide(snapshot, packing, rng)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A workload, the clock that its speeds go by, and them."""
+
+    workload: Workload
+    clock: Clock
+    speeds: Speeds
+    #: Type that comes late.
+    late: str
+
+
+def types(tables: str | None) -> Workload:
+    """A workload whose speeds, and first job of each model, are what a stream is made of."""
+    if tables is not None:
+        return read_workload(tables)
+    settings = {"jobs": "400", "nodes": "96", "models": MODELS, "longest_slots": "8", "stretch": "16"}
+    made = generate("dl2", settings, np.random.default_rng(1))
+    jobs = tuple(
+        replace(job, worker=Resources.of(cpu=2, gpu=4 if job.worker.get("gpu") else 0), ps=Resources.of(cpu=2))
+        for job in made.jobs
+    )
+    return replace(made, jobs=jobs, slot_seconds=SLOT)
+
+
+def stream(options: argparse.Namespace, scenario: str, nodes: int, seed: int) -> Stream:
+    """Jobs for all slots; with equal seeds the same ones for any number of nodes."""
+    made, random, clock = types(options.tables), np.random.default_rng(seed), Clock()
+    first: dict[str, SimulatedJob] = {}
+    for job in made.jobs:
+        first.setdefault(job.model, job)
+    names = sorted(first)
+    late = names[int(random.integers(len(names)))]
+    faster = dict(zip(names, (random.random(len(names)) < 0.5).tolist(), strict=True))
+    comes = options.history + options.new_type_at if scenario == "new-type" else 0
+    jobs: list[SimulatedJob] = []
+    for slot in range(options.history + options.slots):
+        for _ in range(int(random.poisson(options.rate))):
+            model = names[int(random.integers(len(names)))]
+            other = names[int(random.integers(len(names)))]
+            if model == late and slot < comes:
+                model = other if other != late else names[names.index(late) - 1]
+            jobs.append(replace(first[model], id=str(len(jobs) + 1), submit_slot=slot))
+    speeds: dict[str, SpeedModel] = {name: made.speeds[name] for name in names}
+    if scenario == "drift":
+        at = options.history + options.drift_at
+        speeds = {name: Drifting(speeds[name], 1.3 if faster[name] else 0.7, at, clock) for name in names}
+    cluster = (NodeGroup(nodes, Resources.of(cpu=8, gpu=8)),)
+    workload = Workload(slot_seconds=SLOT, cluster=cluster, speeds=speeds, jobs=tuple(jobs))
+    return Stream(workload, clock, Speeds(speeds, jobs), late)
+
+
+def run(made: Stream, policy: Policy, options: argparse.Namespace, scenario: str, seed: int) -> Replayed:
+    """The stream under a policy, to its end."""
+    made.clock.slot = 0
+    kept = scenario == "resize-costs"
+    realism = Realism(
+        speed_noise=0.05 if scenario == "noise" else 0.0, wrong_labels=0.1 if scenario == "wrong-labels" else 0.0
+    )
+    if kept:
+        realism = replace(
+            realism,
+            start_seconds=REALISTIC.start_seconds,
+            join_seconds=REALISTIC.join_seconds,
+            move_seconds_per_mb=REALISTIC.move_seconds_per_mb,
+        )
+    return replay(
+        made.workload,
+        After(policy, options.history, made.clock),
+        LoadBalance() if kept else Dl2Paper(),
+        rules=Rules(empty_each_slot=not kept, realism=realism),
+        seed=seed,
+        timer=time.process_time,
+        keep_series=True,
+    )
+
+
+def best_alone(made: Stream) -> list[float]:
+    """JCT of each job, in slots, at its best size from its first slot on; the clock is put through all slots."""
+    lengths = []
+    for job in made.workload.jobs:
+        left, slot = job.epochs * job.samples_per_epoch, job.submit_slot
+        while True:
+            made.clock.slot = slot
+            gain = float(made.speeds.at(job.model, job.max_workers, job.max_ps).max()) * SLOT
+            if gain >= left:
+                lengths.append(slot - job.submit_slot + left / gain)
+                break
+            left, slot = left - gain, slot + 1
+    return lengths
+
+
+def parts_of_best(made: Stream, played: Replayed, slots: int) -> list[list[tuple[str, float]]]:
+    """In each slot type and speed, over the best of the type, of the jobs that are there."""
+    assert played.series is not None
+    by_slot = dict(zip(played.series.slots, played.series.allocations, strict=True))
+    there: dict[int, list[SimulatedJob]] = defaultdict(list)
+    for job, outcome in zip(made.workload.jobs, played.jobs, strict=True):
+        for slot in range(job.submit_slot, min(outcome.last_slot + 1, slots)):
+            there[slot].append(job)
+    parts: list[list[tuple[str, float]]] = []
+    for slot in range(slots):
+        made.clock.slot = slot
+        parts.append([])
+        for job in there[slot]:
+            grid = made.speeds.at(job.model, job.max_workers, job.max_ps)
+            size = by_slot.get(slot, {}).get(job.id)
+            parts[-1].append((job.model, float(grid[size.ps, size.workers] / grid.max()) if size is not None else 0.0))
+    return parts
+
+
+def learned_after(parts: Sequence[Sequence[tuple[str, float]]], model: str) -> int | None:
+    """Slots with jobs of a type until the mean speed of those, over five slots, is within 10 % of the type's best."""
+    means = [
+        statistics.fmean(part for name, part in slot if name == model)
+        for slot in parts
+        if any(name == model for name, _ in slot)
+    ]
+    return next((place for place in range(len(means) - 4) if statistics.fmean(means[place : place + 5]) >= 0.9), None)
+
+
+def windowed(slots: Sequence[Sequence[float]], wide: int) -> list[float]:
+    """Means over all jobs of so many slots up to each one; 1 where there are none."""
+    windows = ([part for slot in slots[max(0, end - wide + 1) : end + 1] for part in slot] for end in range(len(slots)))
+    return [statistics.fmean(parts or [1.0]) for parts in windows]
+
+
+def mean_part(slots: Sequence[Sequence[tuple[str, float]]]) -> float:
+    """Mean over all jobs of all slots."""
+    return statistics.fmean(part for slot in slots for _, part in slot)
+
+
+def above_from(one: Sequence[float], other: Sequence[float]) -> int | None:
+    """Place from which ``one`` stays above ``other``; None where it is not above at the end."""
+    below = [place for place, (mine, its) in enumerate(zip(one, other, strict=True)) if mine < its]
+    start = below[-1] + 1 if below else 0
+    return start if start < len(one) else None
+
+
+def by_window(lengths: Sequence[float], jobs: Sequence[SimulatedJob], begin: int, wide: int) -> list[float]:
+    """Mean length of the jobs that arrived in each window; of those that begin with ``begin``."""
+    of: dict[int, list[float]] = defaultdict(list)
+    for length, job in zip(lengths, jobs, strict=True):
+        if job.submit_slot >= begin:
+            of[(job.submit_slot - begin) // wide].append(length)
+    return [statistics.fmean(of[window]) if of[window] else float("nan") for window in range(max(of) + 1)]
+
+
+def with_speeds(
+    options: argparse.Namespace, speeds: Sequence[MeasuredSpeeds], *, optimism: float, resize_seconds: float
+) -> Dl2:
+    """``dl2`` with the weights of a checkpoint and other speeds."""
+    folder = Path(options.checkpoint) if options.checkpoint else Path(dl2.__file__).parent / "default"
+    learned = read_checkpoint(folder, policy="dl2")
+    arrays, kinds = as_arrays(speeds)
+    other = replace(learned, weights={**learned.weights, **arrays}, settings={**learned.settings, "kinds": kinds})
+    return Dl2(other, optimism=optimism, slot_seconds=SLOT, resize_seconds=resize_seconds)
+
+
+def truth(made: Stream) -> list[MeasuredSpeeds]:
+    """All speeds, as if each size had been measured many times."""
+    known = {}
+    for job in made.workload.jobs:
+        kind = TrainingKind.of(to_request(job, made.workload))
+        if kind not in known:
+            grid = made.speeds.at(job.model, job.max_workers, job.max_ps)
+            sizes = [Allocation(w, p) for w in range(1, job.max_workers + 1) for p in range(1, job.max_ps + 1)]
+            known[kind] = tuple(SpeedPoint(size, float(grid[size.ps, size.workers]), 1000) for size in sizes)
+    return [MeasuredSpeeds(kind, known[kind]) for kind in sorted(known)]
+
+
+def policies(made: Stream, options: argparse.Namespace, scenario: str) -> dict[str, Callable[[], Policy]]:
+    """All that can be asked for beside installed ones."""
+    resize_seconds = options.resize_seconds if scenario == "resize-costs" else 0.0
+    return {
+        "drf": lambda: Drf(end_at_first_failure=True, whole_bundles=True),
+        "optimus-true": lambda: Optimus(known=made.speeds),
+        "lookahead-true": lambda: Lookahead(known=made.speeds),
+        "lookahead-fit": lambda: Lookahead(fitted=True),
+        "lookahead": lambda: Lookahead(optimism=options.optimism),
+        "dl2": lambda: with_speeds(options, (), optimism=options.optimism, resize_seconds=resize_seconds),
+        "dl2-true": lambda: with_speeds(options, truth(made), optimism=0.0, resize_seconds=resize_seconds),
+    }
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a policy made of one stream."""
+
+    scenario: str
+    nodes: int
+    seed: int
+    policy: str
+    #: Values of the bars; None where it never gets there.
+    bars: dict[str, float | None]
+    #: JCT over the ceiling by windows of arrivals, and speed over the best by windows.
+    over_ceiling: list[float]
+    speed: list[float]
+    #: Milliseconds of CPU of a decision: median and 99th percentile.
+    decision_ms: tuple[float, float]
+    seconds: float
+
+
+#: What each value may be at most, and for people.
+BARS = {"above": 20.0, "optimus": 1.0, "ceiling": 1.03, "drf": 0.9, "slower": 0.05, "new type": 15.0}
+
+
+def met(bar: str, value: float | None) -> bool:
+    """Whether a value is within its bar."""
+    return value is not None and (value < BARS[bar] if bar == "slower" else value <= BARS[bar])
+
+
+def measure(options: argparse.Namespace, scenario: str, nodes: int, seed: int) -> list[Row]:
+    """A row for each policy on one stream."""
+    made = stream(options, scenario, nodes, seed)
+    jobs, begin, end = made.workload.jobs, options.history, options.history + options.slots
+    there = policies(made, options, scenario)
+    played: dict[str, Replayed] = {}
+    took: dict[str, float] = {}
+    needed = ["drf", "optimus-true", *(["lookahead-true"] if nodes < ROOMY else [])]
+    for name in dict.fromkeys([*needed, *options.policies]):
+        start = time.process_time()
+        played[name] = run(made, there[name]() if name in there else load_policy(name), options, scenario, seed)
+        took[name] = time.process_time() - start
+    jcts = {name: [job.jct for job in result.jobs] for name, result in played.items()}
+    least = jcts["lookahead-true"] if nodes < ROOMY else best_alone(made)
+    ceiling, drf = by_window(least, jobs, begin, LONG), by_window(jcts["drf"], jobs, begin, SHORT)
+    parts = {name: parts_of_best(made, result, end) for name, result in played.items()}
+    speeds = {
+        name: windowed([[part for _, part in slot] for slot in slots[begin:]], SHORT) for name, slots in parts.items()
+    }
+    settled = [place for place, job in enumerate(jobs) if job.submit_slot >= begin + SETTLED]
+    live = [place for place, job in enumerate(jobs) if job.submit_slot >= begin]
+    rows = []
+    for name in played:
+        mine = jcts[name]
+        bars: dict[str, float | None] = {
+            **(
+                {"above": above_from(speeds[name], speeds["optimus-true"])}
+                if nodes >= ROOMY
+                else {
+                    "optimus": mean_part(parts["optimus-true"][begin + FAST :]) / mean_part(parts[name][begin + FAST :])
+                }
+            ),
+            "ceiling": sum(mine[place] for place in settled) / sum(least[place] for place in settled),
+            "drf": max(own / its for own, its in zip(by_window(mine, jobs, begin, SHORT), drf, strict=True)),
+        }
+        if nodes >= ROOMY:
+            bars["slower"] = statistics.fmean(mine[place] > 1.1 * jcts["drf"][place] for place in live)
+        if scenario == "new-type" and nodes >= ROOMY:
+            bars["new type"] = learned_after(parts[name], made.late)
+        windows = by_window(mine, jobs, begin, LONG)
+        spent = np.array(played[name].decision_ms[begin:])
+        rows.append(
+            Row(
+                scenario=scenario,
+                nodes=nodes,
+                seed=seed,
+                policy=name,
+                bars=bars,
+                over_ceiling=[round(own / best, 4) for own, best in zip(windows, ceiling, strict=True)],
+                speed=[round(value, 3) for value in speeds[name][SHORT - 1 :: SHORT]],
+                decision_ms=(float(np.median(spent)), float(np.quantile(spent, 0.99))),
+                seconds=took[name],
+            )
+        )
+    return rows
+
+
+def shown(value: float | None) -> str:
+    """A value of a bar, for people."""
+    return "never" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def tell_streams(rows: Sequence[Row]) -> None:
+    """A line for each stream."""
+    for row in rows:
+        values = " ".join(f"{bar} {shown(value)}" for bar, value in row.bars.items())
+        windows = " ".join(f"{value:.3f}" for value in row.over_ceiling)
+        print(
+            f"  {row.scenario} {row.nodes} seed {row.seed} {row.policy:14} {values}   over the ceiling {windows}   "
+            f"{row.decision_ms[0]:.1f} / {row.decision_ms[1]:.1f} ms, {row.seconds:.1f} s",
+            flush=True,
+        )
+
+
+def tell_verdicts(rows: Sequence[Row], judged: Sequence[str]) -> list[dict[str, Any]]:
+    """A line for each policy and bar: mean and worst of all streams, and whether all meet it."""
+    verdicts = []
+    for policy in judged:
+        own = [row for row in rows if row.policy == policy]
+        for bar in own[0].bars:
+            values = [row.bars[bar] for row in own]
+            known = [value for value in values if value is not None]
+            mean = statistics.fmean(known) if len(known) == len(values) else None
+            worst = max(known) if mean is not None else None
+            good = sum(met(bar, value) for value in values)
+            verdict = {
+                "scenario": own[0].scenario, "nodes": own[0].nodes, "policy": policy, "bar": bar, "most": BARS[bar],
+                "mean": mean, "worst": worst, "met": good, "streams": len(own),
+            }  # fmt: skip
+            verdicts.append(verdict)
+            print(
+                f"{own[0].scenario:13} {own[0].nodes:4}  {policy:14} {bar:9} {BARS[bar]:6g} {shown(mean):>8} "
+                f"{shown(worst):>8}  {'met' if good == len(own) else 'not met'} ({good} of {len(own)})",
+                flush=True,
+            )
+    return verdicts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policies", nargs="+", default=["dl2", "lookahead"])
+    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), metavar="SCENARIO")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[96, 24])
+    parser.add_argument("--slots", type=int, default=216, help="in which jobs come, the history's not counted")
+    parser.add_argument("--history", type=int, default=72, help="slots that DRF schedules before")
+    parser.add_argument("--rate", type=float, default=2.6, help="jobs a slot")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--tables", help="a workload file with other types")
+    parser.add_argument("--checkpoint", help="whose weights dl2 has")
+    parser.add_argument("--optimism", type=float, default=0.5, help="deviations that are hoped for")
+    parser.add_argument("--resize-seconds", type=float, default=10.0, help="what dl2 is told that a resize costs")
+    parser.add_argument("--drift-at", type=int, default=108, help="slots after the history")
+    parser.add_argument("--new-type-at", type=int, default=36, help="slots after the history")
+    parser.add_argument("--streams", action="store_true", help="also a line for each stream")
+    parser.add_argument("--json", help="also write all rows and verdicts to this file")
+    options = parser.parse_args()
+    rows: list[Row] = []
+    verdicts: list[dict[str, Any]] = []
+    print(f"{'scenario':13} nodes {'policy':14} {'bar':9} {'most':>6} {'mean':>8} {'worst':>8}")
+    for scenario in options.scenarios:
+        for nodes in options.nodes:
+            found = [row for seed in options.seeds for row in measure(options, scenario, nodes, seed)]
+            rows += found
+            if options.streams:
+                tell_streams(found)
+            verdicts += tell_verdicts(found, options.policies)
+    if options.json:
+        told = {"verdicts": verdicts, "rows": [asdict(row) for row in rows]}
+        Path(options.json).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""What a tick costs the store: the calls of one tick at a given number of jobs, and how the cost grows with history.
+
+    python benchmarks/store_tick.py [--jobs 1000] [--ticks 30] [--url postgresql://...]
+
+Each job holds 2 workers and 2 servers; in each tick a tenth of the jobs swap a worker. Without ``--url`` it measures
+SQLite in a temporary file and, where a server is installed, a private PostgreSQL (fsync on, unlike in the tests).
+Prints one JSON object per database: medians in milliseconds of the first and of the last third of the ticks (the
+difference is what history costs), the longest call, and bytes on disk per tick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TypeVar
+
+from sqlalchemy import text
+
+from dl2d.core.cluster import Node, Snapshot, TaskState
+from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
+from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Launch, Owner, Progress, Role
+from dl2d.core.resources import Resources, Shortfall
+from dl2d.core.store import Slot, TaskChange
+from dl2d.core.tick_plan import Outcome, Plan, Start, Stop
+from dl2d.store import schema
+from dl2d.store.sql import SqlStore
+
+T = TypeVar("T")
+_WORKER, _PS = Resources.of(cpu=2, gpu=1, memory=8192), Resources.of(cpu=2, memory=4096)
+_ENVIRONMENT = tuple((f"VARIABLE_{number}", "/opt/site/software/some/where:" * 3) for number in range(20))
+
+
+class Bench:
+    """A store under ticks, and the time of each call."""
+
+    def __init__(self, url: str, jobs: int) -> None:
+        self.store = SqlStore(url)
+        self.times: dict[str, list[float]] = defaultdict(list)
+        self._jobs = [_job(number) for number in range(jobs)]
+        for job in self._jobs:
+            self.store.add_job(job)
+        roles = (Role.WORKER, Role.WORKER, Role.PS, Role.PS)
+        asked = self.store.ask_tasks([_start(job.key, role) for job in self._jobs for role in roles], 0.0)
+        self.store.change_tasks([TaskChange(task.job, task.id, TaskState.CONFIRMED) for task in asked], 1.0)
+
+    def _timed(self, name: str, work: Callable[[], T]) -> T:
+        began = time.perf_counter()
+        done = work()
+        self.times[name].append(1000 * (time.perf_counter() - began))
+        return done
+
+    def tick(self, number: int) -> None:
+        """One tick's calls in the daemon's order, and one heartbeat."""
+        store, at = self.store, 20.0 * number
+        jobs = self._timed("jobs", lambda: store.jobs(live=True))
+        tasks = self._timed("tasks", lambda: store.tasks(live=True))
+        swapped = [job.key for job in jobs[number % 10 :: 10]]
+        oldest = {task.job: task for task in reversed(tasks) if task.role is Role.WORKER}
+        slot = _slot(number, at, jobs, tasks, swapped)
+        leaving = [oldest[key] for key in swapped]
+        starts = [_start(key, Role.WORKER) for key in swapped]
+        came = self._timed("ask_tasks", lambda: store.ask_tasks(starts, at))
+        changes = [
+            *(TaskChange(task.job, task.id, TaskState.CONFIRMED, handle=f"{number}") for task in came),
+            *(TaskChange(task.job, task.id, TaskState.RELEASED) for task in leaving),
+        ]
+        self._timed("change_tasks", lambda: store.change_tasks(changes, at + 1))
+        self._timed("record_slot", lambda: store.record_slot(slot))
+        heard = Progress(at=at, version=number, epoch=number / 9, loss=1 / (1 + number), workers=2, ps=2)
+        self._timed("report_progress", lambda: store.report_progress(jobs[0].key, heard))
+        self._timed("decisions (one job)", lambda: store.decisions(jobs[0].key))
+        self._timed("resizes (one job)", lambda: store.resizes(jobs[0].key))
+        self._timed("slot", lambda: store.slot(number))
+
+    def size(self) -> int:
+        """Bytes that the database takes."""
+        query = (
+            "SELECT pg_database_size(current_database())"
+            if self.store._place.is_postgresql  # noqa: SLF001
+            else "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+        )
+        with self.store._database.reading("measuring") as connection:  # noqa: SLF001
+            return int(connection.execute(text(query)).scalar_one())
+
+
+def _job(number: int) -> Job:
+    request = JobRequest(
+        name=f"train-{number}",
+        model="resnet-50",
+        epochs=90.0,
+        samples_per_epoch=1.2e6,
+        steps_per_epoch=None,
+        batch=256,
+        worker=_WORKER,
+        ps=_PS,
+    )
+    launch = Launch(("python", "train.py", "--data", f"/data/{number}"), "/home/ada/project", _ENVIRONMENT)
+    return Job(
+        key=JobKey("main", str(number), 1_700_000_000 + number),
+        request=request,
+        owner=Owner("ada", 1, 1),
+        launch=launch,
+    )
+
+
+def _start(job: JobKey, role: Role) -> Start:
+    return Start(job, role, f"node-{int(job.id) % 96}", _WORKER if role is Role.WORKER else _PS)
+
+
+def _slot(number: int, at: float, jobs: tuple[Job, ...], tasks: tuple, swapped: list[JobKey]) -> Slot:
+    reason = Reason(Constraint.CAPACITY, "no gpu left for a third worker", (Shortfall("gpu", 1.0, 0.0),))
+    decided = tuple(
+        JobDecision(
+            job.key,
+            Allocation(2, 2),
+            reason,
+            previous=Allocation(2, 2),
+            alternatives=tuple(Alternative(Allocation(workers, 2), 0.1 * workers) for workers in (1, 3)),
+        )
+        for job in jobs
+    )
+    decision = Decision("drf", "1", decided, "dominant share", tuple((job.key, Allocation(1, 1)) for job in jobs))
+    nodes = tuple(Node(f"node-{index}", Resources.of(cpu=64, gpu=8, memory=512_000)) for index in range(96))
+    return Slot(
+        number=number,
+        at=at,
+        snapshot=Snapshot(at, number, nodes, jobs, tasks),
+        proposed=decision,
+        decision=decision,
+        plan=Plan(tuple(_start(key, Role.WORKER) for key in swapped), tuple(Stop(key, "worker-0") for key in swapped)),
+        outcome=Outcome(started=tuple(f"dl2:{key.slug}:worker-{number}" for key in swapped)),
+        inputs_hash="ab" * 32,
+        seed=number,
+        seconds=0.1,
+    )
+
+
+def measure(name: str, url: str, jobs: int, ticks: int) -> dict[str, object]:
+    """Run the ticks on one database."""
+    schema.upgrade(url)
+    bench = Bench(url, jobs)
+    with closing(bench.store):
+        before = bench.size()
+        for number in range(1, ticks + 1):
+            bench.tick(number)
+        grown = (bench.size() - before) / ticks
+    third = max(1, ticks // 3)
+    calls = {
+        call: {
+            "first_ms": round(statistics.median(times[:third]), 2),
+            "last_ms": round(statistics.median(times[-third:]), 2),
+            "max_ms": round(max(times), 2),
+        }
+        for call, times in bench.times.items()
+    }
+    return {"database": name, "jobs": jobs, "ticks": ticks, "bytes_per_tick": round(grown), "calls": calls}
+
+
+def main() -> None:
+    """Measure each database that there is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--ticks", type=int, default=30)
+    parser.add_argument("--url", help="measure this (empty) database instead")
+    options = parser.parse_args()
+    if options.url:
+        print(json.dumps(measure("given", options.url, options.jobs, options.ticks), indent=1))
+        return
+    with tempfile.TemporaryDirectory(prefix="dl2d-bench-") as folder:
+        print(json.dumps(measure("sqlite", f"sqlite:///{folder}/store.sqlite", options.jobs, options.ticks), indent=1))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+    from postgres_server import PostgresMissing, PostgresServer  # noqa: PLC0415 (tests are not installed)
+
+    try:
+        server = PostgresServer(fsync=True)
+    except PostgresMissing as missing:
+        print(f"PostgreSQL was not measured: {missing}", file=sys.stderr)
+        return
+    server.start()
+    try:
+        with server.database() as url:
+            print(json.dumps(measure("postgresql", url, options.jobs, options.ticks), indent=1))
+    finally:
+        server.stop()
+
+
+if __name__ == "__main__":
+    main()

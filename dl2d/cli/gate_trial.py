@@ -1,0 +1,134 @@
+"""Trials at the gate: a version of a learned policy beside what decides now, on days that the site recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from dl2d.config.settings import Settings
+from dl2d.core.errors import CheckpointError, Dl2dError
+from dl2d.core.history import RecordingStore
+from dl2d.core.policy import Policy
+from dl2d.core.policy_registry import Registry, Trial, TrialCase, Version
+from dl2d.daemon.loop import guard_rules
+from dl2d.daemon.models.active_version import configured_checkpoint, given, read_version
+from dl2d.learning.promotion_gate import Verdict, compare
+from dl2d.learning.train_test_split import Split, split_history
+from dl2d.learning.twin import DAY_SECONDS
+from dl2d.plugins import Given, load_placement, load_policy
+from dl2d.policies.common.checkpoint import Checkpoint
+
+#: Least length of an interval in a replay of recorded days, in seconds.
+_SHORTEST_SLOT: Final = 300.0
+
+
+class Tell(Protocol):
+    """Is told what is being done, how far it is, how far it goes, and a word on how it stands."""
+
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
+        """Tell."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two policies of a trial; ``digest`` is that of its checkpoint, or its name where it has none."""
+
+    digest: str
+    policy: Policy
+
+
+def slot_seconds(settings: Settings) -> float:
+    """Length of an interval in a replay: the site's own, but not so short that a day takes for ever to play."""
+    return max(settings.schedule.slot_seconds, _SHORTEST_SLOT)
+
+
+def policy_of(settings: Settings, checkpoint: Checkpoint) -> Policy:
+    """The policy of a checkpoint as the site would have it, with the replay's length of an interval."""
+    own = settings.policy.settings if settings.policy.name == checkpoint.policy else {}
+    return load_policy(
+        checkpoint.policy, given=Given(checkpoint=checkpoint, settings=own, slot_seconds=slot_seconds(settings))
+    )
+
+
+def current_checkpoint(settings: Settings, registry: Registry, name: str) -> Checkpoint | None:
+    """What a policy decides with now, or would if it were in charge: its live version, the configured one, its own.
+
+    As in the daemon, the latter two where the live version cannot be read. None where a plug-in does not show it.
+
+    Raises
+    ------
+    ConfigError, CheckpointError
+        The configured one cannot be read, or there is none at all.
+    """
+    live = registry.live(name)
+    if live is not None:
+        with contextlib.suppress(CheckpointError):
+            return read_version(live)
+    named = configured_checkpoint(settings) if settings.policy.name == name else None
+    if named is not None:
+        return named
+    own = getattr(load_policy(name), "checkpoint", None)
+    return own if isinstance(own, Checkpoint) else None
+
+
+def deciding(settings: Settings, registry: Registry) -> Side:
+    """What the configured policy decides with now: its live version, its checkpoint, or the fallback in its place."""
+    name = settings.policy.name
+    try:
+        checkpoint = current_checkpoint(settings, registry, name)
+        if checkpoint is None:  # a plug-in that does not show what it was made with
+            return Side(name, load_policy(name, given=given(settings, None)))
+        return Side(checkpoint.digest, policy_of(settings, checkpoint))
+    except Dl2dError:  # one that comes with no checkpoint of its own
+        return Side(settings.policy.fallback, load_policy(settings.policy.fallback, "policy.fallback"))
+
+
+def recorded_days(
+    settings: Settings, store: RecordingStore, *, now: float, seed: int, days: int | None = None
+) -> Split:
+    """What the store has of the last days, as workloads. Raises ``WorkloadError`` where that is too little."""
+    length = (settings.learning.days if days is None else days) * DAY_SECONDS
+    begin = (now - length) // DAY_SECONDS * DAY_SECONDS
+    return split_history(store.history(begin, now), slot_seconds(settings), seed=seed)
+
+
+def on_trial(settings: Settings, name: str, split: Split, candidate: Side, current: Side, *, tell: Tell) -> Trial:
+    """Compare a candidate with what decides now on the days that were kept back."""
+    cases: tuple[TrialCase, ...] = ()
+    if candidate.digest == current.digest:
+        verdict = Verdict(passed=False, reason="it is what decides already")
+    else:
+        compared = compare(
+            split.cases,
+            candidate.policy,
+            current.policy,
+            load_placement(settings.placement),
+            costs=split.costs,
+            rules=guard_rules(settings),
+            timeout=settings.policy.timeout_seconds,
+            timer=time.process_time,
+            progress=lambda done, total: tell("comparing", done, total),
+        )
+        cases, verdict = compared.cases, compared.verdict
+    return Trial(
+        at=time.time(),
+        policy=name,
+        candidate=candidate.digest,
+        current=current.digest,
+        days=tuple(day.name for day in split.held_out),
+        cases=cases,
+        change=verdict.change,
+        low=verdict.low,
+        high=verdict.high,
+        passed=verdict.passed,
+        reason=verdict.reason,
+    )
+
+
+def passed_trial(registry: Registry, version: Version) -> Trial | None:
+    """The newest trial that a version passed; None for none."""
+    trials = registry.trials(version.policy, limit=1000)
+    return next((trial for trial in trials if trial.candidate == version.digest and trial.passed), None)

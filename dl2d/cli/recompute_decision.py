@@ -1,0 +1,151 @@
+"""Recomputation of a recorded decision and comparison with it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dl2d.config.settings import Settings
+from dl2d.core.decision import Constraint, Decision
+from dl2d.core.errors import CheckpointError, Dl2dError
+from dl2d.core.json_codec import encode
+from dl2d.core.placement import Placement
+from dl2d.core.policy import Policy
+from dl2d.core.policy_registry import Registry
+from dl2d.core.store import Slot
+from dl2d.daemon.models.active_version import given
+from dl2d.plugins import (
+    PLACEMENTS,
+    POLICIES,
+    Given,
+    available,
+    load_placement,
+    load_policy,
+    takes_checkpoint,
+)
+from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, checkpoint_in, read_checkpoint, settings_in
+from dl2d.tick.context import Deciders
+from dl2d.tick.decide import decide
+from dl2d.tick.observed_decision import OBSERVED
+from dl2d.tick.record import inputs_hash
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """Whether a decision was reproduced bit for bit; ``text`` says with what, or what differs."""
+
+    same: bool
+    text: str
+
+
+def recompute(slot: Slot, settings: Settings, registry: Registry) -> Recomputed:
+    """Run the policy again on the recorded snapshot and seed of a slot.
+
+    Policy and placement are found by the inputs hash, which covers their names and versions, among the installed ones
+    and the registered versions of those that learn: the configuration may have been changed since.
+    """
+    if slot.proposed.policy == OBSERVED:
+        same = slot.proposed.allocations() == slot.snapshot.held()
+        said = "agree with" if same else "DIFFER from"
+        return Recomputed(same, f"another scheduler decided; the recorded tasks {said} the recorded decision")
+    found = _deciders(slot, settings, registry)
+    if found is None:
+        made = f"{slot.proposed.policy} version {slot.proposed.policy_version}"
+        return Recomputed(
+            False,
+            "not possible: no installed policy, registered version and placement have the recorded inputs hash; the "
+            f"decision was made by {made}",
+        )
+    policy, placement = found
+    fell_back = any(
+        reason.constraint is Constraint.FALLBACK for entry in slot.proposed.jobs for reason in entry.guarded
+    )
+    asked = _fallback(slot, settings, registry) if fell_back else policy
+    if asked is None:
+        made = f"{slot.proposed.policy} version {slot.proposed.policy_version}"
+        return Recomputed(False, f"not possible: the fallback that decided, {made}, is not installed")
+    again = decide(slot.snapshot, Deciders(asked, asked, placement, timeout=float("inf")), slot.seed, time.monotonic)
+    recorded = _without_fallback(slot.proposed) if fell_back else slot.proposed
+    by = f"with {again.policy} version {again.policy_version}, placement {placement.name} and seed {slot.seed}"
+    if fell_back:
+        by += f" (the fallback, for {policy.name} had failed)"
+    if encode(again) == encode(recorded):
+        return Recomputed(True, f"{by}: the same, bit for bit")
+    return Recomputed(False, f"{by}: DIFFERENT: {_differences(recorded, again)}")
+
+
+def _deciders(slot: Slot, settings: Settings, registry: Registry) -> tuple[Policy, Placement] | None:
+    placements = [load_placement(name) for name in available(PLACEMENTS)]
+    for policy in _policies(slot, settings, registry):
+        for placement in placements:
+            if inputs_hash(slot.snapshot, policy.name, policy.version, placement.name, slot.seed) == slot.inputs_hash:
+                return policy, placement
+    return None
+
+
+def _fallback(slot: Slot, settings: Settings, registry: Registry) -> Policy | None:
+    made = slot.proposed.policy, slot.proposed.policy_version
+    return next((one for one in _policies(slot, settings, registry) if (one.name, one.version) == made), None)
+
+
+def _policies(slot: Slot, settings: Settings, registry: Registry) -> Iterator[Policy]:
+    """Policies that may have decided in a slot, likely ones first; each as the configuration has it, and plainly."""
+    own = given(settings, None)
+    for name in sorted(available(POLICIES), key=lambda name: name != slot.proposed.policy):
+        made = slot.proposed.policy_version if name == slot.proposed.policy else ""
+        numbers = [settings_in(made), own.settings if name == settings.policy.name else {}, {}]
+        checkpoints = _checkpoints(name, made, settings, registry) if takes_checkpoint(name) else iter((None,))
+        for checkpoint in checkpoints:
+            known = set()
+            for each in numbers:
+                for seconds in (own.slot_seconds, None):
+                    try:
+                        what = Given(checkpoint=checkpoint, settings=each, slot_seconds=seconds)
+                        policy = load_policy(name, given=what)
+                    except Dl2dError:
+                        continue  # it needs a checkpoint, or never had such settings
+                    if policy.version not in known:
+                        known.add(policy.version)
+                        yield policy
+
+
+def _checkpoints(name: str, version: str, settings: Settings, registry: Registry) -> Iterator[Checkpoint | None]:
+    """Checkpoints of a policy: the one that a version names, what comes with it, then all others."""
+    digits = version[:DIGITS]
+    kept = sorted(registry.versions(name), key=lambda one: not digits or not one.digest.startswith(digits))
+    named = settings.policy.checkpoint if name == settings.policy.name else None
+    folders = [Path(one.folder) for one in kept] + ([checkpoint_in(named)] if named else [])
+    for number, folder in enumerate(folders):
+        with contextlib.suppress(CheckpointError):  # what is gone cannot have it said again
+            yield read_checkpoint(folder, policy=name)
+        if number == 0:
+            yield None
+    if not folders:
+        yield None
+
+
+def _without_fallback(decision: Decision) -> Decision:
+    """What the fallback itself said: the reason why it was asked holds times and cannot come out the same."""
+    return replace(
+        decision,
+        jobs=tuple(
+            replace(
+                entry,
+                guarded=tuple(reason for reason in entry.guarded if reason.constraint is not Constraint.FALLBACK),
+            )
+            for entry in decision.jobs
+        ),
+    )
+
+
+def _differences(recorded: Decision, again: Decision) -> str:
+    before, after = recorded.allocations(), again.allocations()
+    changed = [
+        f"job {key.id} had {before.get(key)} and would get {after.get(key)}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    ]
+    return "; ".join(changed) or "the allocations are equal, reasons or scores are not"

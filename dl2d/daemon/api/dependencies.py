@@ -1,0 +1,74 @@
+"""What the API works with: the store, the resource manager for one request at a time, credentials and health."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from dl2d.core.daemon_mode import Mode
+from dl2d.core.errors import Unavailable
+from dl2d.core.resource_manager import ResourceManager
+from dl2d.core.store import Store
+from dl2d.daemon.api.admission import Admission
+from dl2d.daemon.health import Health
+from dl2d.tick.task_specs import Credentials
+
+
+class ManagerAccess:
+    """The resource manager, which is called from one thread at a time: a tick's, or a request's.
+
+    A request waits at most ``wait_seconds``, and at most ``max_waiting`` requests wait at once: the threads that serve
+    heartbeats must never all be taken up by it.
+    """
+
+    def __init__(self, manager: ResourceManager, *, wait_seconds: float = 10.0, max_waiting: int = 8) -> None:
+        self.manager = manager
+        #: Held while the manager is called.
+        self.lock = threading.Lock()
+        self.wait_seconds = wait_seconds
+        self._waiting = threading.BoundedSemaphore(max_waiting)
+
+    @contextmanager
+    def for_request(self) -> Iterator[ResourceManager]:
+        """The manager, for one request.
+
+        Raises
+        ------
+        Unavailable
+            Too many requests wait, or this one waited too long.
+        """
+        busy = "the daemon is busy with the resource manager; try again in a few seconds"
+        if not self._waiting.acquire(blocking=False):
+            raise Unavailable(busy)
+        try:
+            if not self.lock.acquire(timeout=self.wait_seconds):
+                raise Unavailable(busy)
+            try:
+                yield self.manager
+            finally:
+                self.lock.release()
+        finally:
+            self._waiting.release()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What the API works with."""
+
+    cluster: str
+    store: Store
+    manager: ManagerAccess
+    #: Checks requests as the present settings have it.
+    admission: Callable[[], Admission]
+    credentials: Credentials
+    #: Seconds since 1970.
+    clock: Callable[[], float]
+    heartbeat_seconds: float
+    starts_anchors: bool
+    #: The daemon's present mode.
+    mode: Callable[[], Mode]
+    health: Health
+    #: Asks for a tick soon, because something happened that it should see.
+    wake: Callable[[], None]

@@ -1,0 +1,217 @@
+"""The gate: whether a candidate may take the place of what decides, from how both do on the same workloads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Decision
+from dl2d.core.errors import Dl2dError
+from dl2d.core.packing import Packing
+from dl2d.core.placement import Placement
+from dl2d.core.policy import Evidence, Policy
+from dl2d.core.policy_registry import TrialCase
+from dl2d.learning.train_test_split import Case
+from dl2d.simulation.replay import Rules, replay
+from dl2d.simulation.speeds.realism_options import Realism
+from dl2d.simulation.statistics import estimate
+from dl2d.simulation.workload.format import to_request
+from dl2d.tick.context import GuardRules
+from dl2d.tick.guard import ResizeHistory, check, check_scores, guard
+from dl2d.tick.start_check import start_check
+
+#: Slots after which a replay is given up.
+_MOST_SLOTS: Final = 50_000
+#: Fewest workloads that say anything.
+_FEWEST: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conduct:
+    """How a policy behaved while it was played."""
+
+    decisions: int
+    #: Decisions that the guard changed.
+    guarded: int
+    #: Longest decision, in seconds of CPU time: the machine may be busy.
+    slowest: float
+    #: What was wrong first; empty for nothing.
+    problem: str
+
+    @property
+    def share(self) -> float:
+        """Share of decisions that the guard changed."""
+        return self.guarded / max(self.decisions, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What follows from a comparison. ``change`` is the candidate's mean completion time by the current one's, less 1,
+    with its 95 % interval; None where it is not known.
+    """
+
+    passed: bool
+    reason: str
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """How two policies did on the same workloads, and what follows."""
+
+    cases: tuple[TrialCase, ...]
+    candidate: Conduct
+    current: Conduct
+    verdict: Verdict
+
+
+def judge(cases: Sequence[TrialCase], candidate: Conduct, current: Conduct, *, timeout: float) -> Verdict:
+    """Whether the candidate passes.
+
+    It does if it made no mistake and no decision of more than ``timeout`` seconds, the guard changes no larger share of
+    its decisions, and its completion times are shorter: the 95 % interval of the mean logarithm of their ratio (by
+    Student's t, over the workloads) is below 0.
+    """
+    change = low = high = None
+    logs = [math.log(case.candidate / case.current) for case in cases]
+    if len(logs) >= _FEWEST and (interval := (found := estimate(logs)).interval) is not None:
+        change, low, high = (math.expm1(value) for value in (found.mean, *interval))
+
+    def verdict(reason: str, *, passed: bool = False) -> Verdict:
+        return Verdict(passed, reason, change, low, high)
+
+    if candidate.problem:
+        return verdict(f"the candidate failed: {candidate.problem}")
+    if candidate.slowest > timeout:
+        return verdict(f"a decision took {candidate.slowest:.2g} s of CPU time, more than {timeout:g} s")
+    if candidate.share > current.share:
+        return verdict(f"the guard changed {candidate.share:.1%} of its decisions, {current.share:.1%} of the others")
+    if change is None or low is None or high is None:
+        return verdict(f"there are {len(logs)} workloads to compare on; at least {_FEWEST} are needed")
+    told = f"mean completion time {change:+.2%} ({low:+.2%} to {high:+.2%}) on {len(logs)} workloads"
+    if high >= 0:
+        return verdict(f"not surely better: {told}")
+    return verdict(told, passed=True)
+
+
+@dataclass(slots=True)
+class Watched:
+    """A policy whose decisions are held to the guard's rules, as in the daemon, and counted. Implements ``Policy``."""
+
+    policy: Policy
+    rules: GuardRules
+    #: Seconds of CPU time.
+    timer: Callable[[], float]
+    decisions: int = 0
+    guarded: int = 0
+    slowest: float = 0.0
+    problem: str = ""
+    _memory: ResizeHistory = field(default_factory=ResizeHistory)
+
+    @property
+    def name(self) -> str:
+        """That of the policy."""
+        return self.policy.name
+
+    @property
+    def version(self) -> str:
+        """That of the policy."""
+        return self.policy.version
+
+    @property
+    def needs(self) -> frozenset[Evidence]:
+        """What the policy needs."""
+        return self.policy.needs
+
+    def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+        """See ``Policy``; what the policy raises, and what is wrong with its answer, is kept and raised."""
+        begin = self.timer()
+        try:
+            decision = self.policy.decide(snapshot, packing, rng)
+            check(decision, snapshot)
+            check_scores(decision)
+        except Exception as error:
+            self.problem = self.problem or f"{type(error).__name__}: {error}"
+            raise
+        self.slowest = max(self.slowest, self.timer() - begin)
+        held = snapshot.held()
+        decision = replace(decision, jobs=tuple(replace(entry, previous=held[entry.job]) for entry in decision.jobs))
+        allowed = guard(decision, snapshot, self.rules, self._memory)
+        self._memory = self._memory.after(allowed, snapshot.at)
+        self.decisions += 1
+        self.guarded += allowed.allocations() != decision.allocations()
+        return allowed
+
+
+def compare(
+    cases: Sequence[Case],
+    candidate: Policy,
+    current: Policy,
+    placement: Placement,
+    *,
+    costs: Realism,
+    rules: GuardRules,
+    timeout: float,
+    timer: Callable[[], float],
+    progress: Callable[[int, int], None] | None = None,
+) -> Compared:
+    """Replay both policies under the guard's rules with what resizes cost, and judge; try who passes on idle nodes.
+
+    A case that the current policy does not get through is left out. ``timer`` gives seconds of CPU time; what is
+    decided does not depend on it, but that a decision of more than ``timeout`` seconds fails the candidate.
+    """
+    played: list[TrialCase] = []
+    watched: dict[str, list[Watched]] = {"candidate": [], "current": []}
+    rules_of_play = Rules(realism=costs, most_slots=_MOST_SLOTS)
+    for number, case in enumerate(cases):
+        if progress is not None:
+            progress(number, len(cases))
+        times = {}
+        for which, policy in (("current", current), ("candidate", candidate)):
+            one = Watched(policy, rules, timer)
+            watched[which].append(one)
+            try:
+                done = replay(case.workload, one, placement, rules=rules_of_play, seed=number, timer=timer)
+            except Dl2dError as error:
+                one.problem = one.problem or str(error)
+            if one.problem:  # also where it was asked again, and then had an answer
+                break
+            times[which] = done.avg_jct
+        if len(times) == len(watched):
+            played.append(TrialCase(case.name, times["candidate"], times["current"]))
+        elif watched["candidate"] and watched["candidate"][-1].problem:
+            break  # it cannot pass any more
+    own, others = (_conduct(watched[which]) for which in ("candidate", "current"))
+    verdict = judge(played, own, others, timeout=timeout)
+    if verdict.passed and (started := _started(cases, candidate, placement)):
+        verdict = replace(verdict, passed=False, reason=f"the candidate {started}")
+    return Compared(tuple(played), own, others, verdict)
+
+
+def _started(cases: Sequence[Case], candidate: Policy, placement: Placement) -> str:
+    """How many jobs of the cases the candidate leaves waiting on an idle cluster; empty for none.
+
+    What it raises is found by the replays.
+    """
+    if not cases:
+        return ""
+    largest = max(cases, key=lambda case: len(case.workload.jobs)).workload
+    requests = [to_request(job, largest) for job in largest.jobs]
+    started = start_check(candidate, placement, largest.nodes(), requests)
+    return started.problem if started.waiting else ""
+
+
+def _conduct(watched: Sequence[Watched]) -> Conduct:
+    return Conduct(
+        decisions=sum(each.decisions for each in watched),
+        guarded=sum(each.guarded for each in watched),
+        slowest=max((each.slowest for each in watched), default=0.0),
+        problem=next((each.problem for each in watched if each.problem), ""),
+    )

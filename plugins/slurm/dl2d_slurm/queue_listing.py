@@ -1,0 +1,267 @@
+"""What is asked of squeue and sinfo, and how their answers are read.
+
+Fields that people write themselves (comments, job names, an admin's reason) may hold any character, line breaks and
+our separator included. They stand last in a record, and a record ends with a random word that is drawn anew for each
+query: nobody can write a comment that looks like a record of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from dl2d.core.cluster import Node, NodeState, parse_tag
+from dl2d.core.resource_manager import RmJob, RmJobState
+from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d_slurm.output_fields import count, parse_gres, present, seconds
+from dl2d_slurm.states import job_state, node_state
+from dl2d_slurm.static_jobs import WATCH_FIELDS, WatchRule, hosts, static_job
+
+#: Names are those of ``squeue --Format`` and ``sinfo --Format``; the last one of each is free text, and so is ``Name``
+#: where something comes after it.
+JOB_FIELDS = (
+    *("JobID", "State", "SubmitTime", "exit_code", "UserName", "NodeList", "tres-alloc", "tres-per-node"),
+    *("Reason", "Comment"),
+)
+OWNER_FIELDS = ("JobID", "State", "SubmitTime", "UserID", "GroupID", "UserName", "Account", "Partition", "QOS", "Name")
+NODE_FIELDS = ("NodeList", "StateLong", "CPUsState", "Memory", "AllocMem", "Gres", "GresUsed", "Reason")
+#: Makes both commands print times as seconds since 1970.
+TIMES_AS_SECONDS: Mapping[str, str] = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
+
+_SEPARATOR = "|"
+_FREE = "Name"
+_TERMINATED = "signal 15"
+_RESOURCE = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """Parsed answer of squeue."""
+
+    jobs: tuple[RmJob, ...]
+    #: Node and room of each job that is ending and ran on one node.
+    ending: tuple[tuple[str, Resources], ...] = ()
+    #: Those of each marked job that runs.
+    running: tuple[tuple[str, Resources], ...] = ()
+    #: States that no table has, and records that could not be read.
+    strange: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Parsed answer of sinfo."""
+
+    nodes: tuple[Node, ...]
+    #: Slurm's own spelling of generic resources, by our lower-case names.
+    spelling: Mapping[str, str]
+    strange: tuple[str, ...] = ()
+
+
+def watched_fields() -> tuple[str, ...]:
+    """What is asked of squeue where jobs of others are watched."""
+    return (*JOB_FIELDS[:-1], *WATCH_FIELDS, _FREE, JOB_FIELDS[-1])
+
+
+def format_option(fields: Sequence[str], word: str) -> str:
+    """The ``--Format`` option for some fields, each record ended by ``word``; a name before the last by ``word-``."""
+    last = len(fields) - 1
+    ends = {last: word} | {place: f"{word}-" for place, field in enumerate(fields) if field == _FREE and place < last}
+    columns = (f"{field}:{_SEPARATOR}{ends.get(position, '')}" for position, field in enumerate(fields))
+    return "--Format=" + ",".join(columns)
+
+
+def records(text: str, fields: Sequence[str], word: str) -> Iterator[dict[str, str] | str]:
+    """Cut an answer into records; text that is none comes as it is."""
+    free = _FREE in fields[:-1]
+    for piece in re.split(f"{re.escape(_SEPARATOR + word)}(?!-)", text):
+        record = piece.removeprefix("\n")
+        head, cut, tail = record.partition(f"{_SEPARATOR}{word}-")
+        values = record.split(_SEPARATOR, len(fields) - 1) if not free else head.split(_SEPARATOR, len(fields) - 2)
+        if free and cut:
+            values.append(tail)
+        if len(values) == len(fields):
+            yield {field: value.strip() for field, value in zip(fields, values, strict=True)}
+        elif record.strip():
+            yield record.strip()
+
+
+def parse_jobs(text: str, word: str, *, fields: Sequence[str] = JOB_FIELDS, rules: Sequence[WatchRule] = ()) -> Jobs:
+    """Read squeue's answer. What cannot be read is left out and reported in ``strange``.
+
+    ``rules`` say which jobs of others are watched; then ``fields`` are ``watched_fields()``.
+    """
+    jobs: list[RmJob] = []
+    ending: list[tuple[str, Resources]] = []
+    running: list[tuple[str, Resources]] = []
+    strange: list[str] = []
+    for record in records(text, fields, word):
+        if isinstance(record, str) or not record["JobID"].isascii() or not record["JobID"].isdecimal():
+            strange.append(f"squeue: cannot read {str(record)[:200]!r}")
+            continue
+        placed = hosts(present(record["NodeList"]))
+        node = placed[0] if placed else ""
+        state, known = job_state(record["State"], placed=bool(node))
+        if state is RmJobState.FAILED and _exit(record["exit_code"]) == _TERMINATED:
+            # Nobody sends SIGTERM to himself: it was us, the user or an admin.
+            state = RmJobState.CANCELLED
+        if not known:
+            strange.append(f"squeue: unknown job state {record['State'][:60]!r}, taken as {state}")
+        if state is RmJobState.ENDING and len(placed) == 1:
+            ending.append((node, _held(record)))
+        comment = present(record["Comment"])
+        if state is RmJobState.RUNNING and len(placed) == 1 and parse_tag(comment) and record["State"] != "SUSPENDED":
+            running.append((node, _held(record)))
+        started = seconds(record["StartTime"]) if rules and state in (RmJobState.RUNNING, RmJobState.ENDING) else 0
+        jobs.append(
+            RmJob(
+                handle=record["JobID"],
+                state=state,
+                tag=comment if parse_tag(comment) else "",
+                user=record["UserName"],
+                node=node,
+                reason=_reason(record, state),
+                submitted=seconds(record["SubmitTime"]),
+                static=static_job(record, _held(record), rules, started) if rules else None,
+            )
+        )
+    return Jobs(tuple(_without_forged_tags(jobs)), tuple(ending), tuple(running), tuple(strange))
+
+
+def _held(record: Mapping[str, str]) -> Resources:
+    """Room of a job; generic resources are in ``tres-alloc`` only where the site accounts for them."""
+    cpus, memory = "0", "0"
+    gres: dict[str, int] = {}
+    for entry in record["tres-alloc"].split(","):
+        name, _, amount = entry.partition("=")
+        if name == "cpu":
+            cpus = amount
+        elif name == "mem":
+            memory = amount
+        elif name.startswith("gres/") and (number := count(amount)) is not None:
+            gres[name.removeprefix("gres/")] = number
+    mebibytes = count(memory if memory[-1:].isalpha() else f"{memory}M") or 0
+    return _resources(cpus, str(mebibytes // 1024**2), gres or _asked(record))
+
+
+def _asked(record: Mapping[str, str]) -> dict[str, int]:
+    """Generic resources that a job asked for: for each node, for each task, or in all."""
+    amounts: dict[str, int] = {}
+    for field, counted in (("tres-per-node", "NumNodes"), ("tres-per-task", "NumTasks"), ("tres-per-job", "")):
+        times = count(record.get(counted, "1")) or 1
+        for name, amount in parse_gres(present(record.get(field, ""))).items():
+            amounts[name] = amounts.get(name, 0) + amount * times
+    return amounts
+
+
+def with_held(nodes: Iterable[Node], jobs: Jobs) -> tuple[Node, ...]:
+    """Nodes with the room of ending jobs counted as used.
+
+    While the processes of a job are still being killed sinfo shows its room as free already, though Slurm gives it to
+    nobody until they are gone. A marked job that ran when squeue was asked, and had begun to end when sinfo was, holds
+    its room, too: what such jobs hold is the least that is used.
+    """
+    ending, running = _by_node(jobs.ending), _by_node(jobs.running)
+    return tuple(
+        replace(node, used=_used(node, ending.get(node.name, NO_RESOURCES), running.get(node.name, NO_RESOURCES)))
+        if node.name in ending or node.name in running
+        else node
+        for node in nodes
+    )
+
+
+def _by_node(rooms: Iterable[tuple[str, Resources]]) -> dict[str, Resources]:
+    sums: dict[str, Resources] = {}
+    for name, room in rooms:
+        sums[name] = sums.get(name, NO_RESOURCES) + room
+    return sums
+
+
+def _used(node: Node, ending: Resources, running: Resources) -> Resources:
+    names = {*node.used.as_dict(), *ending.as_dict(), *running.as_dict()}
+    used = {name: max(node.used.get(name), running.get(name)) + ending.get(name) for name in names}
+    return Resources.of({name: min(amount, node.capacity.get(name)) for name, amount in used.items()})
+
+
+def _without_forged_tags(jobs: Iterable[RmJob]) -> Iterator[RmJob]:
+    """Anyone may write any comment on his own job: a mark counts only on jobs of the anchor's owner."""
+    jobs = tuple(jobs)
+    users = {job.handle: job.user for job in jobs}
+    for job in jobs:
+        mark = parse_tag(job.tag)
+        forged = mark is not None and users.get(mark[0].id, job.user) != job.user
+        yield replace(job, tag="") if forged else job
+
+
+def _reason(record: Mapping[str, str], state: RmJobState) -> str:
+    reason = present(record["Reason"])
+    if not state.ended:
+        return reason
+    if state is RmJobState.DONE:
+        return ""
+    said = record["State"] if not reason else f"{record['State']} ({reason})"
+    how = _exit(record["exit_code"])
+    return f"{said}, {how}" if how else said
+
+
+def _exit(code: str) -> str:
+    """How a batch script ended, from a wait status (``768``) or ``status:signal``; "" where there is nothing to say."""
+    status, colon, number = code.partition(":")
+    try:
+        if colon:
+            ended, by_signal = int(status), int(number)
+        else:
+            plain = os.waitstatus_to_exitcode(int(status))
+            ended, by_signal = max(plain, 0), max(-plain, 0)
+    except ValueError:
+        return ""
+    if by_signal:
+        return f"signal {by_signal}"
+    return f"exit status {ended}" if ended else ""
+
+
+def parse_nodes(text: str, word: str) -> Nodes:
+    """Read sinfo's answer. A node that is in several partitions is listed several times and counts once."""
+    nodes: dict[str, Node] = {}
+    strange: list[str] = []
+    spelling: dict[str, str] = {}
+    for record in records(text, NODE_FIELDS, word):
+        if isinstance(record, str) or not record["NodeList"]:
+            strange.append(f"sinfo: cannot read {str(record)[:200]!r}")
+            continue
+        name = record["NodeList"]
+        if name in nodes:
+            continue
+        found = node_state(record["StateLong"])
+        if not found.known:
+            strange.append(f"sinfo: unknown node state {record['StateLong'][:60]!r}, nothing is put there")
+        gres = parse_gres(record["Gres"])
+        spelling.update({key.lower(): key for key in gres})
+        cpus = record["CPUsState"].split("/")
+        if len(cpus) != 4 or count(cpus[3]) is None:
+            strange.append(f"sinfo: cannot read the CPUs of {name} from {record['CPUsState'][:60]!r}")
+            continue
+        why = present(record["Reason"])
+        remark = found.remark
+        if why and found.state is not NodeState.UP:
+            remark = f"{remark}: {why}" if remark else why
+        nodes[name] = Node(
+            name=name,
+            capacity=_resources(cpus[3], record["Memory"], gres),
+            used=_resources(cpus[0], record["AllocMem"], parse_gres(record["GresUsed"])),
+            state=found.state,
+            remark=remark,
+        )
+    return Nodes(tuple(nodes.values()), spelling, tuple(strange))
+
+
+def _resources(cpus: str, memory: str, gres: Mapping[str, int]) -> Resources:
+    amounts: dict[str, float] = {"cpu": count(cpus) or 0, "memory": count(memory.rstrip("+")) or 0}
+    for name, amount in gres.items():
+        lower = name.lower()
+        if _RESOURCE.fullmatch(lower) and lower not in ("cpu", "memory"):
+            amounts[lower] = amounts.get(lower, 0) + amount
+    return Resources.of({name: min(amount, 1e12) for name, amount in amounts.items()})

@@ -1,0 +1,124 @@
+"""Completion of a job: all workers have its last version, the digest of the weights is known, its processes end."""
+
+from __future__ import annotations
+
+import time
+
+from pslite.coordinator import plans
+from pslite.coordinator.job import Job
+from pslite.coordinator.job_state import JobState, MemberState
+from pslite.coordinator.work_reassignment import lose_worker
+from pslite.job.blocks import digest_of
+from pslite.job.job_status import Result
+from pslite.net.messages import Complete, DigestRequest, Digests, Exit
+
+#: how long the other workers of an open job may go on by themselves after one has ended its loop: mostly all do at once
+_EARLY_SECONDS = 1.0
+
+
+def check(job: Job) -> str:
+    """Take the next step to the end of a running job; return what is waited for, empty once it has ended."""
+    state, spec = job.state, job.state.spec
+    assert state.plan is not None
+    assert spec is not None
+    if state.failover is not None:
+        return "other servers take over the blocks of a dead one"
+    reason = _open_job_goes_on(job) if spec.open else ""
+    if reason:
+        return reason
+    workers = _workers(state)
+    pending = state.pending
+    committed = pending is not None and pending.phase == "committed" and pending.stamped()
+    if pending is not None and (pending.recover or (committed and not spec.open)):
+        return "a plan takes effect"
+    if not spec.open and not all(w.finished for w in workers):
+        return "workers compute"
+    if pending is not None:
+        plans.abort(job, pending, "the job has reached its last version")
+    if not state.digests_requested:
+        state.digests_requested = True
+        request_digests(job)
+    if len(state.digests) < len(state.blocks):
+        return "digests are missing"  # who has the weights may still die: no member may end yet
+    if state.result is None:
+        _complete(job, workers)
+    if any(w.present for w in workers):
+        return "the first worker may still write its files"
+    assert state.result is not None
+    job.say(f"finished: {state.result.versions} versions, digest {state.result.digest}")
+    state.state = "finished"
+    return ""
+
+
+def _workers(state: JobState) -> list[MemberState]:
+    return [state.members[task] for task in state.workers_left(state.plan)]
+
+
+def _complete(job: Job, workers: list[MemberState]) -> None:
+    """The digest is known: one worker writes files, all other members may end."""
+    state = job.state
+    assert state.plan is not None
+    assert state.spec is not None
+    state.result = Result(digest=digest_of(state.digests), versions=state.version)
+    if not state.spec.open:
+        workers[0].chief = True
+        job.tell({w.task for w in workers}, Complete(chief=workers[0].task))
+    job.tell({m.task for m in state.plan.servers}, Exit(reason="the job is finished"))
+    for member in state.members.values():
+        if member.state == "joined":
+            member.dismiss("the job is finished")
+
+
+def request_digests(job: Job) -> None:
+    """Have servers send the digests of their blocks; where workers have the weights, they have sent them."""
+    state = job.state
+    assert state.plan is not None
+    assert state.spec is not None
+    if state.all_reduce or state.spec.update == "worker":
+        return
+    state.digests.clear()  # of blocks that others had, which may have been different in async mode
+    job.tell({m.task for m in state.plan.servers}, DigestRequest(version=state.version))
+
+
+def take_digests(job: Job, member: MemberState, message: Digests) -> None:
+    """Take digests of final weights; every replica must have the same."""
+    for block, digest in message.blocks.items():
+        if job.state.digests.setdefault(block, digest) != digest:
+            job.fail(f"{member.title} ends with other weights in block {block} than another worker")
+            return
+
+
+# --- open jobs: each worker's script decides when its loop ends -------------------------------------------------------
+
+
+def _open_job_goes_on(job: Job) -> str:
+    """Have an open job end once the first worker's script has ended; return why it goes on, empty if it does not."""
+    state = job.state
+    workers = _workers(state)
+    chiefs = [worker.finished_version for worker in workers if worker.chief]
+    if not chiefs:
+        _release_early(job, workers)
+        return "the first worker's script has not ended"
+    version, pending = max(chiefs), state.pending
+    if pending is not None and pending.phase == "committed" and pending.previous and 0 <= pending.first <= version:
+        # no later plan takes effect
+        if not pending.all_moved():
+            return "parameters move"
+        state.plan, state.pending = pending.plan, None
+        workers = _workers(state)
+    for worker in workers:
+        if worker.state == "active" and not worker.finished:
+            worker.state = "draining"
+            reason = "the first worker's script has ended, and so has the job"
+            worker.channel.send(Exit(reason=reason, version=version))
+    return "" if all(worker.finished or not worker.present for worker in workers) else "workers end their loops"
+
+
+def _release_early(job: Job, workers: list[MemberState]) -> None:
+    """Continue without workers of an open job whose loops ended before the first one's."""
+    now = time.monotonic()
+    for worker in workers:
+        if worker.finished and now - worker.finished_at >= _EARLY_SECONDS and job.state.plan:
+            worker.finished = False
+            job.state.dead[worker.task] = -1
+            lose_worker(job, worker, f"{worker.title}: its script has ended")

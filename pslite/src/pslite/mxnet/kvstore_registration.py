@@ -1,0 +1,54 @@
+"""Where MXNet looks for a KVStore by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+from mxnet.gluon import trainer
+from mxnet.kvstore import KVStoreBase
+from mxnet.module import module
+
+from pslite.job.job_spec import MAX_STALENESS
+from pslite.mxnet.kvstore import ElasticKVStore
+
+NAME = "dl2"
+#: what scripts ask for that were written for MXNet's own servers
+SYNC = ("dist", "dist_sync", "dist_device_sync", "dist_sync_device")
+ASYNC = ("dist_async", "dist_device_async", "dist_async_device")
+
+
+def register() -> None:
+    """Have mx.kv.create, Trainer and Module make an `ElasticKVStore`."""
+    KVStoreBase.kv_registry[NAME] = ElasticKVStore
+    for name in SYNC:
+        KVStoreBase.kv_registry[name] = type(
+            name, (ElasticKVStore,), {"_type": name, "__doc__": ElasticKVStore.__doc__}
+        )
+    for name in ASYNC:
+        kind = type(name, (ElasticKVStore,), {"_type": name, "_staleness": MAX_STALENESS})
+        KVStoreBase.kv_registry[name] = kind
+    # These make no KVStore at all for a name without "dist" in it, where there is one device.
+    make = mx.model._create_kvstore  # noqa: SLF001
+
+    def create(kvstore: Any, num_device: int, arg_params: Any) -> Any:
+        if isinstance(kvstore, str) and kvstore.lower() == NAME:
+            kvstore = mx.kv.create(NAME)
+        return make(kvstore, num_device, arg_params)
+
+    check = trainer.Trainer._check_and_rescale_grad  # noqa: SLF001
+
+    def check_and_rescale(self: Any, scale: float) -> None:
+        kvstore = self._kvstore
+        if not (self._update_on_kvstore and isinstance(kvstore, ElasticKVStore)):
+            check(self, scale)
+        elif not kvstore.started:
+            self._optimizer.rescale_grad = scale
+        elif not kvstore.accepts(scale):
+            check(self, scale)
+
+    # It refuses another batch size than the first, even before the first step; and one that has changed with the number
+    # of workers is the same.
+    trainer.Trainer._check_and_rescale_grad = check_and_rescale  # noqa: SLF001
+    for place in (mx.model, trainer, module):
+        place._create_kvstore = create  # noqa: SLF001

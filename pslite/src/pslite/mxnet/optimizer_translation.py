@@ -1,0 +1,133 @@
+"""MXNet's optimizers and schedules as the descriptions that servers run.
+
+What a description cannot say is an error that names it: no code travels, and none is guessed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+
+from pslite.errors import SpecError
+from pslite.job.job_spec import LAMB, SGD, Adam, Descent
+from pslite.job.learning_rates import Constant, Cosine, Milestones, Polynomial, Schedule, StepDecay
+
+#: the rate below which MXNet's FactorScheduler does not fall
+_MIN_RATE = 1e-8
+_ELSEWHERE = (
+    "have the workers update their weights themselves: Trainer(..., update_on_kvstore=False), "
+    "or MXNET_UPDATE_ON_KVSTORE=0 in the environment for Module"
+)
+
+
+def rule_of(optimizer: Any, key: int | str) -> Descent:
+    """Return what the servers do with the gradient of `key`, which computes what `optimizer` would.
+
+    Parameters
+    ----------
+    optimizer
+        an mxnet.optimizer.Optimizer; its `rescale_grad` is not part of the rule.
+    key
+        the weight's, with its own multipliers of rate and weight decay.
+
+    Raises
+    ------
+    SpecError
+        there is no such rule.
+
+    """
+    kind = type(optimizer)
+    if optimizer.multi_precision:
+        raise SpecError("multi_precision optimizers cannot run on the servers: train in float32")
+    if optimizer.begin_num_update:
+        raise SpecError("begin_num_update cannot be set: load the optimizer's states, they know the number of updates")
+    scheduler = optimizer.lr_scheduler
+    rate = optimizer.lr if scheduler is None else scheduler.base_lr
+    schedule: Schedule = Constant() if scheduler is None else schedule_of(scheduler)
+    rate_by, decay_by = _multipliers(optimizer, key)
+    rate, decay = float(rate * rate_by), float(optimizer.wd * decay_by)
+    if kind in (mx.optimizer.SGD, mx.optimizer.ccSGD, mx.optimizer.NAG):
+        # With NAG, MXNet's kernel takes the weight decay that enters the momentum from the weight after the step; its
+        # own documentation, and we, from that before.
+        momentum = float(optimizer.momentum)
+        return SGD(
+            lr=rate,
+            momentum=momentum,
+            nesterov=kind is mx.optimizer.NAG and momentum > 0,
+            weight_decay=decay,
+            schedule=schedule,
+            rate_in_momentum=momentum > 0,
+        )
+    if kind is mx.optimizer.Adam:
+        if decay and optimizer.clip_gradient:
+            raise SpecError("Adam with wd and clip_gradient together cannot run on the servers: use one of them")
+        betas = float(optimizer.beta1), float(optimizer.beta2)
+        return Adam(
+            lr=rate,
+            betas=betas,
+            eps=float(optimizer.epsilon),
+            weight_decay=decay,
+            schedule=schedule,
+            eps_first=True,
+        )
+    if kind is mx.optimizer.LAMB:
+        if optimizer.lower_bound or optimizer.upper_bound or not optimizer.bias_correction:
+            raise SpecError("LAMB runs on the servers with bias_correction and without bounds")
+        betas = float(optimizer.beta1), float(optimizer.beta2)
+        return LAMB(lr=rate, betas=betas, eps=float(optimizer.epsilon), weight_decay=decay, schedule=schedule)
+    raise SpecError(
+        f"the servers have no {kind.__module__}.{kind.__name__}: use SGD, NAG, Adam or LAMB of mxnet.optimizer, "
+        f"or {_ELSEWHERE}"
+    )
+
+
+def _multipliers(optimizer: Any, key: int | str) -> tuple[float, float]:
+    """Return what a key's rate and weight decay are multiplied by, by the rules of Optimizer._get_lrs and _get_wds."""
+    by_name = {name: index for index, name in optimizer.idx2name.items()}
+    index = by_name.get(key, key)
+    if index in optimizer.param_dict:
+        parameter = optimizer.param_dict[index]
+        return float(parameter.lr_mult), float(parameter.wd_mult)
+    name = optimizer.idx2name.get(index, key)
+    rate, decay = (
+        float(table[index] if index in table else table.get(name, 1.0))
+        for table in (optimizer.lr_mult, optimizer.wd_mult)
+    )
+    return rate, decay
+
+
+def schedule_of(scheduler: Any) -> Schedule:
+    """Return a scheduler of mxnet.lr_scheduler as a description; its rate at update n is ours at version n - 1.
+
+    Raises
+    ------
+    SpecError
+        it cannot be described.
+
+    """
+    kind, warmup, base = type(scheduler), scheduler.warmup_steps, scheduler.base_lr
+    if warmup and (scheduler.warmup_mode != "linear" or scheduler.warmup_begin_lr):
+        raise SpecError("a schedule's warm-up must be linear and begin at 0 to run on the servers")
+    names = mx.lr_scheduler
+    if kind in (names.FactorScheduler, names.MultiFactorScheduler):
+        if scheduler.count:
+            raise SpecError("the learning-rate schedule has been used already: give the optimizer a new one")
+        if warmup:
+            # MXNet counts these from the first update, not from the end of the warm-up
+            raise SpecError(f"{kind.__name__} with a warm-up cannot run on the servers: use PolyScheduler or Cosine")
+        if kind is names.MultiFactorScheduler:
+            return Milestones(at=tuple(scheduler.step), by=float(scheduler.factor))
+        if scheduler.stop_factor_lr > _MIN_RATE:
+            raise SpecError("FactorScheduler with a stop_factor_lr cannot run on the servers: use MultiFactorScheduler")
+        return StepDecay(every=scheduler.step, by=float(scheduler.factor))
+    if kind in (names.PolyScheduler, names.CosineScheduler):
+        base = scheduler.base_lr_orig
+        floor = float(scheduler.final_lr / base) if base else 0.0
+        if kind is names.CosineScheduler:
+            return Cosine(over=scheduler.max_steps, floor=floor, warmup=warmup, begin=1)
+        return Polynomial(over=scheduler.max_steps, power=float(scheduler.power), floor=floor, warmup=warmup, begin=1)
+    raise SpecError(
+        f"the servers have no {kind.__module__}.{kind.__name__}: use FactorScheduler, MultiFactorScheduler, "
+        f"PolyScheduler or CosineScheduler, or {_ELSEWHERE}"
+    )

@@ -1,0 +1,185 @@
+"""A worker's memory: bundles shaped like the model, and the sums of gradients over its shards."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pslite.job.blocks import Block
+from pslite.job.job_spec import JobSpec
+from pslite.job.reduction_tree import TreeSum, width
+from pslite.net.shared_memory import Layout, SharedMemory
+from pslite.numeric.gradient_encoding import Encoding, encoding_of, narrow
+from pslite.numeric.sparse_rows import Rows
+
+Array = NDArray[Any]
+
+
+class Bundle:
+    """One flat array per segment of the job, and the byte view of each block in them.
+
+    They lie in memory that servers of the same machine look into: what is pushed must stay as it is until the next
+    version is complete.  Without servers it is the worker's own.
+    """
+
+    def __init__(self, spec: JobSpec, blocks: Sequence[Block]) -> None:
+        layout = Layout(spec, blocks)
+        self.region = SharedMemory(layout.nbytes, shared=spec.architecture != "allreduce")
+        self.arrays: list[Array] = [
+            np.frombuffer(self.region.memory, dtype=segment.dtype, count=segment.size, offset=offset)
+            for segment, offset in zip(spec.segments, layout.arrays, strict=True)
+        ]
+        #: all of it as bytes; every worker's has the same layout
+        self.memory: NDArray[np.uint8] = np.frombuffer(self.region.memory, dtype=np.uint8)
+        #: the number by which servers know its memory; 0 if they do not
+        self.place = 0
+        self._packed: dict[int, Array] = {}
+        #: by sparse segment, the rows of a gradient; its array is not used then, nor its memory
+        self.rows: dict[int, Rows] = {}
+        self._sparse = [(i, segment.row, segment.dtype) for i, segment in enumerate(spec.segments) if segment.sparse]
+        self.clear()
+        #: called with a segment's number before it is pushed: puts there what is to be
+        self.fill: Callable[[int], None] | None = None
+        #: called with each block of the weights as it has arrived
+        self.take: Callable[[Block], None] | None = None
+        self._blocks = blocks
+        self._own = list(self.arrays)
+        self.views = [self.part(block).data.cast("B") for block in blocks]
+
+    def part(self, block: Block) -> Array:
+        """Return the elements of a block."""
+        return self.arrays[block.segment][block.offset : block.offset + block.size]
+
+    def point(self, segment: int, array: Array | None) -> None:
+        """Have a segment lie in memory that is given, shape (size,), or with None in its own again.
+
+        Only where no server reads this memory; what is there is not copied.
+        """
+        array = self._own[segment] if array is None else array
+        if array is not self.arrays[segment]:
+            self.arrays[segment] = array
+            for block in self._blocks:
+                if block.segment == segment:
+                    self.views[block.number] = self.part(block).data.cast("B")
+
+    def clear(self) -> None:
+        """Set everything to zero, as a gradient."""
+        self.rows = {index: Rows.none(row, dtype) for index, row, dtype in self._sparse}
+        for index, array in enumerate(self.arrays):
+            if index not in self.rows:
+                array.fill(0)
+
+    def add(self, other: Bundle) -> None:
+        """Add another bundle to this one."""
+        for index, (mine, theirs) in enumerate(zip(self.arrays, other.arrays, strict=True)):
+            if index in self.rows:
+                self.rows[index] = self.rows[index].plus(other.rows[index])
+            else:
+                np.add(mine, theirs, out=mine)
+
+    def round(self, spec: JobSpec, encoding: Encoding) -> None:
+        """Round what travels in 16 bits to what that can hold."""
+        for segment, array in zip(spec.segments, self.arrays, strict=True):
+            if narrow(spec, segment):
+                encoding.round(array)
+
+    def packed(self, block: Block, encoding: Encoding) -> memoryview:
+        """Return a block in 16 bits, in memory that is used again for the same block."""
+        packed = self._packed.get(block.number)
+        if packed is None:
+            packed = self._packed[block.number] = np.empty(block.size, dtype=encoding.dtype)
+        encoding.pack(self.part(block), packed)
+        view: memoryview = packed.data.cast("B")
+        return view
+
+
+class Contribution:
+    """The sum of gradients below one node of the tree."""
+
+    __slots__ = ("bundle", "node")
+
+    def __init__(self, node: int, bundle: Bundle) -> None:
+        self.node = node
+        self.bundle = bundle
+
+
+class Supply:
+    """Makes bundles for the gradients of a job, some of them before they are needed; any thread may call it."""
+
+    def __init__(self, spec: JobSpec, blocks: tuple[Block, ...]) -> None:
+        self._spec = spec
+        self._blocks = blocks
+        self._lock = threading.Lock()
+        self._ready: list[Bundle] = []
+        self._taken = 0
+
+    def take(self) -> Bundle:
+        """Return a bundle full of zeros, to be kept."""
+        with self._lock:
+            self._taken += 1
+            return self._ready.pop() if self._ready else Bundle(self._spec, self._blocks)
+
+    def reserve(self, count: int) -> None:
+        """Make what is missing for so many in all, those that were taken among them."""
+        with self._lock:
+            while self._taken + len(self._ready) < count:
+                self._ready.append(Bundle(self._spec, self._blocks))
+
+
+class GradientSums:
+    """Adds the gradients of a worker's shards along the fixed tree; bundles are used again from step to step."""
+
+    def __init__(self, spec: JobSpec, supply: Supply) -> None:
+        self._spec = spec
+        self._supply = supply
+        self._free: list[Bundle] = []
+        self._tree: TreeSum[Bundle] = TreeSum(1, frozenset((1,)))
+        self._leaves = 1
+        self._encoding = encoding_of(spec)
+        self._done: list[Contribution] = []
+        #: of earlier parts of the same step; servers may look at them, and they may have to be pushed again
+        self._kept: list[Contribution] = []
+
+    def begin(self, leaves: int, nodes: Iterable[int], *, again: bool = False) -> None:
+        """Start a step, or with `again` a further part of the same: `nodes` are the tree nodes that are pushed next."""
+        self._leaves = leaves
+        self._tree = TreeSum(leaves, frozenset(nodes))
+        self._kept += self._done
+        self._done.clear()
+        if not again:
+            for contribution in self._kept:
+                self._free.append(contribution.bundle)
+            self._kept.clear()
+
+    def take(self, *, zero: bool = True) -> Bundle:
+        """Return a bundle full of zeros, or with `zero` False of anything."""
+        if not self._free:
+            return self._supply.take()
+        bundle = self._free.pop()
+        if zero:
+            bundle.clear()
+        return bundle
+
+    def add(self, leaf: int, bundle: Bundle) -> None:
+        """Add the gradients of one leaf (a shard, or in fast mode the worker)."""
+        if self._encoding is not None:
+            bundle.round(self._spec, self._encoding)
+        done = self._tree.add(width(self._leaves) + leaf, bundle, self._combine)
+        if done is not None:
+            self._done.append(Contribution(*done))
+
+    def _combine(self, left: Bundle, right: Bundle) -> Bundle:
+        left.add(right)
+        if self._encoding is not None:
+            left.round(self._spec, self._encoding)
+        self._free.append(right)
+        return left
+
+    @property
+    def contributions(self) -> list[Contribution]:
+        """What is ready to be pushed."""
+        return self._done

@@ -1,0 +1,194 @@
+"""Whether a candidate passes: by its completion times, and by how it behaves."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dl2d.core.cluster import Snapshot
+from dl2d.core.decision import Alternative, Decision
+from dl2d.core.jobs import Allocation
+from dl2d.core.packing import Packing
+from dl2d.core.policy_registry import TrialCase
+from dl2d.core.resources import Resources
+from dl2d.learning.promotion_gate import Compared, Conduct, Watched, compare, judge
+from dl2d.learning.train_test_split import Case
+from dl2d.placement.load_balance import LoadBalance
+from dl2d.policies.drf import Drf
+from dl2d.policies.fifo import Fifo
+from dl2d.simulation.speeds.realism_options import Realism
+from dl2d.simulation.workload.sources import load_source
+from dl2d.tick.context import GuardRules
+
+GOOD = Conduct(decisions=100, guarded=10, slowest=0.1, problem="")
+
+
+def cases(*ratios: float) -> list[TrialCase]:
+    return [TrialCase(str(number), 4.0 * ratio, 4.0) for number, ratio in enumerate(ratios)]
+
+
+class TestJudge:
+    def test_surely_better_passes(self) -> None:
+        verdict = judge(cases(0.9, 0.88, 0.92, 0.9), GOOD, GOOD, timeout=5.0)
+        assert verdict.passed
+        assert verdict.change == pytest.approx(math.exp(np.log([0.9, 0.88, 0.92, 0.9]).mean()) - 1)
+        assert verdict.low is not None
+        assert verdict.high is not None
+        assert verdict.low < verdict.change < verdict.high < 0
+        assert verdict.reason.startswith("mean completion time -10.0")
+        assert verdict.reason.endswith("on 4 workloads")
+
+    def test_by_hand(self) -> None:
+        """Two logarithms, -0.3 and -0.1: mean -0.2, standard error 0.1, t(1) of 0.975 is 12.7062."""
+        verdict = judge(cases(math.exp(-0.3), math.exp(-0.1)), GOOD, GOOD, timeout=5.0)
+        assert not verdict.passed
+        assert verdict.low == pytest.approx(math.expm1(-0.2 - 1.27062), rel=1e-4)
+        assert verdict.high == pytest.approx(math.expm1(-0.2 + 1.27062), rel=1e-4)
+        assert verdict.reason.startswith("not surely better: mean completion time -18.13%")
+
+    @pytest.mark.parametrize("ratios", [(1.0, 1.0, 1.0), (1.1, 1.2, 1.1), (0.5, 1.5, 0.9)])
+    def test_the_same_worse_or_unsure_does_not(self, ratios: tuple[float, ...]) -> None:
+        assert not judge(cases(*ratios), GOOD, GOOD, timeout=5.0).passed
+
+    @pytest.mark.parametrize("count", [0, 1])
+    def test_too_few_workloads_say_nothing(self, count: int) -> None:
+        verdict = judge(cases(*[0.1] * count), GOOD, GOOD, timeout=5.0)
+        assert (verdict.passed, verdict.change) == (False, None)
+        assert f"there are {count} workloads" in verdict.reason
+
+    @pytest.mark.parametrize(
+        ("conduct", "words"),
+        [
+            ({"problem": "ValueError: x"}, "the candidate failed: ValueError: x"),
+            ({"slowest": 5.1}, "a decision took 5.1 s of CPU time, more than 5 s"),
+            ({"guarded": 11}, "the guard changed 11.0% of its decisions, 10.0% of the others"),
+        ],
+    )
+    def test_bad_conduct_fails_however_fast_it_is(self, conduct: dict[str, Any], words: str) -> None:
+        verdict = judge(cases(0.5, 0.5, 0.5), replace(GOOD, **conduct), GOOD, timeout=5.0)
+        assert (verdict.passed, verdict.reason) == (False, words)
+
+    @given(st.lists(st.floats(0.01, 100.0), min_size=2, max_size=30))
+    def test_two_policies_never_both_beat_one_another(self, ratios: list[float]) -> None:
+        there = judge(cases(*ratios), GOOD, GOOD, timeout=5.0)
+        back = judge(cases(*(1 / ratio for ratio in ratios)), GOOD, GOOD, timeout=5.0)
+        assert not (there.passed and back.passed)
+        assert there.low is not None
+        assert there.change is not None
+        assert there.high is not None
+        assert there.low <= there.change <= there.high
+
+
+class Odd:
+    """A policy that does something in its third decision."""
+
+    name, version, needs = "odd", "1", frozenset[Any]()
+
+    def __init__(self, odd: Callable[[Decision], Decision]) -> None:
+        self._odd, self._count, self._policy = odd, 0, Drf()
+
+    def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+        self._count += 1
+        decision = self._policy.decide(snapshot, packing, rng)
+        return self._odd(decision) if self._count == 3 else decision
+
+
+def fails(decision: Decision) -> Decision:
+    raise ZeroDivisionError(f"in a decision of {decision.policy}")
+
+
+def no_number(decision: Decision) -> Decision:
+    score = (Alternative(Allocation(1, 1), math.nan),)
+    return replace(decision, jobs=tuple(replace(entry, alternatives=score) for entry in decision.jobs))
+
+
+def forgets(decision: Decision) -> Decision:
+    return replace(decision, jobs=decision.jobs[1:])
+
+
+WORKLOADS = [
+    Case(str(seed), load_source("generator:dl2?nodes=2&jobs=8&longest_slots=6", seed=seed).workload)
+    for seed in range(4)
+]
+
+
+def compared(
+    candidate: Any, current: Any, *, rules: GuardRules | None = None, costs: Realism | None = None
+) -> Compared:
+    told: list[tuple[int, int]] = []
+    done = compare(
+        WORKLOADS, candidate, current, LoadBalance(), costs=costs or Realism(), rules=rules or GuardRules(),
+        timeout=5.0, timer=time.process_time, progress=lambda done, total: told.append((done, total)),
+    )  # fmt: skip
+    assert told[0] == (0, len(WORKLOADS))
+    return done
+
+
+class TestCompare:
+    def test_a_policy_against_itself_is_not_better(self) -> None:
+        done = compared(Drf(), Drf())
+        assert [case.candidate for case in done.cases] == [case.current for case in done.cases]
+        assert len(done.cases) == 4
+        assert done.verdict.change == 0.0
+        assert not done.verdict.passed
+        assert done.candidate.decisions == done.current.decisions > 20
+
+    def test_one_direction_passes_at_most(self) -> None:
+        there, back = compared(Drf(), Fifo()), compared(Fifo(), Drf())
+        assert there.verdict.change is not None
+        assert there.verdict.change < 0
+        assert not back.verdict.passed
+        assert [(case.candidate, case.current) for case in there.cases] == [
+            (case.current, case.candidate) for case in back.cases
+        ]
+
+    @pytest.mark.parametrize(
+        ("odd", "words"),
+        [
+            (fails, "ZeroDivisionError: in a decision of drf"),
+            (no_number, "has an alternative whose score is no number"),
+            (forgets, "did not decide for every job exactly once"),
+        ],
+    )
+    def test_a_candidate_that_errs_fails_with_the_reason(self, odd: Any, words: str) -> None:
+        done = compared(Odd(odd), Fifo())
+        assert not done.verdict.passed
+        assert words in done.verdict.reason
+        assert done.cases == ()
+
+    def test_workloads_that_the_current_one_does_not_get_through_do_not_count(self) -> None:
+        done = compared(Drf(), Odd(fails))  # in the first
+        assert [case.name for case in done.cases] == ["1", "2", "3"]
+        assert done.candidate.problem == ""
+
+    def test_the_guard_holds_both_to_its_rules_and_is_counted(self) -> None:
+        rules = GuardRules(per_user=Resources.of(gpu=1))
+        done = compared(Drf(), Drf(), rules=rules)
+        free = compared(Drf(), Drf())
+        assert done.candidate.guarded == done.current.guarded > 0
+        assert free.candidate.guarded == 0
+        assert all(held.candidate > loose.candidate for held, loose in zip(done.cases, free.cases, strict=True))
+
+    def test_what_resizes_cost_is_counted(self) -> None:
+        costly = compared(Drf(), Drf(), costs=Realism(start_seconds=300.0, join_seconds=60.0))
+        free = compared(Drf(), Drf())
+        assert all(dear.candidate > loose.candidate for dear, loose in zip(costly.cases, free.cases, strict=True))
+
+    def test_the_slowest_decision_is_in_the_timers_seconds(self) -> None:
+        ticks = iter(range(1_000_000))
+        watched = Watched(Drf(), GuardRules(), lambda: float(next(ticks)))
+        assert (watched.name, watched.version, watched.needs) == ("drf", Drf().version, Drf().needs)
+        done = compare(
+            WORKLOADS[:2], Drf(), Fifo(), LoadBalance(), costs=Realism(), rules=GuardRules(), timeout=0.5,
+            timer=lambda: float(next(ticks)),
+        )  # fmt: skip
+        assert done.candidate.slowest == 1.0
+        assert "a decision took 1 s of CPU time" in done.verdict.reason

@@ -1,0 +1,227 @@
+"""Answers of squeue and sinfo are read whatever people wrote into them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slurm_fakes import job_row, node_row
+
+from dl2d.core.cluster import NodeState
+from dl2d.core.resource_manager import RmJobState
+from dl2d.core.resources import Resources
+from dl2d_slurm.output_fields import count, parse_gres
+from dl2d_slurm.queue_listing import (
+    JOB_FIELDS,
+    NODE_FIELDS,
+    OWNER_FIELDS,
+    format_option,
+    parse_jobs,
+    parse_nodes,
+    records,
+    with_held,
+)
+
+WORD = "0f" * 16
+TAG = "dl2:lab.7.1795253000:worker-1"
+
+
+def rendered(rows: list[dict[str, object]], fields: tuple[str, ...]) -> str:
+    """What Slurm prints for ``format_option(fields, WORD)``."""
+    return "".join("|".join(str(row[field]) for field in fields) + f"|{WORD}\n" for row in rows)
+
+
+def jobs_of(*rows: dict[str, object]) -> str:
+    return rendered(list(rows), JOB_FIELDS)
+
+
+def nodes_of(*rows: dict[str, object]) -> str:
+    return rendered(list(rows), NODE_FIELDS)
+
+
+def test_the_format_ends_each_record_with_the_word() -> None:
+    assert format_option(("JobID", "Comment"), WORD) == f"--Format=JobID:|,Comment:|{WORD}"
+
+
+def test_a_job_has_all_that_was_asked_for() -> None:
+    job = parse_jobs(jobs_of(job_row(3, Comment=TAG)), WORD).jobs[0]
+    assert (job.handle, job.state, job.tag) == ("3", RmJobState.RUNNING, TAG)
+    assert (job.user, job.node, job.reason, job.submitted) == ("alice", "n1", "", 1795253932)
+
+
+@pytest.mark.parametrize(
+    ("row", "state", "reason"),
+    [
+        ({"State": "PENDING", "Reason": "Resources", "NodeList": ""}, RmJobState.PENDING, "Resources"),
+        ({"State": "COMPLETED"}, RmJobState.DONE, ""),
+        (
+            {"State": "FAILED", "Reason": "NonZeroExitCode", "exit_code": 768},
+            RmJobState.FAILED,
+            "FAILED (NonZeroExitCode), exit status 3",
+        ),
+        (
+            {"State": "FAILED", "Reason": "JobLaunchFailure", "exit_code": 9},
+            RmJobState.FAILED,
+            "FAILED (JobLaunchFailure), signal 9",
+        ),
+        ({"State": "FAILED", "exit_code": "3:0"}, RmJobState.FAILED, "FAILED, exit status 3"),
+        ({"State": "FAILED", "exit_code": "0:11"}, RmJobState.FAILED, "FAILED, signal 11"),
+        ({"State": "FAILED", "exit_code": "what"}, RmJobState.FAILED, "FAILED"),
+        ({"State": "FAILED", "exit_code": 15}, RmJobState.CANCELLED, "FAILED, signal 15"),
+        ({"State": "TIMEOUT", "Reason": "TimeLimit", "exit_code": 0}, RmJobState.FAILED, "TIMEOUT (TimeLimit)"),
+        ({"State": "NODE_FAIL", "exit_code": 1}, RmJobState.LOST, "NODE_FAIL, signal 1"),
+        ({"State": "CANCELLED", "exit_code": 0}, RmJobState.CANCELLED, "CANCELLED"),
+    ],
+)
+def test_how_a_job_ended_or_why_it_waits(row: dict[str, object], state: RmJobState, reason: str) -> None:
+    job = parse_jobs(jobs_of(job_row(1, **row)), WORD).jobs[0]
+    assert (job.state, job.reason) == (state, reason)
+
+
+@given(comment=st.text(max_size=200), user=st.text("abcdefgh-_.0123", min_size=1), reason=st.text("ABCdef,: n3"))
+def test_no_comment_breaks_the_listing(comment: str, user: str, reason: str) -> None:
+    text = jobs_of(
+        job_row(1, Comment=comment, UserName=user, Reason=reason), job_row(2, Comment=TAG), job_row(3, Comment=comment)
+    )
+    parsed = parse_jobs(text, WORD)
+    assert [job.handle for job in parsed.jobs] == ["1", "2", "3"]
+    assert parsed.jobs[1].tag == TAG
+    assert parsed.strange == ()
+
+
+def test_a_comment_cannot_pass_for_a_record() -> None:
+    forged = "x|\n" + jobs_of(job_row(99, UserName="root", Comment=TAG)).replace(WORD, "0" * 32) + "9|RUNNING"
+    parsed = parse_jobs(jobs_of(job_row(1, Comment=forged)), WORD)
+    assert [job.handle for job in parsed.jobs] == ["1"]
+    assert parsed.jobs[0].tag == ""
+
+
+def test_a_mark_counts_only_on_jobs_of_the_anchors_owner() -> None:
+    rows = [
+        job_row(7, UserName="alice"),
+        job_row(8, UserName="alice", Comment=TAG),
+        job_row(9, UserName="mallory", Comment=TAG),
+        job_row(10, UserName="mallory", Comment="dl2:lab.6.1:worker-1"),
+    ]
+    tags = {job.handle: job.tag for job in parse_jobs(jobs_of(*rows), WORD).jobs}
+    assert tags == {"7": "", "8": TAG, "9": "", "10": "dl2:lab.6.1:worker-1"}
+
+
+@given(st.text(max_size=300))
+def test_no_answer_at_all_raises(text: str) -> None:
+    assert parse_jobs(text, WORD).jobs == ()
+    assert parse_nodes(text, WORD).nodes == ()
+    parse_jobs(text + f"|{WORD}\n", WORD)
+    parse_nodes(f"{text}|{WORD}\n{text}", WORD)
+
+
+@given(st.lists(st.text("0123456789/|KMG:,()gpu=\n ", max_size=30), min_size=10, max_size=10))
+def test_strange_fields_are_reported_not_fatal(values: list[str]) -> None:
+    parse_jobs("|".join(values) + f"|{WORD}\n", WORD)
+    parse_nodes("|".join(values[:8]) + f"|{WORD}\n", WORD)
+
+
+def test_an_unknown_job_state_is_reported_and_keeps_its_room() -> None:
+    parsed = parse_jobs(jobs_of(job_row(1, State="DANCING")), WORD)
+    assert parsed.jobs[0].state is RmJobState.RUNNING
+    assert "DANCING" in parsed.strange[0]
+
+
+def test_a_node_has_capacity_use_state_and_remark() -> None:
+    row = node_row(
+        "n4", StateLong="draining", CPUsState="3/0/5/8", AllocMem="300", GresUsed="gpu:1(IDX:0)", Reason="disk|bad\nx"
+    )
+    node = parse_nodes(nodes_of(row), WORD).nodes[0]
+    assert node.capacity == Resources.of(cpu=8, memory=4000, gpu=2)
+    assert node.used == Resources.of(cpu=3, memory=300, gpu=1)
+    assert (node.name, node.state, node.remark) == ("n4", NodeState.DRAINING, "draining: disk|bad\nx")
+
+
+def test_a_node_in_two_partitions_counts_once() -> None:
+    parsed = parse_nodes(nodes_of(node_row("n1"), node_row("n2"), node_row("n1")), WORD)
+    assert [node.name for node in parsed.nodes] == ["n1", "n2"]
+
+
+@given(st.text(max_size=200))
+def test_no_reason_breaks_the_listing(reason: str) -> None:
+    parsed = parse_nodes(nodes_of(node_row("n1", Reason=reason), node_row("n2", Reason=reason)), WORD)
+    assert [node.name for node in parsed.nodes] == ["n1", "n2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "amounts"),
+    [
+        ("(null)", {}),
+        ("", {}),
+        ("gpu:2", {"gpu": 2}),
+        ("gpu", {"gpu": 1}),
+        ("gpu:(null):0(IDX:N/A)", {"gpu": 0}),
+        ("gpu:A100:4(S:0-1)", {"gpu": 4, "gpu:A100": 4}),
+        ("gpu:a100:2(IDX:0,2),gpu:t4:1(IDX:1),nvme:3", {"gpu": 3, "gpu:a100": 2, "gpu:t4": 1, "nvme": 3}),
+        ("gres:gpu:1", {"gpu": 1}),
+        ("gres/gpu:t4:2", {"gpu": 2, "gpu:t4": 2}),
+        ("bandwidth:lustre:4K", {"bandwidth": 4096, "bandwidth:lustre": 4096}),
+    ],
+)
+def test_generic_resources(text: str, amounts: dict[str, int]) -> None:
+    assert parse_gres(text) == amounts
+
+
+def test_slurms_spelling_of_types_is_kept_for_submissions() -> None:
+    parsed = parse_nodes(nodes_of(node_row("n1", Gres="gpu:A100:4")), WORD)
+    assert parsed.nodes[0].capacity.get("gpu:a100") == 4
+    assert parsed.spelling["gpu:a100"] == "gpu:A100"
+
+
+@pytest.mark.parametrize(
+    ("row", "room"),
+    [
+        ({"tres-alloc": "cpu=3,mem=300M,node=1", "tres-per-node": "gres:gpu:1"}, {"cpu": 3, "memory": 300, "gpu": 1}),
+        (
+            {"tres-alloc": "cpu=3,mem=2.50G,node=1,gres/gpu=2", "tres-per-node": "N/A"},
+            {"cpu": 3, "memory": 2560, "gpu": 2},
+        ),
+        ({"tres-alloc": "cpu=99,mem=1T", "tres-per-node": "gres/gpu:9"}, {"cpu": 8, "memory": 4000, "gpu": 2}),
+        ({"tres-alloc": "(null)", "tres-per-node": "(null)"}, {}),
+    ],
+)
+def test_an_ending_job_still_holds_its_room(row: dict[str, object], room: dict[str, float]) -> None:
+    parsed = parse_jobs(jobs_of(job_row(1, State="COMPLETING", **row), job_row(2)), WORD)
+    nodes = with_held(parse_nodes(nodes_of(node_row("n1"), node_row("n2")), WORD).nodes, parsed)
+    assert nodes[0].used == Resources.of(room)
+    assert nodes[1].used == Resources()
+
+
+@pytest.mark.parametrize(
+    ("comment", "state", "used"),
+    [
+        (TAG, "RUNNING", {"cpu": 3, "memory": 300}),  # it had begun to end when sinfo was asked
+        ("", "RUNNING", {}),
+        (TAG, "SUSPENDED", {}),  # others may have its CPUs
+        (TAG, "PENDING", {}),
+    ],
+)
+def test_what_a_marked_job_held_is_the_least_that_is_used(comment: str, state: str, used: dict[str, float]) -> None:
+    row = job_row(1, State=state, Comment=comment, **{"tres-alloc": "cpu=3,mem=300M,node=1"})
+    nodes = with_held(parse_nodes(nodes_of(node_row("n1")), WORD).nodes, parse_jobs(jobs_of(row), WORD))
+    assert nodes[0].used == Resources.of(used)
+
+
+def test_what_runs_is_not_counted_twice() -> None:
+    row = job_row(1, State="RUNNING", Comment=TAG, **{"tres-alloc": "cpu=3,mem=300M,node=1"})
+    nodes = parse_nodes(nodes_of(node_row("n1", CPUsState="3/5/0/8", AllocMem="1000")), WORD).nodes
+    assert with_held(nodes, parse_jobs(jobs_of(row), WORD))[0].used == Resources.of(cpu=3, memory=1000)
+
+
+def test_the_last_field_may_hold_the_separator() -> None:
+    name = "a|b\nUserId=root(0)"
+    row = dict.fromkeys(OWNER_FIELDS, "1") | {"Name": name}
+    found = list(records(rendered([row], OWNER_FIELDS), OWNER_FIELDS, WORD))
+    assert found == [row]
+
+
+def test_numbers() -> None:
+    assert [count(text) for text in ("8", "1.5K", "2T", "", "x", "-1", "٣", "9" * 30)] == [
+        *(8, 1536, 2 * 1024**4),
+        *[None] * 5,
+    ]
