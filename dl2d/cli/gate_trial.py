@@ -14,7 +14,7 @@ from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import Registry, Trial, TrialCase, Version
 from dl2d.daemon.loop import guard_rules
 from dl2d.daemon.models.active_version import configured_checkpoint, given, read_version
-from dl2d.learning.promotion_gate import Verdict, compare
+from dl2d.learning.promotion_gate import GateSettings, Verdict, compare
 from dl2d.learning.train_test_split import Split, split_history
 from dl2d.learning.twin import DAY_SECONDS
 from dl2d.plugins import Given, load_placement, load_policy
@@ -92,7 +92,8 @@ def recorded_days(
     """What the store has of the last days, as workloads. Raises ``WorkloadError`` where that is too little."""
     length = (settings.learning.days if days is None else days) * DAY_SECONDS
     begin = (now - length) // DAY_SECONDS * DAY_SECONDS
-    return split_history(store.history(begin, now), slot_seconds(settings), seed=seed)
+    history = store.history(begin, now)
+    return split_history(history, slot_seconds(settings), seed=seed, min_days=settings.learning.gate_min_days)
 
 
 def on_trial(settings: Settings, name: str, split: Split, candidate: Side, current: Side, *, tell: Tell) -> Trial:
@@ -108,7 +109,11 @@ def on_trial(settings: Settings, name: str, split: Split, candidate: Side, curre
             load_placement(settings.placement),
             costs=split.costs,
             rules=guard_rules(settings),
-            timeout=settings.policy.timeout_seconds,
+            settings=GateSettings(
+                timeout=settings.policy.timeout_seconds,
+                min_days=settings.learning.gate_min_days,
+                min_jobs=settings.learning.gate_min_jobs,
+            ),
             timer=time.process_time,
             progress=lambda done, total: tell("comparing", done, total),
         )

@@ -122,7 +122,7 @@ def _record(split: Split, parent: Checkpoint, how: TrainingSettings, state: Stat
         "dl2d": __version__, "twin": True, "parent": parent.digest, "seed": how.seed,
         "days": [day.name for day in split.trained_on], "held_out": [day.name for day in split.held_out],
         "data_from": split.trained_on[0].begin, "data_to": split.trained_on[-1].begin + DAY_SECONDS,
-        "jobs": sum(job.at > 0 for day in split.trained_on for job in day.jobs),
+        "jobs": sum(day.submitted for day in split.trained_on),
         "iterations": state.search.iteration, "best_iteration": state.best_look.iteration,
         "seconds": round(seconds, 1), "parts": list(how.parts), "costs": _costs(split),
         "validation_jct_slots": list(state.best_look.jct), "parents_jct_slots": list(state.looks[0].jct),

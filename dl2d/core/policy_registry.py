@@ -69,6 +69,8 @@ class TrialCase:
     name: str
     candidate: float
     current: float
+    #: The recorded day that it was made from (YYYY-MM-DD, UTC); empty in trials of earlier releases.
+    day: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -27,8 +29,17 @@ from dl2d.tick.start_check import start_check
 
 #: Slots after which a replay is given up.
 _MOST_SLOTS: Final = 50_000
-#: Fewest workloads that say anything.
-_FEWEST: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateSettings:
+    """What a candidate needs to pass, beside shorter completion times."""
+
+    #: Longest decision, in seconds of CPU time.
+    timeout: float
+    #: Minimum number of recorded days to compare on, at least 2; and of jobs submitted on these days together.
+    min_days: int = 3
+    min_jobs: int = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +62,10 @@ class Conduct:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What follows from a comparison. ``change`` is the candidate's mean completion time by the current one's, less 1,
-    with its 95 % interval; None where it is not known.
+    """Result of a comparison.
+
+    ``change`` is the candidate's mean completion time divided by the current policy's, minus 1, and ``low`` and
+    ``high`` are the ends of its 95 % interval; None where there are less than two days.
     """
 
     passed: bool
@@ -72,33 +85,45 @@ class Compared:
     verdict: Verdict
 
 
-def judge(cases: Sequence[TrialCase], candidate: Conduct, current: Conduct, *, timeout: float) -> Verdict:
+def judge(
+    cases: Sequence[TrialCase], jobs: int, candidate: Conduct, current: Conduct, settings: GateSettings
+) -> Verdict:
     """Whether the candidate passes.
 
-    It does if it made no mistake and no decision of more than ``timeout`` seconds, the guard changes no larger share of
-    its decisions, and its completion times are shorter: the 95 % interval of the mean logarithm of their ratio (by
-    Student's t, over the workloads) is below 0.
+    It passes if it made no mistake and no decision that took longer than ``settings.timeout``, if the guard changed no
+    larger share of its decisions, if there are enough days and jobs to compare on, and if its completion times are
+    shorter: with the mean of log(candidate / current) over the cases of each day as a sample, the 95 % interval of the
+    mean over days (Student's t) lies below 0. Cases of one day have the same jobs, so they are no separate samples.
+    ``jobs`` is the number of jobs submitted on these days.
     """
+    by_day: dict[str, list[float]] = defaultdict(list)
+    for case in cases:
+        by_day[case.day].append(math.log(case.candidate / case.current))
     change = low = high = None
-    logs = [math.log(case.candidate / case.current) for case in cases]
-    if len(logs) >= _FEWEST and (interval := (found := estimate(logs)).interval) is not None:
-        change, low, high = (math.expm1(value) for value in (found.mean, *interval))
+    if by_day:
+        over_days = estimate([statistics.fmean(logs) for logs in by_day.values()])
+        if (interval := over_days.interval) is not None:
+            change, low, high = (math.expm1(value) for value in (over_days.mean, *interval))
 
     def verdict(reason: str, *, passed: bool = False) -> Verdict:
         return Verdict(passed, reason, change, low, high)
 
     if candidate.problem:
         return verdict(f"the candidate failed: {candidate.problem}")
-    if candidate.slowest > timeout:
-        return verdict(f"a decision took {candidate.slowest:.2g} s of CPU time, more than {timeout:g} s")
+    if candidate.slowest > settings.timeout:
+        return verdict(f"a decision took {candidate.slowest:.2g} s of CPU time, more than {settings.timeout:g} s")
     if candidate.share > current.share:
         return verdict(f"the guard changed {candidate.share:.1%} of its decisions, {current.share:.1%} of the others")
-    if change is None or low is None or high is None:
-        return verdict(f"there are {len(logs)} workloads to compare on; at least {_FEWEST} are needed")
-    told = f"mean completion time {change:+.2%} ({low:+.2%} to {high:+.2%}) on {len(logs)} workloads"
-    if high >= 0:
-        return verdict(f"not surely better: {told}")
-    return verdict(told, passed=True)
+    compared_on = f"{len(by_day)} day{'s' * (len(by_day) != 1)} with {jobs} job{'s' * (jobs != 1)}"
+    if len(by_day) < settings.min_days or jobs < settings.min_jobs or change is None or low is None or high is None:
+        return verdict(
+            f"there is too little to compare on: {compared_on}; at least {settings.min_days} days "
+            f"(learning.gate_min_days) with {settings.min_jobs} jobs (learning.gate_min_jobs) are needed"
+        )
+    result = f"mean completion time {change:+.2%} (95 % interval {low:+.2%} to {high:+.2%}) on {compared_on}"
+    if high < 0:
+        return verdict(result, passed=True)
+    return verdict(f"surely worse: {result}" if low > 0 else f"not surely better: {result}")
 
 
 @dataclass(slots=True)
@@ -158,14 +183,14 @@ def compare(
     *,
     costs: Realism,
     rules: GuardRules,
-    timeout: float,
+    settings: GateSettings,
     timer: Callable[[], float],
     progress: Callable[[int, int], None] | None = None,
 ) -> Compared:
     """Replay both policies under the guard's rules with what resizes cost, and judge; try who passes on idle nodes.
 
-    A case that the current policy does not get through is left out. ``timer`` gives seconds of CPU time; what is
-    decided does not depend on it, but that a decision of more than ``timeout`` seconds fails the candidate.
+    A case in which the current policy fails is left out. ``timer`` gives seconds of CPU time; the decisions do not
+    depend on it, except that one that takes longer than ``settings.timeout`` fails the candidate.
     """
     played: list[TrialCase] = []
     watched: dict[str, list[Watched]] = {"candidate": [], "current": []}
@@ -185,11 +210,13 @@ def compare(
                 break
             times[which] = done.avg_jct
         if len(times) == len(watched):
-            played.append(TrialCase(case.name, times["candidate"], times["current"]))
+            played.append(TrialCase(case.name, times["candidate"], times["current"], case.day))
         elif watched["candidate"] and watched["candidate"][-1].problem:
             break  # it cannot pass any more
     own, others = (_conduct(watched[which]) for which in ("candidate", "current"))
-    verdict = judge(played, own, others, timeout=timeout)
+    compared_days = {case.day for case in played}
+    jobs = sum({case.day: case.jobs for case in cases if case.day in compared_days}.values())
+    verdict = judge(played, jobs, own, others, settings)
     if verdict.passed and (started := _started(cases, candidate, placement)):
         verdict = replace(verdict, passed=False, reason=f"the candidate {started}")
     return Compared(tuple(played), own, others, verdict)

@@ -19,8 +19,8 @@ from dl2d.throughput.observations import by_kind
 
 #: What follows the seed in the seeds of generators.
 _TRAINING, _VALIDATION, _TEST = range(3)
-#: Of the days with jobs, the newest 1 of so many are kept back.
-_ONE_OF: Final = 4
+#: Of the days with jobs, the newest quarter is kept back for testing.
+_HELD_OUT: Final = 1 / 4
 #: Most recorded days among the workloads that the best weights are chosen by.
 _MOST_LOOKED_AT: Final = 4
 #: Most jobs of a day, about; where there are more, it is played as that of a smaller site.
@@ -29,10 +29,13 @@ _MOST_TRAINED, _MOST_COMPARED = 120, 300
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A workload to compare policies on."""
+    """A workload to compare policies on, made from a recorded day."""
 
     name: str
     workload: Workload
+    day: str
+    #: Number of jobs that were submitted on that day.
+    jobs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +52,21 @@ class Split:
     measured: tuple[MeasuredSpeeds, ...]
 
 
-def split_history(history: History, slot_seconds: float, *, seed: int, draws: int = 24, tests: int = 20) -> Split:
+def split_history(
+    history: History, slot_seconds: float, *, seed: int, min_days: int = 3, draws: int = 24, tests: int = 20
+) -> Split:
     """Workloads made from a recorded history; the newest days are kept back for testing.
 
     Parameters
     ----------
     slot_seconds
         Length of an interval.
+    min_days
+        Number of days to keep back where a quarter of them would be fewer; at least one day is trained on.
     draws
         Workloads to train on; each has speeds of its own, and those beyond the recorded days' have a drawn day.
     tests
-        Workloads to compare on, about: first the days that are kept back with speeds as believed, then with drawn ones,
-        last a quarter of them with drawn days.
+        Workloads to compare on, about: the days that are kept back, with expected speeds and then with drawn ones.
 
     Raises
     ------
@@ -74,7 +80,7 @@ def split_history(history: History, slot_seconds: float, *, seed: int, draws: in
             "needed (jobs of fixed size report no speeds and do not count)",
             where="the twin",
         )  # fmt: skip
-    kept = max(1, len(days) // _ONE_OF)
+    kept = min(max(min_days, int(len(days) * _HELD_OUT)), len(days) - 1)
     trained_on, held_out = days[:-kept], days[-kept:]
     measured = learnt_from(history, days)
     speeds = Speeds(GaussianProcess(by_kind(measured)), [job.request for day in days for job in day.jobs])
@@ -83,17 +89,13 @@ def split_history(history: History, slot_seconds: float, *, seed: int, draws: in
     validation = list(_played(trained_on[-_MOST_LOOKED_AT:], speeds, slot_seconds, rng, 2 * _MOST_LOOKED_AT))
     rng = np.random.default_rng([seed, _TEST])
     cases = []
-    for number in range(max(2, 3 * tests // 4 // len(held_out))):
+    for number in range(max(2, tests // len(held_out))):
         for day in held_out:
             small = thinned(day, _MOST_COMPARED, rng)
             workload = workload_of(small, speeds.draw(rng) if number else speeds.means(), slot_seconds)
             if workload is not None:
-                cases.append(Case(f"{day.name}, draw {number}" if number else day.name, workload))
-    for number in range(1, tests // 4 + 1):
-        small = thinned(resampled(days, rng), _MOST_COMPARED, rng)
-        workload = workload_of(small, speeds.draw(rng), slot_seconds)
-        if workload is not None:
-            cases.append(Case(f"twin, draw {number}", workload))
+                name = f"{day.name}, draw {number}" if number else day.name
+                cases.append(Case(name, workload, day.name, day.submitted))
     if not training or not validation or not cases:
         raise WorkloadError(
             "", "no recorded job has a size at which its speed is known or can be predicted", where="the twin"

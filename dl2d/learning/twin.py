@@ -65,6 +65,11 @@ class Day:
     #: What each node offered dl2d.
     nodes: tuple[Resources, ...]
 
+    @property
+    def submitted(self) -> int:
+        """Number of jobs that were submitted on this day."""
+        return sum(job.at > 0 for job in self.jobs)
+
 
 def days_of(history: History) -> tuple[Day, ...]:
     """The whole days (UTC) of a history on which jobs came, oldest first.

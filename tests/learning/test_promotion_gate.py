@@ -19,7 +19,7 @@ from dl2d.core.jobs import Allocation
 from dl2d.core.packing import Packing
 from dl2d.core.policy_registry import TrialCase
 from dl2d.core.resources import Resources
-from dl2d.learning.promotion_gate import Compared, Conduct, Watched, compare, judge
+from dl2d.learning.promotion_gate import Compared, Conduct, GateSettings, Verdict, Watched, compare, judge
 from dl2d.learning.train_test_split import Case
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
@@ -31,38 +31,66 @@ from dl2d.tick.context import GuardRules
 GOOD = Conduct(decisions=100, guarded=10, slowest=0.1, problem="")
 
 
+SETTINGS = GateSettings(timeout=5.0)
+
+
 def cases(*ratios: float) -> list[TrialCase]:
-    return [TrialCase(str(number), 4.0 * ratio, 4.0) for number, ratio in enumerate(ratios)]
+    """One workload for each of so many days."""
+    return [TrialCase(str(number), 4.0 * ratio, 4.0, day=str(number)) for number, ratio in enumerate(ratios)]
+
+
+def judged(found: list[TrialCase], conduct: Conduct = GOOD, jobs: int = 100) -> Verdict:
+    return judge(found, jobs, conduct, GOOD, SETTINGS)
 
 
 class TestJudge:
     def test_surely_better_passes(self) -> None:
-        verdict = judge(cases(0.9, 0.88, 0.92, 0.9), GOOD, GOOD, timeout=5.0)
+        verdict = judged(cases(0.9, 0.88, 0.92, 0.9))
         assert verdict.passed
         assert verdict.change == pytest.approx(math.exp(np.log([0.9, 0.88, 0.92, 0.9]).mean()) - 1)
         assert verdict.low is not None
         assert verdict.high is not None
         assert verdict.low < verdict.change < verdict.high < 0
         assert verdict.reason.startswith("mean completion time -10.0")
-        assert verdict.reason.endswith("on 4 workloads")
+        assert verdict.reason.endswith("on 4 days with 100 jobs")
 
     def test_by_hand(self) -> None:
-        """Two logarithms, -0.3 and -0.1: mean -0.2, standard error 0.1, t(1) of 0.975 is 12.7062."""
-        verdict = judge(cases(math.exp(-0.3), math.exp(-0.1)), GOOD, GOOD, timeout=5.0)
+        """Three logarithms, -0.3, -0.1 and -0.2: mean -0.2, standard error 0.057735, t(2) of 0.975 is 4.30265."""
+        verdict = judged(cases(math.exp(-0.3), math.exp(-0.1), math.exp(-0.2)))
         assert not verdict.passed
-        assert verdict.low == pytest.approx(math.expm1(-0.2 - 1.27062), rel=1e-4)
-        assert verdict.high == pytest.approx(math.expm1(-0.2 + 1.27062), rel=1e-4)
+        assert verdict.low == pytest.approx(math.expm1(-0.2 - 0.248414), rel=1e-4)
+        assert verdict.high == pytest.approx(math.expm1(-0.2 + 0.248414), rel=1e-4)
         assert verdict.reason.startswith("not surely better: mean completion time -18.13%")
 
-    @pytest.mark.parametrize("ratios", [(1.0, 1.0, 1.0), (1.1, 1.2, 1.1), (0.5, 1.5, 0.9)])
-    def test_the_same_worse_or_unsure_does_not(self, ratios: tuple[float, ...]) -> None:
-        assert not judge(cases(*ratios), GOOD, GOOD, timeout=5.0).passed
+    @pytest.mark.parametrize(
+        ("ratios", "words"),
+        [
+            ((1.0, 1.0, 1.0), "not surely better: mean completion time +0.00%"),
+            ((1.1, 1.11, 1.1), "surely worse: mean completion time +10.33%"),
+            ((0.5, 1.5, 0.9), "not surely better: mean completion time -12.2"),
+        ],
+    )
+    def test_the_same_worse_or_unsure_does_not(self, ratios: tuple[float, ...], words: str) -> None:
+        verdict = judged(cases(*ratios))
+        assert not verdict.passed
+        assert verdict.reason.startswith(words)
 
-    @pytest.mark.parametrize("count", [0, 1])
-    def test_too_few_workloads_say_nothing(self, count: int) -> None:
-        verdict = judge(cases(*[0.1] * count), GOOD, GOOD, timeout=5.0)
-        assert (verdict.passed, verdict.change) == (False, None)
-        assert f"there are {count} workloads" in verdict.reason
+    @pytest.mark.parametrize(
+        ("days", "jobs", "words"),
+        [(0, 0, "0 days with 0 jobs"), (1, 1, "1 day with 1 job"), (2, 90, "2 days with 90 jobs"), (9, 29, "29 jobs")],
+    )
+    def test_too_few_days_or_jobs_pass_nothing(self, days: int, jobs: int, words: str) -> None:
+        verdict = judged(cases(*[0.1] * days), jobs=jobs)
+        assert not verdict.passed
+        assert (verdict.change is None) == (days < 2)
+        assert words in verdict.reason
+        assert "at least 3 days (learning.gate_min_days) with 30 jobs (learning.gate_min_jobs)" in verdict.reason
+
+    def test_twenty_workloads_of_one_day_are_one_sample(self) -> None:
+        one_day = [replace(case, day="2026-03-02") for case in cases(*[0.78] * 20)]
+        assert judged(one_day).change is None
+        three_days = [replace(case, day=f"2026-03-0{number % 3}") for number, case in enumerate(cases(*[0.78] * 20))]
+        assert judged(three_days).passed
 
     @pytest.mark.parametrize(
         ("conduct", "words"),
@@ -73,13 +101,13 @@ class TestJudge:
         ],
     )
     def test_bad_conduct_fails_however_fast_it_is(self, conduct: dict[str, Any], words: str) -> None:
-        verdict = judge(cases(0.5, 0.5, 0.5), replace(GOOD, **conduct), GOOD, timeout=5.0)
+        verdict = judged(cases(0.5, 0.5, 0.5), replace(GOOD, **conduct))
         assert (verdict.passed, verdict.reason) == (False, words)
 
     @given(st.lists(st.floats(0.01, 100.0), min_size=2, max_size=30))
     def test_two_policies_never_both_beat_one_another(self, ratios: list[float]) -> None:
-        there = judge(cases(*ratios), GOOD, GOOD, timeout=5.0)
-        back = judge(cases(*(1 / ratio for ratio in ratios)), GOOD, GOOD, timeout=5.0)
+        there = judged(cases(*ratios))
+        back = judged(cases(*(1 / ratio for ratio in ratios)))
         assert not (there.passed and back.passed)
         assert there.low is not None
         assert there.change is not None
@@ -115,7 +143,7 @@ def forgets(decision: Decision) -> Decision:
 
 
 WORKLOADS = [
-    Case(str(seed), load_source("generator:dl2?nodes=2&jobs=8&longest_slots=6", seed=seed).workload)
+    Case(str(seed), load_source("generator:dl2?nodes=2&jobs=8&longest_slots=6", seed=seed).workload, str(seed), 8)
     for seed in range(4)
 ]
 
@@ -126,7 +154,7 @@ def compared(
     told: list[tuple[int, int]] = []
     done = compare(
         WORKLOADS, candidate, current, LoadBalance(), costs=costs or Realism(), rules=rules or GuardRules(),
-        timeout=5.0, timer=time.process_time, progress=lambda done, total: told.append((done, total)),
+        settings=SETTINGS, timer=time.process_time, progress=lambda done, total: told.append((done, total)),
     )  # fmt: skip
     assert told[0] == (0, len(WORKLOADS))
     return done
@@ -187,8 +215,8 @@ class TestCompare:
         watched = Watched(Drf(), GuardRules(), lambda: float(next(ticks)))
         assert (watched.name, watched.version, watched.needs) == ("drf", Drf().version, Drf().needs)
         done = compare(
-            WORKLOADS[:2], Drf(), Fifo(), LoadBalance(), costs=Realism(), rules=GuardRules(), timeout=0.5,
-            timer=lambda: float(next(ticks)),
+            WORKLOADS[:2], Drf(), Fifo(), LoadBalance(), costs=Realism(), rules=GuardRules(),
+            settings=GateSettings(timeout=0.5), timer=lambda: float(next(ticks)),
         )  # fmt: skip
         assert done.candidate.slowest == 1.0
         assert "a decision took 1 s of CPU time" in done.verdict.reason

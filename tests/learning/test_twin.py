@@ -300,15 +300,20 @@ def test_costs_are_medians_of_what_coordinators_measured() -> None:
 class TestSplit:
     def test_the_newest_days_are_kept_back(self) -> None:
         history = a_history(*(a_job(number, number * 9000.0) for number in range(1, 28)))
-        split = split_history(history, SLOT, seed=0, draws=5, tests=8)
+        split = split_history(history, SLOT, seed=0, min_days=1, draws=5, tests=8)
         assert [day.name for day in split.trained_on] == ["2025-10-13", "2025-10-14"]
         assert [day.name for day in split.held_out] == ["2025-10-15"]
         assert len(split.training) == 5
         assert [case.name for case in split.cases][:2] == ["2025-10-15", "2025-10-15, draw 1"]
         assert len({case.name for case in split.cases}) == len(split.cases) == 8
-        assert split_history(history, SLOT, seed=0, draws=5, tests=8).training == split.training
+        assert [(case.day, case.jobs) for case in split.cases] == [("2025-10-15", 8)] * 8
+        assert split_history(history, SLOT, seed=0, min_days=1, draws=5, tests=8).training == split.training
         # Each has speeds of its own.
         assert len({workload.speeds["resnet-50"] for workload in split.training}) == 5
+
+    def test_one_day_at_least_is_trained_on(self) -> None:
+        split = split_history(a_history(*(a_job(number, number * 9000.0) for number in range(1, 28))), SLOT, seed=0)
+        assert ([day.name for day in split.trained_on], len(split.held_out)) == (["2025-10-13"], 2)
 
     def test_a_day_alone_is_too_little(self) -> None:
         with pytest.raises(WorkloadError, match="were submitted on 1 of the recorded days; at least 2 are needed"):
