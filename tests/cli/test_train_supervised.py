@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cli.conftest import Dl2d, Recorded, new_store, store_url, write_config
-from cli.test_train_original import a_workload_file
+from cli.test_train_dl2_paper import a_workload_file
 from observed_site import observe
 
 from dl2d.core.cluster import Snapshot

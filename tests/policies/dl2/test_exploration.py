@@ -8,7 +8,7 @@ import pytest
 from policies.dl2.checkpoints import policy
 from policies.snapshots import given
 from throughput.test_gaussian_process import SMOOTH, SPREAD, of_model
-from throughput.test_relabelling import KNOWN, TRUE, job_of, own, with_speeds
+from throughput.test_kind_relabelling import KNOWN, TRUE, job_of, own, with_speeds
 
 from dl2d.core.jobs import Job
 from dl2d.core.measured_speeds import SpeedPoint
