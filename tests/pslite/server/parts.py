@@ -1,4 +1,4 @@
-"""The parts of one parameter server, without sockets and threads: what it sends is kept in lists."""
+"""The objects of one parameter server without sockets and threads; what it sends is kept in lists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pslite.server.async_rounds import AsynchronousRounds
 from pslite.server.block_handoff import Handoff
 from pslite.server.block_step import Steps
 from pslite.server.failover import Failover
-from pslite.server.frame_handlers import Frames
+from pslite.server.frame_handlers import FrameHandlers
 from pslite.server.plan_preparation import prepare
 from pslite.server.replication import ReplicaSender, ReplicaStore
 from pslite.server.rounds import SynchronousRounds
@@ -27,7 +27,7 @@ from pslite.server.server_state import PreparedPlan, ServerState
 
 
 def a_job(**changes: Any) -> JobSpec:
-    """A job of two blocks of four numbers, whose optimizer subtracts the mean gradient."""
+    """Return a job of two blocks of four float32, whose optimizer subtracts the mean gradient."""
     segment = Segment(dtype="float32", optimizer=SGD(lr=1.0), parts=(Part("a", (8,)),))
     values = {
         "segments": (segment,), "samples": 40, "batch": 4, "epochs": 1, "seed": 0, "mode": "exact", "shards": 2,
@@ -37,7 +37,7 @@ def a_job(**changes: Any) -> JobSpec:
 
 
 def a_plan(spec: JobSpec, workers: int, servers: int, previous: Plan | None = None) -> Plan:
-    """The next plan for so many members."""
+    """Return the plan after `previous` for these numbers of members."""
     members = {
         role: [Member(f"{role}-{i}", f"{role}-{i}", "host", 1) for i in range(count)]
         for role, count in (("worker", workers), ("ps", servers))
@@ -49,7 +49,7 @@ def a_plan(spec: JobSpec, workers: int, servers: int, previous: Plan | None = No
 
 @dataclass(eq=False)
 class FakeLink:
-    """A connection that keeps what is sent over it."""
+    """Connection that keeps the frames that are sent over it."""
 
     task: str
     open: bool = True
@@ -70,109 +70,116 @@ class FakeLink:
         self.sent.append((header, b"".join(bytes(piece) for piece in payload)))
 
     def take(self) -> list[tuple[Header, bytes]]:
-        """What has been sent since the last time."""
-        found, self.sent = self.sent, []
-        return found
+        """Return the frames that were sent since the last call."""
+        frames, self.sent = self.sent, []
+        return frames
 
     def receive(self, receiver: Any) -> bool:
         return False
 
 
 class FakeConnections(SimpleNamespace):
-    """Connections with all whom a server knows."""
+    """Connections with all members of the prepared plans."""
 
     def __init__(self) -> None:
-        super().__init__(links={}, peers={}, missed=[], gone=set())
+        super().__init__(accepted={}, opened={}, missed=[], gone=set())
 
     @property
     def idle(self) -> bool:
-        return not any(link.unsent for link in self.links.values())
+        return not any(link.unsent for link in self.accepted.values())
 
-    def of(self, task: str) -> list[FakeLink]:
-        return [links[task] for links in (self.links, self.peers) if task in links]
+    def with_member(self, task: str) -> list[FakeLink]:
+        return [links[task] for links in (self.accepted, self.opened) if task in links]
 
-    def others(self, link: FakeLink) -> list[FakeLink]:
-        return [other for other in (*self.links.values(), *self.peers.values()) if other is not link]
+    def except_link(self, link: FakeLink) -> list[FakeLink]:
+        return [kept for kept in (*self.accepted.values(), *self.opened.values()) if kept is not link]
 
-    def give_up(self, tasks: tuple[str, ...]) -> None:
+    def drop_dead(self, tasks: tuple[str, ...]) -> None:
         self.gone.update(tasks)
         for task in tasks:
-            self.links.pop(task, None)
-            self.peers.pop(task, None)
+            self.accepted.pop(task, None)
+            self.opened.pop(task, None)
 
     def note_missing(self, server: str) -> None:
         self.missed.append(server)
 
 
 class Parts:
-    """One server, by default the first."""
+    """One server, by default `ps-0`."""
 
     def __init__(self, spec: JobSpec, task: str = "ps-0") -> None:
-        self.told: list[Message] = []
-        self.said: list[str] = []
-        self.state = ServerState(task, self.told.append, self.said.append, FaultPoints(None, task))
-        self.state.begin(spec)
+        #: messages to the coordinator
+        self.messages: list[Message] = []
+        #: lines for the user
+        self.lines: list[str] = []
+        self.state = ServerState(task, self.messages.append, self.lines.append, FaultPoints(None, task))
+        self.state.set_spec(spec)
         self.connections = connections = FakeConnections()
         self.steps = Steps(self.state)
-        self.backups = ReplicaSender(connections.peers, self.state.pool, self.state.faults)
-        self.replicas = ReplicaStore(self.steps.apply)
-        self.handoff = Handoff(self.state, connections, self.backups, self.replicas)
-        kind = AsynchronousRounds if spec.asynchronous else SynchronousRounds
-        self.rounds = kind(self.state, connections, self.steps, self.backups, self.handoff)
-        self.failover = Failover(self.state, connections, self.backups, self.replicas, self.handoff)
-        self.frames = Frames(self.state, connections, self.backups, self.replicas, self.handoff)
+        self.replica_sender = ReplicaSender(connections.opened, self.state.pool, self.state.faults)
+        self.replica_store = ReplicaStore(self.steps.apply)
+        self.handoff = Handoff(self.state, connections, self.replica_sender, self.replica_store)
+        rounds = AsynchronousRounds if spec.asynchronous else SynchronousRounds
+        self.rounds = rounds(self.state, connections, self.steps, self.handoff)
+        self.failover = Failover(self.state, connections, self.replica_sender, self.replica_store, self.handoff)
+        self.frames = FrameHandlers(self.state, connections, self.replica_sender, self.replica_store, self.handoff)
         self.failover.rounds = self.frames.rounds = self.rounds
 
     def prepare(self, plan: Plan, previous: Plan | None = None) -> PreparedPlan:
-        """Have it be ready for a plan, with connections to all members."""
+        """Prepare a plan, and connect to all its members."""
         message = Prepare(plan=plan, previous=previous, spec=self.state.spec)
         identity = Identity(role="ps", task=self.state.task, incarnation="x", token=bytes(TOKEN_BYTES), encrypt="none")
         connector = SimpleNamespace(reach=lambda member, identity: None)
         prepared = prepare(
-            message, self.state, set(self.state.owned), set(self.replicas.kept), identity=identity, connector=connector
+            message,
+            self.state,
+            set(self.state.owned),
+            set(self.replica_store.kept),
+            identity=identity,
+            connector=connector,
         )
         assert isinstance(prepared, PreparedPlan), prepared
         self.state.plans[plan.number] = prepared
-        self.state.current = self.state.current or plan.number
-        self.replicas.expect(prepared.replicas)
+        self.state.current_plan = self.state.current_plan or plan.number
+        self.replica_store.expect(prepared.replicas)
         for task in plan.tasks() - {self.state.task}:
-            self.connections.links.setdefault(task, FakeLink(task))
+            self.connections.accepted.setdefault(task, FakeLink(task))
             if task.startswith("ps"):
-                self.connections.peers.setdefault(task, FakeLink(task))
+                self.connections.opened.setdefault(task, FakeLink(task))
         return prepared
 
     def take(self, task: str, header: Header, payload: bytes = b"") -> None:
-        """Have a frame come from a member."""
-        link = self.connections.links[task]
-        place = self.frames.payload(link, header)
-        assert place.nbytes == len(payload)
+        """Deliver a frame from a member."""
+        link = self.connections.accepted[task]
+        memory = self.frames.payload(link, header)
+        assert memory.nbytes == len(payload)
         if payload:
-            place.cast("B")[:] = payload
+            memory.cast("B")[:] = payload
         self.frames.arrived(link, header)
 
     def begin(self, plan: Plan, weights: float = 0.0) -> None:
-        """Have the first worker send the first weights of all blocks that it owns."""
+        """Prepare the first plan, and have the first worker send the initial weights of all blocks of this server."""
         self.prepare(plan)
         for number in plan.blocks_of(self.state.task):
-            block = self.state.blocks[number]
-            payload = np.full(block.size, weights, dtype=block.dtype).tobytes()
+            definition = self.state.blocks[number]
+            payload = np.full(definition.size, weights, dtype=definition.dtype).tobytes()
             self.take("worker-0", Header(INIT, plan.number, number, 0, len(payload), 0, 0), payload)
         self.forget_sent()
 
     def push(
         self, worker: int, node: int, version: int, gradient: float, *, block: int = 0, plan: int = 1, first: int = 0
     ) -> None:
-        """Have a worker push a gradient for a block, under a plan that rules from the version `first` on."""
-        info = self.state.blocks[block]
-        payload = np.full(info.size, gradient, dtype=info.dtype).tobytes()
+        """Deliver a worker's gradient of one tree node, all elements alike, under a plan with first version `first`."""
+        definition = self.state.blocks[block]
+        payload = np.full(definition.size, gradient, dtype=definition.dtype).tobytes()
         self.take(f"worker-{worker}", Header(PUSH, plan, block, node, len(payload), version, first), payload)
 
     def forget_sent(self) -> None:
-        """Forget what was sent so far."""
-        for link in (*self.connections.links.values(), *self.connections.peers.values()):
+        """Forget the frames that were sent so far."""
+        for link in (*self.connections.accepted.values(), *self.connections.opened.values()):
             link.sent.clear()
 
     def answers(self, task: str) -> list[tuple[int, int, float]]:
-        """What a worker has been sent since the last time: kind, version, first weight."""
-        found = self.connections.links[task].take()
-        return [(header.kind, header.version, float(np.frombuffer(data, "float32")[0])) for header, data in found]
+        """Return the frames that a worker was sent since the last call: kind, version, first weight."""
+        frames = self.connections.accepted[task].take()
+        return [(header.kind, header.version, float(np.frombuffer(data, "float32")[0])) for header, data in frames]

@@ -19,13 +19,13 @@ from pslite.net.messages import Failed, Moved, Stamped
 
 
 def step(parts, version, plan=1):
-    """All workers push for all blocks that are here."""
+    """Have the only worker push gradients for all blocks that the server owns."""
     for block in list(parts.state.owned):
         parts.push(0, 1, version, 4.0, block=block, plan=plan)
 
 
 def growing(**changes):
-    """A server, and the plan that gives one of its blocks to another one."""
+    """Return a server that owns both blocks, its plan, and the next plan, which gives one block to a second server."""
     spec = a_job(**changes)
     first = a_plan(spec, workers=1, servers=1)
     parts = Parts(spec)
@@ -35,49 +35,49 @@ def growing(**changes):
     return parts, first, second
 
 
-def test_a_plan_is_announced_with_a_version_of_block_0_and_rules_from_the_next_one_on():
+def test_a_plan_is_announced_with_weights_of_block_0_and_takes_effect_with_the_next_version():
     parts, _, second = growing()
     step(parts, 0)
-    parts.state.clock.commit(2)
+    parts.state.activation.commit(2)
     parts.forget_sent()
     step(parts, 1)
-    assert [told for told in parts.told if isinstance(told, Stamped)] == [Stamped(plan=2, first=3)]
-    stamps = {
-        header.block: (header.next_plan, header.next_first) for header, _ in parts.connections.links["worker-0"].sent
+    assert [message for message in parts.messages if isinstance(message, Stamped)] == [Stamped(plan=2, first=3)]
+    announced = {
+        header.block: (header.next_plan, header.next_first) for header, _ in parts.connections.accepted["worker-0"].sent
     }
-    assert stamps == {0: (2, 3), 1: (0, 0)}
+    assert announced == {0: (2, 3), 1: (0, 0)}
     step(parts, 2)
     assert set(parts.state.owned) == set(second.blocks_of("ps-0"))
     assert {block.plan for block in parts.state.owned.values()} == {2}
 
 
-def test_a_plan_that_comes_too_late_is_said_to_have_no_first_version():
+def test_a_plan_that_is_committed_too_late_gets_no_first_version():
     parts, *_ = growing()
-    parts.state.clock.commit(2)
-    parts.state.clock.choose(parts.state.spec.total_versions)
-    assert parts.told[-1] == Stamped(plan=2, first=-1)
-    assert parts.state.clock.stamp is None
+    parts.state.activation.commit(2)
+    parts.state.activation.announce(parts.state.spec.total_versions)
+    assert parts.messages[-1] == Stamped(plan=2, first=-1)
+    assert parts.state.activation.announced is None
 
 
-def test_a_stamp_of_a_plan_that_was_never_prepared_is_a_violation():
+def test_the_announcement_of_a_plan_that_was_never_prepared_is_a_violation():
     parts, *_ = growing()
-    with pytest.raises(ProtocolError, match="plan 9 is announced"):
-        parts.state.clock.learn_stamp(9, 3, prepared=False)
+    with pytest.raises(ProtocolError, match="a push announces plan 9"):
+        parts.state.activation.learn(9, 3, prepared=False)
 
 
 def moved():
-    """A server that has reached the first version of the second plan."""
+    """Return a server that has reached the first version of the second plan, and the block that leaves it."""
     parts, _, second = growing()
-    parts.state.clock.commit(2)
+    parts.state.activation.commit(2)
     for version in range(2):
         step(parts, version)
     (leaves,) = second.blocks_of("ps-1")
     return parts, leaves
 
 
-def test_a_block_leaves_when_workers_have_their_answers_and_is_reported_when_it_is_there():
+def test_a_block_is_sent_after_the_answers_to_workers_and_reported_when_it_is_acknowledged():
     parts, leaves = moved()
-    worker, peer = parts.connections.links["worker-0"], parts.connections.peers["ps-1"]
+    worker, peer = parts.connections.accepted["worker-0"], parts.connections.opened["ps-1"]
     worker.unsent = True
     assert not parts.handoff.can_send
     worker.unsent = False
@@ -86,42 +86,42 @@ def test_a_block_leaves_when_workers_have_their_answers_and_is_reported_when_it_
     ((header, payload),) = peer.take()
     assert (header.kind, header.block, header.version, header.crc) == (STATE, leaves, 2, zlib.crc32(payload))
     assert np.frombuffer(payload, "float32")[0] == 8.0
-    assert not [told for told in parts.told if isinstance(told, Moved) and told.plan == 2]
+    assert not [message for message in parts.messages if isinstance(message, Moved) and message.plan == 2]
     parts.take("ps-1", replace(header, kind=STATE_ACK, length=0))
-    (report,) = [told for told in parts.told if isinstance(told, Moved) and told.plan == 2]
+    (report,) = [message for message in parts.messages if isinstance(message, Moved) and message.plan == 2]
     assert report.sent_bytes == len(payload)
     assert not parts.handoff.moving
 
 
-def test_a_server_that_cannot_be_reached_is_missed():
+def test_a_missing_connection_to_the_next_owner_is_noted():
     parts, _ = moved()
-    del parts.connections.peers["ps-1"]
+    del parts.connections.opened["ps-1"]
     parts.handoff.send()
     assert parts.connections.missed == ["ps-1"]
 
 
-def test_what_is_pushed_before_a_block_comes_is_applied_when_it_is_there():
+def test_gradients_that_arrive_before_the_state_are_applied_after_it():
     parts, leaves = moved()
     parts.handoff.send()
-    ((header, payload),) = parts.connections.peers["ps-1"].take()
+    ((header, payload),) = parts.connections.opened["ps-1"].take()
     plans = [parts.state.plans[number].plan for number in (1, 2)]
     other = Parts(parts.state.spec, "ps-1")
     other.prepare(plans[1], plans[0])
-    other.connections.links["ps-0"] = FakeLink("ps-0")
+    other.connections.accepted["ps-0"] = FakeLink("ps-0")
     other.push(0, 1, 2, 4.0, block=leaves, plan=2, first=2)
     assert other.answers("worker-0") == []
     other.take("ps-0", header, payload)
     assert other.answers("worker-0") == [(PARAM, 3, 7.0)]
-    ((acknowledged, _),) = other.connections.links["ps-0"].take()
+    ((acknowledged, _),) = other.connections.accepted["ps-0"].take()
     assert (acknowledged.kind, acknowledged.block) == (STATE_ACK, leaves)
 
 
-def test_damage_on_the_way_ends_the_job():
+def test_a_state_with_a_wrong_checksum_ends_the_job():
     parts, leaves = moved()
     parts.handoff.send()
-    ((header, payload),) = parts.connections.peers["ps-1"].take()
+    ((header, payload),) = parts.connections.opened["ps-1"].take()
     other = Parts(parts.state.spec, "ps-1")
     other.prepare(parts.state.plans[2].plan, parts.state.plans[1].plan)
     other.take("ps-0", header, bytes(len(payload)))
-    (failed,) = [told for told in other.told if isinstance(told, Failed)]
-    assert f"block {leaves} came damaged from ps-0" in failed.reason
+    (failed,) = [message for message in other.messages if isinstance(message, Failed)]
+    assert f"the state of block {leaves} was damaged on its way from ps-0" in failed.reason

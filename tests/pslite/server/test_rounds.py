@@ -1,4 +1,4 @@
-"""Rounds of a parameter server: what is summed, when it is applied, and whom it answers."""
+"""Rounds of a parameter server: which gradients are added, when they are applied, and which workers are answered."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from parts import Parts, a_job, a_plan
 
 from pslite.errors import ProtocolError
 from pslite.job.job_spec import LAMB, Part, Segment
-from pslite.net.data_frames import AGAIN, FETCH, PARAM, WHOLE, WRONG_OWNER, Header
+from pslite.net.data_frames import FETCH, PARAM, RESEND, WHOLE, WRONG_OWNER, Header
 from pslite.net.messages import Clip, Norm, Trust
 
 
 def a_server(**changes):
-    """One that owns both blocks; two workers push the tree nodes 2 and 3."""
+    """Return a server that owns both blocks; two workers push the tree nodes 2 and 3."""
     spec = a_job(**changes)
     parts = Parts(spec)
     parts.begin(a_plan(spec, workers=2, servers=1), weights=10.0)
@@ -39,7 +39,7 @@ def test_a_step_is_applied_and_answered_when_all_have_pushed():
     assert parts.state.owned[1].version == 0
 
 
-def test_what_is_pushed_twice_or_late_counts_once():
+def test_a_gradient_that_is_pushed_twice_or_late_counts_once():
     parts = a_server()
     parts.push(0, 2, 0, 4.0)
     parts.push(0, 2, 0, 4.0)
@@ -47,25 +47,29 @@ def test_what_is_pushed_twice_or_late_counts_once():
     parts.forget_sent()
     parts.push(1, 3, 0, 8.0)
     assert parts.state.owned[0].state[0, 0] == 7.0
-    assert parts.connections.links["worker-1"].take() == []
-    assert not parts.said
+    assert parts.connections.accepted["worker-1"].take() == []
+    assert not parts.lines
 
 
-def test_a_push_for_a_block_that_is_not_here_is_refused():
+def test_a_push_for_a_block_of_another_server_is_refused():
     spec = a_job()
     parts = Parts(spec)
     plan = a_plan(spec, workers=2, servers=2)
     parts.begin(plan)
     (other,) = plan.blocks_of("ps-1")
     parts.push(0, 2, 0, 1.0, block=other)
-    ((header, _),) = parts.connections.links["worker-0"].take()
+    ((header, _),) = parts.connections.accepted["worker-0"].take()
     assert (header.kind, header.block, header.node) == (WRONG_OWNER, other, 2)
-    assert parts.said == [f"refused a push of worker-0: block {other}, step 0"]
+    assert parts.lines == [
+        f"refused the gradient of worker-0 for step 0 of block {other}, plan 1: ps-0 does not own that block"
+    ]
 
 
-def test_nobody_pushes_for_another_one_that_is_there():
+def test_a_worker_cannot_push_the_tree_node_of_another_one_that_lives():
     parts = a_server()
-    with pytest.raises(ProtocolError, match="tree node 3 is not worker-0's"):
+    with pytest.raises(
+        ProtocolError, match="worker-0 pushed tree node 3 under plan 1, which that plan assigns to another worker"
+    ):
         parts.push(0, 3, 0, 1.0)
     parts.rounds.workers_lost({1: (3,)})
     parts.push(0, 3, 0, 1.0)
@@ -77,17 +81,17 @@ def test_a_clipped_step_waits_for_the_norm_over_all_servers():
     parts.push(1, 3, 0, 4.0)
     parts.steps.report()
     # four elements, each a mean gradient of 2
-    assert parts.told[-1] == Norm(version=0, squares={0: (16.0,)}, of="gradient")
+    assert parts.messages[-1] == Norm(version=0, squares={0: (16.0,)}, of="gradient")
     assert parts.answers("worker-0") == []
     parts.rounds.take_factors(Clip(version=0, factor=0.5))
     assert parts.answers("worker-0") == [(PARAM, 1, 9.0)]
-    # another coordinator may hear of it again
+    # a coordinator that has taken over may send an old factor
     parts.rounds.take_factors(Clip(version=-1, factor=0.1))
     assert parts.state.owned[0].version == 1
 
 
 def test_a_factor_that_a_second_coordinator_sends_again_counts_once():
-    """Else sums of squares of a step that is done would be reported as those of the next one."""
+    """Otherwise sums of squares of a completed step would be reported for the next one."""
     lamb = Segment(dtype="float32", optimizer=LAMB(), parts=(Part("a", (8,)),))
     parts = a_server(segments=(lamb,), clip_norm=1.0)
     for block in (0, 1):
@@ -96,25 +100,25 @@ def test_a_factor_that_a_second_coordinator_sends_again_counts_once():
     parts.steps.report()
     parts.rounds.take_factors(Clip(version=0, factor=0.5))
     parts.steps.report()
-    told = [(norm.version, norm.of, set(norm.squares)) for norm in parts.told if isinstance(norm, Norm)]
-    assert told == [(0, "gradient", {0, 1}), (0, "update", {0, 1})]
-    parts.told.clear()
+    reported = [(norm.version, norm.of, set(norm.squares)) for norm in parts.messages if isinstance(norm, Norm)]
+    assert reported == [(0, "gradient", {0, 1}), (0, "update", {0, 1})]
+    parts.messages.clear()
     parts.rounds.take_factors(Clip(version=0, factor=0.5))
     parts.rounds.take_factors(Trust(version=0, factors={0: 0.5}))
     parts.steps.report()
     assert [block.version for block in parts.state.owned.values()] == [1, 1]
-    assert not any(isinstance(message, Norm) for message in parts.told)
+    assert not any(isinstance(message, Norm) for message in parts.messages)
 
 
-def test_a_worker_whose_connection_broke_is_answered_again_unless_the_answer_is_to_come():
+def test_weights_are_sent_again_on_request_unless_the_answer_is_still_to_come():
     parts = a_server()
-    parts.take("worker-0", Header(AGAIN, 1, 0, 0, 0, 1, 0))
+    parts.take("worker-0", Header(RESEND, 1, 0, 0, 0, 1, 0))
     assert parts.answers("worker-0") == []
-    parts.take("worker-0", Header(AGAIN, 1, 0, 0, 0, 0, 0))
+    parts.take("worker-0", Header(RESEND, 1, 0, 0, 0, 0, 0))
     assert parts.answers("worker-0") == [(PARAM, 0, 10.0)]
 
 
-def test_a_whole_block_is_sent_at_the_version_that_is_asked_for():
+def test_a_whole_block_is_sent_when_it_has_the_requested_version():
     parts = a_server()
     parts.take("worker-1", Header(FETCH, 1, 0, 0, 0, 0, 0))
     assert parts.answers("worker-1") == [(WHOLE, 0, 10.0)]
@@ -125,7 +129,7 @@ def test_a_whole_block_is_sent_at_the_version_that_is_asked_for():
 # --- asynchronous -------------------------------------------------------------------------------------------------
 
 
-def test_without_a_common_step_each_gradient_is_applied_alone():
+def test_an_asynchronous_job_applies_each_gradient_alone():
     parts = a_server(mode="async", shards=2, staleness=1)
     parts.push(0, 2, 0, 4.0)
     assert parts.answers("worker-0") == [(PARAM, 1, 9.0)]
@@ -136,11 +140,13 @@ def test_without_a_common_step_each_gradient_is_applied_alone():
     parts.push(1, 3, 0, 4.0)
     assert parts.answers("worker-1") == [(PARAM, 1, 7.0)]
     assert parts.answers("worker-0") == [(PARAM, 2, 7.0)]
-    with pytest.raises(ProtocolError, match="worker-0 is at version 3, 1 is not complete"):
+    with pytest.raises(
+        ProtocolError, match="worker-0 pushed a gradient for step 3 of block 0, but step 1 is not complete"
+    ):
         parts.push(0, 2, 3, 4.0)
 
 
-def test_those_that_are_gone_are_not_waited_for():
+def test_an_asynchronous_job_does_not_wait_for_dead_workers():
     parts = a_server(mode="async", shards=2)
     parts.push(0, 2, 0, 4.0)
     assert parts.answers("worker-0") == []

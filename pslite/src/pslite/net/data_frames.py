@@ -51,13 +51,15 @@ SEEDED = 13
 
 #: worker -> server -> workers that have just come: weights and optimizer slots of one block, with a checksum
 FIRST_STATE = 22
-#: worker -> server, over a connection that takes the place of a broken one: I lack that block at `version`; -1: the
-#: first that is for me.  Server -> workers: one that has just come lacks its first state
-AGAIN = 24
+#: worker -> server, after a new connection or a failover: send me that block at `version` again, if you have sent it;
+#: -1: the first version that a new worker gets
+RESEND = 24
+#: server -> workers that apply the optimizer: a new worker lacks its FIRST_STATE of that block
+NEED_FIRST_STATE = 25
 KINDS = frozenset(
     (
         PUSH, PARAM, STATE, STATE_ACK, INIT, WRONG_OWNER, RESTORE, REGION, PARAM_ROWS, FETCH, WHOLE, REPLICATE,
-        REPLICATED, SEED, SEEDED, FIRST_STATE, AGAIN,
+        REPLICATED, SEED, SEEDED, FIRST_STATE, RESEND, NEED_FIRST_STATE,
     )
 )  # fmt: skip
 

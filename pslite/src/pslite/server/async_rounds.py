@@ -1,4 +1,4 @@
-"""Rounds of an asynchronous job: no common step, a gradient is applied when it comes."""
+"""Rounds of an asynchronous job: a gradient is applied when it arrives, without waiting for other workers."""
 
 from __future__ import annotations
 
@@ -9,27 +9,35 @@ from pslite.net.data_frames import PARAM, Header, Link
 from pslite.numeric.sparse_rows import Rows
 from pslite.server.block_state import Array, BlockState
 from pslite.server.block_step import Step
+from pslite.server.plan_activation import NO_ANNOUNCEMENT
 from pslite.server.rounds import Rounds
 
 
 class AsynchronousRounds(Rounds):
-    """Each gradient is applied alone; workers may be ahead of the slowest by as many versions as the job allows.
+    """Applies each gradient alone; a worker may be ahead of the slowest one by `staleness` versions.
 
-    A block's version counts the steps that all workers have contributed to.
+    A block's version is the number of steps to which all workers have contributed.
     """
 
-    def _accepts(self, link: Link, header: Header, block: BlockState) -> bool:
-        # it may be ahead of others', and beyond the first version of the coming plan
-        plan = self.state.clock.plan_at(block, header.version)
-        if header.plan != plan or self._is_in(header, block):
+    def _is_awaited(self, link: Link, header: Header, block: BlockState) -> bool:
+        # A worker that is ahead may have passed the first version of the coming plan already.
+        plan = self.state.activation.plan_at(block, header.version)
+        if header.plan != plan or self._is_duplicate(header, block):
             return False
-        if self.state.plans[plan].expected.get(header.node) != link.task:
-            raise ProtocolError(f"tree node {header.node} is not {link.task}'s to push under plan {plan}")
-        if header.version - block.version > self.state.spec.staleness:
-            raise ProtocolError(f"{link.task} is at version {header.version}, {block.version} is not complete")
+        if self.state.plans[plan].pushers.get(header.node) != link.task:
+            raise ProtocolError(
+                f"{link.task} pushed tree node {header.node} under plan {plan}, "
+                "which that plan assigns to another worker"
+            )
+        staleness = self.state.spec.staleness
+        if header.version - block.version > staleness:
+            raise ProtocolError(
+                f"{link.task} pushed a gradient for step {header.version} of block {block.number}, but step "
+                f"{block.version} is not complete: the job allows {staleness} versions of staleness"
+            )
         return True
 
-    def _still_accepts(self, link: Link, header: Header) -> bool:  # noqa: ARG002
+    def _is_still_awaited(self, link: Link, header: Header) -> bool:  # noqa: ARG002
         return True
 
     def _add(self, link: Link, header: Header, block: BlockState, gradient: Array | Rows) -> None:
@@ -39,28 +47,28 @@ class AsynchronousRounds(Rounds):
         self.proceed(block)
 
     def refuse(self, link: Link, header: Header) -> None:
-        """Answer a push that has come before; tell the worker of one that was not accepted."""
+        """Answer a duplicate push; tell a worker that another push was not admitted."""
         block = self.state.find(header)
-        if block is None or not self._is_in(header, block):
+        if block is None or not self._is_duplicate(header, block):
             super().refuse(link, header)
             return
-        # pushed again, for the server that should have answered is gone
+        # The worker has pushed it again because the server that should have answered has died.
         block.progress.waiting.append((link.task, header.version + 1))
-        if block.here:
+        if block.has_state:
             self._answer_waiting(block)
 
     @staticmethod
-    def _is_in(header: Header, block: BlockState) -> bool:
-        """Whether what comes with a frame has come before."""
+    def _is_duplicate(header: Header, block: BlockState) -> bool:
+        """Return whether the gradient of a push has arrived before."""
         return header.version < block.version or block.progress.has(header.version, header.node)
 
     def proceed(self, block: BlockState) -> None:
-        """Apply the gradients that have come, if the block is here."""
-        if not block.here:
+        """Apply the gradients of a block that have arrived, if its state is here."""
+        if not block.has_state:
             return
         leaves = self.state.plan_of(block).reduction.leaves
         for task, version, gradient in block.progress.staged:
-            divisor = self.state.spec.divisor(block.block.optimizer, version, leaves)
+            divisor = self.state.spec.divisor(block.definition.optimizer, version, leaves)
             self.steps.apply(block, Step(gradient, divisor), version)
             self.state.pool.give(gradient)
             block.progress.waiting.append((task, version + 1))
@@ -68,11 +76,11 @@ class AsynchronousRounds(Rounds):
         self._advance(block)
 
     def _advance(self, block: BlockState) -> None:
-        """Count the versions that all workers have contributed to, and let those go on that waited for them."""
+        """Count the versions to which all workers have contributed, and answer the workers that waited for that."""
         progress = block.progress
         while True:
-            awaited = self.state.plan_of(block).expected.keys()
-            if not awaited or not progress.received.get(block.version, set()) >= awaited:
+            nodes = self.state.plan_of(block).pushers.keys()
+            if not nodes or not progress.received.get(block.version, set()) >= nodes:
                 break
             del progress.received[block.version]
             block.version += 1
@@ -88,46 +96,46 @@ class AsynchronousRounds(Rounds):
         spec, progress = self.state.spec, block.progress
         waiting, progress.waiting = progress.waiting, []
         for task, version in waiting:
-            # the last weights are everybody's
-            ahead = spec.staleness if version < spec.total_versions else 0
-            if version - block.version > ahead:
+            # all workers end with the same last version, so nobody gets it before it is complete
+            allowed = spec.staleness if version < spec.total_versions else 0
+            if version - block.version > allowed:
                 progress.waiting.append((task, version))
-            elif task in self.connections.links:  # else it asks when it is there again
-                self._answer(block, self.connections.links[task], version)
+            elif task in self.connections.accepted:  # otherwise it asks again when it has reconnected
+                self._answer(block, self.connections.accepted[task], version)
 
     def _answer(self, block: BlockState, link: Link, version: int) -> None:
-        """Send one worker the weights as they are now, as its next version."""
-        clock, progress = self.state.clock, block.progress
-        if block.number == 0 and clock.waits(block):
-            # Who is farthest computes the step from `highest`, and has to hear of the plan before its next push.
-            clock.choose(progress.highest + 2)
-        # Who has come so far is past the coming plan's first version, although others are not.
-        tell = (
-            block.number == 0 and clock.stamp is not None and block.plan != clock.stamp[0] and version <= clock.stamp[1]
-        )
-        stamp = clock.stamp if clock.stamp is not None and tell else (0, 0)
+        """Send a worker the present weights, as its version `version`."""
+        activation, progress = self.state.activation, block.progress
+        if block.number == 0 and activation.is_due(block):
+            # The worker that is farthest ahead has `highest` or gets it now, and pushes the step from it next: the
+            # plan can start with the version after that step's at the earliest.
+            activation.announce(progress.highest + 2)
+        # A worker whose version is beyond the first one of the plan was told before, although others were not.
+        announced = activation.announced
+        if block.number or announced is None or block.plan == announced.plan or version > announced.first:
+            announced = NO_ANNOUNCEMENT
         progress.highest = max(progress.highest, version)
-        header = Header(PARAM, block.plan, block.number, 0, block.block.nbytes, version, block.first, *stamp)
+        header = Header(PARAM, block.plan, block.number, 0, block.definition.nbytes, version, block.first, *announced)
         self.send_weights(link, header, block)
 
-    def _answer_again(self, link: Link, header: Header, block: BlockState) -> None:
-        comes = header.version < 0 and link.task in self.state.plan_of(block).newcomers
-        version = block.first if comes else header.version
-        # the answer to a push that is not applied yet, or not here, is still to come
-        if version >= 0 and (comes or self._has_pushed(block, link.task, version - 1)):
+    def _resend(self, link: Link, header: Header, block: BlockState) -> None:
+        wants_first = header.version < 0 and link.task in self.state.plan_of(block).newcomers
+        version = block.first if wants_first else header.version
+        # If its push has not arrived or is not applied, the answer is still to come.
+        if version >= 0 and (wants_first or self._has_pushed(block, link.task, version - 1)):
             block.progress.waiting.append((link.task, version))
             self._answer_waiting(block)
 
     def _has_pushed(self, block: BlockState, task: str, version: int) -> bool:
-        """Whether all that a worker contributes to a version of a block has come."""
-        expected = self.state.plans[self.state.clock.plan_at(block, version)].expected
-        nodes = {node for node, other in expected.items() if other == task}
+        """Return whether all tree nodes that a worker pushes for a version of a block have arrived."""
+        pushers = self.state.plans[self.state.activation.plan_at(block, version)].pushers
+        nodes = {node for node, pusher in pushers.items() if pusher == task}
         return version < block.version or nodes <= block.progress.received.get(version, set())
 
     def workers_lost(self, nodes: Mapping[int, Collection[int]]) -> None:
-        """Await these tree nodes no more."""
+        """Do not wait for these tree nodes (by plan number) any more."""
         for number in nodes.keys() & self.state.plans.keys():
             for node in nodes[number]:
-                self.state.plans[number].expected.pop(node, None)
+                self.state.plans[number].pushers.pop(node, None)
         for block in list(self.state.owned.values()):
             self._advance(block)

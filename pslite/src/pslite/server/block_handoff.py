@@ -1,8 +1,8 @@
-"""Hand-off: moves blocks to their owners under a new plan, at the version at which it takes effect; workers never stop.
+"""Hand-off: moves blocks to their owners under a new plan when it takes effect, while workers go on.
 
-Each block leaves when all of this server's blocks have reached that version and the answers to workers are on their
-way, so that moving state competes with nothing.  Its next owner takes pushes of the coming step meanwhile, and applies
-them when the state has come.
+A block is sent when all blocks of this server have reached the plan's first version and the answers to workers have
+been sent, so that moving state does not delay them.  Meanwhile the next owner keeps the pushes of the block's next
+step; it applies them when the state has arrived.
 """
 
 from __future__ import annotations
@@ -23,75 +23,76 @@ from pslite.server.server_state import ServerState
 
 @dataclass(eq=False)
 class Handoff:
-    """Moves blocks to the owners of a new plan, takes over those that come, and reports when all have moved."""
+    """Sends blocks to their next owners, takes those that arrive, and reports when all blocks have moved."""
 
     state: ServerState
     connections: Connections
-    backups: ReplicaSender
-    replicas: ReplicaStore
-    #: blocks that have to leave
+    replica_sender: ReplicaSender
+    replica_store: ReplicaStore
+    #: blocks that have to be sent to their next owners
     outgoing: deque[BlockState] = field(default_factory=deque)
-    #: blocks that are not acknowledged by their next owner
+    #: blocks that the next owner has not acknowledged: those in `outgoing`, and those on their way
     unacknowledged: dict[int, BlockState] = field(default_factory=dict)
-    #: where nothing is kept, blocks of others whose last sums workers may lack until all have moved to their plan
+    #: if this server only adds gradients (`sums_only`): blocks that have another owner now.  Until the plan is done
+    #: workers may still ask for their last sums
     released: dict[int, BlockState] = field(default_factory=dict)
 
-    # --- what leaves ----------------------------------------------------------------------------------------------
+    # --- sending --------------------------------------------------------------------------------------------------
 
     def activate_due_plan(self, block: BlockState) -> None:
-        """Have the coming plan rule a block that has reached the plan's first version."""
-        stamp = self.state.clock.stamp
-        if stamp is None or block.version != stamp[1] or block.plan == stamp[0]:
+        """Put an owned block under the announced plan, if it has reached the plan's first version."""
+        announced = self.state.activation.announced
+        if announced is None or block.version != announced.first or block.plan == announced.plan:
             return
-        state, (number, first) = self.state, stamp
-        prepared = state.plans[number]
-        prepared.begin()
-        block.enter_plan(number, first, prepared.reduction.leaves)
-        if prepared.plan.owner(block.number).task == state.task:
+        state, number = self.state, block.number
+        prepared = state.plans[announced.plan]
+        prepared.note_entered()
+        block.enter_plan(announced.plan, announced.first, prepared.reduction.leaves)
+        if prepared.plan.owner(number).task == state.task:
             self.assign_backup(block, moved=False)
         else:
-            del state.owned[block.number]
+            del state.owned[number]
             if state.sums_only:
-                self.released[block.number] = block
+                self.released[number] = block
             else:
                 self.outgoing.append(block)
-                self.unacknowledged[block.number] = block
+                self.unacknowledged[number] = block
         self.report()
 
     @property
     def can_send(self) -> bool:
-        """Whether a state can be sent at once; the selector wakes the loop when a full connection takes more."""
-        if self._can_seed():
+        """Whether `send` would send something now; when a full connection drains, the selector wakes the loop."""
+        if self._can_send_seed():
             return True
-        if not self.outgoing or not self._may_move():
+        if not self.outgoing or not self._can_send_state():
             return False
         block = self.outgoing[0]
-        link = self.connections.peers.get(self.state.plan_of(block).plan.owner(block.number).task)
+        link = self.connections.opened.get(self.state.plan_of(block).plan.owner(block.number).task)
         return not block.awaits_backup and link is not None and link.open and not link.unsent
 
-    def _may_move(self) -> bool:
-        """Whether state may leave: every block is under the new plan, and every answer to workers is on its way."""
-        stamp = self.state.clock.stamp
-        if stamp is None or any(block.plan != stamp[0] for block in self.state.owned.values()):
+    def _can_send_state(self) -> bool:
+        """Return whether all owned blocks are under the new plan and all answers to workers have been sent."""
+        announced = self.state.activation.announced
+        if announced is None or any(block.plan != announced.plan for block in self.state.owned.values()):
             return False
         return self.connections.idle
 
-    def _can_seed(self) -> bool:
-        return self.backups.may_seed and self.connections.idle
+    def _can_send_seed(self) -> bool:
+        return self.replica_sender.can_send_seed() and self.connections.idle
 
     def send(self) -> None:
-        """Send states to new replicas, and one to a new owner: moving gives way to answering workers."""
-        while self._can_seed():
-            self.backups.seed_next()
-            self.report()  # whom it was for may be gone, and then nothing is to be awaited
-        if not self.outgoing or not self._may_move():
+        """Send the seeds that are due and one outgoing block, unless answers to workers are still to be sent."""
+        while self._can_send_seed():
+            self.replica_sender.seed_next()
+            self.report()  # if the backup has died no seed was sent, and none is due any more
+        if not self.outgoing or not self._can_send_state():
             return
         block = self.outgoing[0]
         if block.awaits_backup:
-            return  # who keeps its replica may be that of the new owner too
+            return  # the new owner may keep the same backup, which must have the last step
         prepared = self.state.plan_of(block)
         owner = prepared.plan.owner(block.number).task
-        link = self.connections.peers.get(owner)
+        link = self.connections.opened.get(owner)
         if link is None or not link.open:
             self.connections.note_missing(owner)
             self.outgoing.rotate(-1)
@@ -101,43 +102,55 @@ class Handoff:
             link.send(block.header(STATE, whole.nbytes, crc=zlib.crc32(whole)), whole)
             prepared.moved_bytes += whole.nbytes
 
-    def acknowledged(self, block: int) -> None:
-        """A block is where it should be; what is left of it here may serve as its replica."""
-        state = self.unacknowledged.pop(block)
+    def acknowledged(self, number: int) -> None:
+        """Note that the next owner has a block; if the job has replicas, its state here becomes one."""
+        block = self.unacknowledged.pop(number)
         if self.state.replicated:
-            self.backups.release(state)
-            self.replicas.keep(state)
+            self.replica_sender.release(block)
+            self.replica_store.keep(block)
 
-    def withdraw(self, block: int) -> None:
-        """Neither send nor expect a block any more: it has another owner under every plan."""
-        state = self.unacknowledged.pop(block, None)
-        if state is not None:
-            self.backups.release(state)
-        self.outgoing = deque(state for state in self.outgoing if state.number != block)
+    def withdraw(self, number: int) -> None:
+        """Neither send nor expect a block: after a failover it has another owner under every plan."""
+        block = self.unacknowledged.pop(number, None)
+        if block is not None:
+            self.replica_sender.release(block)
+        self.outgoing = deque(block for block in self.outgoing if block.number != number)
         for prepared in self.state.plans.values():
-            prepared.gained.pop(block, None)
+            prepared.gained.pop(number, None)
 
-    # --- what comes -----------------------------------------------------------------------------------------------
+    # --- receiving ------------------------------------------------------------------------------------------------
 
     def receive(self, block: BlockState, header: Header) -> None:
-        """Own a block whose state has come."""
+        """Become the owner of a block whose state has arrived."""
         if block.version not in (-1, header.version):
-            reason = f"block {header.block} came at version {header.version}, but workers push step {block.version}"
+            reason = (
+                f"the state of block {header.block} arrived at version {header.version}, "
+                f"but workers push gradients for version {block.version}"
+            )
             self.state.send(Failed(reason=reason))
-        block.arrive(header)
+        block.state_arrived(header)
         block.progress.highest = header.version
         self.state.version = max(self.state.version, block.version)
         self.own(block)
 
     def own(self, block: BlockState) -> None:
-        """Own a block from now on that a plan gives to this server."""
+        """Become the owner of a block that its plan gives to this server."""
         prepared = self.state.plan_of(block)
-        prepared.begin()
+        prepared.note_entered()
         self.state.owned[block.number] = block
         del prepared.gained[block.number]
 
     def assign_backup(self, block: BlockState, *, moved: bool) -> None:
-        """See to it that an owned block, just `moved` here from another owner or not, has the backup of its plan."""
+        """Give an owned block the backup that its plan names, with a seed if that server has no replica yet.
+
+        Parameters
+        ----------
+        block
+            the block.
+        moved
+            whether its state has just arrived from another owner.
+
+        """
         prepared = self.state.plan_of(block)
         backup = prepared.plan.backup(block.number)
         if backup is None:
@@ -145,33 +158,33 @@ class Handoff:
         elif moved and backup.task in holders_of(prepared.previous, block.number):
             block.backup = backup.task
         elif moved:
-            # nobody else has what has just come: the workers' next answer waits until the backup has it
-            self.backups.seed(block, backup.task)
+            # Sent at once, since no other server has this state: the next answer to workers waits for the backup.
+            self.replica_sender.seed(block, backup.task)
         elif backup.task != block.backup:
-            self.backups.seed_later(block, backup.task)
+            self.replica_sender.seed_later(block, backup.task)
 
     # --- the end of a move ----------------------------------------------------------------------------------------
 
     @property
     def moving(self) -> bool:
-        """Whether states of blocks are awaited, or acknowledgements of such."""
+        """Whether this server expects states of blocks, or acknowledgements of those that it hands off."""
         return bool(self.unacknowledged) or any(prepared.gained for prepared in self.state.plans.values())
 
     def report(self) -> None:
-        """Tell the coordinator once every block is where the newest plan wants it."""
-        number = max((n for n, prepared in self.state.plans.items() if prepared.began), default=0)
+        """Tell the coordinator, once, that all blocks of this server are where the newest plan in force wants them."""
+        number = max((n for n, prepared in self.state.plans.items() if prepared.entered_at), default=0)
         if not number:
             return
         prepared = self.state.plans[number]
-        if prepared.reported or prepared.gained or self.unacknowledged or not self.backups.settled:
+        if prepared.reported or prepared.gained or self.unacknowledged or not self.replica_sender.all_seeded:
             return
         if any(block.plan != number for block in self.state.owned.values()):
             return
         prepared.reported = True
-        self.state.clock.passed(number)  # not that of a plan to come: a newcomer reports the plan in force, too
-        move_ms = (time.monotonic() - prepared.began) * 1e3
+        self.state.activation.plan_in_force(number)
+        move_ms = (time.monotonic() - prepared.entered_at) * 1e3
         self.state.send(Moved(plan=number, sent_bytes=prepared.moved_bytes, move_ms=move_ms))
 
     def plan_done(self, plan: int) -> None:
-        """All have moved to a plan: nobody lacks sums of before."""
+        """Free the released blocks of plans up to `plan`, to which all members have moved."""
         self.released = {number: block for number, block in self.released.items() if block.plan > plan}

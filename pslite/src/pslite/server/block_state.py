@@ -1,4 +1,8 @@
-"""State of the parameter blocks that a server holds, and the buffers into which their gradients are received."""
+"""State of the blocks that a server holds, and the pool of buffers into which their gradients are received.
+
+In this package `block` is a `BlockState`, `definition` its `Block` (position, type and optimizer, as the job's
+description gives them), and `number` the number of the block in the job.
+"""
 
 from __future__ import annotations
 
@@ -23,106 +27,112 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 
-def state_bytes(block: Block) -> int:
-    """Return the bytes of a block's weights and optimizer state."""
-    return (1 + slots(block.optimizer)) * block.nbytes
+def state_bytes(definition: Block) -> int:
+    """Return how many bytes a block's weights and optimizer slots have."""
+    return (1 + slots(definition.optimizer)) * definition.nbytes
 
 
 class BufferPool:
-    """Gradient buffers by type and size, allocated once and used again; memory is touched when it is allocated."""
+    """Pool of gradient buffers by type and size: each is allocated (and its memory touched) once and then reused."""
 
     def __init__(self) -> None:
         self._free: dict[tuple[str, int], list[Array]] = {}
 
     def take(self, like: Block | Array, dtype: str = "") -> Array:
-        """Return a buffer of the size and type (or another one) of a block or array, with undefined content."""
+        """Return a buffer with the size of a block or array and its type, or `dtype`; its content is undefined."""
         key = dtype or str(like.dtype), like.size
         free = self._free.get(key)
         return free.pop() if free else np.zeros(key[1], dtype=key[0])
 
     def give(self, buffer: Array | Rows) -> None:
-        """Take a buffer back; rows, which have any size, and a worker's shared memory are not kept."""
+        """Take a buffer back; rows (their sizes differ) and a worker's shared memory are not kept."""
         if isinstance(buffer, Rows) or not buffer.flags.writeable or buffer.dtype == np.uint8:
             return
         self._free.setdefault((buffer.dtype.name, buffer.size), []).append(buffer)
 
-    def reserve(self, blocks: list[Block], copies: int) -> None:
-        """Allocate `copies` buffers for each block beforehand, so that no step has to."""
-        for block in blocks:
+    def reserve(self, definitions: list[Block], copies: int) -> None:
+        """Allocate `copies` buffers for each block in advance, so that no step has to."""
+        for definition in definitions:
             for _ in range(copies):
-                self.give(np.full(block.size, 0, dtype=block.dtype))
+                self.give(np.full(definition.size, 0, dtype=definition.dtype))
 
-    def trim(self, wanted: Iterable[tuple[Block, int]]) -> None:
-        """Free the buffers beyond what blocks can use, each with so many buffers."""
-        need = Counter[tuple[str, int]]()
-        for block, copies in wanted:
-            need[block.dtype, block.size] += copies
+    def trim(self, needed: Iterable[tuple[Block, int]]) -> None:
+        """Free the buffers beyond those that are needed: pairs of a block and its number of buffers."""
+        counts = Counter[tuple[str, int]]()
+        for definition, copies in needed:
+            counts[definition.dtype, definition.size] += copies
         for key, free in self._free.items():
-            del free[need[key] :]
+            del free[counts[key] :]
 
 
 @dataclass(eq=False, slots=True)
 class AsyncProgress:
-    """How far the workers of an asynchronous job have come with a block."""
+    """Progress of the workers of an asynchronous job with one block."""
 
-    #: by version that is not complete, the tree nodes that have been pushed
+    #: incomplete version -> tree nodes that have been pushed
     received: dict[int, set[int]] = field(default_factory=dict)
-    #: gradients that are not applied yet, with their worker and version
+    #: gradients that are not applied yet: worker, version, gradient
     staged: list[tuple[str, int, Array]] = field(default_factory=list)
-    #: workers that wait for an answer, and of which version
+    #: workers that are to be sent weights, each with the version that it expects
     waiting: list[tuple[str, int]] = field(default_factory=list)
-    #: the highest version that a worker has been sent
+    #: highest version that a worker has been sent
     highest: int = 0
 
     def has(self, version: int, node: int) -> bool:
-        """Whether a tree node of a version that is not complete has been pushed."""
+        """Return whether a tree node of an incomplete version has been pushed."""
         return node in self.received.get(version, ())
 
 
 @dataclass(eq=False, slots=True)
 class BlockState:
-    """One parameter block on one server: its weights, optimizer state and version, and the step under way.
+    """One block on one server: weights, optimizer slots, version, and the gradient sum of the present step.
 
-    On its owner: expected (`here` is False: pushes of its coming step are staged), owned, sent to its next owner
-    (from the version on at which a plan gives it to another server; read only), then freed or kept as a replica.  A
-    replica: expected, then `here`.
+    On its owner a block goes through these stages: expected (`has_state` is False; pushes of its first step are kept);
+    owned; outgoing, when a plan has given it to another server (read only, until it is sent and acknowledged); then
+    freed, or kept as a replica.  A replica is expected until its seed arrives.
     """
 
-    block: Block
+    definition: Block
     #: the plan in force at `version`
     plan: int
-    #: of the reduction tree
+    #: leaves of the reduction tree under that plan
     leaves: InitVar[int]
-    #: shared memory in which its state lies, if workers of this machine may read it there
+    #: shared memory that contains `state`, if workers of this machine may read it there
     arena: Arena | None = None
+    #: of the block; copied from `definition`, as it is read for every frame
     number: int = field(init=False)
-    #: completed updates; -1 until it is known
+    #: completed updates; -1: not known yet
     version: int = -1
-    #: the version at which `plan` took effect
+    #: first version of `plan`
     first: int = 0
-    here: bool = False
-    #: row 0 the weights, then the optimizer's slots
+    #: whether `state` has arrived
+    has_state: bool = False
+    #: shape (1 + optimizer slots, size): row 0 are the weights
     state: Array = field(init=False)
-    #: tree nodes of the step under way that have been pushed, their partial sums, and the sum when it is complete
+    #: synchronous jobs: tree nodes of the present step that have been pushed
     received: set[int] = field(default_factory=set)
+    #: synchronous jobs: partial sums of the present step
     sums: TreeSum[Array | Rows] = field(init=False)
+    #: synchronous jobs: the sum of the present step, when it is complete
     total: Array | Rows | None = None
+    #: asynchronous jobs only
     progress: AsyncProgress = field(default_factory=AsyncProgress)
-    #: of a sparse block, which rows the step before the last and the last have changed, as far as it is known
-    rows: tuple[Numbers | None, Numbers] | None = None
-    #: the server that keeps its replica, and another one that will take that one's place
+    #: of a sparse block: numbers of the rows that the last step but one (None: not known) and the last one changed
+    step_rows: tuple[Numbers | None, Numbers] | None = None
+    #: the server that keeps the replica; "" for none
     backup: str = ""
+    #: a server that has been sent a seed and becomes `backup` when it acknowledges that
     next_backup: str = ""
-    #: whether workers wait for an answer until the replica has the step
+    #: whether the answer to workers waits until the replica has the last step
     awaits_backup: bool = False
-    #: of a replica: the stamp (`pslite.server.plan_activation`) that its owner knew
-    stamp: tuple[int, int] = (0, 0)
+    #: of a replica: the announcement (`pslite.server.plan_activation`) that came with the last step: plan, version
+    announced: tuple[int, int] = (0, 0)
 
     def __post_init__(self, leaves: int) -> None:
-        block = self.block
-        self.number = block.number
-        shape = 1 + slots(block.optimizer), block.size
-        self.state = np.empty(shape, dtype=block.dtype) if self.arena is None else self.arena.state(block)
+        definition = self.definition
+        self.number = definition.number
+        shape = 1 + slots(definition.optimizer), definition.size
+        self.state = np.empty(shape, dtype=definition.dtype) if self.arena is None else self.arena.state(definition)
         self.state.fill(0)
         self.begin_step(leaves)
 
@@ -134,7 +144,7 @@ class BlockState:
 
     @property
     def whole(self) -> memoryview:
-        """Weights and slots, as bytes."""
+        """The weights and the optimizer slots, as bytes."""
         return self.state.reshape(-1).data.cast("B")
 
     @property
@@ -142,35 +152,40 @@ class BlockState:
         """The servers that are sent each step."""
         return [task for task in (self.backup, self.next_backup) if task]
 
-    def header(self, kind: int, length: int, *, node: int = 0, stamp: tuple[int, int] = (0, 0), crc: int = 0) -> Header:
-        """Return the header of a frame about the block as it is now."""
-        return Header(kind, self.plan, self.number, node, length, self.version, self.first, *stamp, crc)
+    def header(
+        self, kind: int, length: int, *, node: int = 0, announced: tuple[int, int] = (0, 0), crc: int = 0
+    ) -> Header:
+        """Return the header of a frame about the block at its present version."""
+        return Header(kind, self.plan, self.number, node, length, self.version, self.first, *announced, crc)
 
     def note_rows(self, total: Rows) -> None:
         """Note which rows a step changes."""
-        self.rows = self.rows[1] if self.rows is not None else None, total.numbers
+        self.step_rows = self.step_rows[1] if self.step_rows is not None else None, total.numbers
 
     def changed_rows(self) -> Rows | None:
-        """Return what a worker lacks that has the version before the last; None if that is everything."""
-        # Who has come with the plan has no such version, nor do we know of the steps before we got the block.
-        before, last = self.rows if self.rows is not None else (None, None)
-        if before is None or last is None or self.version < self.first + 2:
-            return None
-        numbers = np.union1d(before, last)
-        return Rows(numbers, self.state[0].reshape(-1, self.block.row)[numbers])
+        """Return the rows that the last two steps changed: all that a worker lacks which keeps two versions of weights.
 
-    def arrive(self, header: Header) -> None:
-        """Know that the state has come with a frame."""
-        self.version, self.first, self.here = header.version, header.first, True
+        None if that may be everything: in the first two versions of a plan, since workers that the plan added have no
+        earlier weights, and as long as this server does not know both steps.
+        """
+        before_last, last = self.step_rows if self.step_rows is not None else (None, None)
+        if before_last is None or last is None or self.version < self.first + 2:
+            return None
+        numbers = np.union1d(before_last, last)
+        return Rows(numbers, self.state[0].reshape(-1, self.definition.row)[numbers])
+
+    def state_arrived(self, header: Header) -> None:
+        """Note that `state` has arrived with a frame, and at which version."""
+        self.version, self.first, self.has_state = header.version, header.first, True
 
     def enter_plan(self, plan: int, first: int, leaves: int) -> None:
-        """Have `plan` rule the block from the present version on."""
+        """Put the block under a plan whose first version is `first`, the present one."""
         self.plan = plan
         self.first = first
         self.begin_step(leaves)
 
     def begin_step(self, leaves: int) -> None:
-        """Take pushes of the coming step from its beginning."""
+        """Drop all gradients of the present step: it is pushed from its beginning."""
         self.received.clear()
         self.total = None
         self.sums = TreeSum(leaves, frozenset((ROOT,)))

@@ -1,4 +1,4 @@
-"""One step of a block: the sum of its gradients, and what it is scaled by, which may depend on the whole model."""
+"""One step of a block: its gradient sum, and the factors by which it is scaled, which may depend on all blocks."""
 
 from __future__ import annotations
 
@@ -18,34 +18,42 @@ from pslite.numeric.sparse_rows import Rows, parse
 from pslite.server.block_state import Array, BlockState
 from pslite.server.server_state import ServerState
 
-#: what norms are of
-Of = Literal["gradient", "update"]
+#: the vectors of which sums of squares are reported: the mean gradient (for clipping), or LAMB's update and weights
+Vector = Literal["gradient", "update"]
 
 
 @dataclass(frozen=True)
 class Step:
-    """All that makes a version out of the one before: the sum of the gradients, and what it is scaled by."""
+    """Everything that the optimizer needs to turn a version of a block into the next one."""
 
+    #: sum of the gradients
     total: Array | Rows
-    #: what makes a mean of it
+    #: number of samples in the sum, which makes it a mean
     divisor: float
-    #: what the mean is multiplied by because the norm of all gradients is too large
+    #: factor of the mean gradient by clipping; 1 if the norm of all gradients is within the limit
     clip: float = 1.0
-    #: for LAMB, what the update of each tensor in the block is multiplied by
+    #: LAMB: factor of the update of each piece of a tensor in the block
     factors: tuple[float, ...] = ()
 
     def views(self) -> tuple[memoryview, ...]:
-        """Return it as it travels to a replica."""
+        """Return the payload that a replica is sent: divisor, clip and factors as float64, then the sum."""
         total = self.total.views() if isinstance(self.total, Rows) else (self.total.data.cast("B"),)
         numbers = np.array((self.divisor, self.clip, *self.factors))
         return numbers.data.cast("B"), *total
 
     @classmethod
-    def parse(cls, block: Block, data: Array, count: int) -> Step:
-        """Return what has come with `count` numbers; raises ProtocolError."""
-        divisor, clip, *factors = np.frombuffer(data, dtype=np.float64, count=count).tolist()
-        body = data[8 * count :]
-        total = parse(block, body.data) if block.row else body.view(block.dtype)
+    def parse(cls, definition: Block, payload: Array, count: int) -> Step:
+        """Return the step in a payload that begins with `count` float64 numbers.
+
+        Raises
+        ------
+        ProtocolError
+            its rows (of a sparse block) are not rows of the block in ascending order.
+
+        """
+        divisor, clip, *factors = np.frombuffer(payload, dtype=np.float64, count=count).tolist()
+        sum_bytes = payload[8 * count :]
+        total = parse(definition, sum_bytes.data) if definition.row else sum_bytes.view(definition.dtype)
         return cls(total, divisor, clip, tuple(factors))
 
 
@@ -58,12 +66,13 @@ class Steps:
     """
 
     state: ServerState
-    #: of blocks whose sums are complete, not reported yet, by what they are of
-    _squares: dict[Of, dict[int, Squares]] = field(default_factory=lambda: {"gradient": {}, "update": {}})
-    #: what the coordinator has been told of the last step, by what it is of
-    _reported: dict[Of, Norm] = field(default_factory=dict)
-    #: the factors that the coordinator has sent, and of which version
+    #: block number -> sums of squares that are not reported yet, by vector
+    _squares: dict[Vector, dict[int, Squares]] = field(default_factory=lambda: {"gradient": {}, "update": {}})
+    #: all that has been reported of the last step, by vector
+    _reported: dict[Vector, Norm] = field(default_factory=dict)
+    #: the last clip factor of the coordinator: version, factor
     _clip: tuple[int, float] = -1, 1.0
+    #: the last trust ratios of the coordinator: version, ratio by number of the tensor
     _trust: tuple[int, dict[int, float]] = field(default_factory=lambda: (-1, {}))
 
     @cached_property
@@ -71,55 +80,71 @@ class Steps:
         return Updater(self.state.spec.clip_value)
 
     def make(self, block: BlockState, total: Array | Rows) -> Step | None:
-        """Return the step of a block whose gradient sum is complete; None as long as factors of it are not known."""
-        spec, number, version, rule = self.state.spec, block.number, block.version, block.block.optimizer
-        divisor = spec.divisor(rule, version, self.state.plan_of(block).reduction.leaves)
+        """Return the step of a block whose gradient sum is complete.
+
+        If a factor has not come from the coordinator yet, return None and keep the sums of squares that the
+        coordinator needs for it; `report` sends them.
+        """
+        spec, number, version = self.state.spec, block.number, block.version
+        optimizer = block.definition.optimizer
+        divisor = spec.divisor(optimizer, version, self.state.plan_of(block).reduction.leaves)
         if self.state.sums_only:
             return Step(total, divisor)
         values = total.values if isinstance(total, Rows) else total
         clip = 1.0
         if spec.clip_norm:
             if self._clip[0] != version:
-                self._squares["gradient"][number] = (square_norm(rule, values, divisor),)
+                self._squares["gradient"][number] = (square_norm(optimizer, values, divisor),)
                 return None
             clip = self._clip[1]
-        if not isinstance(rule, LAMB):
+        if not isinstance(optimizer, LAMB):
             return Step(total, divisor, clip)
         tensors = self.state.tensors
-        asks = number in tensors.asking
-        if asks and self._trust[0] == version:
+        shares_tensor = number in tensors.asking
+        if shares_tensor and self._trust[0] == version:
             trust = self._trust[1]
         else:
             sizes = [piece.size for piece in tensors.pieces[number]]
-            squares = {number: self._updater.lengths(rule, block.state, values, divisor, version, clip, sizes)}
-            if asks:
+            squares = {number: self._updater.lengths(optimizer, block.state, values, divisor, version, clip, sizes)}
+            if shares_tensor:
                 self._squares["update"].update(squares)
                 return None
             trust = tensors.trust(squares)
         return Step(total, divisor, clip, tuple(factor for _, factor in tensors.factors(number, trust)))
 
     def apply(self, block: BlockState, step: Step, version: int | None = None) -> None:
-        """Make the next version of a block, without counting it; `version` is where it differs from the block's."""
+        """Update a block's state by a step; its version number is left to the caller.
+
+        Parameters
+        ----------
+        block
+            the block, which has its state.
+        step
+            the sum and its factors.
+        version
+            the version from which the optimizer counts; None for the block's own.
+
+        """
         self.state.faults.reached(FaultPoint.APPLY, block, step)
         for squares in self._squares.values():
-            # summed up again, after a factor that a second coordinator sent again
+            # A coordinator that took over may send a factor again; then the squares were computed again, in vain.
             squares.pop(block.number, None)
-        rule, total = block.block.optimizer, step.total
+        optimizer, total = block.definition.optimizer, step.total
         version = block.version if version is None else version
-        self.state.meter.add(block.block.nbytes)
+        self.state.meter.add(block.definition.nbytes)
         if isinstance(total, Rows):
-            self._updater.apply_rows(rule, block.state, total, step.divisor, version, step.clip)
+            self._updater.apply_rows(optimizer, block.state, total, step.divisor, version, step.clip)
             block.note_rows(total)
         else:
             pieces = self.state.tensors.pieces[block.number] if step.factors else ()
             factors = tuple((piece.size, factor) for piece, factor in zip(pieces, step.factors, strict=True))
-            self._updater.apply(rule, block.state, total, step.divisor, version, step.clip, factors)
+            self._updater.apply(optimizer, block.state, total, step.divisor, version, step.clip, factors)
 
     def take_factors(self, message: Clip | Trust) -> bool:
-        """Take factors from the coordinator; returns False if they are of a step that is done."""
-        known = self._clip[0] if isinstance(message, Clip) else self._trust[0]
-        if message.version < known:
-            return False  # from a coordinator that has heard again of a step that is done
+        """Take factors from the coordinator; return False if they belong to a step that is done."""
+        known_version = self._clip[0] if isinstance(message, Clip) else self._trust[0]
+        if message.version < known_version:
+            return False  # a coordinator that took over has sent them again
         if isinstance(message, Clip):
             self._clip = message.version, message.factor
         else:
@@ -127,17 +152,17 @@ class Steps:
         return True
 
     def report(self) -> None:
-        """Tell the coordinator of the blocks whose sums have become complete since the last time."""
-        for of, squares in self._squares.items():
+        """Send the coordinator the sums of squares that were computed since the last call."""
+        for vector, squares in self._squares.items():
             if squares:
                 version = next(self.state.owned[number].version for number in squares)
-                last = self._reported.get(of)
-                before = last.squares if last is not None and last.version == version else {}
-                self._reported[of] = Norm(version=version, squares={**before, **squares}, of=of)
-                self.state.send(Norm(version=version, squares=dict(squares), of=of))
+                last = self._reported.get(vector)
+                reported = last.squares if last is not None and last.version == version else {}
+                self._reported[vector] = Norm(version=version, squares={**reported, **squares}, of=vector)
+                self.state.send(Norm(version=version, squares=dict(squares), of=vector))
                 squares.clear()
 
     def report_again(self) -> None:
-        """Tell another coordinator, which knows nothing of the step under way."""
+        """Repeat the reports of the present step to a coordinator that has taken over and does not have them."""
         for norm in self._reported.values():
             self.state.send(norm)

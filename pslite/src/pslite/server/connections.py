@@ -1,4 +1,4 @@
-"""Data connections of a server: those that workers and servers open to it, and those that it opens to other servers."""
+"""Data connections of a server: those that it accepts from workers and servers, and those that it opens to servers."""
 
 from __future__ import annotations
 
@@ -20,49 +20,52 @@ from pslite.net.messages import Hello, Severed
 from pslite.net.server_connections import ServerConnections
 from pslite.server.server_state import ServerState
 
-#: seconds after which the coordinator is told of a broken connection to a member that it has not given up
+#: seconds after which the coordinator is told of a broken connection to a member that it has not reported dead
 BROKEN_SECONDS = 3.0
 
 
 @dataclass(eq=False)
 class Connections:
-    """Opens, accepts and closes them in a poll loop, and tells the coordinator of those that stay broken."""
+    """The open data connections, served by the loop's selector; those that stay broken are reported."""
 
     state: ServerState
-    #: the loop's; connections are registered with themselves as data
+    #: the loop's selector; the data of a connection's key is its `Link`
     selector: selectors.BaseSelector
-    #: who this server is, with the job's token
+    #: of this server, with the job's token
     identity: Identity
     #: the job's id
     job: str
-    #: whether something comes or goes over a connection that has just broken
-    needed: Callable[[Link], bool]
-    #: takes a new connection to another server, in the thread that has opened it
-    opened: InitVar[Callable[[Link], None]]
-    #: where it listens: a port, and the name of a Unix socket
+    #: returns whether the training needs a connection that has just broken
+    is_needed: Callable[[Link], bool]
+    #: is called with a new connection to another server, in the thread that has opened it
+    on_opened: InitVar[Callable[[Link], None]]
+    #: the TCP port on which connections are accepted
     port: int = field(init=False)
+    #: the name of the Unix socket on which connections are accepted
     local: str = field(init=False)
-    #: by task, connections that workers and servers opened to this one
-    links: dict[str, Link] = field(default_factory=dict)
-    #: by task, connections that this one opened to other servers
-    peers: dict[str, Link] = field(default_factory=dict)
-    #: members that the coordinator has said are gone
+    #: task -> connection that a worker or server opened to this server
+    accepted: dict[str, Link] = field(default_factory=dict)
+    #: task -> connection that this server opened to another one
+    opened: dict[str, Link] = field(default_factory=dict)
+    #: members that the coordinator has reported dead
     gone: set[str] = field(default_factory=set)
     _all: set[Link] = field(default_factory=set)
+    #: connections for which the selector waits until the socket is writable
     _writing: set[Link] = field(default_factory=set)
-    #: members whose connection is broken, since when and how
+    #: members whose connection is broken: time (monotonic, seconds) and reason
     _broken: dict[str, tuple[float, str]] = field(default_factory=dict)
     #: members that have violated the protocol
     _violators: set[str] = field(default_factory=set)
+    #: whether `sever` was called
     _severed: bool = False
 
-    def __post_init__(self, opened: Callable[[Link], None]) -> None:
-        self.connector = ServerConnections(opened, self.state.faults)
+    def __post_init__(self, on_opened: Callable[[Link], None]) -> None:
+        self.connector = ServerConnections(on_opened, self.state.faults)
         listeners, self.local = open_listeners()
         self.port = int(listeners[0].getsockname()[1])
         self._listeners = [
             HandshakeListener(
-                self.selector, listener, acceptor=self._acceptor, welcome=self._welcome, say=self.state.say
+                self.selector, listener, acceptor=self._acceptor, welcome=self._accept, say=self.state.say
             )
             for listener in listeners
         ]
@@ -73,28 +76,32 @@ class Connections:
         identity = self.identity
         return Acceptor(
             job=self.job, task=identity.task, incarnation=identity.incarnation, token=identity.token,
-            encrypt=identity.encrypt or "none", channel="data", verdict=self._verdict,
+            encrypt=identity.encrypt or "none", channel="data", verdict=self._refusal,
         )  # fmt: skip
 
-    def _verdict(self, hello: Hello) -> str:
+    def _refusal(self, hello: Hello) -> str:
+        """Return the reason why a connection is refused; "" if it is accepted."""
         if hello.task in self.gone:
-            return f"{hello.task} was given up"
-        return "" if hello.channel == "data" else "this is a parameter server: it takes data connections only"
+            return f"the coordinator has reported {hello.task} dead"
+        if hello.channel != "data":
+            return f"{self.identity.task} is a parameter server: it accepts data connections only, not {hello.channel}"
+        return ""
 
-    def _welcome(self, sock: socket.socket, hello: Hello) -> None:
+    def _accept(self, sock: socket.socket, hello: Hello) -> None:
         tune(sock)
         if hello.role == "worker" and hello.task not in self._violators:
-            self._broken.pop(hello.task, None)  # it has reconnected, and asks for what it lacks
-        self._adopt(Link(sock, hello.task, hello.incarnation, hello.role), self.links)
+            self._broken.pop(hello.task, None)  # it has reconnected, and asks for the weights that it lacks
+        self._add(Link(sock, hello.task, hello.incarnation, hello.role), self.accepted)
 
-    def add_peer(self, link: Link) -> None:
-        """Take up a connection to another server."""
-        self._adopt(link, self.peers)
+    def add_opened(self, link: Link) -> None:
+        """Add a connection that this server has opened to another one."""
+        self._add(link, self.opened)
 
-    def _adopt(self, link: Link, links: dict[str, Link]) -> None:
-        old = links.get(link.task)
-        if old is not None:
-            self.drop(old)
+    def _add(self, link: Link, links: dict[str, Link]) -> None:
+        """Add a connection to `links` in place of an earlier one with the same member, which is closed."""
+        earlier = links.get(link.task)
+        if earlier is not None:
+            self.drop(earlier)
         links[link.task] = link
         self.state.faults.reached(FaultPoint.CONNECTION_OPENED, link)
         self._all.add(link)
@@ -103,49 +110,49 @@ class Connections:
             cut_off([link.sock])
 
     def drop(self, link: Link) -> None:
-        """Close a connection."""
+        """Close a connection; nothing if it is closed."""
         if link in self._all:
             self._all.discard(link)
             self._writing.discard(link)
             self.selector.unregister(link.sock)
             link.close()
-            for links in (self.links, self.peers):
+            for links in (self.accepted, self.opened):
                 if links.get(link.task) is link:
                     del links[link.task]
-                    if links is self.peers:
+                    if links is self.opened:
                         self.connector.lost(link)
 
-    def give_up(self, tasks: Collection[str]) -> None:
-        """Close the connections of members that are gone, and let them in no more."""
+    def drop_dead(self, tasks: Collection[str]) -> None:
+        """Close the connections with members that have died, and accept no other ones from them."""
         for task in tasks:
             self._broken.pop(task, None)
-            for link in self.of(task):
+            for link in self.with_member(task):
                 self.drop(link)
         self.gone.update(tasks)
 
-    def keep_only(self, *, peers: Collection[str], links: Collection[str]) -> None:
-        """Close the connections with all other members."""
-        for mine, kept in ((self.peers, peers), (self.links, links)):
-            for task in [task for task in mine if task not in kept]:
-                self.drop(mine[task])
+    def keep_only(self, *, opened: Collection[str], accepted: Collection[str]) -> None:
+        """Close the opened and the accepted connections with all members except these."""
+        for links, kept in ((self.opened, opened), (self.accepted, accepted)):
+            for task in [task for task in links if task not in kept]:
+                self.drop(links[task])
 
-    def of(self, task: str) -> list[Link]:
-        """Return the connections with a member."""
-        return [links[task] for links in (self.links, self.peers) if task in links]
+    def with_member(self, task: str) -> list[Link]:
+        """Return the connections with a member: none, one or two."""
+        return [links[task] for links in (self.accepted, self.opened) if task in links]
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits to be sent to workers and servers that opened connections."""
-        return not any(link.unsent for link in self.links.values())
+        """Whether nothing waits to be sent over the accepted connections."""
+        return not any(link.unsent for link in self.accepted.values())
 
-    def others(self, link: Link) -> Collection[Link]:
-        """Return all other connections."""
+    def except_link(self, link: Link) -> Collection[Link]:
+        """Return all connections except one."""
         return self._all - {link}
 
     # --- in the loop ----------------------------------------------------------------------------------------------
 
     def serve(self, link: Link, mask: int, receiver: Receiver) -> None:
-        """Receive and send what is possible without waiting."""
+        """Receive and send over a connection for which the selector reports `mask`, without waiting."""
         if not link.open:
             return
         try:
@@ -156,12 +163,12 @@ class Connections:
         except PeerLost as error:
             self._lose(link, str(error))
         except ProtocolError as error:
-            self.state.say(f"closed the connection of {link.task}: {error}")
+            self.state.say(f"closed the connection of {link.task}, which violated the protocol: {error}")
             self._violators.add(link.task)
-            self._lose(link, f"{link.task} broke the protocol: {error}")
+            self._lose(link, f"{link.task} violated the protocol: {error}")
 
     def flush(self) -> None:
-        """Send what was queued; have the selector tell when a full socket can take more."""
+        """Send what is queued; where a socket is full, have the selector wait until it is writable."""
         for link in list(self._all):
             if link.unsent:
                 try:
@@ -175,23 +182,24 @@ class Connections:
                 (self._writing.add if link.unsent else self._writing.discard)(link)
 
     def _lose(self, link: Link, reason: str) -> None:
-        needed = self.needed(link)
+        """Close a broken connection; `report_broken` reports it later if it is needed and stays broken."""
+        needed = self.is_needed(link)
         self.drop(link)
         if needed and link.task not in self.gone:
-            # If the peer has died the coordinator notices by itself, and knows how; it is told only if it has not.
+            # If the peer has died, the coordinator finds out by itself, with the cause; until then nothing is reported.
             self._broken[link.task] = (time.monotonic(), f"{self.state.task}: {reason}")
 
     def note_missing(self, server: str) -> None:
-        """Note that a server to which something has to be sent is not connected."""
+        """Note that there is no connection to a server to which something has to be sent."""
         if server not in self.gone:
-            self._broken.setdefault(server, (time.monotonic(), f"{self.state.task}: no connection to {server}"))
+            self._broken.setdefault(server, (time.monotonic(), f"{self.state.task} has no connection to {server}"))
 
     def forget_broken(self) -> None:
-        """Report none of the broken connections: a plan is done without them."""
+        """Report none of the connections that are broken now: a plan was completed without them."""
         self._broken.clear()
 
     def report_broken(self, control: CoordinatorClient) -> None:
-        """Tell the coordinator of connections that stay broken; drop handshakes that take too long."""
+        """Report connections that have stayed broken to the coordinator; end handshakes that take too long."""
         now = time.monotonic()
         for listener in self._listeners:
             listener.expire(now)
@@ -208,7 +216,7 @@ class Connections:
         cut_off([link.sock for link in list(self._all)])
 
     def close(self) -> None:
-        """Close everything."""
+        """Close all connections and listeners."""
         for link in list(self._all):
             link.close()
         for listener in self._listeners:

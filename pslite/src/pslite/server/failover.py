@@ -1,7 +1,7 @@
-"""Failover: what a server does when other servers are gone, so that their blocks go on from replicas.
+"""Failover: when servers have died, the servers with the newest copies of their blocks become the owners.
 
-The coordinator asks every server which versions it has of their blocks (`Census`), and then says who owns them
-(`Promote`): who has the newest copy.  Workers push the step again that was under way.
+The coordinator asks every server which versions of these blocks it has (`Census`), and then says which servers own them
+(`Promote`).  Workers push the gradients of the step in progress again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pslite.net.messages import Census, Copies, Promote, Promoted
 from pslite.server.block_handoff import Handoff
 from pslite.server.block_state import BlockState
 from pslite.server.connections import Connections
+from pslite.server.plan_activation import Announcement
 from pslite.server.replication import ReplicaSender, ReplicaStore
 from pslite.server.rounds import Rounds
 from pslite.server.server_state import ServerState
@@ -24,95 +25,101 @@ from pslite.server.server_state import ServerState
 
 @dataclass(eq=False)
 class Failover:
-    """Says what copies this server has, and makes it the owner of blocks of servers that are gone."""
+    """Reports this server's copies of blocks of dead servers, and makes it the owner of those it is given."""
 
     state: ServerState
     connections: Connections
-    backups: ReplicaSender
-    replicas: ReplicaStore
+    replica_sender: ReplicaSender
+    replica_store: ReplicaStore
     handoff: Handoff
-    #: set when the job is known
+    #: set when the job's description is known
     rounds: Rounds = field(init=False)
 
-    def count_copies(self, message: Census, receiver: Receiver) -> None:
-        """Say which versions this server has of blocks; what servers that are gone send counts no more from now on."""
-        self._receive_the_rest(message.gone, receiver)
-        self.connections.give_up(message.gone)
+    def report_copies(self, message: Census, receiver: Receiver) -> None:
+        """Report which versions of blocks this server has, and do not change these blocks until `promote`.
+
+        Frames of the dead servers that have arrived are taken by `receiver` first; later ones are not accepted.
+        """
+        self._receive_remaining(message.gone, receiver)
+        self.connections.drop_dead(message.gone)
         blocks = [*self.state.owned.values(), *self.handoff.unacknowledged.values()]
-        for block in self.backups.servers_lost(message.gone, blocks):
-            self.rounds.broadcast(block)
+        for block in self.replica_sender.servers_lost(message.gone, blocks):
+            self.rounds.answer_workers(block)
         self.state.frozen.update(message.blocks)
-        found = {number: self._newest(number) for number in message.blocks}
-        versions = {number: block.version for number, block in found.items() if block is not None}
+        copies = {number: self._newest_copy(number) for number in message.blocks}
+        versions = {number: block.version for number, block in copies.items() if block is not None}
         self.state.send(Copies(number=message.number, versions=versions))
         self.handoff.report()
 
-    def _receive_the_rest(self, gone: Collection[str], receiver: Receiver) -> None:
-        """Take what has come over connections before they are given up."""
+    def _receive_remaining(self, gone: Collection[str], receiver: Receiver) -> None:
+        """Receive the frames of dead members that have arrived."""
         for task in gone:
-            for link in self.connections.of(task):
+            for link in self.connections.with_member(task):
                 with contextlib.suppress(PeerLost, ProtocolError):
                     while link.receive(receiver):
                         pass
 
-    def _newest(self, block: int) -> BlockState | None:
-        """Return what there is of a block: owned, on its way to another owner, or as a replica."""
-        places = (self.state.owned, self.handoff.unacknowledged, self.replicas.kept)
-        return max((place[block] for place in places if block in place), key=lambda s: s.version, default=None)
+    def _newest_copy(self, number: int) -> BlockState | None:
+        """Return the newest copy of a block: owned, handed off but not acknowledged, or a replica."""
+        holders = (self.state.owned, self.handoff.unacknowledged, self.replica_store.kept)
+        copies = (blocks[number] for blocks in holders if number in blocks)
+        return max(copies, key=lambda block: block.version, default=None)
 
     def promote(self, message: Promote) -> None:
-        """Blocks have another owner under every plan in force: this server, or one that has a newer copy."""
+        """Give blocks new owners under every plan; own those that this server is given."""
         state = self.state
         for number in message.owners:
-            state.former_owners.setdefault(number, set()).update(p.owner(number).task for p in state.plans_in_force())
+            owners = {plan.owner(number).task for plan in state.known_plans()}
+            state.former_owners.setdefault(number, set()).update(owners)
         for prepared in state.plans.values():
             prepared.plan = prepared.plan.without(message.gone, message.owners)
             prepared.previous = prepared.previous and prepared.previous.without(message.gone, message.owners)
-            # the plan in force is done with; one that takes its place may have to move something else
-            prepared.reported = prepared.plan.number <= state.settled
-        # what is reported as moved from here on takes account of it
-        self.state.send(Promoted(number=message.number))
-        ours = []
+            # A plan that is not completed may have more to move now; it is reported again.
+            prepared.reported = prepared.plan.number <= state.completed_plan
+        # before any `Moved`, which must refer to the new owners
+        state.send(Promoted(number=message.number))
+        taken = []
         for number, owner in message.owners.items():
-            newest = self._newest(number)
-            block = state.owned.pop(number, None)
-            if block is not None:
-                self.backups.release(block)
+            newest = self._newest_copy(number)
+            owned = state.owned.pop(number, None)
+            if owned is not None:
+                self.replica_sender.release(owned)
             self.handoff.withdraw(number)
-            self.replicas.remove(number)
+            self.replica_store.remove(number)
             if owner.task == state.task:
                 assert newest is not None
-                ours.append(newest)
-        # all of them first: nothing is reported as moved as long as one is not
-        state.owned.update({block.number: block for block in ours})
-        for block in ours:
-            self._own(block)
-        self._thaw(set(message.owners))
+                taken.append(newest)
+        # all of them before `_take_over`, which reports `Moved` when every owned block has entered the plan
+        state.owned.update({block.number: block for block in taken})
+        for block in taken:
+            self._take_over(block)
+        self._unfreeze(set(message.owners))
         self.rounds.answer_requests()
         self.handoff.report()
 
-    def _own(self, block: BlockState) -> None:
-        """Own a block, from the version on at which it is here; workers push the step again that was under way."""
+    def _take_over(self, block: BlockState) -> None:
+        """Continue with a block as its new owner, at the version that is here."""
         self.state.faults.reached(FaultPoint.TAKE_BLOCK, block.number)
-        state, clock = self.state, self.state.clock
-        if clock.stamp is None and block.stamp[0] > state.settled and block.stamp[0] in state.plans:
-            clock.stamp = block.stamp
-        block.rows = None  # workers have to be sent everything
+        state, activation = self.state, self.state.activation
+        plan, first = block.announced
+        if activation.announced is None and plan > state.completed_plan and plan in state.plans:
+            activation.announced = Announcement(plan, first)
+        block.step_rows = None  # workers need all rows, since they may have missed answers of the former owner
         prepared = state.plan_of(block)
-        if block.plan > state.settled:
-            prepared.begin()
+        if block.plan > state.completed_plan:
+            prepared.note_entered()
         block.begin_step(prepared.reduction.leaves)
         self.handoff.activate_due_plan(block)
-        self.rounds.broadcast(block)
+        self.rounds.answer_workers(block)
 
-    def _thaw(self, owned: set[int]) -> None:
-        """Apply steps again to blocks of a `Census` before that go back to an owner which has always been there.
+    def _unfreeze(self, taken_over: set[int]) -> None:
+        """Unfreeze all blocks, and continue with those that have not been taken over.
 
-        That is so where the plan is given up under which they would have had another one.
+        A block was frozen and keeps its owner if the only plan that would have given it to a dead server was aborted.
         """
         state = self.state
-        thawed, state.frozen = state.frozen - owned, set()
-        coming = [block for prepared in state.plans.values() for block in prepared.gained.values()]
-        for block in [*state.owned.values(), *coming]:
-            if block.number in thawed:
+        unfrozen, state.frozen = state.frozen - taken_over, set()
+        gained = [block for prepared in state.plans.values() for block in prepared.gained.values()]
+        for block in [*state.owned.values(), *gained]:
+            if block.number in unfrozen:
                 self.rounds.proceed(block)

@@ -1,4 +1,4 @@
-"""Data frames that a server takes, by kind: where the payload of each goes, and what happens when it is complete."""
+"""Handlers of the data frames that a server receives, by kind: where the payload goes, and what is done with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoint
 from pslite.job.blocks import Block
 from pslite.net.data_frames import (
-    AGAIN,
     FETCH,
     FIRST_STATE,
     INIT,
@@ -23,6 +22,7 @@ from pslite.net.data_frames import (
     REGION,
     REPLICATE,
     REPLICATED,
+    RESEND,
     RESTORE,
     SEED,
     SEEDED,
@@ -35,160 +35,191 @@ from pslite.net.messages import Failed
 from pslite.net.shared_memory import MappedMemory
 from pslite.numeric.sparse_rows import checked_length
 from pslite.server.block_handoff import Handoff
-from pslite.server.block_state import Array, state_bytes
+from pslite.server.block_state import Array, BlockState, state_bytes
 from pslite.server.connections import Connections
 from pslite.server.replication import ReplicaSender, ReplicaStore
 from pslite.server.rounds import Rounds
 from pslite.server.server_state import ServerState
 
 
-class _Kind(NamedTuple):
-    """What is done with frames of a kind."""
+class _Handler(NamedTuple):
+    """The two functions that handle a kind of frame."""
 
-    #: returns the memory for the payload; raises ProtocolError
+    #: returns the memory for the payload; raises ProtocolError to refuse the frame
     payload: Callable[[Link, Header, Block], memoryview]
     #: takes a frame whose payload is complete
     arrived: Callable[[Link, Header], None]
 
 
 @dataclass(eq=False)
-class Frames:
+class FrameHandlers:
     """The `Receiver` of a server's data connections."""
 
     state: ServerState
     connections: Connections
-    backups: ReplicaSender
-    replicas: ReplicaStore
+    replica_sender: ReplicaSender
+    replica_store: ReplicaStore
     handoff: Handoff
-    #: set when the job is known
+    #: set when the job's description is known
     rounds: Rounds = field(init=False)
-    #: by connection, where the payload of the present frame goes, if it is not taken in place
+    #: connection -> memory for the payload of its present frame; without those that go into a block's state, or that
+    #: are dropped
     _buffers: WeakKeyDictionary[Link, Array] = field(default_factory=WeakKeyDictionary)
 
     def __post_init__(self) -> None:
-        weights = _Kind(self._weights_payload, self._weights)
-        request = _Kind(_no_payload, self._request)
-        self._kinds = {
-            PUSH: _Kind(self._push_payload, self._push),
+        weights = _Handler(self._weights_payload, self._weights_arrived)
+        request = _Handler(_no_payload, self._request_arrived)
+        self._handlers = {
+            PUSH: _Handler(self._push_payload, self._push_arrived),
             INIT: weights,
             RESTORE: weights,
-            FIRST_STATE: _Kind(self._first_state_payload, self._first_state),
-            STATE: _Kind(self._state_payload, self._state_arrived),
-            STATE_ACK: _Kind(_no_payload, self._state_acknowledged),
-            SEED: _Kind(self._seed_payload, self._seed),
-            SEEDED: _Kind(_no_payload, self._seed_acknowledged),
-            REPLICATE: _Kind(self._step_payload, self._step),
-            REPLICATED: _Kind(_no_payload, self._step_acknowledged),
+            FIRST_STATE: _Handler(self._first_state_payload, self._first_state_arrived),
+            STATE: _Handler(self._state_payload, self._state_arrived),
+            STATE_ACK: _Handler(_no_payload, self._state_acknowledged),
+            SEED: _Handler(self._seed_payload, self._seed_arrived),
+            SEEDED: _Handler(_no_payload, self._seed_acknowledged),
+            REPLICATE: _Handler(self._step_payload, self._step_arrived),
+            REPLICATED: _Handler(_no_payload, self._step_acknowledged),
             FETCH: request,
-            AGAIN: request,
+            RESEND: request,
         }
 
     # --- the Receiver interface -----------------------------------------------------------------------------------
 
     def payload(self, link: Link, header: Header) -> memoryview:
         """Return the memory for the payload of a frame; raise ProtocolError to refuse the peer."""
-        if header.kind == AGAIN and not self.state.known:
-            return memoryview(b"")  # the worker has been told sooner than this server what the job is: nothing is here
+        if header.kind == RESEND and not self.state.has_spec:
+            return memoryview(b"")  # the worker knows the job's description before this server does: nothing is here
         if header.block >= len(self.state.blocks):
-            raise ProtocolError(f"block {header.block} does not exist")
-        kind = self._kinds.get(header.kind)
-        if kind is None:
-            raise ProtocolError(f"a frame of kind {header.kind} does not belong here")
-        return kind.payload(link, header, self.state.blocks[header.block])
+            raise ProtocolError(
+                f"{link.task} sent a frame about block {header.block}, but the job has {len(self.state.blocks)} blocks"
+            )
+        handler = self._handlers.get(header.kind)
+        if handler is None:
+            raise ProtocolError(f"{link.task} sent a frame of kind {header.kind}, which no server accepts")
+        return handler.payload(link, header, self.state.blocks[header.block])
 
     def arrived(self, link: Link, header: Header) -> None:
         """Take a frame whose payload is complete."""
         if not self.state.faults.reached(FaultPoint.FRAME, link, header):
-            self._kinds[header.kind].arrived(link, header)
+            self._handlers[header.kind].arrived(link, header)
 
     def shared(self, link: Link, header: Header) -> None:
-        """Take a gradient that lies in the worker's own memory, or that memory."""
+        """Take a gradient in the worker's shared memory, or the descriptor of such memory.
+
+        Raises
+        ------
+        ProtocolError
+            the memory, or the frame, is not one that the peer may send.
+
+        """
         if header.kind == REGION:
             if link.role != "worker" or header.place in link.regions or len(link.regions) >= MAX_REGIONS:
-                raise ProtocolError(f"{link.task} may not hand over shared memory number {header.place}")
+                raise ProtocolError(
+                    f"{link.task} sent shared memory number {header.place}, which is not allowed: only workers may, "
+                    f"each number once and at most {MAX_REGIONS}"
+                )
             link.regions[header.place] = MappedMemory(link.descriptor())
             return
         region, state = link.regions.get(header.place), self.state
         if header.kind != PUSH or region is None or header.block >= len(state.blocks):
-            raise ProtocolError(f"{link.task} sent a frame that does not belong here")
-        block = state.blocks[header.block]
-        if header.length != block.nbytes or block.row or region.nbytes != state.layout.nbytes:
-            raise ProtocolError(f"{link.task} announced {header.length} bytes in shared memory of {region.nbytes}")
-        if self.rounds.accepts(link, header):
-            # The worker leaves it as it is until it has the next version of every block.
-            self._buffers[link] = region.array(block, state.layout.blocks[block.number])
+            raise ProtocolError(
+                f"{link.task} sent a frame of kind {header.kind} about block {header.block} in shared memory number "
+                f"{header.place}: only gradients (kind {PUSH}) of the job's blocks, in memory sent before, may be"
+            )
+        definition = state.blocks[header.block]
+        if header.length != definition.nbytes or definition.row or region.nbytes != state.layout.nbytes:
+            raise ProtocolError(
+                f"{link.task} sent a gradient of {header.length} bytes of block {header.block} in shared memory of "
+                f"{region.nbytes} bytes; {definition.nbytes} and {state.layout.nbytes} bytes are right, "
+                "and gradients of sparse blocks are not shared"
+            )
+        if self.rounds.admit(link, header):
+            # The worker does not write to it until it has the next version of every block.
+            self._buffers[link] = region.array(definition, state.layout.blocks[definition.number])
         self.arrived(link, header)
 
-    # --- gradients ------------------------------------------------------------------------------------------------
+    # --- gradients and requests -----------------------------------------------------------------------------------
 
-    def _push_payload(self, link: Link, header: Header, block: Block) -> memoryview:
-        length = checked_length(block, header.length) if block.row else self.state.lengths[block.number]
-        if not self.rounds.accepts(link, header):
-            return memoryview(bytearray(length))  # nobody wants it
-        if block.row:
-            return self._keep(link, length)
-        encoding = self.state.encodings[block.number]
-        buffer = self.state.pool.take(block, encoding.dtype if encoding is not None else "")
+    def _push_payload(self, link: Link, header: Header, definition: Block) -> memoryview:
+        number, state = header.block, self.state
+        length = checked_length(definition, header.length) if definition.row else state.lengths[number]
+        if not self.rounds.admit(link, header):
+            return _dropped(length)
+        if definition.row:
+            return self._new_buffer(link, length)
+        encoding = state.encodings[number]
+        buffer = state.pool.take(definition, encoding.dtype if encoding is not None else "")
         self._buffers[link] = buffer
         return buffer.data.cast("B")
 
-    def _push(self, link: Link, header: Header) -> None:
+    def _push_arrived(self, link: Link, header: Header) -> None:
         buffer = self._buffers.pop(link, None)
         if buffer is None:
             self.rounds.refuse(link, header)
         else:
             self.rounds.push(link, header, buffer)
 
-    def _request(self, link: Link, header: Header) -> None:
-        if self.state.known:
-            self.rounds.request(link, header)
+    def _request_arrived(self, link: Link, header: Header) -> None:
+        if self.state.has_spec:
+            self.rounds.take_request(link, header)
 
-    # --- the first weights of a job, or of a worker ---------------------------------------------------------------
+    # --- initial weights of the job, first weights of a worker ----------------------------------------------------
 
-    def _weights_payload(self, link: Link, header: Header, block: Block) -> memoryview:
+    def _weights_payload(self, link: Link, header: Header, definition: Block) -> memoryview:
         if header.block in self.state.owned and self.state.is_first_worker(link, header.plan):
-            # sent again, for the connection broke when it had come
-            return self._keep(link, block.nbytes if header.kind == INIT else state_bytes(block))
-        state = self.state.expected(link, header)
-        return state.weights if header.kind == INIT else state.whole
+            # They have arrived before: the worker sends them again because its connection broke.
+            return self._new_buffer(link, definition.nbytes if header.kind == INIT else state_bytes(definition))
+        block = self.state.block_for_state(link, header)
+        return block.weights if header.kind == INIT else block.whole
 
-    def _weights(self, link: Link, header: Header) -> None:
+    def _weights_arrived(self, link: Link, header: Header) -> None:
         if self._buffers.pop(link, None) is not None:
             return
-        block = self.state.expected(link, header)
+        block = self.state.block_for_state(link, header)
         self.handoff.receive(block, header)
         self.rounds.answer_requests()
         self.handoff.assign_backup(block, moved=False)
-        self.rounds.broadcast(block)
+        self.rounds.answer_workers(block)
         self.handoff.report()
 
-    def _first_state_payload(self, link: Link, header: Header, block: Block) -> memoryview:
-        """Where workers have weights and optimizer: what a worker sends to those that have just come."""
+    def _first_state_payload(self, link: Link, header: Header, definition: Block) -> memoryview:
         prepared = self.state.plans.get(header.plan)
         if not self.state.sums_only or prepared is None or prepared.plan.worker_index(link.task) < 0:
-            raise ProtocolError(f"{link.task} sent a state of block {header.block}, for which nobody waits")
-        if header.length != state_bytes(block):
-            raise ProtocolError(f"{header.length} bytes are no state of block {header.block}")
-        return self._keep(link, header.length)
+            raise ProtocolError(
+                f"{link.task} sent a state of block {header.block} for new workers of plan {header.plan}: only workers "
+                "of a plan that is prepared here may, in a job whose workers apply the optimizer"
+            )
+        if header.length != state_bytes(definition):
+            raise ProtocolError(
+                f"{link.task} sent {header.length} bytes as the state of block {header.block}, "
+                f"which has {state_bytes(definition)} bytes"
+            )
+        return self._new_buffer(link, header.length)
 
-    def _first_state(self, link: Link, header: Header) -> None:
+    def _first_state_arrived(self, link: Link, header: Header) -> None:
+        """Forward a worker's weights and optimizer slots to the workers that the plan adds (`sums_only`)."""
         state = self._buffers.pop(link).data
         for task in self.state.plans[header.plan].newcomers - {link.task}:
-            other = self.connections.links.get(task)
-            if other is not None:
-                other.send(header, state)
+            newcomer = self.connections.accepted.get(task)
+            if newcomer is not None:
+                newcomer.send(header, state)
 
     # --- blocks that move -----------------------------------------------------------------------------------------
 
-    def _state_payload(self, link: Link, header: Header, block: Block) -> memoryview:  # noqa: ARG002
-        return self.state.expected(link, header).whole
+    def _state_payload(self, link: Link, header: Header, definition: Block) -> memoryview:  # noqa: ARG002
+        return self.state.block_for_state(link, header).whole
 
     def _state_arrived(self, link: Link, header: Header) -> None:
-        block = self.state.expected(link, header)
+        block = self.state.block_for_state(link, header)
         crc = zlib.crc32(block.whole)
         if crc != header.crc:
-            damage = f"checksum {crc:08x}, not {header.crc:08x}"
-            self.state.send(Failed(reason=f"block {header.block} came damaged from {link.task}: {damage}"))
+            self.state.send(
+                Failed(
+                    reason=f"the state of block {header.block} was damaged on its way from {link.task}: "
+                    f"its checksum is {crc:08x}, not {header.crc:08x}"
+                )
+            )
             return
         link.send(header.reply(STATE_ACK))
         self.handoff.receive(block, header)
@@ -197,65 +228,80 @@ class Frames:
         self.rounds.proceed(block)
         self.handoff.report()
 
-    def _state_acknowledged(self, link: Link, header: Header) -> None:  # noqa: ARG002
+    def _state_acknowledged(self, link: Link, header: Header) -> None:
         if header.block in self.handoff.unacknowledged:
             self.handoff.acknowledged(header.block)
-        elif not self.state.replicated:
-            raise ProtocolError(f"an acknowledgement of block {header.block}, which was not sent")
+        elif not self.state.replicated:  # with replicas, `_replica` may have counted the block as acknowledged
+            raise ProtocolError(f"{link.task} acknowledged block {header.block}, which it was not sent")
         self.handoff.report()
 
     # --- replicas -------------------------------------------------------------------------------------------------
 
-    def _seed_payload(self, link: Link, header: Header, block: Block) -> memoryview:
-        replica = self.replicas.find(link, header) if self._from_owner(link, header) else None
-        return replica.whole if replica is not None else memoryview(bytearray(state_bytes(block)))
+    def _replica(self, link: Link, header: Header) -> BlockState | None:
+        """Return the replica that a seed or step is for; None if the frame is to be dropped.
 
-    def _seed(self, link: Link, header: Header) -> None:
-        if self.state.is_owner(link, header.block) and self.replicas.find(link, header) is not None:
-            self.replicas.take_seed(link, header)
-            # what an owner before was sending may not come into what is a replica now
-            for other in self.connections.others(link):
-                late = other.coming
+        A frame of the owner also acknowledges the block, if this server has just handed it off to that owner.
+
+        Raises
+        ------
+        ProtocolError
+            the peer has never owned the block, or the replica is at another version.
+
+        """
+        if not self.state.check_owner(link, header.block):
+            return None
+        if header.block in self.handoff.unacknowledged:
+            self.handoff.acknowledged(header.block)
+        return self.replica_store.find(link, header)
+
+    def _seed_payload(self, link: Link, header: Header, definition: Block) -> memoryview:
+        replica = self._replica(link, header)
+        return replica.whole if replica is not None else _dropped(state_bytes(definition))
+
+    def _seed_arrived(self, link: Link, header: Header) -> None:
+        if self.state.owns(link, header.block) and self.replica_store.find(link, header) is not None:
+            self.replica_store.take_seed(link, header)
+            # A former owner's seed that is still arriving would overwrite the replica.
+            for other_link in self.connections.except_link(link):
+                late = other_link.coming
                 if late is not None and (late.kind, late.block) == (SEED, header.block):
-                    other.divert()
+                    other_link.divert()
 
     def _seed_acknowledged(self, link: Link, header: Header) -> None:
-        self.backups.seed_acknowledged(link, header, self.state.owned.get(header.block))
+        self.replica_sender.seed_acknowledged(link, header, self.state.owned.get(header.block))
         self.handoff.report()
 
-    def _step_payload(self, link: Link, header: Header, block: Block) -> memoryview:
-        replica = self.replicas.find(link, header) if self._from_owner(link, header) else None
-        buffer = self.replicas.buffer(block, header, len(self.state.tensors.pieces[header.block]))
+    def _step_payload(self, link: Link, header: Header, definition: Block) -> memoryview:
+        replica = self._replica(link, header)
+        buffer = self.replica_store.buffer(definition, header, len(self.state.tensors.pieces[header.block]))
         if replica is not None:
             self._buffers[link] = buffer
         return buffer.data
 
-    def _step(self, link: Link, header: Header) -> None:
+    def _step_arrived(self, link: Link, header: Header) -> None:
         buffer = self._buffers.pop(link, None)
-        # the block may have got another owner while its bytes came
-        if buffer is not None and self.state.is_owner(link, header.block) and self.replicas.find(link, header):
-            self.replicas.take_step(link, header, buffer)
+        # while the payload arrived, a failover may have given the block another owner
+        if buffer is not None and self.state.owns(link, header.block) and self.replica_store.find(link, header):
+            self.replica_store.take_step(link, header, buffer)
 
     def _step_acknowledged(self, link: Link, header: Header) -> None:
-        block = self.backups.step_acknowledged(link, header)
+        block = self.replica_sender.step_acknowledged(link, header)
         if block is not None:
-            self.rounds.broadcast(block)
-
-    def _from_owner(self, link: Link, header: Header) -> bool:
-        """Whether a frame is of the block's owner, whose word may come before its acknowledgement of the block."""
-        owner = self.state.is_owner(link, header.block)
-        if owner and header.block in self.handoff.unacknowledged:
-            self.handoff.acknowledged(header.block)
-        return owner
+            self.rounds.answer_workers(block)
 
     # --- memory ---------------------------------------------------------------------------------------------------
 
-    def _keep(self, link: Link, length: int) -> memoryview:
-        """Return new memory for a payload, which `arrived` finds."""
+    def _new_buffer(self, link: Link, length: int) -> memoryview:
+        """Return new memory for a payload, which the `arrived` handler finds in `_buffers`."""
         buffer = np.empty(length, dtype=np.uint8)
         self._buffers[link] = buffer
         return buffer.data
 
 
-def _no_payload(link: Link, header: Header, block: Block) -> memoryview:  # noqa: ARG001
+def _no_payload(link: Link, header: Header, definition: Block) -> memoryview:  # noqa: ARG001
     return memoryview(b"")
+
+
+def _dropped(length: int) -> memoryview:
+    """Return memory for a payload that is not used."""
+    return memoryview(bytearray(length))

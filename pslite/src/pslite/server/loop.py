@@ -1,6 +1,7 @@
-"""The parameter server's poll loop: takes frames and the coordinator's messages, and never waits for a peer.
+"""The parameter server's event loop: handles data frames and the coordinator's messages without waiting for a peer.
 
-Only preparing a plan (allocating memory and connecting) and writing checkpoints are done by other threads.
+Only the preparation of plans (allocating memory, opening connections) and the writing of checkpoints run in other
+threads.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping
 
 from pslite.errors import JobFailed, ProtocolError, RolledBack
 from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
+from pslite.job.job_spec import JobSpec
 from pslite.net.authentication import Identity
 from pslite.net.coordinator_client import CoordinatorClient
 from pslite.net.data_frames import Link
@@ -52,7 +54,7 @@ from pslite.server.block_handoff import Handoff
 from pslite.server.block_step import Steps
 from pslite.server.connections import Connections
 from pslite.server.failover import Failover
-from pslite.server.frame_handlers import Frames
+from pslite.server.frame_handlers import FrameHandlers
 from pslite.server.plan_preparation import prepare
 from pslite.server.replication import ReplicaSender, ReplicaStore
 from pslite.server.rounds import Rounds, SynchronousRounds
@@ -60,7 +62,10 @@ from pslite.server.server_state import PreparedPlan, ServerState
 from pslite.storage.checkpoints import Saver
 
 #: the longest time between two readings of the control connection, in seconds
-_LOOK_SECONDS = 0.2
+_CONTROL_SECONDS = 0.2
+
+#: results of other threads: a prepared plan, why it cannot be prepared, an opened connection, a checkpoint
+_Result = PreparedPlan | Nack | Link | Saved | NotSaved
 
 
 class Server:
@@ -69,21 +74,26 @@ class Server:
     Parameters
     ----------
     identity
-        who we are, with the job's token.
+        of this server, with the job's token.
     coordinator
         host:port of the coordinator.
     host
-        the name or address under which workers reach this server.
+        the name or address under which workers reach this server; "" for the one that it reaches the coordinator from.
     say
-        takes lines for the user.
+        prints a line for the user.
     join_timeout
         seconds to reach the coordinator.
     faults
         called at fault points, by tests.
 
+    Raises
+    ------
+    PsliteError
+        the coordinator cannot be reached, or refuses the server.
+
     """
 
-    #: set when the job is known
+    #: set when the job's description is known
     _rounds: Rounds
 
     def __init__(
@@ -99,33 +109,39 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._control = CoordinatorClient(
             identity, coordinator, timeout=join_timeout,
-            resumed=lambda: self._steps.report_again(),  # noqa: PLW0108  (they are made below)
+            resumed=lambda: self._steps.report_again(),  # noqa: PLW0108  (`_steps` is set below)
         )  # fmt: skip
         self._identity = self._control.identity
         self._state = state = ServerState(identity.task, self._control.send, say, FaultPoints(faults, identity.task))
         self._connections = connections = Connections(
-            state, self._selector, self._identity, self._control.job, needed=self._needs, opened=self._queue_result
-        )
-        # the interface that reaches the coordinator reaches the rest of the job, unless the user says otherwise
-        #: host:port on which data is taken
+            state, self._selector, self._identity, self._control.job,
+            is_needed=self._is_needed, on_opened=self._queue_result,
+        )  # fmt: skip
+        #: host:port on which data connections are accepted
         self.address = f"{host or self._control.own_host}:{connections.port}"
-        me = Join(
-            host=socket.gethostname(), pid=os.getpid(), address=self.address, local=connections.local, machine=machine()
+        state.send(
+            Join(
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                address=self.address,
+                local=connections.local,
+                machine=machine(),
+            )
         )
-        state.send(me)
         self._steps = Steps(state)
-        self._backups = backups = ReplicaSender(connections.peers, state.pool, state.faults)
-        self._replicas = replicas = ReplicaStore(self._steps.apply)
-        self._handoff = handoff = Handoff(state, connections, backups, replicas)
-        self._failover = Failover(state, connections, backups, replicas, handoff)
-        self._frames = Frames(state, connections, backups, replicas, handoff)
+        self._replica_sender = ReplicaSender(connections.opened, state.pool, state.faults)
+        self._replica_store = ReplicaStore(self._steps.apply)
+        self._handoff = Handoff(state, connections, self._replica_sender, self._replica_store)
+        parts = state, connections, self._replica_sender, self._replica_store, self._handoff
+        self._failover = Failover(*parts)
+        self._frames = FrameHandlers(*parts)
         self._handlers: Mapping[type[Message], Callable[..., None]] = {
             Prepare: self._prepare,
             Abort: self._abort,
-            Commit: lambda message: state.clock.commit(message.plan),
+            Commit: lambda message: state.activation.commit(message.plan),
             PlanDone: self._plan_done,
             TakeOver: self._take_over,
-            Census: lambda message: self._failover.count_copies(message, self._frames),
+            Census: lambda message: self._failover.report_copies(message, self._frames),
             Promote: self._failover.promote,
             Clip: self._take_factors,
             Trust: self._take_factors,
@@ -135,26 +151,28 @@ class Server:
             JobEnded: _job_ended,
             Refused: self._refused,
         }
-        self._beaten = self._looked = time.monotonic()
-        #: what other threads have done
-        self._done: queue.SimpleQueue[PreparedPlan | Link | Nack | Saved | NotSaved] = queue.SimpleQueue()
-        #: plans that were given up, perhaps while they were prepared
-        self._given_up: set[int] = set()
+        #: times (monotonic, seconds) of the last heartbeat and of the last reading of the control connection
+        self._beat_at = self._control_read_at = time.monotonic()
+        self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
+        #: numbers of plans that the coordinator has aborted; one may still be in preparation
+        self._aborted: set[int] = set()
+        #: wakes the selector when another thread queues a result
         self._wake_out, self._wake_in = socket.socketpair()
+        #: exit status; None until the server is told to exit
         self._status: int | None = None
         self._closed = False
 
     # --- loop -----------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Serve until the job ends or this server is drained; return the exit status.
+        """Serve until the job ends or this server leaves it; return the exit status.
 
         Raises
         ------
         JobFailed
-            the job failed or the coordinator is gone.
+            the job failed, or the coordinator cannot be reached any more.
         RolledBack
-            the job goes back to its newest checkpoint: another server takes the place of this one.
+            the job goes back to its newest checkpoint, which a new server joins.
 
         """
         meter = self._state.meter
@@ -162,9 +180,9 @@ class Server:
         self._control.watch(self._selector, self._read_control)
         self._selector.register(self._wake_out, selectors.EVENT_READ, self._take_results)
         try:
-            # until a coordinator has confirmed all messages of this server
+            # even after `Exit`, until the coordinator has confirmed all messages of this server
             while self._status is None or not self._control.settled:
-                wait = 0 if self._handoff.can_send else min(0.2, self._control.heartbeat)
+                wait = 0 if self._handoff.can_send else min(_CONTROL_SECONDS, self._control.heartbeat)
                 meter.end()
                 ready = self._selector.select(wait)
                 meter.begin()
@@ -197,67 +215,67 @@ class Server:
         for block in self._state.owned.values():
             if block.arena is not None:
                 block.arena.keep()
-        self._close_opened()
+        self._close_unused()
         self._connections.close()
         for closable in (self._control, self._wake_in, self._wake_out, self._selector):
             closable.close()
 
     def _heartbeat(self) -> None:
-        """Send a heartbeat if one is due, and read the coordinator's messages at least every `_LOOK_SECONDS`."""
+        """Send a heartbeat if one is due, and read the coordinator's messages at least every `_CONTROL_SECONDS`."""
         now = time.monotonic()
-        if now - self._beaten >= self._control.heartbeat:
-            self._beaten = now
+        if now - self._beat_at >= self._control.heartbeat:
+            self._beat_at = now
             self._state.send(Beat(version=self._state.version, pace=self._state.meter.take()))
-        if now - self._looked >= _LOOK_SECONDS:
+        if now - self._control_read_at >= _CONTROL_SECONDS:
             self._read_control()
         self._connections.report_broken(self._control)
 
-    def _needs(self, link: Link) -> bool:
-        """Whether a connection is needed: it is to a member of the plan in force, and something comes or goes."""
-        prepared = self._state.plans.get(self._state.current)
-        used = link.role != "ps" or self._handoff.moving or self._connections.peers.get(link.task) is link
+    def _is_needed(self, link: Link) -> bool:
+        """Return whether a connection is needed: to a member of the plan in force, and used for training or a move."""
+        prepared = self._state.plans.get(self._state.current_plan)
+        used = link.role != "ps" or self._handoff.moving or self._connections.opened.get(link.task) is link
         return used and prepared is not None and link.task in prepared.plan.tasks()
 
     # --- results of other threads ---------------------------------------------------------------------------------
 
-    def _queue_result(self, result: PreparedPlan | Link | Nack | Saved | NotSaved) -> None:
-        """Queue a result of another thread (prepared plan, opened connection, written checkpoint) for the loop."""
-        self._done.put(result)
+    def _queue_result(self, result: _Result) -> None:
+        """Queue a result for the loop; called by other threads."""
+        self._results.put(result)
         with contextlib.suppress(OSError):
             self._wake_in.send(b"x")
         if self._closed:
-            self._close_opened()
+            self._close_unused()
 
-    def _close_opened(self) -> None:
-        """Close connections that were opened for a plan and never used; from any thread."""
+    def _close_unused(self) -> None:
+        """Close opened connections that the loop has not taken; from any thread."""
         with contextlib.suppress(queue.Empty):
             while True:
-                result = self._done.get_nowait()
+                result = self._results.get_nowait()
                 if isinstance(result, Link):
                     result.close()
 
     def _take_results(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._wake_out.recv(256)
-        while not self._done.empty():
-            result = self._done.get()
+        while not self._results.empty():
+            result = self._results.get()
             if isinstance(result, Nack | Saved | NotSaved):
                 self._state.send(result)
             elif isinstance(result, Link):
-                self._connections.add_peer(result)
-            elif result.plan.number not in self._given_up:
-                self._take_plan(result)
+                self._connections.add_opened(result)
+            elif result.plan.number not in self._aborted:
+                self._take_prepared(result)
 
-    def _take_plan(self, prepared: PreparedPlan) -> None:
+    def _take_prepared(self, prepared: PreparedPlan) -> None:
         number = prepared.plan.number
         self._state.plans[number] = prepared
         self._state.faults.reached(FaultPoint.PLAN_STAGED, prepared.plan)
-        self._replicas.expect(prepared.replicas)
-        self._state.current = self._state.current or number
+        self._replica_store.expect(prepared.replicas)
+        self._state.current_plan = self._state.current_plan or number
         self._state.send(Ready(plan=number))
 
     def _finish_checkpoints(self) -> None:
-        """Write what is begun of a checkpoint, and begin no other."""
+        """Finish writing the checkpoint in progress, and begin no other."""
         saver, self._state.saver = self._state.saver, None
         if saver is not None:
             saver.close()
@@ -268,83 +286,84 @@ class Server:
     def _read_control(self) -> None:
         if self._state.faults.reached(FaultPoint.READ_CONTROL):
             return
-        self._looked = time.monotonic()
+        self._control_read_at = time.monotonic()
         for message in self._control.look():
             if self._state.faults.reached(FaultPoint.MESSAGE, message):
                 continue
             handler = self._handlers.get(type(message))
             if handler is None:
-                raise ProtocolError(f"unexpected {type(message).__name__} from the coordinator")
+                raise ProtocolError(f"the coordinator sent {type(message).__name__}, a message that no server accepts")
             handler(message)
 
     def _prepare(self, message: Prepare) -> None:
         state = self._state
-        if not state.known:
-            self._begin(message)
+        if not state.has_spec:
+            self._set_spec(message.spec)
         elif message.spec != state.spec:
-            self._state.send(Nack(plan=message.plan.number, reason="the job's description has changed"))
+            self._state.send(Nack(plan=message.plan.number, reason="the job's description differs from the first one"))
             return
-        owned, replicas = set(state.owned), set(self._replicas.kept)
+        owned, replicas = set(state.owned), set(self._replica_store.kept)
 
-        def work() -> None:
+        def run() -> None:
             self._queue_result(
                 prepare(message, state, owned, replicas, identity=self._identity, connector=self._connections.connector)
             )
 
-        threading.Thread(target=work, name="prepare", daemon=True).start()
+        threading.Thread(target=run, name="prepare", daemon=True).start()
 
-    def _begin(self, message: Prepare) -> None:
-        """Set up what depends on the job's description, which comes with the first plan."""
-        state, spec = self._state, message.spec
-        state.begin(spec)
+    def _set_spec(self, spec: JobSpec) -> None:
+        """Create what depends on the job's description, which arrives with the first plan."""
+        state = self._state
+        state.set_spec(spec)
         if spec.checkpoint and not state.sums_only:
             name = f"{self._identity.task}-{self._identity.incarnation[:8]}"
             state.saver = Saver(spec, name, self._queue_result)
-        kind = AsynchronousRounds if spec.asynchronous else SynchronousRounds
-        self._rounds = self._frames.rounds = self._failover.rounds = kind(
-            state, self._connections, self._steps, self._backups, self._handoff
-        )
+        rounds = AsynchronousRounds if spec.asynchronous else SynchronousRounds
+        self._rounds = rounds(state, self._connections, self._steps, self._handoff)
+        self._frames.rounds = self._failover.rounds = self._rounds
 
     def _abort(self, message: Abort) -> None:
-        self._given_up.add(message.plan)
-        self._forget(message.plan)
+        self._aborted.add(message.plan)
+        self._drop_plan(message.plan)
 
-    def _forget(self, plan: int) -> None:
-        self._state.forget(plan)
-        self._state.clock.forget(plan)
+    def _drop_plan(self, plan: int) -> None:
+        self._state.drop_plan(plan)
+        self._state.activation.plan_aborted(plan)
 
     def _plan_done(self, message: PlanDone) -> None:
+        """Drop everything that belongs to the plans before one to which all members have moved."""
         state, connections, number = self._state, self._connections, message.plan
-        before = {task for plan in state.plans_in_force() for task in plan.tasks()}
-        for old in [n for n in state.plans if n < number]:
-            self._forget(old)
-        state.current = state.settled = number
+        former_members = {task for plan in state.known_plans() for task in plan.tasks()}
+        for earlier in [n for n in state.plans if n < number]:
+            self._drop_plan(earlier)
+        state.current_plan = state.completed_plan = number
         self._handoff.plan_done(number)
-        self._state.clock.passed(number)
+        state.activation.plan_in_force(number)
         prepared = state.plans[number]
         plan, owned = prepared.plan, list(state.owned.values())
-        self._replicas.plan_done(plan.replicas_of(state.task), number)
-        named = {block.number: backup.task for block in owned if (backup := plan.backup(block.number)) is not None}
-        for block in self._backups.plan_done(owned, named):
-            self._rounds.broadcast(block)
-        backups = {task for block in owned for task in block.backups}
-        members = plan.tasks()
-        # a worker in no plan known here may belong to the next one, of which it has been told before this server
-        connections.keep_only(peers=backups, links=connections.links.keys() - (before - members))
+        self._replica_store.plan_done(plan.replicas_of(state.task), number)
+        backups = {block.number: server.task for block in owned if (server := plan.backup(block.number)) is not None}
+        for block in self._replica_sender.plan_done(owned, backups):
+            self._rounds.answer_workers(block)
+        # A member that is in no known plan stays connected: it may belong to the next one and have heard of it first.
+        left = former_members - plan.tasks()
+        connections.keep_only(
+            opened={task for block in owned for task in block.backups}, accepted=connections.accepted.keys() - left
+        )
         connections.forget_broken()
-        copies = max(len(plan.workers), len(prepared.expected))
-        wanted = [(block.block, copies) for block in owned]
-        state.pool.trim(wanted + [(block.block, 1) for block in self._replicas.kept.values()])
+        copies = max(len(plan.workers), len(prepared.pushers))
+        needed = [(block.definition, copies) for block in owned]
+        state.pool.trim(needed + [(block.definition, 1) for block in self._replica_store.kept.values()])
 
     def _take_over(self, message: TakeOver) -> None:
-        """Continue without workers that are gone: others push their tree nodes; what they have pushed counts."""
-        self._connections.give_up(message.gone)
-        if self._state.known:
+        """Continue without workers that have died: others push their tree nodes; what they have pushed counts."""
+        self._connections.drop_dead(message.gone)
+        if self._state.has_spec:
             self._rounds.workers_lost(message.nodes)
         self._state.send(TakenOver(number=message.number))
 
     def _take_factors(self, message: Clip | Trust) -> None:
-        if self._state.known:
+        if self._state.has_spec:
             self._rounds.take_factors(message)
 
     def _send_digests(self, message: DigestRequest) -> None:  # noqa: ARG002

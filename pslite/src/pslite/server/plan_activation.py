@@ -1,13 +1,15 @@
-"""The version at which a plan takes effect, announced by the owner of block 0 with the weights that it sends.
+"""Activation of plans: the version at which a plan takes effect, and how all members learn it without stopping.
 
-Workers hear of it before they can push a step under the new plan, so nobody ever stops.  The pair (plan, its first
-version) is called a stamp.
+When the coordinator commits a plan, the server that owns block 0 chooses the plan's first version.  It announces plan
+and version to the workers together with weights of block 0 that precede that version; the workers repeat the
+announcement in their pushes to all servers.  So everybody knows it before a step under the new plan can be pushed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoint, FaultPoints
@@ -15,93 +17,107 @@ from pslite.net.messages import Message, Stamped
 from pslite.server.block_state import BlockState
 
 
+class Announcement(NamedTuple):
+    """A plan that is about to take effect, and its first version; (0, 0) in a frame that announces nothing."""
+
+    plan: int
+    first: int
+
+
+NO_ANNOUNCEMENT = Announcement(0, 0)
+
+
 @dataclass(eq=False)
-class PlanClock:
-    """Holds which plan takes effect at which version; on the owner of block 0, chooses that version."""
+class PlanActivation:
+    """The announcement that a server knows of; on the owner of block 0, also the choice of the first version."""
 
     #: sends a message to the coordinator
     send: Callable[[Message], None]
     faults: FaultPoints
-    #: the coming plan and its first version, once announced
-    stamp: tuple[int, int] | None = None
-    #: versions of the whole job
+    #: None from the time when the announced plan has taken effect until another one is announced
+    announced: Announcement | None = None
+    #: number of versions of the job
     total_versions: int = 0
-    #: a plan that is to take effect as soon as possible, 0 for none
+    #: the plan that the coordinator has committed and that is not announced yet; 0: none
     _committed: int = 0
 
     def commit(self, plan: int) -> None:
-        """Have a plan take effect as soon as possible, as the coordinator says."""
-        if self.stamp is not None and self.stamp[0] == plan:
-            # the server that was told first is gone, and may not have reported the version
-            self.send(Stamped(plan=plan, first=self.stamp[1]))
+        """Have a plan announced with the next step of block 0."""
+        if self.announced is not None and self.announced.plan == plan:
+            # Block 0 had another owner, which announced the plan and died: it may not have told the coordinator.
+            self.send(Stamped(plan=plan, first=self.announced.first))
         else:
             self._committed = plan
 
-    def waits(self, block: BlockState) -> bool:
-        """Whether a committed plan waits for its first version to be chosen."""
+    def is_due(self, block: BlockState) -> bool:
+        """Return whether a committed plan is still to be announced with block 0."""
         return bool(self._committed) and block.plan < self._committed
 
-    def choose(self, first: int) -> None:
-        """Have the committed plan take effect at a version, or say that the job ends before."""
+    def announce(self, first: int) -> None:
+        """Announce the committed plan for version `first`, unless the job ends before, and tell the coordinator."""
         plan, self._committed = self._committed, 0
         if first >= self.total_versions:
             first = -1
         else:
-            self.stamp = plan, first
+            self.announced = Announcement(plan, first)
         self.send(Stamped(plan=plan, first=first))
         self.faults.reached(FaultPoint.STAMPED, plan)
 
-    def before_step(self, block: BlockState) -> None:
-        """Block 0 is about to reach a version: a committed plan is announced with it, and rules from the next one on.
+    def announce_if_due(self, block: BlockState) -> None:
+        """Announce a committed plan with the version that the next step of block 0 makes, for the version after it.
 
-        Replicas hear of it before any worker does.
+        To be called before the step is sent to the replica, so that the replica knows the announcement before any
+        worker does.
         """
-        if self.waits(block):
-            if self.stamp is not None and self.stamp[0] == self._committed:
-                # an owner of the block that is gone has announced it to workers already
+        if self.is_due(block):
+            if self.announced is not None and self.announced.plan == self._committed:
+                # a former owner of block 0, which has died, announced it to workers
                 self.commit(self._committed)
                 self._committed = 0
             else:
-                self.choose(block.version + 2)
+                self.announce(block.version + 2)
 
-    def learn_stamp(self, plan: int, first: int, *, prepared: bool) -> None:
-        """Take a stamp that a worker has been told, by the owner of block 0.
+    def learn(self, plan: int, first: int, *, prepared: bool) -> None:
+        """Take the announcement that a worker repeats in a push; nothing if `plan` is 0.
 
         Raises
         ------
         ProtocolError
-            the plan was never prepared here.
+            the plan was never `prepared` on this server.
 
         """
-        if plan and self.stamp is None:
+        if plan and self.announced is None:
             if not prepared:
-                raise ProtocolError(f"plan {plan} is announced but was never prepared")
-            self.stamp = plan, first
+                raise ProtocolError(f"a push announces plan {plan}, which was never prepared on this server")
+            self.announced = Announcement(plan, first)
 
     def plan_at(self, block: BlockState, version: int) -> int:
-        """Return the plan under which a version of a block is pushed."""
-        return self.stamp[0] if self.stamp is not None and version >= self.stamp[1] else block.plan
+        """Return the plan under which the step from a version of a block is pushed."""
+        return self.announced.plan if self.announced is not None and version >= self.announced.first else block.plan
 
-    def for_replica(self, block: BlockState) -> tuple[int, int]:
-        """Return the stamp that a replica has to know with the step under way, or (0, 0).
+    def for_replica(self, block: BlockState) -> Announcement:
+        """Return the announcement that a block's replica has to know with the step that is about to be applied.
 
-        Of block 0 from the step on whose answer carries it; of others when workers have heard of it for certain.
-        Otherwise a stamp could outlive its maker that no worker knows.
+        For block 0 that is so from the step on with which the plan is announced to workers; for other blocks when
+        every worker certainly knows it.  If a replica knew it earlier and the owner died, the replica would act on an
+        announcement that no worker has received.
         """
-        ahead = 2 if block.number == 0 else 1
-        return self.stamp if self.stamp is not None and self.stamp[1] <= block.version + ahead else (0, 0)
+        announced, ahead = self.announced, 2 if block.number == 0 else 1
+        return announced if announced is not None and announced.first <= block.version + ahead else NO_ANNOUNCEMENT
 
-    def for_workers(self, block: BlockState) -> tuple[int, int]:
-        """Return the stamp that goes to workers with the weights of a block, or (0, 0)."""
-        due = self.stamp is not None and block.number == 0 and self.stamp[1] == block.version + 1
-        return self.stamp if self.stamp is not None and due else (0, 0)
+    def for_workers(self, block: BlockState) -> Announcement:
+        """Return the announcement that is sent to workers with a block's present weights."""
+        announced = self.announced
+        if announced is None or block.number or announced.first != block.version + 1:
+            return NO_ANNOUNCEMENT
+        return announced
 
-    def forget(self, plan: int) -> None:
-        """A plan is given up."""
+    def plan_aborted(self, plan: int) -> None:
+        """Do not announce a plan that the coordinator has given up."""
         if self._committed == plan:
             self._committed = 0
 
-    def passed(self, plan: int) -> None:
-        """A plan has taken effect everywhere here; the stamp of one that is to come stays."""
-        if self.stamp is not None and self.stamp[0] <= plan:
-            self.stamp = None
+    def plan_in_force(self, plan: int) -> None:
+        """Drop the announcement of a plan that has taken effect for all blocks here; that of a later plan stays."""
+        if self.announced is not None and self.announced.plan <= plan:
+            self.announced = None

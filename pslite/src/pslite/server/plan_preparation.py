@@ -1,6 +1,6 @@
-"""Preparation of a plan: memory for the blocks that it gives to a server, and connections to where others go.
+"""Preparation of a plan: allocates memory for the blocks that it gives to a server, and opens the connections it needs.
 
-It takes a thread of its own, so that answers to workers go on meanwhile.
+It runs in a thread of its own, so that workers are answered meanwhile.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from pslite.errors import PsliteError, Unreachable
 from pslite.fault_points import FaultPoint
-from pslite.job.blocks import Block
 from pslite.job.job_spec import Sum
 from pslite.job.membership_plan import Plan, reduction
 from pslite.net.authentication import Identity
@@ -20,8 +19,8 @@ from pslite.net.shared_memory import Arena
 from pslite.server.block_state import BlockState, state_bytes
 from pslite.server.server_state import PreparedPlan, ServerState
 
-#: the highest number of shared memory
-_MAX_PLACE = (1 << 16) - 1
+#: the highest number that a region of shared memory can have in a frame
+_MAX_REGION_NUMBER = (1 << 16) - 1
 
 
 def prepare(
@@ -33,7 +32,7 @@ def prepare(
     identity: Identity,
     connector: ServerConnections,
 ) -> PreparedPlan | Nack:
-    """Allocate (and touch) the memory that a plan needs, and connect to servers that blocks and replicas go to.
+    """Allocate (and touch) the memory that a plan needs, and connect to the servers that get blocks and replicas.
 
     Parameters
     ----------
@@ -41,54 +40,59 @@ def prepare(
         the plan, and the one that it follows.
     state
         of the server; only what follows from the job's description is read, and buffers are reserved.
-    owned, replicas
-        numbers of the blocks that it has.
+    owned
+        numbers of the blocks that the server owns.
+    replicas
+        numbers of the blocks of which it keeps the replica.
     identity
-        who it is.
+        of the server.
     connector
         opens connections.
 
+    Returns
+    -------
+    PreparedPlan | Nack
+        the plan; or why it cannot be prepared, for the coordinator.
+
     """
-    plan = message.plan
+    plan, previous = message.plan, message.previous
     try:
         state.faults.reached(FaultPoint.PREPARE, plan)
-        how = reduction(message.spec, len(plan.workers), plan.shares)
-        expected = {node: plan.workers[i].task for i, nodes in enumerate(how.nodes) for node in nodes}
+        tree = reduction(message.spec, len(plan.workers), plan.shares)
+        pushers = {node: worker.task for worker, nodes in zip(plan.workers, tree.nodes, strict=True) for node in nodes}
         planned = set(plan.blocks_of(state.task))
-        new = [_kept(state, number) for number in sorted(planned.difference(owned))]
-        arena = _arena(plan, new)
-        gained = {block.number: BlockState(block, plan.number, how.leaves, arena) for block in new}
-        for block in gained.values():
-            block.here = state.sums_only
-        # whom a worker has to send its state: in the first plan all others
-        first = (plan.workers[0],)
-        old = {member.task for member in (message.previous.workers if message.previous is not None else first)}
-        state.pool.reserve(new, len(plan.workers))
-        # what was owned here, or another's replica, comes in place of that
-        others = [state.blocks[b] for b in plan.replicas_of(state.task) if b not in replicas and b not in owned]
-        replica_memory = {block.number: BlockState(block, plan.number, how.leaves) for block in others}
-        state.pool.reserve(others, 1)
-        targets = [plan.owner(b) for b in owned if b not in planned]
-        targets += [backup for b in planned if (backup := plan.backup(b)) is not None]
-        for member in {member.task: member for member in targets}.values():
+        gained = _gained_blocks(state, plan, sorted(planned.difference(owned)), tree.leaves)
+        # A block that is owned here now, or is already a replica, needs no other memory for its replica.
+        kept = [state.blocks[n] for n in plan.replicas_of(state.task) if n not in replicas and n not in owned]
+        replica_memory = {definition.number: BlockState(definition, plan.number, tree.leaves) for definition in kept}
+        state.pool.reserve([block.definition for block in gained.values()], len(plan.workers))
+        state.pool.reserve(kept, 1)
+        receivers = [plan.owner(number) for number in owned if number not in planned]
+        receivers += [backup for number in planned if (backup := plan.backup(number)) is not None]
+        for member in {member.task: member for member in receivers}.values():
             connector.reach(member, identity)
-        newcomers = {member.task for member in plan.workers} - old
+        # In the first plan, the first worker has the initial weights: it is no newcomer.
+        present = previous.workers if previous is not None else plan.workers[:1]
+        newcomers = {member.task for member in plan.workers} - {member.task for member in present}
         state.faults.reached(FaultPoint.PREPARED, plan)
     except (PsliteError, MemoryError, ValueError) as error:
         about = error.task if isinstance(error, Unreachable) else ""
         return Nack(plan=plan.number, reason=str(error) or type(error).__name__, about=about)
-    return PreparedPlan(plan, message.previous, how, expected, gained, newcomers, replica_memory)
+    return PreparedPlan(plan, previous, tree, pushers, gained, newcomers, replica_memory)
 
 
-def _kept(state: ServerState, number: int) -> Block:
-    """Return a block as it is kept here: without an optimizer, if the workers have that."""
-    block = state.blocks[number]
-    return replace(block, optimizer=Sum()) if state.sums_only else block
-
-
-def _arena(plan: Plan, blocks: Collection[Block]) -> Arena | None:
-    """Allocate the memory for blocks that a plan gives to this server, if workers may look at it."""
-    if not blocks or plan.number > _MAX_PLACE:
-        return None
-    arena = Arena(plan.number, {block.number: state_bytes(block) for block in blocks})
-    return arena if arena.region.fd >= 0 else None
+def _gained_blocks(state: ServerState, plan: Plan, numbers: Collection[int], leaves: int) -> dict[int, BlockState]:
+    """Return the blocks that a plan gives to this server, in memory that workers of this machine may read."""
+    definitions = [state.blocks[number] for number in numbers]
+    if state.sums_only:
+        # the workers have the optimizer: no slots here, and no state to wait for
+        definitions = [replace(definition, optimizer=Sum()) for definition in definitions]
+    arena = None
+    if definitions and plan.number <= _MAX_REGION_NUMBER:
+        arena = Arena(plan.number, {definition.number: state_bytes(definition) for definition in definitions})
+        if arena.region.fd < 0:
+            arena = None  # there is no shared memory on this machine
+    blocks = {definition.number: BlockState(definition, plan.number, leaves, arena) for definition in definitions}
+    for block in blocks.values():
+        block.has_state = state.sums_only
+    return blocks

@@ -1,8 +1,8 @@
-"""Replicas of blocks: an owner sends its backup each step, so that the backup can go on in its place.
+"""Replicas of blocks: the owner sends each step to another server, the backup, which can take over from it.
 
-Both apply the same gradient sum, so that they have the same bits, the optimizer's state included.  Workers are answered
-when the sum has come to the backup: a replica is never behind what a worker has been told, and no step is lost with the
-owner.  A new backup is first sent the whole state (its seed), once.
+Owner and backup apply the same gradient sum, so their states have the same bits, optimizer slots included.  Workers are
+answered when the backup has acknowledged the step: a replica is never older than the weights that a worker has, and no
+step is lost with the owner.  A new backup is first sent the whole state, called its seed.
 """
 
 from __future__ import annotations
@@ -22,39 +22,51 @@ from pslite.numeric.sparse_rows import Rows, checked_length
 from pslite.server.block_state import Array, BlockState, BufferPool
 from pslite.server.block_step import Step
 
-#: seeds on their way at a time: they give way to answering workers
-_SEEDS = 2
+#: the most seeds that are sent at a time, as answers to workers go first
+_MAX_SEEDS = 2
 
 
 @dataclass
-class _Sent:
-    """The sum of a block's last step, on its way to backups."""
+class _UnacknowledgedStep:
+    """The last step of a block, until its backups have acknowledged it."""
 
     block: BlockState
     version: int
     total: Array | Rows
+    #: backups that have not acknowledged it
     waits_for: set[str]
 
 
 @dataclass(eq=False)
 class ReplicaSender:
-    """The owner's part: has other servers keep replicas of its blocks."""
+    """Owner's side of replication: sends seeds and steps of owned blocks to their backups."""
 
-    #: connections to other servers, by task
-    peers: Mapping[str, Link]
+    #: task -> connection to another server
+    links: Mapping[str, Link]
     pool: BufferPool
     faults: FaultPoints
-    #: by block; workers wait for an answer until it has arrived
-    _sent: dict[int, _Sent] = field(default_factory=dict)
-    #: blocks that want another backup, with its task
-    _due: deque[tuple[BlockState, str]] = field(default_factory=deque)
-    #: seeds that are not acknowledged: block -> task
-    _seeds: dict[int, str] = field(default_factory=dict)
+    #: by block number
+    _steps: dict[int, _UnacknowledgedStep] = field(default_factory=dict)
+    #: blocks that need a new backup, with the task of that server
+    _due_seeds: deque[tuple[BlockState, str]] = field(default_factory=deque)
+    #: block number -> server that has not acknowledged the block's seed yet
+    _sent_seeds: dict[int, str] = field(default_factory=dict)
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
-    def send_step(self, block: BlockState, step: Step, stamp: tuple[int, int]) -> None:
-        """Send a step just applied to the backups, for which answers wait; its sum is given back when they have it."""
+    def send_step(self, block: BlockState, step: Step, announced: tuple[int, int]) -> None:
+        """Send the backups a step that was just applied; the pool gets its sum when they have acknowledged it.
+
+        Parameters
+        ----------
+        block
+            still at the version before the step; `awaits_backup` is set if it has a backup.
+        step
+            the step.
+        announced
+            plan and first version that the replica has to know, or (0, 0).
+
+        """
         tasks = set(block.backups)
         block.awaits_backup = bool(tasks)
         if not tasks:
@@ -62,170 +74,178 @@ class ReplicaSender:
             return
         views = step.views()
         nbytes = sum(view.nbytes for view in views)
-        header = block.header(REPLICATE, nbytes, node=2 + len(step.factors), stamp=stamp)
+        header = block.header(REPLICATE, nbytes, node=2 + len(step.factors), announced=announced)
         for task in tasks:
-            link = self.peers.get(task)
+            link = self.links.get(task)
             if link is not None and link.open:
                 link.send(header, *views)
-        self._sent[block.number] = _Sent(block, block.version, step.total, tasks)
+        self._steps[block.number] = _UnacknowledgedStep(block, block.version, step.total, tasks)
 
     def step_acknowledged(self, link: Link, header: Header) -> BlockState | None:
-        """Take the acknowledgement of a step; returns the block whose workers can be answered now."""
-        sent = self._sent.get(header.block)
-        if sent is None or sent.version != header.version:
-            return None  # of a block that has another owner since
-        sent.waits_for.discard(link.task)
-        return self._finished(sent)
+        """Take a backup's acknowledgement of a step; return the block if its workers can be answered now."""
+        step = self._steps.get(header.block)
+        if step is None or step.version != header.version:
+            return None  # the block has had another owner since
+        step.waits_for.discard(link.task)
+        return self._complete(step)
 
-    def _finished(self, sent: _Sent) -> BlockState | None:
-        if sent.waits_for:
+    def _complete(self, step: _UnacknowledgedStep) -> BlockState | None:
+        """Forget a step that no backup has to acknowledge any more, and return its block; None if one has to."""
+        if step.waits_for:
             return None
-        del self._sent[sent.block.number]
-        self.pool.give(sent.total)
-        sent.block.awaits_backup = False
-        return sent.block
+        del self._steps[step.block.number]
+        self.pool.give(step.total)
+        step.block.awaits_backup = False
+        return step.block
 
     # --- seeds ----------------------------------------------------------------------------------------------------
 
     @property
-    def settled(self) -> bool:
-        """Whether every block has the backup that it should have."""
-        return not self._due and not self._seeds
+    def all_seeded(self) -> bool:
+        """Whether no seed is due or unacknowledged: every block has the backup that its plan names."""
+        return not self._due_seeds and not self._sent_seeds
 
-    @property
-    def may_seed(self) -> bool:
-        """Whether a seed may be sent."""
-        if not self._due or len(self._seeds) >= _SEEDS:
+    def can_send_seed(self) -> bool:
+        """Return whether a seed is due and the limit of seeds is not reached; tests can hold seeds back."""
+        if not self._due_seeds or len(self._sent_seeds) >= _MAX_SEEDS:
             return False
-        return not self.faults.reached(FaultPoint.REPLICA_DUE, self._due[0][0].plan)
+        return not self.faults.reached(FaultPoint.REPLICA_DUE, self._due_seeds[0][0].plan)
 
     def seed_later(self, block: BlockState, task: str) -> None:
-        """Have a server become the backup of a block, when there is time."""
-        self._due.append((block, task))
+        """Queue a seed that makes a server the backup of a block."""
+        self._due_seeds.append((block, task))
 
     def seed_next(self) -> None:
-        """Send one of the seeds that are due."""
-        self.seed(*self._due.popleft())
+        """Send the first of the queued seeds."""
+        self.seed(*self._due_seeds.popleft())
 
     def seed(self, block: BlockState, task: str) -> None:
-        """Send the state of a block to a server, which is sent each further step."""
+        """Send a block's state to a server, and from then on each step; nothing if there is no connection to it."""
         if self.faults.reached(FaultPoint.SEND_REPLICA, block.plan):
             return
-        link = self.peers.get(task)
+        link = self.links.get(task)
         if link is None or not link.open:
-            return  # it is gone; the next plan will have another one
-        # a copy, for the block goes on
+            return  # the server has died; the next plan names another backup
+        # copied, because the next step may change the block before all of it is sent
         state = np.array(block.state).reshape(-1).data.cast("B")
         link.send(block.header(SEED, state.nbytes, crc=zlib.crc32(state)), state)
-        self._seeds[block.number] = task
+        self._sent_seeds[block.number] = task
         if block.backup:
             block.next_backup = task
         else:
             block.backup = task
 
     def seed_acknowledged(self, link: Link, header: Header, block: BlockState | None) -> None:
-        """Take the acknowledgement of a seed: that server is the block's backup now."""
-        if self._seeds.get(header.block) == link.task:
-            del self._seeds[header.block]
+        """Take a server's acknowledgement of a seed: it is now the backup of `block`, if that is owned here."""
+        if self._sent_seeds.get(header.block) == link.task:
+            del self._sent_seeds[header.block]
         if block is not None and block.next_backup == link.task:
             block.backup, block.next_backup = link.task, ""
 
-    # --- backups that are none any more ---------------------------------------------------------------------------
+    # --- removal of backups ---------------------------------------------------------------------------------------
 
-    def plan_done(self, blocks: Collection[BlockState], backups: Mapping[int, str]) -> list[BlockState]:
-        """Keep the backups that a plan names (by block), now that it is in force everywhere.
+    def plan_done(self, owned: Collection[BlockState], backups: Mapping[int, str]) -> list[BlockState]:
+        """Keep only the backups that a completed plan names; return the blocks whose workers can be answered now.
 
-        Who is no backup any more may have gone before it could acknowledge a sum; those that came in its place have all
-        that it was sent.  Returns the blocks whose workers can be answered now.
+        A server that is a backup no more may have left before it acknowledged a step.  The new backup has received the
+        same step.
+
+        Parameters
+        ----------
+        owned
+            all blocks that this server owns.
+        backups
+            block number -> backup under the plan.
+
         """
-        free = []
-        for block in blocks:
-            # one that left with the plan before, where the one that should follow it is gone
+        answerable = []
+        for block in owned:
+            # also a block whose former backup has left with the plan before, and whose new one has died
             if block.backup and block.backup != backups.get(block.number):
                 if block.awaits_backup:
-                    free.append(block)
+                    answerable.append(block)
                 self.release(block)
-        return free + self._wait_for(lambda sent: sent.waits_for & set(sent.block.backups))
+        return answerable + self._wait_only_for(lambda step: step.waits_for & set(step.block.backups))
 
     def release(self, block: BlockState) -> None:
-        """Forget all about a block that is no longer owned, or has no backup."""
+        """Drop the backups, seeds and the unacknowledged step of a block."""
         block.backup = block.next_backup = ""
         block.awaits_backup = False
-        self._seeds.pop(block.number, None)
-        self._due = deque((other, task) for other, task in self._due if other is not block)
-        sent = self._sent.get(block.number)
-        if sent is not None and sent.block is block:
-            del self._sent[block.number]
+        self._sent_seeds.pop(block.number, None)
+        self._due_seeds = deque((due, task) for due, task in self._due_seeds if due is not block)
+        step = self._steps.get(block.number)
+        if step is not None and step.block is block:
+            del self._steps[block.number]
 
     def servers_lost(self, gone: Collection[str], blocks: Collection[BlockState]) -> list[BlockState]:
-        """Wait no more for servers that are gone; returns the blocks whose workers can be answered now."""
-        self._due = deque((block, task) for block, task in self._due if task not in gone)
-        self._seeds = {block: task for block, task in self._seeds.items() if task not in gone}
+        """Drop backups that have died, of these blocks; return the blocks whose workers can be answered now."""
+        self._due_seeds = deque((block, task) for block, task in self._due_seeds if task not in gone)
+        self._sent_seeds = {number: task for number, task in self._sent_seeds.items() if task not in gone}
         for block in blocks:
             if block.backup in gone:
                 block.backup, block.next_backup = block.next_backup, ""
             if block.next_backup in gone:
                 block.next_backup = ""
-        return self._wait_for(lambda sent: sent.waits_for - set(gone))
+        return self._wait_only_for(lambda step: step.waits_for - set(gone))
 
-    def _wait_for(self, still: Callable[[_Sent], set[str]]) -> list[BlockState]:
-        """Have each sum wait for those that `still` names; returns the blocks whose workers can be answered now."""
-        free = []
-        for sent in list(self._sent.values()):
-            sent.waits_for = still(sent)
-            free.append(self._finished(sent))
-        return [block for block in free if block is not None]
+    def _wait_only_for(self, backups: Callable[[_UnacknowledgedStep], set[str]]) -> list[BlockState]:
+        """Set which backups have to acknowledge each step; return the blocks whose workers can be answered now."""
+        answerable = []
+        for step in list(self._steps.values()):
+            step.waits_for = backups(step)
+            answerable.append(self._complete(step))
+        return [block for block in answerable if block is not None]
 
 
 @dataclass(eq=False)
 class ReplicaStore:
-    """The backup's part: keeps blocks of others."""
+    """Backup's side of replication: keeps replicas of blocks that other servers own."""
 
     #: applies a step to a block
     apply: Callable[[BlockState, Step], None]
-    #: whole replicas, by block
+    #: complete replicas, by block number
     kept: dict[int, BlockState] = field(default_factory=dict)
-    #: prepared for seeds
+    #: memory of replicas whose seeds have not arrived yet, by block number
     _expected: dict[int, BlockState] = field(default_factory=dict)
-    #: buffers that are not in use, by length
+    #: unused buffers for steps, by length in bytes
     _free: dict[int, list[Array]] = field(default_factory=dict)
-    #: the last plan that everybody has moved to
-    _settled: int = 0
+    #: the last plan that all members have moved to
+    _completed_plan: int = 0
 
     def expect(self, blocks: Mapping[int, BlockState]) -> None:
-        """Take seeds for these blocks from now on."""
+        """Expect seeds of these blocks."""
         self._expected.update(blocks)
 
     def keep(self, block: BlockState) -> None:
-        """Keep a block that was owned here as a replica."""
+        """Keep a block that this server owned as a replica."""
         self.kept[block.number] = block
 
-    def remove(self, block: int) -> None:
-        """Keep no replica of a block any more."""
-        self._expected.pop(block, None)
-        self.kept.pop(block, None)
+    def remove(self, number: int) -> None:
+        """Drop the replica of a block, complete or expected."""
+        self._expected.pop(number, None)
+        self.kept.pop(number, None)
 
-    def plan_done(self, blocks: Collection[int], plan: int) -> None:
-        """Drop all replicas but of these blocks: `plan` is in force everywhere."""
-        for number in [number for number in self.kept if number not in blocks]:
+    def plan_done(self, numbers: Collection[int], plan: int) -> None:
+        """Drop the replicas of all blocks except `numbers`, as all members have moved to `plan`."""
+        for number in [number for number in self.kept if number not in numbers]:
             self.remove(number)
         self._expected.clear()
-        self._settled = plan
+        self._completed_plan = plan
         for block in self.kept.values():
-            self._enter(block)
+            self._enter_completed_plan(block)
 
-    def _enter(self, block: BlockState) -> None:
-        """Have the plan that everybody has moved to rule a replica that has none of its steps yet."""
-        if block.plan < self._settled:
-            block.plan, block.first = self._settled, block.version
+    def _enter_completed_plan(self, block: BlockState) -> None:
+        """Put a replica that has received no step under the completed plan yet under that plan."""
+        if block.plan < self._completed_plan:
+            block.plan, block.first = self._completed_plan, block.version
 
     def find(self, link: Link, header: Header) -> BlockState | None:
-        """Return the replica that a frame of the block's owner is for; None if the block has another owner since.
+        """Return the replica for a seed or step of the block's owner; None if this server keeps none any more.
 
         Raises
         ------
         ProtocolError
-            it is at another version.
+            the replica is at another version than the step.
 
         """
         if header.kind == SEED:
@@ -233,44 +253,66 @@ class ReplicaStore:
         block = self.kept.get(header.block)
         if block is not None and block.version != header.version:
             raise ProtocolError(
-                f"{link.task} sent step {header.version} of block {header.block}: its replica is at {block.version}"
+                f"{link.task} sent step {header.version} of block {header.block}, "
+                f"but the replica is at version {block.version}"
             )
         return block
 
     def take_seed(self, link: Link, header: Header) -> None:
-        """Take a whole state that has come into the memory of an expected replica."""
-        block = self._expected.pop(header.block)
-        crc = zlib.crc32(block.whole)
-        if crc != header.crc:
-            raise ProtocolError(f"the replica of block {header.block} came damaged: checksum {crc:08x}")
-        block.plan = header.plan
-        block.arrive(header)
-        self.kept[header.block] = block
-        link.send(header.reply(SEEDED))
-
-    def buffer(self, block: Block, header: Header, pieces: int) -> Array:
-        """Return memory for the step of a block that has so many pieces of tensors.
+        """Complete an expected replica, whose state has arrived, and acknowledge it.
 
         Raises
         ------
         ProtocolError
-            its length cannot be right.
+            the checksum is wrong.
 
         """
-        count = header.node
-        body = header.length - 8 * count
-        if count not in (2, 2 + pieces) or (body != block.nbytes if not block.row else checked_length(block, body) < 0):
-            raise ProtocolError(f"{header.length} bytes with {count} numbers are no step of block {block.number}")
+        block = self._expected.pop(header.block)
+        crc = zlib.crc32(block.whole)
+        if crc != header.crc:
+            raise ProtocolError(
+                f"the seed of block {header.block} was damaged on its way from {link.task}: "
+                f"its checksum is {crc:08x}, not {header.crc:08x}"
+            )
+        block.plan = header.plan
+        block.state_arrived(header)
+        self.kept[header.block] = block
+        link.send(header.reply(SEEDED))
+
+    def buffer(self, definition: Block, header: Header, pieces: int) -> Array:
+        """Return memory for the payload of a step.
+
+        Parameters
+        ----------
+        definition
+            the block.
+        header
+            of the frame; `node` is the number of float64 numbers at the beginning of the payload.
+        pieces
+            number of pieces of tensors in the block.
+
+        Raises
+        ------
+        ProtocolError
+            the payload cannot be a step of the block.
+
+        """
+        count, sum_bytes = header.node, header.length - 8 * header.node
+        fits = checked_length(definition, sum_bytes) >= 0 if definition.row else sum_bytes == definition.nbytes
+        if count not in (2, 2 + pieces) or not fits:
+            raise ProtocolError(
+                f"a step of block {definition.number} cannot have {header.length} bytes with {count} factors"
+            )
         free = self._free.get(header.length)
         return free.pop() if free else np.empty(header.length, dtype=np.uint8)
 
-    def take_step(self, link: Link, header: Header, data: Array) -> None:
-        """Apply a step that has come."""
+    def take_step(self, link: Link, header: Header, payload: Array) -> None:
+        """Apply a step to the replica, and acknowledge it."""
         block = self.kept[header.block]
-        self.apply(block, Step.parse(block.block, data, header.node))
-        block.plan, block.first, block.stamp = header.plan, header.first, (header.next_plan, header.next_first)
+        self.apply(block, Step.parse(block.definition, payload, header.node))
+        block.plan, block.first, block.announced = header.plan, header.first, (header.next_plan, header.next_first)
         block.version += 1
-        self._enter(block)
-        if not block.block.row:
-            self._free.setdefault(data.size, []).append(data)
+        self._enter_completed_plan(block)
+        if not block.definition.row:
+            self._free.setdefault(payload.size, []).append(payload)
         link.send(header.reply(REPLICATED))

@@ -1,8 +1,9 @@
-"""Rounds of training on a server: gradients are summed, applied to the weights, and answered with the new weights.
+"""Rounds of training on a server: gradients are added, applied to the weights, and answered with the new weights.
 
-Weights travel as a payload, as the rows that have changed, or as a place in memory that worker and server share.
+`Rounds` is what synchronous and asynchronous jobs have in common.  `SynchronousRounds` applies a block's step when
+every tree node of its sum has been pushed; `pslite.server.async_rounds` applies each gradient when it arrives.
 
-In a synchronous job a block's step is applied when every tree node of its sum has been pushed (`SynchronousRounds`).
+Weights are sent as a payload, as the rows that have changed, or as an offset into memory that worker and server share.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import numpy as np
 from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoint
 from pslite.net.data_frames import (
-    AGAIN,
     MAX_REGIONS,
+    NEED_FIRST_STATE,
     PARAM,
     PARAM_ROWS,
+    RESEND,
     WHOLE,
     WRONG_OWNER,
     Header,
@@ -35,33 +37,33 @@ from pslite.server.block_handoff import Handoff
 from pslite.server.block_state import Array, BlockState
 from pslite.server.block_step import Steps
 from pslite.server.connections import Connections
-from pslite.server.replication import ReplicaSender
 from pslite.server.server_state import ANY_WORKER, ServerState
 
 
 @dataclass(eq=False)
 class Rounds(ABC):
-    """What synchronous and asynchronous rounds have in common."""
+    """Receives pushes, and sends workers their weights; when a gradient is applied is left to the subclasses."""
 
     state: ServerState
     connections: Connections
     steps: Steps
-    backups: ReplicaSender
     handoff: Handoff
-    #: what workers have asked for and not got yet: the last request of each worker, kind and block
+    #: requests of workers that are not answered yet: the last one of each connection, frame kind and block number
     requests: dict[tuple[Link, int, int], Header] = field(default_factory=dict)
-    #: by worker, numbers of the shared memory regions whose descriptors it has been sent
+    #: connection -> numbers of the shared memory regions whose descriptors have been sent over it
     shared_regions: WeakKeyDictionary[Link, set[int]] = field(default_factory=WeakKeyDictionary)
 
     # --- pushes ---------------------------------------------------------------------------------------------------
 
-    def accepts(self, link: Link, header: Header) -> bool:
-        """Whether a push is to be added; not if it is late, doubled or misdirected.
+    def admit(self, link: Link, header: Header) -> bool:
+        """Return whether to add a push; not if it is late, a duplicate, or for a block of another server.
+
+        The first push for a block whose state has not arrived yet sets the block's version.
 
         Raises
         ------
         ProtocolError
-            it is not that worker's to push.
+            another worker has to push that tree node.
 
         """
         block = self.state.find(header)
@@ -69,124 +71,129 @@ class Rounds(ABC):
             return False
         if block.version < 0:
             block.version = block.first = header.first
-        return self._accepts(link, header, block)
+        return self._is_awaited(link, header, block)
 
     @abstractmethod
-    def _accepts(self, link: Link, header: Header, block: BlockState) -> bool: ...
+    def _is_awaited(self, link: Link, header: Header, block: BlockState) -> bool:
+        """Return whether a push to a block is neither late nor a duplicate; raises ProtocolError as `admit` does."""
 
     def push(self, link: Link, header: Header, buffer: Array) -> None:
-        """Add a gradient that has come."""
-        self.state.clock.learn_stamp(header.next_plan, header.next_first, prepared=header.next_plan in self.state.plans)
+        """Add an admitted gradient, which has arrived in `buffer`."""
+        plan = header.next_plan
+        self.state.activation.learn(plan, header.next_first, prepared=plan in self.state.plans)
         block = self.state.find(header)
-        if block is None or not self._still_accepts(link, header):
-            # a server has died while it came, and the block is at another version: it is pushed again
+        if block is None or not self._is_still_awaited(link, header):
+            # while it arrived, a failover has set the block back to another version: the worker pushes it again
             self.state.pool.give(buffer)
             return
-        gradient: Array | Rows = parse(block.block, buffer.data) if block.block.row else buffer
+        gradient: Array | Rows = parse(block.definition, buffer.data) if block.definition.row else buffer
         encoding = self.state.encodings[header.block]
         if encoding is not None and buffer.dtype == encoding.dtype:
-            gradient = self.state.pool.take(block.block)
+            gradient = self.state.pool.take(block.definition)
             encoding.unpack(buffer, gradient)
             self.state.pool.give(buffer)
         self._add(link, header, block, gradient)
 
     @abstractmethod
-    def _still_accepts(self, link: Link, header: Header) -> bool: ...
+    def _is_still_awaited(self, link: Link, header: Header) -> bool:
+        """Return whether to add a push that was admitted before its gradient arrived."""
 
     @abstractmethod
-    def _add(self, link: Link, header: Header, block: BlockState, gradient: Array | Rows) -> None: ...
+    def _add(self, link: Link, header: Header, block: BlockState, gradient: Array | Rows) -> None:
+        """Add a gradient, whose memory is the callee's from now on."""
 
     def refuse(self, link: Link, header: Header) -> None:
-        """Tell a worker of a push that was not accepted, unless it was late or doubled."""
+        """Tell a worker that its push was not admitted, unless it was late or a duplicate."""
         block = self.state.find(header)
         if block is None:
-            refused = not self.state.owned_under_plan(header)
+            refused, problem = not self.state.owned_under_plan(header), "does not own that block"
         else:
             refused = header.version >= block.version and header.node not in block.received
+            problem = f"expects step {block.version} under plan {block.plan}"
         if refused:
-            self.state.say(f"refused a push of {link.task}: block {header.block}, step {header.version}")
+            push = f"the gradient of {link.task} for step {header.version} of block {header.block}, plan {header.plan}"
+            self.state.say(f"refused {push}: {self.state.task} {problem}")
             link.send(header.reply(WRONG_OWNER))
 
     # --- answers ---------------------------------------------------------------------------------------------------
 
     def answer_header(self, block: BlockState) -> Header:
-        """Return the header of an answer with a block's present version."""
-        return block.header(PARAM, block.block.nbytes, stamp=self.state.clock.for_workers(block))
+        """Return the header of a frame with a block's present weights."""
+        return block.header(PARAM, block.definition.nbytes, announced=self.state.activation.for_workers(block))
 
-    def broadcast(self, block: BlockState) -> None:
-        """Send the weights to every worker of the plan now in force for the block, old owner or not."""
+    def answer_workers(self, block: BlockState) -> None:
+        """Send a block's weights to every worker of the plan that the block is under."""
         header = self.answer_header(block)
         rows = block.changed_rows()
         prepared = self.state.plan_of(block)
         for worker in prepared.plan.workers:
             if self.state.sums_only and block.version == block.first and worker.task in prepared.newcomers:
-                continue  # it has no weights yet that the sum could change
-            link = self.connections.links.get(worker.task)
+                continue  # it has no weights yet to which it could apply the sum
+            link = self.connections.accepted.get(worker.task)
             if link is None or link.incarnation != worker.incarnation:
                 continue
             self.send_weights(link, header, block, rows)
 
     def send_weights(self, link: Link, header: Header, block: BlockState, rows: Rows | None = None) -> None:
-        """Send one worker all weights of a block, or some rows."""
+        """Send a worker a block's weights, or only the rows that have changed if `rows` is given."""
         self.state.faults.reached(FaultPoint.SEND_WEIGHTS, link, header)
-        # Weights of an owned block do not change before all workers have pushed again; those of a block that leaves are
-        # freed, so they are sent.
-        stays = block.number in self.state.owned
+        # Shared memory only for owned blocks: their weights stay as they are until all workers have pushed again.  The
+        # memory of a block that leaves is freed, perhaps before the worker has read it.
+        owned = block.number in self.state.owned
         if rows is not None:
             link.send(replace(header, kind=PARAM_ROWS, length=rows.nbytes), *rows.views())
-        elif stays and block.arena is not None and self._share_region(link, block.arena):
+        elif owned and block.arena is not None and self._share_region(link, block.arena):
             link.send(replace(header, place=block.arena.number, node=block.arena.places[block.number]))
         else:
             link.send(header, block.weights)
 
     def _share_region(self, link: Link, arena: Arena) -> bool:
-        """Send a worker the descriptor of a shared memory region, once; return whether it can map it."""
-        shown = self.shared_regions.setdefault(link, set())
-        if not link.local or (arena.number not in shown and len(shown) >= MAX_REGIONS):
+        """Return whether a worker can read a shared memory region; send it the descriptor if it does not have it."""
+        shared = self.shared_regions.setdefault(link, set())
+        if not link.local or (arena.number not in shared and len(shared) >= MAX_REGIONS):
             return False
-        if arena.number not in shown:
-            shown.add(arena.number)
+        if arena.number not in shared:
+            shared.add(arena.number)
             link.hand(region_header(arena.number), arena.region.fd)
         return True
 
     # --- requests of workers --------------------------------------------------------------------------------------
 
-    def request(self, link: Link, header: Header) -> None:
-        """Take a worker's request for a whole block (FETCH), or for weights that it lacks (AGAIN)."""
+    def take_request(self, link: Link, header: Header) -> None:
+        """Take a worker's request for a whole block (FETCH), or for weights that it has not received (RESEND)."""
         self.requests[link, header.kind, header.block] = header
         self.answer_requests()
 
     def answer_requests(self) -> None:
-        """Answer requests about blocks that are here; one that is on its way is awaited."""
+        """Answer the requests about blocks whose state is here; the others wait until it arrives."""
         for key, header in list(self.requests.items()):
             link, block = key[0], self.state.owned.get(header.block) or self.handoff.released.get(header.block)
-            if not link.open or (block is not None and block.here and self._answer_request(link, header, block)):
+            if not link.open or (block is not None and block.has_state and self._answer_request(link, header, block)):
                 del self.requests[key]
 
     def _answer_request(self, link: Link, header: Header, block: BlockState) -> bool:
-        """Answer about a block that is here; returns whether the request is done with."""
-        if header.kind == AGAIN:
-            self._answer_again(link, header, block)
+        """Answer a request about a block that has its state, if it is at the right version; return whether it was."""
+        if header.kind == RESEND:
+            self._resend(link, header, block)
             return True
-        # in async mode it is as it is
-        if not self.state.asynchronous and block.version != header.version:
+        if not self.state.spec.asynchronous and block.version != header.version:
             return False
         whole = block.whole
         link.send(Header(WHOLE, header.plan, header.block, 0, whole.nbytes, header.version, block.first), whole)
         return True
 
     @abstractmethod
-    def _answer_again(self, link: Link, header: Header, block: BlockState) -> None:
-        """Answer a worker once more, whose connection broke, unless the answer is still to come."""
+    def _resend(self, link: Link, header: Header, block: BlockState) -> None:
+        """Send a worker the version of a block that it asks for, unless it will be sent that anyway."""
 
     # --- progress --------------------------------------------------------------------------------------
 
     @abstractmethod
     def proceed(self, block: BlockState) -> None:
-        """Apply what has been pushed to a block, if its state is here and nothing else is missing."""
+        """Apply the gradients of a block if nothing is missing any more that this needs."""
 
     def take_factors(self, message: Clip | Trust) -> None:
-        """Go on with the steps whose factors have come."""
+        """Continue the steps that waited for these factors of the coordinator."""
         if self.steps.take_factors(message):
             for block in list(self.state.owned.values()):
                 if block.version == message.version:
@@ -194,40 +201,47 @@ class Rounds(ABC):
 
     @abstractmethod
     def workers_lost(self, nodes: Mapping[int, Collection[int]]) -> None:
-        """Do without the workers that push these tree nodes, by plan; some plans may not be prepared here."""
+        """Continue without workers that have died: `nodes` are the tree nodes that they pushed, by plan number.
+
+        Plans that are not prepared on this server are ignored.
+        """
 
 
 class SynchronousRounds(Rounds):
-    """A block's step is applied when the sum over all workers is complete, and all workers are answered then."""
+    """Applies a block's step, and answers all workers, when the sum over all workers is complete."""
 
-    def _accepts(self, link: Link, header: Header, block: BlockState) -> bool:
+    def _is_awaited(self, link: Link, header: Header, block: BlockState) -> bool:
         if header.version != block.version or header.plan != block.plan or header.node in block.received:
             return False
-        if self.state.plan_of(block).expected.get(header.node) not in (link.task, ANY_WORKER):
-            raise ProtocolError(f"tree node {header.node} is not {link.task}'s to push under plan {header.plan}")
+        if self.state.plan_of(block).pushers.get(header.node) not in (link.task, ANY_WORKER):
+            raise ProtocolError(
+                f"{link.task} pushed tree node {header.node} under plan {header.plan}, "
+                "which that plan assigns to another worker"
+            )
         return True
 
-    def _still_accepts(self, link: Link, header: Header) -> bool:
-        return self.accepts(link, header)
+    def _is_still_awaited(self, link: Link, header: Header) -> bool:
+        return self.admit(link, header)
 
     def _add(self, link: Link, header: Header, block: BlockState, gradient: Array | Rows) -> None:  # noqa: ARG002
         block.received.add(header.node)
-        # In fast mode the nodes differ with the size anyway, so that no more need be lost than is pushed.
+        # Exact mode rounds each partial sum as workers do that push one for several shards.  In fast mode the tree
+        # depends on the number of workers anyway, so partial sums need not be rounded.
         rounding = self.state.encodings[block.number] if self.state.spec.mode == "exact" else None
-        done = block.sums.add(header.node, gradient, lambda left, right: self._combine(left, right, rounding))
-        if done is not None:
-            block.total = done[1]
+        root = block.sums.add(header.node, gradient, lambda left, right: self._combine(left, right, rounding))
+        if root is not None:
+            block.total = root[1]
             self.proceed(block)
 
     def _combine(self, left: Array | Rows, right: Array | Rows, encoding: Encoding | None) -> Array | Rows:
-        """Return the sum of two tree nodes, in the memory of one of them if that may be written to."""
+        """Return the sum of two tree nodes, in the memory of one of them if that is writable."""
         if isinstance(left, Rows) or isinstance(right, Rows):
             assert isinstance(left, Rows)
             assert isinstance(right, Rows)
             return left.plus(right)
         pool = self.state.pool
         if not left.flags.writeable:
-            left, right = right, left  # the sum is the same
+            left, right = right, left  # addition is commutative
         out = left if left.flags.writeable else pool.take(left)
         np.add(left, right, out=out)
         if encoding is not None:
@@ -236,9 +250,9 @@ class SynchronousRounds(Rounds):
         return out
 
     def proceed(self, block: BlockState) -> None:
-        """Apply a block's step if its sum is complete, its state is here and its scale is known."""
+        """Apply a block's step if its sum is complete, its state is here and its factors are known."""
         state = self.state
-        if block.total is None or not block.here or block.number in state.frozen:
+        if block.total is None or not block.has_state or block.number in state.frozen:
             return
         if state.sums_only and block.number not in state.owned:
             self.handoff.own(block)
@@ -248,32 +262,32 @@ class SynchronousRounds(Rounds):
             return
         self.steps.apply(block, step)
         if block.number == 0:
-            self.state.clock.before_step(block)
-        self.backups.send_step(block, step, self.state.clock.for_replica(block))
+            state.activation.announce_if_due(block)
+        self.handoff.replica_sender.send_step(block, step, state.activation.for_replica(block))
         block.total = None
         block.received.clear()
         block.version += 1
         state.version_reached(block)
         self.handoff.activate_due_plan(block)
         if not block.awaits_backup:
-            self.broadcast(block)
+            self.answer_workers(block)
         if state.sums_only:
             self.handoff.report()
 
-    def _answer_again(self, link: Link, header: Header, block: BlockState) -> None:
+    def _resend(self, link: Link, header: Header, block: BlockState) -> None:
         prepared = self.state.plan_of(block)
-        comes = header.version < 0 and link.task in prepared.newcomers
-        if self.state.sums_only and comes:
-            # the others have its first weights
-            for other in self.connections.links.values():
-                if other.role == "worker" and other.task not in prepared.newcomers:
-                    other.send(Header(AGAIN, block.plan, header.block, 0, 0, -1, 0))
+        wants_first = header.version < 0 and link.task in prepared.newcomers
+        if self.state.sums_only and wants_first:
+            # the first weights of a new worker come from the other workers
+            for worker in self.connections.accepted.values():
+                if worker.role == "worker" and worker.task not in prepared.newcomers:
+                    worker.send(Header(NEED_FIRST_STATE, block.plan, header.block, 0, 0, -1, 0))
             return
-        version = block.first if comes else header.version
+        version = block.first if wants_first else header.version
         if version == block.version and not block.awaits_backup:
             self.send_weights(link, self.answer_header(block), block)
 
     def workers_lost(self, nodes: Mapping[int, Collection[int]]) -> None:
-        """Let any worker of a plan push these tree nodes."""
+        """Let every worker of a plan push these tree nodes (by plan number); what was pushed counts."""
         for number in nodes.keys() & self.state.plans.keys():
-            self.state.plans[number].expected.update(dict.fromkeys(nodes[number], ANY_WORKER))
+            self.state.plans[number].pushers.update(dict.fromkeys(nodes[number], ANY_WORKER))

@@ -1,4 +1,4 @@
-"""What a server knows of its job: the description, the plans that it is ready for, and the blocks that it owns."""
+"""State that all modules of a server share: the job's description, the prepared plans, and the blocks it owns."""
 
 from __future__ import annotations
 
@@ -18,182 +18,204 @@ from pslite.net.shared_memory import Layout
 from pslite.numeric.gradient_encoding import Encoding, encoding_of, narrow, wire_bytes
 from pslite.numeric.norms import Tensors
 from pslite.server.block_state import BlockState, BufferPool
-from pslite.server.plan_activation import PlanClock
+from pslite.server.plan_activation import PlanActivation
 from pslite.storage.checkpoints import Saver
 
-#: in place of the worker that pushes a tree node: any of the plan, for its own is gone
+#: in `PreparedPlan.pushers`, for a tree node whose worker has died: every worker of the plan may push it
 ANY_WORKER = ""
 
 
 @dataclass
 class PreparedPlan:
-    """A plan for which this server has memory and connections."""
+    """A plan for which this server has allocated memory and opened connections."""
 
     plan: Plan
+    #: the plan in force when this one was made; None for the first plan
     previous: Plan | None
+    #: the reduction tree of the plan
     reduction: Reduction
-    #: tree node -> the worker that pushes it; without those that nobody pushes any more (async mode)
-    expected: dict[int, str]
-    #: blocks that the plan gives to this server and that have not come yet
+    #: tree node -> the worker that pushes it; asynchronous jobs: without the nodes of workers that have died
+    pushers: dict[int, str]
+    #: block number -> memory, for blocks that the plan gives to this server and whose state has not arrived yet
     gained: dict[int, BlockState]
-    #: workers that the plan adds
+    #: workers that the plan adds to the job
     newcomers: set[str]
-    #: memory for replicas that this server has not kept so far
+    #: block number -> memory, for replicas that this server has not kept so far
     replicas: dict[int, BlockState]
+    #: bytes of state sent to other servers
     moved_bytes: int = 0
-    #: whether the coordinator knows that all has moved
+    #: whether the coordinator has been sent `Moved`
     reported: bool = False
-    #: when the first block came under the plan (monotonic, seconds); 0 before
-    began: float = 0.0
+    #: time at which the first block entered the plan (monotonic, seconds); 0: none has
+    entered_at: float = 0.0
 
-    def begin(self) -> None:
-        """Note the time at which the first block comes under the plan."""
-        self.began = self.began or time.monotonic()
+    def note_entered(self) -> None:
+        """Set `entered_at`, if no block has entered the plan before."""
+        self.entered_at = self.entered_at or time.monotonic()
 
 
 @dataclass(eq=False)
 class ServerState:
-    """The record that the parts of a server share; one thread reads and writes it.
+    """State of one server; only the thread of the loop reads and writes it.
 
-    ============== ======================================== ==================
-    field          what                                     written by
-    ============== ======================================== ==================
-    spec .. saver  what follows from the job's description  `begin`
-    plans, current plans made ready for, the one in force   loop, failover
-    settled        the last plan that all have moved to     loop
-    owned          blocks that this server owns             handoff, failover
-    frozen         blocks to which no step is applied       failover
-    former_owners  who owned blocks before failovers        failover
-    version        the highest version of an owned block    `version_reached`
-    ============== ======================================== ==================
+    ================ ============================================= ========================
+    field            contents                                      written by
+    ================ ============================================= ========================
+    spec ... lengths what follows from the job's description       `set_spec`
+    saver            writer of checkpoints                         loop
+    plans            prepared plans, by number                     loop, failover
+    current_plan     number of the plan in force                   loop
+    completed_plan   the last plan that all members have moved to  loop
+    owned            blocks that this server owns                  block_handoff, failover
+    frozen           blocks to which no step is applied            failover
+    former_owners    owners of blocks before failovers             failover
+    version          the highest version of an owned block         rounds, block_handoff
+    ================ ============================================= ========================
     """
 
     #: the server's id
     task: str
     #: sends a message to the coordinator
     send: Callable[[Message], None]
-    #: takes lines for the user
+    #: prints a line for the user
     say: Callable[[str], None]
     faults: FaultPoints
     spec: JobSpec = field(init=False)
+    #: where blocks lie in a worker's shared memory
     layout: Layout = field(init=False)
+    #: the pieces of tensors in each block
     tensors: Tensors = field(init=False)
-    clock: PlanClock = field(init=False)
+    activation: PlanActivation = field(init=False)
+    #: definitions of the job's blocks; empty until the description is known
     blocks: tuple[Block, ...] = ()
-    asynchronous: bool = False
-    #: workers have weights and optimizer: gradients are added up here, and nothing is kept
+    #: whether workers apply the optimizer (`update="worker"`): this server adds gradients and has no weights
     sums_only: bool = False
     #: whether blocks have replicas
     replicated: bool = False
-    #: by block, how gradients travel if in 16 bits, and their lengths
+    #: for each block, the encoding of its gradients if they travel in 16 bits
     encodings: list[Encoding | None] = field(default_factory=list)
+    #: for each block, the bytes of a gradient as it travels
     lengths: list[int] = field(default_factory=list)
+    #: None if the job has no checkpoints
     saver: Saver | None = None
     plans: dict[int, PreparedPlan] = field(default_factory=dict)
-    current: int = 0
-    settled: int = 0
+    #: 0 before the first plan
+    current_plan: int = 0
+    #: 0 before the first plan
+    completed_plan: int = 0
     owned: dict[int, BlockState] = field(default_factory=dict)
-    #: their versions have been said in answer to a `Census`: they stay so until it is said who owns them
+    #: numbers of blocks whose versions were reported after a `Census`: they must not change until `Promote`
     frozen: set[int] = field(default_factory=set)
-    #: block -> its owners before others died: what they sent until they heard of it comes late
+    #: block number -> servers that owned it: they may send frames as its owner until they hear of the failover
     former_owners: dict[int, set[str]] = field(default_factory=dict)
     version: int = 0
     pool: BufferPool = field(default_factory=BufferPool)
     meter: ThroughputMeter = field(default_factory=ThroughputMeter)
 
     def __post_init__(self) -> None:
-        self.clock = PlanClock(self.send, self.faults)
+        self.activation = PlanActivation(self.send, self.faults)
 
-    def begin(self, spec: JobSpec) -> None:
-        """Set what follows from the job's description."""
+    def set_spec(self, spec: JobSpec) -> None:
+        """Set everything that follows from the job's description."""
         self.spec = spec
-        self.clock.total_versions = spec.total_versions
+        self.activation.total_versions = spec.total_versions
         self.blocks = cut(spec)
         self.layout = Layout(spec, self.blocks)
         self.tensors = Tensors(spec, self.blocks)
-        self.asynchronous = spec.asynchronous
         self.sums_only = spec.update == "worker"
         self.replicated = spec.durability == "durable"
         encoding = encoding_of(spec)
-        self.encodings = [encoding if narrow(spec, block) else None for block in self.blocks]
-        self.lengths = [wire_bytes(spec, block) for block in self.blocks]
+        self.encodings = [encoding if narrow(spec, definition) else None for definition in self.blocks]
+        self.lengths = [wire_bytes(spec, definition) for definition in self.blocks]
 
     @property
-    def known(self) -> bool:
+    def has_spec(self) -> bool:
         """Whether the job's description is known."""
         return bool(self.blocks)
 
     def plan_of(self, block: BlockState) -> PreparedPlan:
-        """Return the plan that rules a block."""
+        """Return the plan that a block is under."""
         return self.plans[block.plan]
 
-    def plans_in_force(self) -> list[Plan]:
-        """Return the plans that this server is ready for, and those that they follow."""
-        return [plan for each in self.plans.values() for plan in (each.plan, each.previous) if plan is not None]
+    def known_plans(self) -> list[Plan]:
+        """Return the prepared plans, and those that they follow."""
+        return [plan for p in self.plans.values() for plan in (p.plan, p.previous) if plan is not None]
 
     def version_reached(self, block: BlockState) -> None:
-        """Note that a block has reached its version; it goes into the checkpoint, if there is one of that version."""
+        """Note the new version of a block, and give its state to the checkpoint of that version, if there is one."""
         self.version = max(self.version, block.version)
         if self.saver is not None:
             self.saver.take(block.number, block.version, block.state)
 
     def find(self, header: Header) -> BlockState | None:
-        """Return the block that a frame is about: one that is owned, or will be under the frame's plan."""
+        """Return the block of a frame, if this server owns it, or will own it under the frame's plan."""
         block = self.owned.get(header.block)
         if block is None:
             prepared = self.plans.get(header.plan)
             block = prepared.gained.get(header.block) if prepared else None
         return block
 
-    def expected(self, link: Link, header: Header) -> BlockState:
-        """Return the block whose state comes with a frame.
+    def block_for_state(self, link: Link, header: Header) -> BlockState:
+        """Return the block that the state or the initial weights in a frame are for.
 
         Raises
         ------
         ProtocolError
-            it is not expected, or not from that peer.
+            this server does not expect them, or the peer may not send them.
 
         """
         prepared = self.plans.get(header.plan)
         block = prepared.gained.get(header.block) if prepared else None
-        if block is None or block.here:
-            raise ProtocolError(f"block {header.block} of plan {header.plan} is not awaited here")
+        if block is None or block.has_state:
+            raise ProtocolError(
+                f"{link.task} sent the state of block {header.block} under plan {header.plan}, "
+                f"but {self.task} does not expect it"
+            )
         if header.kind == STATE:
-            self.is_owner(link, header.block)
+            self.check_owner(link, header.block)
         elif not self.is_first_worker(link, header.plan):
-            raise ProtocolError(f"{link.task} may not set initial weights")
+            raise ProtocolError(
+                f"{link.task} sent initial weights of block {header.block}: only the first worker of the first plan may"
+            )
         return block
 
     def is_first_worker(self, link: Link, plan: int) -> bool:
-        """Whether a peer is the first worker of the first plan, to which not everybody has moved yet."""
+        """Return whether a peer is the first worker of the job's first plan, and that plan is not completed."""
         prepared = self.plans.get(plan)
-        if prepared is None or prepared.previous is not None or self.settled:
+        if prepared is None or prepared.previous is not None or self.completed_plan:
             return False
         return prepared.plan.workers[0].task == link.task
 
-    def is_owner(self, link: Link, block: int) -> bool:
-        """Whether a server owns a block; False if it did until servers died, which it had yet to hear.
+    def owns(self, link: Link, number: int) -> bool:
+        """Return whether a peer is a server that owns a block under one of the known plans."""
+        return link.role == "ps" and any(plan.owner(number).task == link.task for plan in self.known_plans())
+
+    def check_owner(self, link: Link, number: int) -> bool:
+        """Return whether a peer owns a block; False if it did before a failover, of which it may not have heard.
 
         Raises
         ------
         ProtocolError
-            it has never owned it.
+            it has never owned the block.
 
         """
-        owner = link.role == "ps" and any(plan.owner(block).task == link.task for plan in self.plans_in_force())
-        if not owner and link.task not in self.former_owners.get(block, ()):
-            raise ProtocolError(f"block {block} is not {link.task}'s, it has no state of it")
+        owner = self.owns(link, number)
+        if not owner and link.task not in self.former_owners.get(number, ()):
+            raise ProtocolError(f"{link.task} sent the state or a step of block {number}, which it does not own")
         return owner
 
     def owned_under_plan(self, header: Header) -> bool:
-        """Whether a frame's block was owned under its plan: then its step is complete, and the block on its way."""
+        """Return whether this server owned a frame's block under the frame's plan.
+
+        If it owns the block no more, the step of the frame is complete.
+        """
         prepared = self.plans.get(header.plan)
         return prepared is not None and prepared.plan.owner(header.block).task == self.task
 
-    def forget(self, number: int) -> None:
-        """Forget a plan; connections stay, for the plan that is tried next probably needs them."""
+    def drop_plan(self, number: int) -> None:
+        """Drop a plan; its connections stay open, as the next plan probably needs them."""
         self.plans.pop(number, None)
-        if self.current == number:
-            self.current = 0
+        if self.current_plan == number:
+            self.current_plan = 0
         if not self.plans:
-            self.frozen.clear()  # this server is in no plan: it is said to others who owns them
+            self.frozen.clear()  # this server is in no plan: no `Promote` will come

@@ -13,9 +13,9 @@ import numpy as np
 from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.net.data_frames import (
-    AGAIN,
     FIRST_STATE,
     MAX_REGIONS,
+    NEED_FIRST_STATE,
     PARAM,
     PARAM_ROWS,
     REGION,
@@ -198,7 +198,7 @@ class FrameReceiver:
             "it does not own it",
         )
 
-    def _asked_again(self, link: Link, header: Header) -> None:  # noqa: ARG002  (as the other handlers)
+    def _first_state_needed(self, link: Link, header: Header) -> None:  # noqa: ARG002  (as the other handlers)
         self._initial.send_to_newcomers([header.block])
 
     def _divert_others(self, link: Link, header: Header) -> None:
@@ -228,7 +228,7 @@ _HANDLERS = {
     WHOLE: _Handler(FrameReceiver._fetched_place, FrameReceiver._fetched_arrived),  # noqa: SLF001
     FIRST_STATE: _Handler(FrameReceiver._first_state_place, FrameReceiver._first_state_arrived),  # noqa: SLF001
     WRONG_OWNER: _Handler(FrameReceiver._nothing, FrameReceiver._refused, of_block=False),  # noqa: SLF001
-    AGAIN: _Handler(FrameReceiver._nothing, FrameReceiver._asked_again, of_block=False),  # noqa: SLF001
+    NEED_FIRST_STATE: _Handler(FrameReceiver._nothing, FrameReceiver._first_state_needed, of_block=False),  # noqa: SLF001
 }
 
 

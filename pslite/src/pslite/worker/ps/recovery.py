@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pslite.fault_points import FaultPoint, FaultPoints
-from pslite.net.data_frames import AGAIN, Header
+from pslite.net.data_frames import RESEND, Header
 from pslite.net.messages import Promote
 from pslite.worker.ps.data_plane import DataPlane
 from pslite.worker.ps.gradient_sender import GradientSender
@@ -69,4 +69,4 @@ class Recovery:
             for owner in self._plans.may_own(number):
                 link = self._plane.links.get(owner)
                 if link is not None:
-                    link.send(Header(AGAIN, 0, number, 0, 0, version, 0))
+                    link.send(Header(RESEND, 0, number, 0, 0, version, 0))
