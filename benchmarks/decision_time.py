@@ -55,10 +55,13 @@ class Known:
     """The models' own speeds."""
 
     def __init__(self) -> None:
-        self._grids = {model: speed.grid(16, 16) for model, speed in MODELS.items()}
+        self._grids: dict[tuple[str, int, int], NDArray[np.float64]] = {}
 
     def grid(self, job: Job) -> NDArray[np.float64]:
-        return self._grids[job.request.model]
+        key = job.request.model, job.request.max_workers, job.request.max_ps
+        if key not in self._grids:
+            self._grids[key] = MODELS[key[0]].grid(*key[1:])
+        return self._grids[key]
 
 
 def snapshot(jobs: int, room: str) -> Snapshot:
