@@ -16,8 +16,7 @@ from dl2d.core.measured_speeds import KnownSpeeds
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.marginal_gain import GrowingJobs, JobGroup
-from dl2d.policies.common.predicted_speeds import PredictedSpeeds
-from dl2d.throughput.gaussian_process import OPTIMISM
+from dl2d.policies.common.predicted_speeds import DEFAULT_OPTIMISM, PredictedSpeeds
 from dl2d.throughput.remaining_work import samples_left
 
 #: A jump that saves less than this part of the remaining time is not made.
@@ -127,7 +126,7 @@ class Lookahead:
         self,
         *,
         known: KnownSpeeds | None = None,
-        optimism: float = OPTIMISM,
+        optimism: float = DEFAULT_OPTIMISM,
         resize_seconds: float = 0.0,
         slot_seconds: float = 1200.0,
         fitted: bool = False,
@@ -155,7 +154,7 @@ class Lookahead:
     def version(self) -> str:
         """Of the code, and the settings where they are not the usual."""
         believes = self._known is None and not self._fitted
-        optimism = f" optimism={self._optimism:g}" if believes and self._optimism != OPTIMISM else ""
+        optimism = f" optimism={self._optimism:g}" if believes and self._optimism != DEFAULT_OPTIMISM else ""
         costs = f" resize_seconds={self._resize_seconds:g} slot_seconds={self._slot_seconds:g}"
         return (
             ("3" if believes else "1")

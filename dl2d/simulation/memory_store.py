@@ -21,7 +21,7 @@ from dl2d.core.measured_speeds import (
     Tally,
     TrainingKind,
     count,
-    mean_of,
+    mean_point,
     thinned,
 )
 from dl2d.core.store import JobChange, Slot, TaskChange, TaskReport
@@ -94,8 +94,8 @@ class MemoryStore:
                 self._quarantined[key] = counted.quarantined
             else:
                 self._quarantined.pop(key, None)
-            if counted.wrong is not None:
-                left = {size: tally.without(counted.wrong) for size, tally in sizes.items()}
+            if counted.mislabelled is not None:
+                left = {size: tally.without(counted.mislabelled) for size, tally in sizes.items()}
                 sizes.clear()
                 sizes.update((size, tally) for size, tally in left.items() if tally is not None)
         if progress.loss is not None:
@@ -117,7 +117,9 @@ class MemoryStore:
     def job_speeds(self, jobs: Collection[JobKey]) -> tuple[JobSpeeds, ...]:
         """What each of these jobs showed by itself."""
         return tuple(
-            JobSpeeds(key, tuple(mean_of(size, said) for size, said in sorted(self._own[key].items())))
+            JobSpeeds(
+                key, tuple(mean_point(size, measurements) for size, measurements in sorted(self._own[key].items()))
+            )
             for key in sorted(jobs)
             if key in self._own
         )

@@ -106,8 +106,8 @@ def count_speed(
     )
     if counted.tally is not None:
         connection.execute(upsert(connection, SpeedRow, replace=True), {**key, **_values(counted.tally)})
-    if counted.wrong is not None:
-        _retract(connection, same_kind, counted.wrong)
+    if counted.mislabelled is not None:
+        _retract(connection, same_kind, counted.mislabelled)
     return counted.quarantined
 
 

@@ -1,6 +1,8 @@
-"""When a job's loss will have settled: Optimus' curve, fitted to the losses so far.
+"""Optimus' curve of training loss, fitted to the losses of jobs so far: predicts when a loss will have settled.
 
-Source: Peng et al., "Optimus", EuroSys 2018, section 3.1.
+    loss = 1 / (slope * epoch + offset) + floor        with slope, offset, floor >= 0
+
+Losses are fractions of the job's largest one. Source: Peng et al., "Optimus", EuroSys 2018, section 3.1.
 """
 
 from __future__ import annotations
@@ -15,69 +17,70 @@ from numpy.typing import NDArray
 from dl2d.core.measured_speeds import LossPoint
 
 _Floats = NDArray[np.float64]
-#: Fewest points that say anything of three coefficients.
-_FEWEST = 3
-#: How many points on either side a loss is compared with.
+_Bools = NDArray[np.bool_]
+#: Least number of points, since the curve has three coefficients.
+_MIN_POINTS = 3
+#: Number of points on either side that a loss is compared with.
 _NEIGHBOURS = 2
-# The floor of the curve is searched for on a grid that is refined; each time leaves 2/16 of it: 1e-8 in the end, below
-# which sums of squares cannot tell floors apart.
-_STEPS = 17
-_REFINED = 9
-#: Least distance between the floor and the least loss, as a part of it.
-_CLOSEST = 1e-9
-#: Jobs whose curves are fitted at once: enough to save time, few enough for the cache.
-_TOGETHER = 32
+#: Number of floors of the grid on which the floor of the curve is searched for.
+_FLOORS = 17
+#: Number of grids, each spanning 2/16 of the one before: in the end 1e-8 of the first is left, below which sums of
+#: squares are equal.
+_GRIDS = 9
+#: Least distance between the floor and the least loss, as a fraction of the latter.
+_MIN_DISTANCE = 1e-9
+#: Number of jobs whose curves are fitted at once: enough to save time, few enough for the processor's cache.
+_BATCH = 32
 
 
 @dataclass(frozen=True, slots=True)
 class LossFit:
-    """``loss = 1 / (slope * epoch + offset) + floor``, as a part of the largest loss; nothing is negative."""
+    """A fitted curve; see the module."""
 
     slope: float
     offset: float
     floor: float
 
-    def at(self, epoch: float) -> float:
-        """Loss after so many epochs, as a part of the largest."""
-        return 1 / (self.slope * epoch + self.offset) + self.floor
-
-    def settles(self, threshold: float) -> int:
+    def settling_epoch(self, threshold: float) -> int:
         """First whole epoch from which on each further epoch lowers the loss by less than ``threshold``.
 
-        ``threshold`` is a part of the largest loss. The curve flattens all the way, so there is one such epoch:
-        1/x - 1/(x + slope) < threshold with x = slope * epoch + offset.
+        ``threshold`` is a fraction of the largest loss. The decrease per epoch falls all the way, so there is exactly
+        one such epoch: 1/x - 1/(x + slope) < threshold with x = slope * epoch + offset.
         """
         slope = self.slope
-        least = (math.sqrt(slope * slope + 4 * slope / threshold) - slope) / 2
-        epoch = max(math.ceil((least - self.offset) / slope), 0)
+        least_x = (math.sqrt(slope * slope + 4 * slope / threshold) - slope) / 2
+        epoch = max(math.ceil((least_x - self.offset) / slope), 0)
         x = slope * epoch + self.offset
         return epoch + 1 if slope / (x * (x + slope)) >= threshold else epoch
 
 
 def fit_losses(curves: Sequence[Sequence[LossPoint]]) -> list[LossFit | None]:
-    """Fit the curve to each job's losses, oldest first.
+    """Fit the curve to the losses of each job, oldest first.
 
-    For a given floor, 1 / (loss - floor) is linear in the epoch, and the two coefficients are found by non-negative
-    least squares, each residual weighted by the square of (loss - floor) so that it counts as a difference of losses.
-    The floor is the one for which the curve is nearest to the losses. Before, each loss that lies outside the range of
-    its neighbours, two on either side, is replaced by their mean. All jobs at once: about 0.1 ms each.
+    For a given floor, 1 / (loss - floor) is linear in the epoch, and slope and offset are found by non-negative least
+    squares, each residual weighted by the square of (loss - floor) so that it counts as a difference of losses. The
+    floor is the one for which the curve is nearest to the losses. Before the fit, each loss that lies outside the range
+    of its neighbours, two on either side, is replaced by their mean. Many jobs are fitted at once: about 0.1 ms each.
 
-    None where nothing can be said: fewer than three points, losses that are not positive numbers, or none that falls.
+    Returns
+    -------
+    For each job its curve; None where there are fewer than three points, or losses that are not positive numbers or do
+    not fall.
     """
     fits: list[LossFit | None] = [None] * len(curves)
-    fit = [place for place, points in enumerate(curves) if _can_be_fitted(points)]
-    for start in range(0, len(fit), _TOGETHER):
-        chunk = fit[start : start + _TOGETHER]
-        for place, found in zip(chunk, _fit_together([curves[place] for place in chunk]), strict=True):
-            fits[place] = found
+    usable = [index for index, points in enumerate(curves) if _is_usable(points)]
+    for start in range(0, len(usable), _BATCH):
+        batch = usable[start : start + _BATCH]
+        for index, fit in zip(batch, _fit_batch([curves[index] for index in batch]), strict=True):
+            fits[index] = fit
     return fits
 
 
-def _can_be_fitted(points: Sequence[LossPoint]) -> bool:
-    return len(points) >= _FEWEST and all(math.isfinite(point.loss) and point.loss > 0 for point in points)
+def _is_usable(points: Sequence[LossPoint]) -> bool:
+    return len(points) >= _MIN_POINTS and all(math.isfinite(point.loss) and point.loss > 0 for point in points)
 
 
-def _fit_together(curves: Sequence[Sequence[LossPoint]]) -> list[LossFit | None]:
+def _fit_batch(curves: Sequence[Sequence[LossPoint]]) -> list[LossFit | None]:
     longest = max(map(len, curves))
     epochs, losses = np.zeros((2, len(curves), longest))
     valid = np.zeros(losses.shape, dtype=bool)
@@ -85,77 +88,89 @@ def _fit_together(curves: Sequence[Sequence[LossPoint]]) -> list[LossFit | None]
         epochs[row, : len(points)], losses[row, : len(points)] = np.array(points).T
         epochs[row, len(points) :] = points[-1].epoch
         valid[row, : len(points)] = True
-    losses = _cleaned(losses, valid)
+    losses = _without_outliers(losses, valid)
     losses /= losses.max(axis=1, keepdims=True)
     # 1 / (loss - floor) has no value where the floor is the least loss itself.
-    top = np.where(valid, losses, np.inf).min(axis=1) * (1 - _CLOSEST)
-    low, high = np.zeros_like(top), top
+    max_floor = np.where(valid, losses, np.inf).min(axis=1) * (1 - _MIN_DISTANCE)
+    low, high = np.zeros_like(max_floor), max_floor
     rows = np.arange(len(curves))
-    for _ in range(_REFINED):
-        floors = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, _STEPS)
-        slopes, offsets, errors = _lines(epochs, losses, valid, floors)
-        place = errors.argmin(axis=1)
-        best = np.stack([slopes[rows, place], offsets[rows, place], floors[rows, place], errors[rows, place]], axis=1)
-        step = (high - low) / (_STEPS - 1)
-        low, high = np.maximum(best[:, 2] - step, 0.0), np.minimum(best[:, 2] + step, top)
+    for _ in range(_GRIDS):
+        floors = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, _FLOORS)
+        slopes, offsets, errors = _fit_lines(epochs, losses, valid, floors)
+        least = errors.argmin(axis=1)
+        best = np.stack([slopes[rows, least], offsets[rows, least], floors[rows, least], errors[rows, least]], axis=1)
+        step = (high - low) / (_FLOORS - 1)
+        low, high = np.maximum(best[:, 2] - step, 0.0), np.minimum(best[:, 2] + step, max_floor)
     return [
         LossFit(slope, offset, floor) if slope > 0 and math.isfinite(error) else None
         for slope, offset, floor, error in best.tolist()
     ]
 
 
-def _cleaned(losses: _Floats, valid: NDArray[np.bool_]) -> _Floats:
+def _without_outliers(losses: _Floats, valid: _Bools) -> _Floats:
     """Losses with each one that lies outside the range of its neighbours replaced by their mean.
 
-    The first and the last loss stay: a falling curve ends outside any range. Shapes (jobs, points), points from the
-    left.
+    The first and the last loss stay as they are, because a falling curve ends outside the range of the others. Both
+    arguments and the result have shape (jobs, points); the valid points of a job come first.
     """
-    wide = np.pad(losses, ((0, 0), (_NEIGHBOURS, _NEIGHBOURS)))
-    there = np.pad(valid, ((0, 0), (_NEIGHBOURS, _NEIGHBOURS)))
+    padding = ((0, 0), (_NEIGHBOURS, _NEIGHBOURS))
+    padded_losses, padded_valid = np.pad(losses, padding), np.pad(valid, padding)
     shifts = [shift for shift in range(2 * _NEIGHBOURS + 1) if shift != _NEIGHBOURS]
-    around = np.stack([wide[:, shift : shift + losses.shape[1]] for shift in shifts])
-    real = np.stack([there[:, shift : shift + losses.shape[1]] for shift in shifts])
-    least, most = np.where(real, around, np.inf).min(axis=0), np.where(real, around, -np.inf).max(axis=0)
-    mean = np.where(real, around, 0.0).sum(axis=0) / np.maximum(real.sum(axis=0), 1)
-    inside = real[_NEIGHBOURS - 1] & real[_NEIGHBOURS] & valid
-    return np.where(inside & ((losses < least) | (losses > most)), mean, losses)
+    neighbours = np.stack([padded_losses[:, shift : shift + losses.shape[1]] for shift in shifts])
+    exists = np.stack([padded_valid[:, shift : shift + losses.shape[1]] for shift in shifts])
+    least = np.where(exists, neighbours, np.inf).min(axis=0)
+    largest = np.where(exists, neighbours, -np.inf).max(axis=0)
+    mean = np.where(exists, neighbours, 0.0).sum(axis=0) / np.maximum(exists.sum(axis=0), 1)
+    inner = exists[_NEIGHBOURS - 1] & exists[_NEIGHBOURS] & valid
+    return np.where(inner & ((losses < least) | (losses > largest)), mean, losses)
 
 
-def _lines(
-    epochs: _Floats, losses: _Floats, valid: NDArray[np.bool_], floors: _Floats
-) -> tuple[_Floats, _Floats, _Floats]:
-    """Slope, offset and sum of squared differences of losses for each job and floor; shapes (jobs, floors)."""
-    at, counts = epochs[:, None, :], valid[:, None, :].astype(np.float64)
-    # Whatever is degenerate ends as an infinite error, which is never the least.
+def _fit_lines(epochs: _Floats, losses: _Floats, valid: _Bools, floors: _Floats) -> tuple[_Floats, _Floats, _Floats]:
+    """Fit slope and offset for each floor.
+
+    Parameters
+    ----------
+    epochs, losses, valid
+        Shape (jobs, points).
+    floors
+        Shape (jobs, floors).
+
+    Returns
+    -------
+    Slope, offset and sum of squared differences of losses, each of shape (jobs, floors); the last is infinite where
+    there is no finite fit.
+    """
+    counts = valid[:, None, :].astype(np.float64)
+    # Degenerate cases end with an infinite error, which is never the least.
     with np.errstate(all="ignore"):
         above = (losses[:, None, :] - floors[:, :, None]) * counts
         square = above * above
         weight, weighted = square * square, square * above  # the latter is weight x 1 / above
         # Normal equations of the weighted line through (epoch, 1 / above). Epochs count from that of the largest loss,
-        # which may outweigh all others: what the others say of the slope would be lost in its rounding.
+        # which may outweigh all others: otherwise the contribution of those to the slope would be lost in rounding.
         pivot = epochs[np.arange(len(epochs)), losses.argmax(axis=1)][:, None]
-        apart = epochs - pivot
+        shifted = epochs - pivot
         total, mean = weight.sum(axis=2), weighted.sum(axis=2)
-        first, second = _sums(weight, apart), _sums(weight, apart * apart)
-        product = _sums(weighted, apart)
+        first, second = _sums(weight, shifted), _sums(weight, shifted * shifted)
+        product = _sums(weighted, shifted)
         determinant = total * second - first * first
         slope = (total * product - first * mean) / determinant
         offset = (second * mean - first * product) / determinant - slope * pivot
-        # With two coefficients the constrained least lies on an edge wherever the free one is outside.
+        # With two coefficients, the constrained minimum lies on an edge wherever the free one is outside.
         squares = _sums(weight, epochs * epochs)
         through_origin = np.where(squares > 0, _sums(weighted, epochs) / squares, 0.0)
         slope = np.where(offset < 0, through_origin, slope)
         offset = np.maximum(offset, 0.0)
         flat = ~(slope > 0)
         slope, offset = np.where(flat, 0.0, slope), np.where(flat, mean / total, offset)
-        missed = 1 / (slope[:, :, None] * at + offset[:, :, None]) - above
-        errors = _sums(missed * missed, counts[:, 0])
-        # An infinite slope misses by finite errors.
-        sound = np.isfinite(errors) & np.isfinite(slope) & np.isfinite(offset)
-    return slope, offset, np.where(sound, errors, np.inf)
+        difference = 1 / (slope[:, :, None] * epochs[:, None, :] + offset[:, :, None]) - above
+        errors = _sums(difference * difference, counts[:, 0])
+        # With an infinite slope the errors may be finite.
+        finite = np.isfinite(errors) & np.isfinite(slope) & np.isfinite(offset)
+    return slope, offset, np.where(finite, errors, np.inf)
 
 
-def _sums(values: _Floats, by: _Floats) -> _Floats:
-    """Sum of products over the points; shapes (jobs, floors, points) and (jobs, points)."""
-    sums: _Floats = (values @ by[:, :, None])[:, :, 0]
+def _sums(values: _Floats, factors: _Floats) -> _Floats:
+    """Sums of products over the points; shapes (jobs, floors, points), (jobs, points) -> (jobs, floors)."""
+    sums: _Floats = (values @ factors[:, :, None])[:, :, 0]
     return sums

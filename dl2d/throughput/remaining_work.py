@@ -1,4 +1,4 @@
-"""Remaining work of a job, in samples, and the speed of jobs that have not trained yet, for remaining times."""
+"""Remaining work of jobs, in samples, and estimates of their speed, from which policies compute remaining times."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from dl2d.throughput.loss_curve import LossFit
 
 
 class Remaining(NamedTuple):
-    """Work that is left, and how that was found if not by the declared epochs alone."""
+    """Remaining work of a job."""
 
+    #: Samples that are left.
     samples: float
+    #: How they were estimated, to follow "work left" in a reason; empty for the declared epochs alone.
     note: str = ""
 
 
 def samples_left(job: Job, epochs: float | None = None) -> float:
-    """Work that is left until ``epochs``, by default those declared, in samples.
+    """Samples that are left until a number of epochs is complete, by default the declared one; at least 0.
 
-    Updates count as samples where neither batch nor samples were declared.
+    Where neither samples per epoch nor the batch size were declared, an update counts as one sample.
     """
     request = job.request
     per_epoch = request.samples_per_epoch or (request.steps_per_epoch or 1.0) * (request.batch or 1)
@@ -31,34 +33,42 @@ def samples_left(job: Job, epochs: float | None = None) -> float:
 
 
 def until_settled(job: Job, fit: LossFit | None, threshold: float) -> Remaining:
-    """Work that is left until an epoch lowers the loss by less than ``threshold`` of the largest loss.
+    """Work that is left until an epoch lowers the loss by less than ``threshold``, a fraction of the largest loss.
 
-    A job trains no longer than it declared. The declared epochs count as well where the fit says nothing: too few
-    losses, none that falls, or the job trains on although its loss should have settled.
+    The declared epochs count instead where the loss does not settle before them, where there is no fit (too few losses,
+    or none that falls), and where the job trains on although its loss should have settled.
     """
     declared = samples_left(job)
     if fit is None:
-        return Remaining(declared, "by its declared epochs, for its losses say nothing yet")
-    epoch = fit.settles(threshold)
+        return Remaining(declared, "estimated from its declared epochs, because its losses fit no falling curve yet")
+    epoch = fit.settling_epoch(threshold)
     if epoch <= job.progress.epoch:
-        return Remaining(declared, f"by its declared epochs, for its loss should have settled at epoch {epoch}")
+        reason = f"it still trains although its loss was predicted to settle at epoch {epoch}"
+        return Remaining(declared, f"estimated from its declared epochs, because {reason}")
     if epoch >= job.request.epochs:
-        return Remaining(declared, f"by its declared epochs, for its loss should not settle before epoch {epoch}")
-    return Remaining(samples_left(job, epoch), f"until its loss should settle at epoch {epoch}")
+        reason = f"its loss is not predicted to settle before epoch {epoch}"
+        return Remaining(declared, f"estimated from its declared epochs, because {reason}")
+    return Remaining(samples_left(job, epoch), f"estimated until epoch {epoch}, when its loss is predicted to settle")
 
 
-def measured_or_mean(snapshot: Snapshot, measured: Callable[[Job], float | None]) -> dict[JobKey, float]:
-    """A measured value of each job, such as its speed; for one that was not measured, the mean over its model type.
+def measured_or_mean(snapshot: Snapshot, measurement: Callable[[Job], float | None]) -> dict[JobKey, float]:
+    """Measured value of each job, such as its speed, or an estimate where the job has none.
 
-    Where none of its type was measured it is the mean over all jobs, and 1 where none was at all.
+    The estimate is the mean over the jobs of its model type; if none of them was measured, the mean over all jobs; if
+    none at all, 1.
+
+    Parameters
+    ----------
+    measurement
+        Value of a job; None, or one that is not a positive number, where it was not measured.
     """
-    own: dict[JobKey, float] = {}
+    measured: dict[JobKey, float] = {}
     by_type: dict[str, list[float]] = defaultdict(list)
     for job in snapshot.jobs:
-        value = measured(job)
+        value = measurement(job)
         if value is not None and 0.0 < value < math.inf:
-            own[job.key] = value
+            measured[job.key] = value
             by_type[job.request.model].append(value)
     means = {model: statistics.fmean(values) for model, values in by_type.items()}
-    overall = statistics.fmean(own.values()) if own else 1.0
-    return {job.key: own.get(job.key) or means.get(job.request.model, overall) for job in snapshot.jobs}
+    overall = statistics.fmean(measured.values()) if measured else 1.0
+    return {job.key: measured.get(job.key) or means.get(job.request.model, overall) for job in snapshot.jobs}

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dl2d.core.jobs import Allocation
-from dl2d.core.measured_speeds import MAX_MEASUREMENTS, Count, SpeedPoint, Tally, count, mean_of
+from dl2d.core.measured_speeds import MAX_MEASUREMENTS, Count, SpeedPoint, Tally, count, mean_point
 
 SIZE = Allocation(2, 1)
 
@@ -73,24 +73,24 @@ def test_who_is_at_odds_with_others_counts_at_no_other_size_until_it_was_right()
 
 def test_who_is_at_odds_with_two_others_is_not_believed_at_sizes_where_nobody_else_was() -> None:
     two, one = tally((50.0, "a"), (50.0, "b")), tally((50.0, "a"))
-    assert count(two, SIZE, 500.0, job="x", at=3.0, quarantined=None).wrong == "x"
+    assert count(two, SIZE, 500.0, job="x", at=3.0, quarantined=None).mislabelled == "x"
     # Once, and not on the word of a single other, who may as well be the one that is wrong.
-    assert count(two, SIZE, 500.0, job="x", at=3.0, quarantined=SIZE).wrong is None
-    assert count(one, SIZE, 500.0, job="x", at=3.0, quarantined=None).wrong is None
-    assert count(two, SIZE, 51.0, job="x", at=3.0, quarantined=None).wrong is None
+    assert count(two, SIZE, 500.0, job="x", at=3.0, quarantined=SIZE).mislabelled is None
+    assert count(one, SIZE, 500.0, job="x", at=3.0, quarantined=None).mislabelled is None
+    assert count(two, SIZE, 51.0, job="x", at=3.0, quarantined=None).mislabelled is None
     # Speeds may change by this much.
-    assert count(two, SIZE, 30.0, job="x", at=3.0, quarantined=None).wrong is None
+    assert count(two, SIZE, 30.0, job="x", at=3.0, quarantined=None).mislabelled is None
 
 
 def test_who_was_first_at_a_size_and_is_outvoted_is_not_believed_elsewhere() -> None:
     told_otherwise = tally((500.0, "x"), (50.0, "a"))
-    assert count(told_otherwise, SIZE, 51.0, job="b", at=3.0, quarantined=None).wrong == "x"
-    assert count(told_otherwise, SIZE, 51.0, job="a", at=3.0, quarantined=SIZE).wrong == "x"
+    assert count(told_otherwise, SIZE, 51.0, job="b", at=3.0, quarantined=None).mislabelled == "x"
+    assert count(told_otherwise, SIZE, 51.0, job="a", at=3.0, quarantined=SIZE).mislabelled == "x"
     changed = tally((70.0, "x"), (50.0, "a"))
-    assert count(changed, SIZE, 50.0, job="b", at=3.0, quarantined=None).wrong is None
+    assert count(changed, SIZE, 50.0, job="b", at=3.0, quarantined=None).mislabelled is None
     known = tally((500.0, "x"), (500.0, "y"), (50.0, "a"))
-    assert count(known, SIZE, 50.0, job="b", at=3.0, quarantined=None).wrong is None
-    assert count(tally((500.0, "x")), SIZE, 50.0, job="x", at=3.0, quarantined=None).wrong is None
+    assert count(known, SIZE, 50.0, job="b", at=3.0, quarantined=None).mislabelled is None
+    assert count(tally((500.0, "x")), SIZE, 50.0, job="x", at=3.0, quarantined=None).mislabelled is None
 
 
 def test_without_a_job_there_is_left_what_others_showed() -> None:
@@ -115,5 +115,5 @@ def test_the_mean_is_within_what_was_measured(said: list[tuple[float, str]]) -> 
     assert 1 <= point.since <= point.at <= len(said)
 
 
-def test_a_jobs_own_point_is_the_mean_of_what_it_said() -> None:
-    assert mean_of(SIZE, [(10.0, 3.0), (20.0, 5.0)]) == SpeedPoint(SIZE, 4.0, 2, jobs=1, at=20.0, since=10.0)
+def test_a_jobs_own_point_is_the_mean_point_what_it_said() -> None:
+    assert mean_point(SIZE, [(10.0, 3.0), (20.0, 5.0)]) == SpeedPoint(SIZE, 4.0, 2, jobs=1, at=20.0, since=10.0)

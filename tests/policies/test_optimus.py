@@ -245,10 +245,13 @@ def test_a_job_ends_when_its_loss_settles() -> None:
     assert policy.needs == {Evidence.LOSSES}
     assert Optimus(convergence=0.1).needs == {Evidence.LOSSES, Evidence.SPEEDS}
     assert [key.id for key, _ in fitted.actions[2:]] == ["2", "2"]
-    assert "until its loss should settle at epoch 3" in fitted.jobs[0].reason.text
+    assert "estimated until epoch 3, when its loss is predicted to settle" in fitted.jobs[0].reason.text
     declared = ask(policy, snapshot)
     assert [key.id for key, _ in declared.actions[2:]] == ["1", "1", "2"]
-    assert "by its declared epochs, for its losses say nothing yet" in declared.jobs[0].reason.text
+    assert (
+        "estimated from its declared epochs, because its losses fit no falling curve yet"
+        in declared.jobs[0].reason.text
+    )
     past = replace(long, progress=replace(A.progress, epoch=5.0))
     settled = ask(policy, replace(snapshot, jobs=(past, snapshot.jobs[1]), losses=(losses,)))
     assert "its loss should have settled at epoch 3" in settled.jobs[0].reason.text

@@ -38,8 +38,8 @@ def told(model: str, speeds: dict[tuple[int, int], float], times: int = 1, **cha
     return MeasuredSpeeds(a_kind(model, **changes), tuple(points))
 
 
-def fitted(measured: Iterable[MeasuredSpeeds], before: GaussianProcess | None = None) -> GaussianProcess:
-    return GaussianProcess(by_kind(measured), before=before)
+def fitted(measured: Iterable[MeasuredSpeeds], previous: GaussianProcess | None = None) -> GaussianProcess:
+    return GaussianProcess(by_kind(measured), previous=previous)
 
 
 def of_model(name: str, model: SpeedModel, sizes: list[tuple[int, int]]) -> MeasuredSpeeds:

@@ -69,7 +69,7 @@ def test_a_job_like_no_other_is_believed_what_it_showed_and_the_shape_that_all_s
     [shown] = labels([job], {0: said})
     assert shown == Relabelled(job.request, (SpeedPoint(Allocation(4, 4), said[0].samples_per_second, 1),))
     belief = fitted(KNOWN)
-    grid = belief.speeds(shown.request, own=shown.own)
+    grid = belief.speeds(shown.request, own_measurements=shown.own_measurements)
     assert grid[4, 4] == pytest.approx(said[0].samples_per_second, rel=0.05)
     new = belief.speeds(a_request("new"))
     alike = np.corrcoef(np.log(grid[1:, 1:]).ravel(), np.log(new[1:, 1:]).ravel())[0, 1]
@@ -82,9 +82,9 @@ def test_a_size_at_which_a_job_stood_still_is_a_hole_for_it_alone() -> None:
     jobs = [job_of(1, "a"), job_of(2, "a")]
     [first, second] = labels(jobs, {0: own(((4, 4), 0.0), ((2, 2), TRUE["a"][2, 2]))})
     belief = fitted(KNOWN)
-    with_hole = belief.speeds(first.request, own=first.own)
+    with_hole = belief.speeds(first.request, own_measurements=first.own_measurements)
     assert with_hole[4, 4] == 0
-    whole = belief.speeds(second.request, own=second.own)
+    whole = belief.speeds(second.request, own_measurements=second.own_measurements)
     np.testing.assert_array_equal(np.delete(with_hole.ravel(), 4 * 17 + 4), np.delete(whole.ravel(), 4 * 17 + 4))
     assert whole[4, 4] > 0
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dl2d.core.jobs import Allocation, Architecture, Consistency
 from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
 from dl2d.simulation.speeds.speed_models import AllReduce, PsAsync, PsSync, SpeedModel
-from dl2d.throughput.optimus_model import fit_speed, number_of_terms, unseen
+from dl2d.throughput.optimus_model import adds_information, fit_speed, number_of_terms
 
 SYNC = TrainingKind("m", Architecture.PS, Consistency.SYNC)
 ASYNC = TrainingKind("m", Architecture.PS, Consistency.ASYNC)
@@ -98,6 +98,6 @@ def test_whatever_was_measured_the_fitted_speeds_are_speeds(speeds) -> None:
 def test_as_many_servers_as_workers_never_tell_what_their_ratio_costs() -> None:
     equal = [Allocation(count, count) for count in range(1, 9)]
     new = [Allocation(9, 9), Allocation(2, 1), Allocation(1, 2)]
-    assert unseen(SYNC, equal, new).tolist() == [False, True, True]
+    assert adds_information(SYNC, equal, new).tolist() == [False, True, True]
     # With a size of either sort everything is told: w, p and w/p.
-    assert unseen(SYNC, [*equal, Allocation(2, 1), Allocation(1, 4)], [Allocation(5, 3)]).tolist() == [False]
+    assert adds_information(SYNC, [*equal, Allocation(2, 1), Allocation(1, 4)], [Allocation(5, 3)]).tolist() == [False]

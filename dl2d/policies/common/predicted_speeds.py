@@ -13,6 +13,8 @@ from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.kind_relabelling import Relabelling
 from dl2d.throughput.observations import by_kind, without_drift
 
+#: Standard deviations that are added to predicted speeds by default, so that sizes which may be faster are tried.
+DEFAULT_OPTIMISM: Final = 0.5
 #: Least part of a slot that is left after a resize.
 _MIN_LEFT: Final = 0.01
 
@@ -41,7 +43,7 @@ class PredictedSpeeds:
     def grid(self, job: Job) -> NDArray[np.float64]:
         """See ``KnownSpeeds.grid``."""
         taken_as, held = self._relabelling.of(job), self._held[job.key]
-        speeds = self._model.speeds(taken_as.request, self._optimism, taken_as.own)
+        speeds = self._model.speeds(taken_as.request, self._optimism, taken_as.own_measurements)
         if (id(speeds), held) not in self._grids:
             self._grids[id(speeds), held] = speeds_in_next_slot(speeds, held, self._lost)
         return self._grids[id(speeds), held]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dl2d.core.jobs import Allocation, Architecture, JobRequest
 from dl2d.core.measured_speeds import TrainingKind
-from dl2d.throughput.optimus_model import number_of_terms, terms_at, unseen
+from dl2d.throughput.optimus_model import adds_information, number_of_terms, terms_at
 
 #: Most counts of one role that are considered for samples.
 _MOST_COUNTS = 32
@@ -50,7 +50,7 @@ class Sampling:
         new = [size for size in candidates if size not in known]
         if len(self._sizes) < self._least or not new:
             return new
-        told = unseen(self._kind, self._sizes, new)
+        told = adds_information(self._kind, self._sizes, new)
         return [size for size, tells in zip(new, told.tolist(), strict=True) if tells]
 
     def farthest(self, candidates: Sequence[Allocation]) -> Allocation:

@@ -18,8 +18,8 @@ from dl2d.core.errors import CheckpointError
 from dl2d.core.jobs import Allocation, Architecture, Consistency
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.policies.common.checkpoint import Checkpoint
+from dl2d.policies.common.predicted_speeds import DEFAULT_OPTIMISM
 from dl2d.policies.dl2.scoring import FEATURES, Floats, weight_count
-from dl2d.throughput.gaussian_process import OPTIMISM
 
 NAME: Final = "dl2"
 #: The only design of scorer that there is.
@@ -59,7 +59,7 @@ class Parameters:
                 known=from_arrays(checkpoint.weights, settings["kinds"]),
                 optimism=optimism,
                 # Kinds that the checkpoint does not know are explored, unless the site says how much.
-                optimism_of_unknown=max(optimism, OPTIMISM) if own.get("optimism") is None else optimism,
+                optimism_of_unknown=max(optimism, DEFAULT_OPTIMISM) if own.get("optimism") is None else optimism,
                 resize_seconds=float(settings["resize_seconds"]),
                 slot_seconds=float(settings["slot_seconds"]),
             )

@@ -47,7 +47,7 @@ def exploring_jobs(snapshot: Snapshot, relabelling: Relabelling) -> frozenset[Jo
         if job.key not in measured:
             continue
         taken_as = relabelling.of(job)
-        of_its_own = any(point.samples_per_second > 0 for point in taken_as.own)
+        of_its_own = any(point.samples_per_second > 0 for point in taken_as.own_measurements)
         if taken_as.request.model == job.request.model and not of_its_own:
             confirmed.setdefault(TrainingKind.of(job.request), []).append(job)
     return frozenset(max(jobs, key=samples_left).key for jobs in confirmed.values() if len(jobs) >= _MIN_JOBS)

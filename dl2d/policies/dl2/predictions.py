@@ -83,7 +83,7 @@ class Predictions:
         if self._locality is not None:
             snapshot = self._locality.apart()
         #: Throughput model that the predictions come from.
-        self.model = GaussianProcess(observations(snapshot, known), before=before)
+        self.model = GaussianProcess(observations(snapshot, known), previous=before)
         relabelling = Relabelling(snapshot, self.model)
         #: Of each job, in the order of the snapshot.
         self.bases = [
