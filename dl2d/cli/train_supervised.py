@@ -24,6 +24,8 @@ from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.simulation.workload.sources import source_forms
 from dl2d.tick.start_check import start_check
 
+_UPDATES_FROM_TEACHER, _MAX_UPDATES_FROM_STORE = 100, 400
+
 if TYPE_CHECKING:
     from dl2d.learning.dl2_paper.demonstrations import Recording
     from dl2d.learning.dl2_paper.supervised import Imitation
@@ -46,7 +48,18 @@ def supervised(
     ] = None,
     validate: Annotated[list[str] | None, typer.Option(help="Workloads to compare with the teacher on.")] = None,
     loss: Annotated[SupervisedLoss, typer.Option(help="What is minimised.")] = SupervisedLoss.CROSS_ENTROPY,
-    updates: Annotated[int, typer.Option(min=1, max=1_000_000, help="Updates of the weights.")] = 100,
+    updates: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1_000_000,
+            help="Updates of the weights. Default: 100 with --teacher; with --from-store as many as lower the error on "
+            "held-out slots, at most 400.",
+        ),
+    ] = None,
+    min_jobs: Annotated[
+        int, typer.Option(min=1, help="Jobs that the recorded slots must have; with fewer nothing is learned.")
+    ] = 20,
     network: Annotated[NetworkKind, typer.Option(help="Kind of network.")] = NetworkKind.SHARED,
     window: Annotated[
         int, typer.Option(min=1, max=1000, help="J, jobs of a batch; a shared network may see more of them.")
@@ -67,9 +80,10 @@ def supervised(
     from dl2d.learning.dl2_paper import supervised as learning  # noqa: PLC0415 - torch takes seconds
 
     began = time.monotonic()
+    most_updates = updates or (_MAX_UPDATES_FROM_STORE if from_store else _UPDATES_FROM_TEACHER)
     settings = replace(
         Settings(), teacher="" if teacher is None else teacher.value, supervised_loss=loss,
-        supervised_updates=updates, network=network, window=window,
+        supervised_updates=most_updates, network=network, window=window,
     )  # fmt: skip
     recordings: list[Recording] = []
     with interruptible(lambda: "nothing was written"), progress_bars() as display:
@@ -81,8 +95,8 @@ def supervised(
         if from_store:
             recordings, seconds = _recorded(config, store, slots, policy)
             found = learning.imitate_recordings(
-                recordings, settings, slot_seconds=seconds, seed=seed, on_update=show
-            )  # fmt: skip
+                recordings, settings, slot_seconds=seconds, seed=seed, min_jobs=min_jobs, on_update=show
+            )
         else:
             train_on, look_at = training_workloads(workload or [], validate or [], seed, draws)
             found = learning.imitate_teacher(train_on, look_at, settings, seed=seed, on_update=show)
@@ -147,11 +161,17 @@ def _lines(found: Imitation, teacher: Teacher | None) -> list[str]:
         for way, value in (("best actions", found.score.greedy), ("actions drawn", found.score.sampled)):
             share = f"{value / found.teacher - 1:+.1%} against {teacher}'s {found.teacher:.3f}"
             lines.append(f"{way}: mean completion time {value:.3f} slots, {share}")
-    if found.comparison is not None:
-        compared = found.comparison
-        same = f"{compared.same:.1%} of {compared.jobs} jobs the same size"
-        lines.append(f"the last {compared.slots} slots: {same}, {compared.differing:.1%} of tasks differ")
-        lines.append(f"of {compared.started} jobs that were started then, {compared.started_same:.1%} the same size")
+    if found.comparison is not None and found.yardstick is not None:
+        network, drf, before = found.comparison, found.yardstick.drf, found.yardstick.as_before
+        lines.append(
+            f"the last {network.slots} slots: {network.same:.1%} of {network.jobs} jobs get the recorded size, "
+            f"{network.differing:.1%} of tasks differ (size as before: {before.same:.1%}, {before.differing:.1%}; "
+            f"drf: {drf.same:.1%}, {drf.differing:.1%})"
+        )
+        lines.append(
+            f"of {network.started} jobs that were started then, {network.started_same:.1%} get the recorded size "
+            f"(drf: {drf.started_same:.1%})"
+        )
     acting = "drawn" if found.checkpoint.settings["sampled"] else "best"
     return [*lines, f"the checkpoint takes {acting} actions"]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 
 from dl2d.core.errors import WorkloadError
-from dl2d.core.jobs import NOTHING
+from dl2d.core.jobs import NOTHING, Allocation, JobKey
 from dl2d.core.packing import Packing
+from dl2d.core.policy import Policy
 from dl2d.learning.dl2_paper.demonstrations import Recording, demonstrations_in, demonstrations_of
 from dl2d.learning.dl2_paper.networks import (
     Net,
@@ -30,6 +32,7 @@ from dl2d.learning.dl2_paper.settings import SERVE_WHOLE, NetworkKind, Settings,
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
+from dl2d.policies.drf import Drf
 from dl2d.simulation.policy_lookup import replay_by_name
 from dl2d.simulation.rule_presets import PresetName, preset
 from dl2d.simulation.vectorized.workload_arrays import Library
@@ -39,9 +42,17 @@ from dl2d.simulation.workload.format import Workload
 TEACHER_WORKLOADS: Final = 32
 #: The largest J that is chosen for a network that can have any.
 _MAX_WINDOW: Final = 128
-#: One of so many demonstrations, or recorded slots, is held out.
+#: One of so many demonstrations, or recorded slots, is held out for a comparison.
 _HELD_OUT: Final = 5
 _MIN_SLOTS: Final = 2
+#: Jobs that recorded slots must have, unless the caller says otherwise.
+MIN_JOBS: Final = 20
+#: Recorded slots below which none are held out to stop by.
+_MIN_STOPPING_SLOTS: Final = 10
+#: Updates after which the loss on held-out demonstrations is computed, and such losses in a row, none lower than the
+#: lowest before, after which learning stops.
+_UPDATES_PER_CHECK: Final = 10
+_CHECKS_WITHOUT_GAIN: Final = 5
 #: Mean completion times that differ by a smaller share count as equal.
 _EQUAL_SHARE: Final = 1e-3
 
@@ -70,8 +81,12 @@ def fit(
     settings: Settings,
     rng: np.random.Generator,
     on_update: OnUpdate | None = None,
+    held_out: Demonstrations | None = None,
 ) -> list[float]:
     """Train a network on demonstrations with Adam, whose rate falls to a tenth; returns the loss of each update.
+
+    With ``held_out``, learning stops when the loss on these has not fallen for some time, and the network gets the
+    weights with which it was lowest (early stopping: Prechelt, "Early Stopping - But When?", 1998).
 
     Raises
     ------
@@ -81,6 +96,7 @@ def fit(
     minibatch, updates = min(settings.minibatch, len(demonstrations)), settings.supervised_updates
     optimiser = torch.optim.Adam(network.parameters(), lr=settings.supervised_rate)
     losses: list[float] = []
+    stopping = None if held_out is None else _EarlyStopping(network, held_out, settings.supervised_loss)
     for number in range(updates):
         for group in optimiser.param_groups:
             group["lr"] = settings.supervised_rate * (1.0 - 0.9 * number / updates)
@@ -95,22 +111,62 @@ def fit(
         losses.append(float(value.detach()))
         if on_update is not None:
             on_update(number + 1, updates, losses[-1])
+        if stopping is not None and (number + 1) % _UPDATES_PER_CHECK == 0 and stopping.is_due():
+            break
+    if stopping is not None:
+        stopping.restore()
     check_finite("the weights", *network.parameters())
     return losses
 
 
+class _EarlyStopping:
+    """Keeps the weights with which the loss on held-out demonstrations was lowest."""
+
+    def __init__(self, network: Net, held_out: Demonstrations, kind: SupervisedLoss) -> None:
+        self._network, self._kind = network, kind
+        self._observations = torch.from_numpy(held_out.observations)
+        self._masks, self._rights = torch.from_numpy(held_out.masks), torch.from_numpy(held_out.rights)
+        self._lowest, self._without_gain = float("inf"), 0
+        self._weights: dict[str, Any] | None = None
+
+    def is_due(self) -> bool:
+        """Compute the loss; whether it has not fallen for so long that learning should stop."""
+        with torch.no_grad():
+            loss = float(imitation_loss(self._network(self._observations), self._masks, self._rights, self._kind))
+        if loss < self._lowest:
+            self._lowest, self._weights, self._without_gain = loss, copy.deepcopy(self._network.state_dict()), 0
+        else:
+            self._without_gain += 1
+        return self._without_gain >= _CHECKS_WITHOUT_GAIN
+
+    def restore(self) -> None:
+        """Give the network the kept weights, if the loss was ever computed."""
+        if self._weights is not None:
+            self._network.load_state_dict(self._weights)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeComparison:
-    """How a network's sizes compare with those of recorded slots that it did not learn from."""
+    """How decided sizes compare with those of recorded slots that were not learned from."""
 
-    #: Slots and jobs in them; share of these jobs with the same size, and tasks that differ over all tasks.
     slots: int
+    #: Number of jobs, summed over the slots, and the fraction of them with the recorded size.
     jobs: int
     same: float
+    #: Tasks by which sizes differ, divided by the number of recorded tasks.
     differing: float
-    #: Jobs that were started in these slots; share of them with the same size.
+    #: Number of jobs that the recorded scheduler started in these slots, and the fraction of them with its size.
     started: int
     started_same: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yardstick:
+    """What simple deciders reach on the same slots as the network: its comparison alone says little."""
+
+    #: Every job keeps the size that it had before the slot.
+    as_before: SizeComparison
+    drf: SizeComparison
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +179,9 @@ class Imitation:
     #: Demonstrations that were learned from, and the share of those held out in which the best action was a right one.
     demonstrations: int
     agreement: float
-    #: From recorded slots.
+    #: From recorded slots: the network, and simple deciders.
     comparison: SizeComparison | None = None
+    yardstick: Yardstick | None = None
     #: From a built-in teacher: mean completion times on the validation workloads, in slots.
     score: Score | None = None
     teacher: float | None = None
@@ -186,10 +243,12 @@ def imitate_recordings(
     *,
     slot_seconds: float,
     seed: int,
+    min_jobs: int = MIN_JOBS,
     on_update: OnUpdate | None = None,
 ) -> Imitation:
-    """Learn from slots that a daemon recorded, oldest first; the last fifth is held out.
+    """Learn from slots that a daemon recorded, oldest first.
 
+    The network is compared on the last fifth of the slots. The loss on the fifth before it decides when learning stops.
     For a shared network, ``settings.window`` is raised so that all jobs of a slot are in one batch: an observation does
     not show what is left for later batches.
 
@@ -204,6 +263,12 @@ def imitate_recordings(
             f"supervised learning: {_MIN_SLOTS} slots with jobs are needed, the store has {len(given)} "
             f"({len(recordings)} with those that had none)"
         )
+    distinct = len({job.key for each in given for job in each.snapshot.jobs})
+    if distinct < min_jobs:
+        raise TooFewSamples(
+            f"supervised learning: the recorded slots have {distinct} job{'s' * (distinct != 1)}, at least {min_jobs} "
+            "are needed; record more, or lower --min-jobs"
+        )
     settings = _with_window(settings, max(len(each.snapshot.jobs) for each in given))
     jobs = [job for each in given for job in each.snapshot.jobs]
     amounts = [node.capacity for each in given for node in each.snapshot.nodes]
@@ -216,24 +281,36 @@ def imitate_recordings(
         slot_seconds=slot_seconds,
         extras=settings.supervised_extras,
     )
-    last = max(len(given) - max(len(given) // _HELD_OUT, 1), 1)
+    fifth = max(len(given) // _HELD_OUT, 1)
+    compared_from = max(len(given) - fifth, 1)
+    stopping_from = compared_from - fifth if len(given) >= _MIN_STOPPING_SLOTS else compared_from
+    compared = given[compared_from:]
+
+    def steps(recordings: Sequence[Recording], most: int) -> Demonstrations:
+        mixed = [recordings[place] for place in rng.permutation(len(recordings)).tolist()]
+        return demonstrations_in(mixed, sight, labels=settings.labels, kept=1.0, rng=rng, most=most)
+
     with deterministic():
         rng = np.random.default_rng([seed, 2])
-        mixed = [given[place] for place in rng.permutation(last).tolist()]
-        shown = demonstrations_in(mixed, sight, labels=settings.labels, kept=1.0, rng=rng, most=40_000)
-        network, losses, agreement, count = _learn(shown, sight, settings, seed, rng, on_update)
+        shown = steps(given[:stopping_from], 40_000)
+        stopping = steps(given[stopping_from:compared_from], 4_000) if stopping_from < compared_from else None
+        network, losses, agreement, count = _learn(shown, sight, settings, seed, rng, on_update, stopping)
         ways = {}
         for sampled in (False, True):
             made = _checkpoint(network, sight, settings, seed, {}, sampled=sampled)
-            ways[sampled] = compare_sizes(Dl2Original(made), given[last:], seed=seed)
+            ways[sampled] = compare_sizes(sizes_of(Dl2Original(made), seed), compared)
     sampled = ways[True].differing < ways[False].differing
+    yardstick = Yardstick(
+        as_before=compare_sizes(lambda each: {entry.job: entry.previous for entry in each.decision.jobs}, compared),
+        drf=compare_sizes(sizes_of(Drf(), seed), compared),
+    )
     record = {
-        "slots": last, "policies": sorted({each.decision.policy for each in given}), "agreement": agreement,
-        "held_out": asdict(ways[sampled]),
+        "slots": stopping_from, "jobs": distinct, "policies": sorted({each.decision.policy for each in given}),
+        "agreement": agreement, "held_out": asdict(ways[sampled]), "yardstick": asdict(yardstick),
     }  # fmt: skip
     return Imitation(
         checkpoint=_checkpoint(network, sight, settings, seed, record, sampled=sampled), losses=losses,
-        demonstrations=count, agreement=agreement, comparison=ways[sampled],
+        demonstrations=count, agreement=agreement, comparison=ways[sampled], yardstick=yardstick,
     )  # fmt: skip
 
 
@@ -254,13 +331,24 @@ def serves_whole(recordings: Sequence[Recording]) -> bool:
     return 2 * passed_over > waiting
 
 
-def compare_sizes(policy: Dl2Original, recordings: Sequence[Recording], *, seed: int) -> SizeComparison:
-    """Compare the sizes that a policy decides on recorded snapshots with the recorded ones."""
+def sizes_of(policy: Policy, seed: int) -> Callable[[Recording], Mapping[JobKey, Allocation]]:
+    """The function that has a policy decide on a recorded snapshot."""
+
+    def sizes(recording: Recording) -> Mapping[JobKey, Allocation]:
+        snapshot = recording.snapshot
+        packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, recording.placement)
+        return policy.decide(snapshot, packing, np.random.default_rng([seed, snapshot.slot])).allocations()
+
+    return sizes
+
+
+def compare_sizes(
+    decide: Callable[[Recording], Mapping[JobKey, Allocation]], recordings: Sequence[Recording]
+) -> SizeComparison:
+    """Compare the sizes that ``decide`` gives to the jobs of recorded slots with the recorded ones."""
     jobs, same, tasks, differing, started, started_same = 0, 0, 0, 0, 0, 0
     for each in recordings:
-        snapshot = each.snapshot
-        packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, each.placement)
-        sizes = policy.decide(snapshot, packing, np.random.default_rng([seed, snapshot.slot])).allocations()
+        sizes = decide(each)
         for entry in each.decision.jobs:
             got, wanted = sizes[entry.job], entry.allocation
             new = entry.previous == NOTHING != wanted
@@ -288,14 +376,19 @@ def _learn(
     seed: int,
     rng: np.random.Generator,
     on_update: OnUpdate | None,
+    stopping: Demonstrations | None = None,
 ) -> tuple[Net, tuple[float, ...], float, int]:
-    """Network, losses, agreement in demonstrations that were held out, and how many it learned from."""
+    """Learn from four fifths of the demonstrations.
+
+    Returns the network, the losses, the fraction of the other demonstrations in which the network's best action is
+    right, and the number of demonstrations that it learned from. ``stopping`` is ``held_out`` of ``fit``.
+    """
     order = rng.permutation(len(shown))
     kept = max(len(shown) // _HELD_OUT, 1)
     seen, unseen = (shown.take(order[kept:]), shown.take(order[:kept])) if len(shown) > 1 else (shown, shown)
     network = policy_network(settings.network, sight.layout, settings.hidden)
     begin(network, torch.Generator().manual_seed(seed), sight)
-    losses = fit(network, seen, settings, rng, on_update)
+    losses = fit(network, seen, settings, rng, on_update, stopping)
     with torch.no_grad():
         logits = network(torch.from_numpy(unseen.observations))
         best = torch.where(torch.from_numpy(unseen.masks), logits, -torch.inf).argmax(dim=1).numpy()

@@ -108,11 +108,15 @@ def slots(count: int, nodes: int = 6) -> list[Recording]:
 
 
 def test_static_sizes_of_users_are_learned() -> None:
-    found = imitate_recordings(slots(60), replace(QUICK, supervised_updates=150), slot_seconds=60.0, seed=0)
+    found = imitate_recordings(slots(60), replace(QUICK, supervised_updates=150), slot_seconds=60.0, seed=0, min_jobs=1)
     assert found.comparison is not None
     assert found.comparison.slots == 12
     assert found.comparison.same > 0.9
     assert found.comparison.differing < 0.05
+    assert found.yardstick is not None
+    assert found.yardstick.drf.same < found.comparison.same
+    # All these jobs are new: as before, they would have nothing.
+    assert (found.yardstick.as_before.same, found.yardstick.as_before.differing) == (0.0, 1.0)
     assert found.losses[-1] < found.losses[0]
     assert found.checkpoint.training["supervised"]["policies"] == ["static"]
     policy = Dl2Original(found.checkpoint)
@@ -128,7 +132,7 @@ def test_what_a_policy_decided_under_load_is_learned() -> None:
         jobs = [a_job(place, max_workers=8, max_ps=8) for place in range(int(rng.integers(1, 8)))]
         snapshot: Snapshot = replace(a_snapshot(jobs, cluster(3, cpu=9, gpu=6)), slot=number)
         found.append(Recording(snapshot, ask(Drf(), snapshot), LoadBalance()))
-    learned = imitate_recordings(found, QUICK, slot_seconds=60.0, seed=0)
+    learned = imitate_recordings(found, QUICK, slot_seconds=60.0, seed=0, min_jobs=1)
     assert learned.comparison is not None
     assert learned.comparison.differing < 0.1
 
@@ -149,7 +153,7 @@ def observed(count: int) -> list[Recording]:
 
 def test_what_was_learned_from_jobs_without_servers_starts_jobs_with_servers() -> None:
     """It gave workers alone once, as to those that it had seen, and the jobs waited for ever beside free GPUs."""
-    learned = imitate_recordings(observed(40), QUICK, slot_seconds=60.0, seed=0)
+    learned = imitate_recordings(observed(40), QUICK, slot_seconds=60.0, seed=0, min_jobs=1)
     assert learned.checkpoint.settings["first_bundles"] is True
     jobs = [a_job(0), a_job(1, min_workers=2, min_ps=2), a_job(2, **NO_PS | {"max_workers": 4})]
     for count, seen in ((3, jobs), (1, jobs[:1])):
@@ -177,19 +181,35 @@ def test_who_serves_jobs_whole_is_seen_by_those_that_wait(sizes: list[tuple[int,
 def test_the_same_seed_gives_the_same_weights_and_another_others() -> None:
     given = slots(20)
     digests = [
-        imitate_recordings(given, replace(QUICK, supervised_updates=5), slot_seconds=60.0, seed=seed)
+        imitate_recordings(given, replace(QUICK, supervised_updates=5), slot_seconds=60.0, seed=seed, min_jobs=1)
         .checkpoint.digest
         for seed in (0, 0, 1)
     ]  # fmt: skip
     assert digests[0] == digests[1] != digests[2]
 
 
+def test_learning_stops_when_it_gets_worse_on_held_out_slots_and_takes_the_best_weights() -> None:
+    """Sizes that follow from nothing in the training slots, so that more updates learn them by heart."""
+    rng = np.random.default_rng(5)
+    at_random = []
+    for number, each in enumerate(slots(30)):
+        jobs = tuple(replace(entry, allocation=Allocation(int(rng.integers(1, 5)), 1)) for entry in each.decision.jobs)
+        at_random.append(replace(each, decision=replace(each.decision, jobs=jobs)) if number < 18 else each)
+    settings = replace(QUICK, supervised_updates=1000)
+    found = imitate_recordings(at_random, settings, slot_seconds=60.0, seed=0, min_jobs=1)
+    assert len(found.losses) < 500
+
+
 def test_too_few_slots_are_told() -> None:
     with pytest.raises(TooFewSamples, match=r"2 slots with jobs are needed, the store has 1 \(1 with"):
-        imitate_recordings(slots(1), QUICK, slot_seconds=60.0, seed=0)
+        imitate_recordings(slots(1), QUICK, slot_seconds=60.0, seed=0, min_jobs=1)
     empty = Recording(a_snapshot([], cluster(1, cpu=1)), Decision("static", "1", ()), LoadBalance())
     with pytest.raises(TooFewSamples, match=r"the store has 0 \(3 with"):
-        imitate_recordings([empty] * 3, QUICK, slot_seconds=60.0, seed=0)
+        imitate_recordings([empty] * 3, QUICK, slot_seconds=60.0, seed=0, min_jobs=1)
+    few = slots(9)
+    count = len({job.key for each in few for job in each.snapshot.jobs})
+    with pytest.raises(TooFewSamples, match=f"have {count} jobs, at least 20 are needed; record more, or lower --min-"):
+        imitate_recordings(few, QUICK, slot_seconds=60.0, seed=0)
 
 
 @pytest.mark.parametrize("loss", list(SupervisedLoss))
