@@ -73,6 +73,7 @@ def test_two_jobs_share_the_nodes_and_end_with_the_weights_of_a_static_run(clust
     assert cluster.stop() == 0
 
 
+@pytest.mark.slow
 def test_the_policy_of_a_new_installation_sizes_jobs_of_a_model_that_it_never_saw(tmp_path: Path, gate: Path) -> None:
     with LocalCluster(tmp_path, {"policy": {}}) as cluster:
         sizes = {"epochs": 20, "gate": gate, "max_workers": 4, "max_ps": 4}
@@ -192,6 +193,7 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost(cluster: LocalC
     assert (ended.state, ended.digest) == (JobState.FINISHED, cluster.static_digest("--optimizer", "momentum"))
 
 
+@pytest.mark.slow
 def test_a_job_without_servers_grows_loses_a_worker_and_ends_with_the_weights_of_a_static_run(
     cluster: LocalCluster, gate: Path
 ) -> None:
@@ -206,6 +208,7 @@ def test_a_job_without_servers_grows_loses_a_worker_and_ends_with_the_weights_of
     assert (ended.state, ended.digest) == (JobState.FINISHED, cluster.static_digest("--optimizer", "momentum"))
 
 
+@pytest.mark.slow
 def test_a_task_whose_whole_process_group_is_killed_is_named_too(cluster: LocalCluster) -> None:
     job = cluster.train("mine", *STRICT, max_workers=2, max_ps=1)
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
@@ -235,6 +238,7 @@ def test_a_killed_coordinator_is_followed_by_another_one(cluster: LocalCluster, 
     assert (ended.state, ended.digest) == (JobState.FINISHED, cluster.static_digest("--optimizer", "momentum"))
 
 
+@pytest.mark.slow
 def test_a_killed_dl2_run_around_a_coordinator_ends_its_job_and_its_tasks(cluster: LocalCluster) -> None:
     job = cluster.train("mine", "--step-seconds", "0.2", max_workers=2, max_ps=1)
     cluster.wait_until(lambda: cluster.confirmed(job) == (2, 1), "the job trains")
@@ -265,6 +269,7 @@ def test_a_cancelled_job_leaves_nothing(cluster: LocalCluster) -> None:
     assert cluster.ended(job).state is JobState.CANCELLED
 
 
+@pytest.mark.slow
 def test_users_whose_program_fails_are_told_how(cluster: LocalCluster) -> None:
     wrong = cluster.train("wrong", "--raise-at", "3", max_workers=2, max_ps=1)
     missing = cluster.submit(

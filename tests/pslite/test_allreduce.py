@@ -151,6 +151,7 @@ def test_the_others_go_on_without_a_killed_worker():
     assert result.exit_codes == {"worker-0": 128 + 9, "worker-1": 0, "worker-2": 0}
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_given_up_after_its_lease():
     kill = KillAt("worker-1", 20, signal.SIGSTOP)
     result = run_local(command(*SLOW), workers=3, servers=0, on_status=kill, settings=LEASE)
@@ -166,6 +167,7 @@ def test_the_death_of_the_last_worker_ends_the_job():
     assert f"(pid {kill.pid}) died: killed by signal 9 (SIGKILL)" in result.reason
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_from_a_checkpoint_of_the_other_architecture(tmp_path):
     options = ("--optimizer", "momentum", "--checkpoint", str(tmp_path), "--every", "11")
     first = run_local(command(*options, "--epochs", "4"), workers=2, servers=0)
@@ -186,6 +188,7 @@ def test_fast_mode_stays_close(tmp_path):
     np.testing.assert_allclose(np.load(a), np.load(b), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_network_of_torch_has_one_digest_alone_with_servers_and_without(tmp_path):
     alone = subprocess.run(
         [sys.executable, TORCH], env=environ(), capture_output=True, text=True, timeout=200, check=True

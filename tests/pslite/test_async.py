@@ -205,6 +205,7 @@ def test_processes_are_killed_and_resized(transport):
 ASYNC = ("--mode", "async", "--staleness", "3", "--step-seconds", "0.01", "--epochs", "15")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("servers", "how", "task"), [(2, KillAt, "ps-1"), (1, Replace, "ps-0")])
 def test_a_job_whose_server_is_killed_begins_again(servers, how, task):
     options = command(*ASYNC, "--optimizer", "momentum")

@@ -299,6 +299,7 @@ def test_dl2_run_ends_the_job_when_asked(tmp_path, number):
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.slow
 def test_an_old_coordinator_that_wakes_up_says_nothing_more(tmp_path, gate):
     token, state = secrets.token_hex(32), tmp_path / "state"
     with socket.create_server(("127.0.0.1", 0)) as listener:

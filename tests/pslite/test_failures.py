@@ -121,6 +121,7 @@ def test_a_joiner_killed_before_it_is_ready_leaves_the_job_untouched():
     assert result.exit_codes["ps-1"] == 128 + 9
 
 
+@pytest.mark.slow
 def test_a_joiner_that_never_gets_ready_is_dropped_and_the_others_join():
     result = run_local(
         command("--epochs", "100", "--step-seconds", "0.01"),
@@ -136,6 +137,7 @@ def test_a_joiner_that_never_gets_ready_is_dropped_and_the_others_join():
     assert [(p.workers, p.servers) for p in result.plans] == [(1, 1), (2, 1)]
 
 
+@pytest.mark.slow
 def test_a_silent_server_is_found_by_its_lease():
     kill = KillAt("ps-1", 5, signal.SIGSTOP)
     options = ("--step-seconds", "0.02", "--epochs", "20")

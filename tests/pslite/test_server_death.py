@@ -65,6 +65,7 @@ def test_another_durability_is_refused():
 # --- no replicas --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "how"),
     [(("--optimizer", "momentum"), KillAt), (("--optimizer", "adam", "--update", "worker"), Replace)],

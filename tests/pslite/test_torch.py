@@ -246,6 +246,7 @@ def environ():
     return {k: v for k, v in os.environ.items() if not k.startswith("DL2_")}
 
 
+@pytest.mark.slow
 def test_a_convolutional_network_resized_has_the_bits_of_a_static_run(tmp_path):
     static = subprocess.run(
         [sys.executable, SCRIPT], env=environ(), capture_output=True, text=True, timeout=200, check=True

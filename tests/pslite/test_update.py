@@ -28,6 +28,7 @@ def test_when_all_workers_are_replaced_one_stays_until_the_others_have_the_weigh
     outcome.check(rehearsed_digest(job()))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_the_first_workers_and_fits_any_number(tmp_path):
     options = ("--update", "worker", "--optimizer", "adam", "--checkpoint", str(tmp_path), "--every", "20", "--epochs")
     kill = KillAt("worker-0", 30)

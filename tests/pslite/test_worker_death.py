@@ -59,6 +59,7 @@ def test_whatever_is_trained_and_sent(options, transport):
     assert len(result.plans) >= 3
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_given_up_after_its_lease():
     kill = KillAt("worker-1", 20, signal.SIGSTOP)
     result = run_local(command(*SLOW), workers=2, servers=1, on_status=kill, settings=LEASE)
@@ -85,6 +86,7 @@ def test_the_death_of_the_last_worker_ends_the_job_by_its_name():
     assert any(f"(pid {pid}) died: killed by signal 9 (SIGKILL)" in result.reason for pid in kill.pids)
 
 
+@pytest.mark.slow
 def test_another_worker_comes_in_the_place_of_the_only_one(tmp_path):
     options, saved = (*SLOW, "--optimizer", "momentum"), tmp_path / "weights.npy"
     result = run_local(

@@ -228,6 +228,7 @@ def test_it_stands_back() -> None:
     assert said.stdout.split() == ["19", "True", "1000"], said.stderr
 
 
+@pytest.mark.slow
 def test_it_cannot_take_all_memory() -> None:
     said = own_side("held = []\nwhile True: held.append(bytearray(64 << 20))", memory_mib=600)
     assert said.returncode == 1

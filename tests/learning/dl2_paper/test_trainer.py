@@ -21,6 +21,7 @@ from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.simulation.vectorized.workload_arrays import Library
 
 
+@pytest.mark.slow
 def test_it_learns_which_tasks_pay() -> None:
     reports: list[Report] = []
     settings = replace(SMALL, iterations=30, samples=512, rate=3e-3, last_rate=1e-3, validate_every=10)

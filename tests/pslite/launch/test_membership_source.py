@@ -31,6 +31,7 @@ def coordinator(daemon, **environ):
     )
 
 
+@pytest.mark.slow
 def test_a_job_under_a_daemon_that_is_away_for_a_while_grows_shrinks_and_finishes(daemon, gate):
     options = ("--epochs", "40", "--step-seconds", "0.01")
     process = coordinator(daemon)

@@ -64,6 +64,7 @@ def alone(script: list[str]) -> str:
 # --- whole jobs ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_job_whose_server_died_goes_on_at_another_size_with_the_same_bits(tmp_path):
     options = (*ADAM, "--checkpoint", str(tmp_path), "--every", "7")
     strict = (*options, "--step-seconds", "0.02", "--on-loss", "fail")
@@ -156,6 +157,7 @@ def test_a_folder_that_is_none_is_told_before_anything_is_trained(tmp_path):
     assert "file: is no folder of checkpoints: Not a directory" in result.reason
 
 
+@pytest.mark.slow
 def test_a_network_goes_on_with_the_same_bits(tmp_path):
     script = [sys.executable, TORCH_SCRIPT, "--checkpoint", str(tmp_path / "kept")]
     digest = alone(script)
