@@ -116,6 +116,20 @@ def test_gradients_that_arrive_before_the_state_are_applied_after_it():
     assert (acknowledged.kind, acknowledged.block) == (STATE_ACK, leaves)
 
 
+def test_a_worker_that_is_in_no_plan_does_not_set_the_version_of_an_expected_block():
+    parts, leaves = moved()
+    parts.handoff.send()
+    ((header, payload),) = parts.connections.opened["ps-1"].take()
+    receiver = Parts(parts.state.spec, "ps-1")
+    receiver.prepare(parts.state.plans[2].plan, parts.state.plans[1].plan)
+    receiver.connections.accepted["worker-9"] = FakeLink("worker-9")
+    with pytest.raises(ProtocolError, match=r"worker-9 pushed a gradient of block .* under plan 2, of which it is no"):
+        receiver.push(9, 1, 7, 4.0, block=leaves, plan=2, first=7)
+    receiver.take("ps-0", header, payload)
+    assert receiver.state.owned[leaves].version == 2
+    assert not [message for message in receiver.messages if isinstance(message, Failed)]
+
+
 def test_a_state_with_a_wrong_checksum_ends_the_job():
     parts, leaves = moved()
     parts.handoff.send()

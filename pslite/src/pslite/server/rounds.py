@@ -63,13 +63,18 @@ class Rounds(ABC):
         Raises
         ------
         ProtocolError
-            another worker has to push that tree node.
+            another worker has to push that tree node, or the sender is no worker of the plan.
 
         """
         block = self.state.find(header)
         if block is None:
             return False
         if block.version < 0:
+            if self.state.plan_of(block).plan.worker_index(link.task) < 0:
+                raise ProtocolError(
+                    f"{link.task} pushed a gradient of block {header.block} under plan {block.plan}, "
+                    "of which it is no worker"
+                )
             block.version = block.first = header.first
         return self._is_awaited(link, header, block)
 
