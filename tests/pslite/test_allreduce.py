@@ -80,11 +80,11 @@ def test_slices_added_up_by_anybody_are_the_sum_along_the_tree(features, shards,
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"wire": "bfloat16"}, "wire is 'bfloat16': an all-reduce job cannot have it"),
-        ({"mode": "open", "epochs": 0}, "mode is 'open': an all-reduce job cannot have it"),
+        ({"wire": "bfloat16"}, "wire is 'bfloat16': this is not possible in an all-reduce job"),
+        ({"mode": "open", "epochs": 0}, "mode is 'open': this is not possible in an all-reduce job"),
         (
             {"segments": (Segment(dtype="float32", optimizer=SGD(lr=0.1), parts=(Part("w", (4, 2)),), sparse=True),)},
-            "w is sparse: an all-reduce job cannot have it",
+            "w is sparse: this is not possible in an all-reduce job",
         ),
     ],
 )

@@ -226,13 +226,16 @@ def test_who_prefers_it_has_the_job_end_with_a_server():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"clip_norm": 1.0}, "clip_norm is 1.0: in async mode there is no common step"),
-        ({"durability": "durable"}, "durability is 'durable': in async mode"),
-        ({"update": "worker"}, "update is 'worker': in async mode"),
-        ({"segments": table_segments(9, 2, SGD(lr=0.1))}, "table is sparse: in async mode"),
-        ({"segments": (Segment("float32", LAMB(), job().segments[0].parts),)}, "LAMB: in async mode"),
+        ({"clip_norm": 1.0}, "clip_norm is 1.0: this is not possible in async mode, which has no common step"),
+        ({"durability": "durable"}, "durability is 'durable': this is not possible in async mode"),
+        ({"update": "worker"}, "update is 'worker': this is not possible in async mode"),
+        ({"segments": table_segments(9, 2, SGD(lr=0.1))}, "table is sparse: this is not possible in async mode"),
+        (
+            {"segments": (Segment("float32", LAMB(), job().segments[0].parts),)},
+            "LAMB: this is not possible in async mode",
+        ),
         ({"staleness": -1}, "staleness is -1"),
-        ({"mode": "fast", "staleness": 1}, "staleness is for mode"),
+        ({"mode": "fast", "staleness": 1}, "staleness is 1: it needs mode"),
     ],
 )
 def test_what_needs_a_common_step_is_refused(changes, message):

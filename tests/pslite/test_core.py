@@ -135,7 +135,7 @@ def test_memory_that_is_there_before_is_what_is_given():
 
 
 def test_a_value_above_every_top_is_refused():
-    with pytest.raises(ValueError, match="above every top"):
+    with pytest.raises(ValueError, match="is not below a top node"):
         TreeSum(1, frozenset()).add(ROOT, 1.0, add)
 
 

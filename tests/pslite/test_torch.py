@@ -211,11 +211,11 @@ def test_zero_grad_in_the_loop_does_no_harm():
         ({"batch_size": 51}, "batch_size is 51, more than the 50 samples"),
         ({"batch_size": True}, "batch_size is True"),
         ({"mode": "loose"}, "mode is 'loose'"),
-        ({"dataset": iter([])}, "must have a length"),
+        ({"dataset": iter([])}, "must have __len__"),
         ({"shards": 17}, "shards is 17"),
         ({"clip_norm": 1.0, "clip_value": 1.0}, "clip_norm and clip_value are both given"),
         ({"model": nn.Flatten()}, "no trainable parameters"),
-        ({"model": nn.Linear(2, 2).half()}, "parameter weight is torch.float16"),
+        ({"model": nn.Linear(2, 2).half()}, "parameter weight has type torch.float16"),
     ],
 )
 def test_bad_input_is_refused_by_name(changes, message):
@@ -234,7 +234,7 @@ def test_loops_that_break_the_rules_are_told_so():
     with pytest.raises(UsageError, match="did not call job"):
         for _ in job:
             pass
-    with pytest.raises(UsageError, match="once only"):
+    with pytest.raises(UsageError, match="has been iterated over already"):
         next(iter(job))
     job = ElasticJob(network(), optimizer=SGD(lr=0.1), dataset=data(), batch_size=16, epochs=1)
     inputs, _ = next(iter(job))

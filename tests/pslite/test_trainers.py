@@ -98,7 +98,7 @@ def test_torchs_optimizers_are_described():
         (torch.optim.RMSprop, "no torch.optim.rmsprop.RMSprop"),
         (lambda p: torch.optim.Adam(p, amsgrad=True), "no Adam with amsgrad"),
         (lambda p: torch.optim.SGD(p, 0.1, momentum=0.5, dampening=0.1), "no SGD with dampening"),
-        (lambda p: torch.optim.SGD(p[:1], 0.1), "parameter bias is not given"),
+        (lambda p: torch.optim.SGD(p[:1], 0.1), "parameter bias is in no group"),
     ],
 )
 def test_what_cannot_be_described_is_refused_by_name(make, message):

@@ -69,13 +69,13 @@ class FaultPoint(Enum):
     APPLY = "apply"
     #: before it sends weights of a block to a worker [connection, header]
     SEND_WEIGHTS = "send weights"
-    #: before it owns a block whose server has died [block's number]
+    #: before it becomes the owner of a block whose owner has died [number of the block]
     TAKE_BLOCK = "take block"
-    #: it has told from which version on a plan rules [plan]
+    #: it has announced the first version of a plan [plan]
     STAMPED = "stamped"
-    #: before it looks whether a new replica can be sent the state of a block [plan]
+    #: before it checks whether a seed can be sent; True holds seeds back [plan]
     REPLICA_DUE = "replica due"
-    #: before it sends a new replica the state of a block [plan]
+    #: before it sends a seed, the state of a block for a new replica [plan]
     SEND_REPLICA = "send replica"
 
 

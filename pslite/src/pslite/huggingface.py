@@ -51,7 +51,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         **named: Any,
     ) -> None:
         if any(named.get("optimizers") or ()):
-            raise UsageError("optimizers= cannot be given: the job runs what TrainingArguments' optim says")
+            raise UsageError(
+                "optimizers= cannot be given: the job uses the optimizer that optim of TrainingArguments names"
+            )
         args = copy.copy(args or transformers.TrainingArguments())
         self._options = {"clip_norm": float(args.max_grad_norm), **(elastic or {})}
         self._batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
@@ -60,9 +62,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         args.per_device_train_batch_size, args.gradient_accumulation_steps = self._batch, 1
         for name, needed in _NEEDED.items():
             if (getattr(args, name, needed) or needed) != needed:
-                raise UsageError(f"{name} is {getattr(args, name)!r}: an elastic job can have {needed!r} only")
+                raise UsageError(f"{name} is {getattr(args, name)!r}: in an elastic job it must be {needed!r}")
         if args.num_train_epochs != int(args.num_train_epochs):
-            raise UsageError(f"num_train_epochs is {args.num_train_epochs}: an elastic job has whole epochs")
+            raise UsageError(
+                f"num_train_epochs is {args.num_train_epochs}: in an elastic job it must be a whole number"
+            )
         self.job: ElasticJob | None = None
         self._turns: _Turns
         self._steps: Iterator[Iterable[Any]] = iter(())
@@ -70,14 +74,19 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         self._flos = 0
         super().__init__(model, args, *more, **named)
         if args.n_gpu > 1:
-            raise UsageError(f"{args.n_gpu} GPUs are visible: a worker uses one, say which by CUDA_VISIBLE_DEVICES")
+            raise UsageError(
+                f"{args.n_gpu} GPUs are visible, but a worker uses one: set CUDA_VISIBLE_DEVICES to one GPU"
+            )
         self.callback_handler.callbacks.insert(0, _Place(self))
         self.add_callback(_Over(self))
 
     def train(self, resume_from_checkpoint: Any = None, *more: Any, **named: Any) -> Any:
         """Train as ever, or go on from the job's own checkpoint: elastic={"checkpoint": folder}."""
         if resume_from_checkpoint:
-            raise UsageError('a job goes on from its own checkpoints: Trainer(..., elastic={"checkpoint": folder})')
+            raise UsageError(
+                "resume_from_checkpoint cannot be given: an elastic job resumes from its own checkpoints, "
+                'Trainer(..., elastic={"checkpoint": folder})'
+            )
         return super().train(None, *more, **named)
 
     # --- what the Trainer's loop asks for -------------------------------------------------------------------------
@@ -85,7 +94,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def get_train_dataloader(self) -> Any:
         """Join the job; the Trainer's own loader says how a batch is made of samples."""
         if self.job is not None:
-            raise UsageError("a Trainer is one job: it can train once")
+            raise UsageError("this Trainer has trained already, and an elastic job trains once: create a new Trainer")
         loader = super().get_train_dataloader()
         total = -(-len(loader.dataset) // self._batch) * int(self.args.num_train_epochs)
         self._schedule = schedule_of(self.args, total)
@@ -228,5 +237,5 @@ def schedule_of(args: transformers.TrainingArguments, total: int) -> Schedule:
     if name in ("constant", "constant_with_warmup"):
         return Constant(warmup=warmup if name != "constant" else 0)
     raise UsageError(
-        f"lr_scheduler_type is {name!r}: a job can have 'linear', 'cosine', 'constant' and 'constant_with_warmup'"
+        f"lr_scheduler_type is {name!r}: it must be 'linear', 'cosine', 'constant' or 'constant_with_warmup'"
     )

@@ -59,8 +59,8 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         super().setup_optimizers(trainer)
         if len(self.optimizers) != 1 or self.lr_scheduler_configs or not self.lightning_module.automatic_optimization:
             raise UsageError(
-                "an elastic job needs automatic optimization, one optimizer and no lr_scheduler in "
-                "configure_optimizers: give ElasticStrategy(schedule=...) one of pslite.torch"
+                "an elastic job needs automatic optimization, and one optimizer without lr_scheduler in "
+                "configure_optimizers: give a schedule of pslite.torch to ElasticStrategy(schedule=...)"
             )
         (self._made,) = self.optimizers
         self.optimizers = [Elsewhere(self._made)]
@@ -72,11 +72,11 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             return dataloader
         for name, needed in _NEEDED.items():
             if getattr(trainer, name) != needed:
-                raise UsageError(f"{name} is {getattr(trainer, name)!r}: an elastic job can have {needed!r} only")
+                raise UsageError(f"{name} is {getattr(trainer, name)!r}: in an elastic job it must be {needed!r}")
         if getattr(dataloader, "batch_size", None) is None or dataloader.drop_last or (trainer.max_epochs or 0) < 1:
             raise UsageError("an elastic job needs max_epochs, and a DataLoader with batch_size and without drop_last")
         if getattr(self.precision_plugin, "scaler", None) is not None:
-            raise UsageError("gradients cannot be scaled: use precision='bf16-mixed' or '32-true'")
+            raise UsageError("an elastic job cannot scale gradients: use precision='bf16-mixed' or '32-true'")
         clip = f"clip_{getattr(trainer.gradient_clip_algorithm, 'value', None) or 'norm'!s}"
         groups = groups_of(self.lightning_module, self._made, self._schedule)
         self.job = ElasticJob(
@@ -151,7 +151,8 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:  # noqa: ARG002
         """Not there: what `fit(ckpt_path=...)` has of the optimizer is nothing."""
         raise UsageError(
-            "a job goes on from its own checkpoints: ElasticStrategy(checkpoint=folder), without ckpt_path"
+            "ckpt_path cannot be given: an elastic job resumes from its own checkpoints, "
+            "ElasticStrategy(checkpoint=folder)"
         )
 
 

@@ -126,9 +126,9 @@ def test_a_block_is_seen_where_the_worker_has_it_and_cannot_be_written_to():
     assert not seen.flags.writeable
     np.frombuffer(region.memory, dtype="float32")[16:24] = 5.0
     assert there.regions[1].array(block, 64).tolist() == seen.tolist() == [5.0] * 8
-    with pytest.raises(ProtocolError, match="has no block 0"):
+    with pytest.raises(ProtocolError, match="block 0 does not lie within shared memory"):
         there.regions[3].array(block, 4096 - 28)
-    with pytest.raises(ProtocolError, match="announced shared memory and sent none"):
+    with pytest.raises(ProtocolError, match="announced shared memory, but sent no descriptor"):
         there.descriptor()
     # its size is for ever
     for size in (0, 8192):
@@ -258,7 +258,7 @@ def test_who_is_not_who_it_should_be_is_not_reached(host):
     member = Member(
         task="ps-0", incarnation="other", host="h", pid=1, address=host.address, local=host.local, machine=machine()
     )
-    with pytest.raises(Unreachable, match=r"cannot reach ps-0: .* is incarnation s, expected other"):
+    with pytest.raises(Unreachable, match=r"cannot reach ps-0: .* is incarnation s of ps-0, not other"):
         reach(member, ME)
 
 

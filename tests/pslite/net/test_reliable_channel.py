@@ -75,5 +75,5 @@ def test_each_counted_message_is_taken_once_in_order_whatever_becomes_of_connect
 @pytest.mark.parametrize("count", [-1, 1, 4])
 def test_what_was_not_sent_cannot_be_confirmed(count):
     line = ReliableChannel(confirmed=2, unconfirmed=[Exit(reason="x")])
-    with pytest.raises(ProtocolError, match=f"{count} messages are said to be taken, of 2 confirmed and 3 sent"):
+    with pytest.raises(ProtocolError, match=f"confirms {count} messages, but 2 were confirmed before and 3 were sent"):
         line.confirm(count)

@@ -66,7 +66,7 @@ def test_an_all_reduce_job_whose_gradients_cannot_be_encrypted_is_refused():
     pytest.importorskip("torch")
     result = run_local(command(), workers=1, servers=0, environ=ENCRYPTED)
     assert result.state == "failed"
-    assert any("DL2_ENCRYPT is all, and an all-reduce job cannot keep that" in line for line in result.log)
+    assert any("DL2_ENCRYPT is all, which is not possible in an all-reduce job" in line for line in result.log)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_members_are_told_what_is_encrypted(encrypt, wish):
 @pytest.mark.parametrize(
     ("here", "there", "theirs", "ours"),
     [
-        ("none", "", "ended the connection: no TLS handshake .* DL2_ENCRYPT the same in all", "it speaks TLS"),
-        ("none", "all", "ended the connection: no TLS handshake .* DL2_ENCRYPT the same", "it speaks TLS"),
+        ("none", "", "ended the connection: no TLS handshake .* DL2_ENCRYPT the same in all", "it uses TLS"),
+        ("none", "all", "ended the connection: no TLS handshake .* DL2_ENCRYPT the same", "it uses TLS"),
         ("control", "none", "refused by .*: connections are encrypted here; DL2_ENCRYPT must", "encrypted here"),
         ("control", "all", "refused by .*: DL2_ENCRYPT is control here, all there", "control here, all there"),
         ("all", "control", "refused by .*: DL2_ENCRYPT is all here, control there", "all here, control there"),
@@ -401,7 +401,7 @@ def test_what_is_encrypted_is_one_of_three():
 
 def test_without_the_library_a_job_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(UsageError, match="DL2_ENCRYPT=none in all tasks goes without"):
+    with pytest.raises(UsageError, match="set DL2_ENCRYPT=none in all tasks"):
         contexts(secrets.token_bytes(32))
 
 

@@ -98,7 +98,7 @@ def test_which_blocks_ask_others():
 
 
 def test_without_its_factors_nothing_is_applied():
-    with pytest.raises(ValueError, match="factors of all tensors"):
+    with pytest.raises(ValueError, match="a factor for each tensor"):
         Updater().apply(LAMB(), np.zeros((3, 4)), np.ones(4), 1, 0)
 
 

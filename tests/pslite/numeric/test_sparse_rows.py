@@ -64,14 +64,14 @@ def test_what_travels_is_what_comes(numbers):
 
 @pytest.mark.parametrize("length", [1, 19, 21, 220, 2**32 - 20])
 def test_lengths_that_are_no_rows_are_refused_before_anything_is_allocated(length):
-    with pytest.raises(ProtocolError, match=f"{length} bytes are no rows of block 0"):
+    with pytest.raises(ProtocolError, match=f"{length} bytes cannot be rows of block 0"):
         checked_length(BLOCK, length)
 
 
 @pytest.mark.parametrize("numbers", [[10], [3, 3], [3, 2], [2**32 - 1], [0, 2**31]])
 def test_rows_that_a_block_does_not_have_are_refused(numbers):
     data = np.array(numbers, dtype=np.uint32).tobytes() + bytes(16 * len(numbers))
-    with pytest.raises(ProtocolError, match="rows that it does not have, or in a wrong order"):
+    with pytest.raises(ProtocolError, match="row numbers of block 0 must be ascending and below"):
         parse(BLOCK, memoryview(data))
 
 

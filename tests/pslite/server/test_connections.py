@@ -95,7 +95,7 @@ def test_the_connection_of_a_member_that_violates_the_protocol_is_closed(server)
     link, theirs = server.peer()
 
     def payload(link, header):
-        raise ProtocolError("a frame of kind 3 does not belong here")
+        raise ProtocolError("a frame of kind 3 is not accepted")
 
     theirs.sendall(b"no header" * 20)
     server.serve(link, SimpleNamespace(payload=payload))

@@ -136,7 +136,7 @@ def test_more_epochs_go_on_and_another_script_is_refused_with_the_difference(tmp
     assert longer.plans[0].first_version == 22
     other = run_local(command("--epochs", "4", "--batch", "16", *kept))
     assert other.state == "failed"
-    for word in ("is of another job", "batch: 16 here, 20 there", "resume=False"):
+    for word in ("belongs to another job", "batch: 16 here, 20 there", "resume=False"):
         assert word in other.reason
     anew = run_local(command("--epochs", "4", "--batch", "16", "--begin-anew", *kept))
     assert (anew.state, anew.digest) == ("finished", static_digest("--epochs", "4", "--batch", "16"))
@@ -154,7 +154,7 @@ def test_a_folder_that_is_none_is_told_before_anything_is_trained(tmp_path):
     (tmp_path / "file").touch()
     result = run_local(command("--checkpoint", str(tmp_path / "file"), "--every", "30"))
     assert result.state == "failed"
-    assert "file: is no folder of checkpoints: Not a directory" in result.reason
+    assert "file: cannot be read as a folder of checkpoints: Not a directory" in result.reason
 
 
 @pytest.mark.slow
@@ -244,8 +244,8 @@ def outside(place):
         (lambda place: (place / "y").unlink(), "y: cannot be read"),
         (lambda place: (place / "checkpoint.json").write_text("{"), "checkpoint.json: cannot be read"),
         (change(format=2), "has format 2"),
-        (change(files={}), "lacks blocks 0, 1"),
-        (outside, "is not the name of a file"),
+        (change(files={}), "is incomplete: blocks 0, 1"),
+        (outside, "is not a file name without a folder"),
     ],
 )
 def test_a_damaged_one_is_refused_by_name(tmp_path, damage, words):

@@ -89,7 +89,7 @@ def test_a_log_does_not_grow(folder):
 
 
 def test_a_second_coordinator_on_a_log_is_refused(folder):
-    refusal = f"in use by process {os.getpid()}: there is one"
+    refusal = f"in use by process {os.getpid()}, and a job has one"
     with closing(CoordinatorLog(folder)), pytest.raises(UsageError, match=refusal):
         CoordinatorLog(folder)
     with closing(CoordinatorLog(folder)):

@@ -1,7 +1,7 @@
 """The coordinator, one for each job: makes plans, sees them through, and notices failures.
 
 It never touches weights or gradients, and the data plane does not wait for it: a plan takes effect when the owner of
-block 0 stamps it into its answers to the workers.
+block 0 announces it in its answers to the workers.
 
 `loop` reads messages, gives each to the function that takes its kind (`handlers`), and looks at what is due in each
 turn.  These functions change the `JobState` and queue messages to members; when the loop has written the state to the

@@ -101,7 +101,7 @@ def _objection(state: JobState) -> str:
         return ", after the script of the first worker had ended"
     if state.rollbacks.count(max(0, state.checkpoint)) >= MAX_ROLLBACKS:
         return (
-            f"; the job has gone back {MAX_ROLLBACKS} times without a newer checkpoint: have it keep checkpoints "
+            f"; the job has gone back {MAX_ROLLBACKS} times without a newer checkpoint: give it checkpoints "
             "(checkpoint=...) or replicas (durability='durable')"
         )
     return ""
@@ -124,4 +124,4 @@ def check_return(job: Job, now: float) -> None:
     missing = empty or [role for role in state.roles if not state.joined(role)]
     if missing and state.pending is None:
         roles = " and ".join(ROLES[role] for role in missing)
-        job.fail(f"{state.rollback_reason}; it was the last {roles}, and no other came in its place")
+        job.fail(f"{state.rollback_reason}; it was the last {roles}, and no new one has joined")

@@ -63,7 +63,7 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
     state, pending = job.state, job.state.pending
     if not member.present or state.over:
         return
-    separator = " " if how.startswith(("died", "broke")) else ": "
+    separator = " " if how.startswith(("died", "violated")) else ": "
     text = f"{member.title}{separator}{how}"
     in_plan = state.plan is not None and member.task in state.plan.tasks()
     certain = pending is not None and (pending.phase == "committed" or pending.recover)
@@ -114,7 +114,7 @@ def leave(job: Job, member: MemberState, _message: Leave | None = None) -> None:
     """A member says that it leaves, or its process has ended as it should."""
     state = job.state
     if member.state == "active" and not member.finished and member.role == "worker":
-        lose(job, member, "its process left in the middle of the job", fatal=True)
+        lose(job, member, "its process ended before the job was finished", fatal=True)
         return
     member.state = "left"
     job.urgent = True
@@ -146,7 +146,7 @@ def lose_server(job: Job, member: MemberState, text: str) -> None:
     assert state.spec is not None
     if state.result is not None:
         member.state = "left"
-        job.say(f"{text}; it was needed no more")
+        job.say(f"{text}; it was no longer needed")
         return
     if pending is not None and pending.phase == "preparing":
         plans.abort(job, pending, text)
@@ -159,14 +159,14 @@ def lose_server(job: Job, member: MemberState, text: str) -> None:
     if state.spec.durability == "none":
         checkpoints.go_back(job, text)
     elif not _knows_plan(job) or exposed(in_force, blocks, gone):
-        checkpoints.go_back(job, f"{text}, and so did what had its replicas")
+        checkpoints.go_back(job, f"{text}, and so did the server with its replicas")
     else:
         state.failovers += 1
         servers = set(state.servers_in_force())
         state.failover = ServerFailover(state.failovers, tuple(blocks), servers)
         job.tell(servers, Census(number=state.failovers, gone=gone, blocks=tuple(blocks)))
         job.urgent = True
-        job.say(f"{text}; others take its place")
+        job.say(f"{text}; other servers take over its blocks")
 
 
 def _knows_plan(job: Job) -> bool:

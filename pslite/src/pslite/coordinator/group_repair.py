@@ -18,7 +18,7 @@ def lose_worker(job: Job, member: MemberState, text: str) -> None:
     """Continue without a worker from the newest version that another one has, or fail."""
     if not job.state.complete:
         job.give_up(member, text)
-        _make_group(job, text, "the others go on without it, nothing is lost")
+        _make_group(job, text, "the others go on without it; nothing is lost")
         return
     member.state = "left"
     job.say(f"{text}; it had finished")
@@ -48,7 +48,7 @@ def _make_group(job: Job, what: str, then: str) -> None:
 def broke(job: Job, member: MemberState, message: Broken) -> None:
     """An exchange failed; if a worker is dead, that will be known within the time for verdicts."""
     if job.state.broken is None:
-        job.state.broken = time.monotonic(), message.plan, f"{member.title} says: {message.reason}"
+        job.state.broken = time.monotonic(), message.plan, f"{member.title} reports: {message.reason}"
 
 
 def check(job: Job, now: float) -> None:
@@ -57,7 +57,7 @@ def check(job: Job, now: float) -> None:
     recovering = state.pending if state.pending is not None and state.pending.recover else None
     if recovering is not None and state.broken is None and recovering.refused:
         number = recovering.plan.number
-        state.broken = recovering.refused, number, f"plan {number} could not be made ready"
+        state.broken = recovering.refused, number, f"plan {number} could not be prepared"
     if state.broken is None:
         return
     since, number, why = state.broken
@@ -71,4 +71,4 @@ def check(job: Job, now: float) -> None:
     if state.breaks.count(state.version) >= _MAX_BREAKS:
         job.fail(f"workers cannot reach each other: {why}")
     else:
-        _make_group(job, why, "nobody is known to be dead: they try again")
+        _make_group(job, why, "no worker is known to have died: the workers connect again")

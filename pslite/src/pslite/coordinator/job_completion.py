@@ -84,7 +84,7 @@ def take_digests(job: Job, member: MemberState, message: Digests) -> None:
     """Take digests of final weights; every replica must have the same."""
     for block, digest in message.blocks.items():
         if job.state.digests.setdefault(block, digest) != digest:
-            job.fail(f"{member.title} ends with other weights in block {block} than another worker")
+            job.fail(f"{member.title} has other final weights in block {block} than another worker")
             return
 
 

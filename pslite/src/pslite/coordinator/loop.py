@@ -330,7 +330,7 @@ class Coordinator:
 
     def _verdict(self, hello: Hello) -> str:
         if hello.channel == "data":
-            return "this is the coordinator: it takes no data connections"
+            return "the coordinator does not accept data connections"
         known = self._job.state.members.get(hello.task)
         if hello.channel == "control" and known is not None and known.incarnation != hello.incarnation:
             return f"{hello.task} has joined already (pid {known.pid} on {known.host}); task ids are never used twice"
@@ -349,8 +349,8 @@ class Coordinator:
             for message in messages:
                 self._take(connection, message)
         except ProtocolError as error:
-            self._job.say(f"closed the connection of {connection.hello.task}: {error}")
-            self._disconnect(connection, f"broke the protocol: {error}")
+            self._job.say(f"closed the connection of {connection.hello.task}, which violated the protocol: {error}")
+            self._disconnect(connection, f"violated the protocol: {error}")
             return
         if not still_open and connection in self._connections:
             self._disconnect(connection, "")
@@ -393,7 +393,9 @@ class Coordinator:
                 job.usage[hello.task] = message.usage
                 return
             case Join() | Rejoin() if member is not None or hello.channel != "control":
-                raise ProtocolError(f"{type(message).__name__} belongs at the beginning of a control connection")
+                raise ProtocolError(
+                    f"{type(message).__name__} is allowed only as the first message of a control connection"
+                )
             case Join():
                 self._join(connection, message)
                 return
@@ -401,7 +403,7 @@ class Coordinator:
                 self._rejoin(connection, message)
                 return
         if member is None:
-            raise ProtocolError(f"{type(message).__name__} before Join")
+            raise ProtocolError(f"{type(message).__name__} was sent before Join")
         failure_detector.heard(job, member)
         if member.channel.take(message):
             member.channel.send(Taken(count=member.channel.taken))
@@ -440,7 +442,10 @@ class Coordinator:
         member = job.state.members.get(hello.task)
         known = member is not None and member.incarnation == hello.incarnation and job.state.takes_part(member)
         if message.term > term and known:
-            raise Fenced(f"{hello.task} has spoken to a coordinator of term {message.term}, this one's is {term}")
+            raise Fenced(
+                f"{hello.task} is connected to a coordinator of term {message.term}, which has replaced this one of "
+                f"term {term}"
+            )
         if member is None:
             if message.taken:
                 # the job has gone back to a checkpoint since

@@ -24,7 +24,7 @@ def objection(job: Job, hello: Hello, message: Join) -> str:
         return _mismatch(state, job.encrypt, message.spec) if message.spec is not None else ""
     if state.all_reduce:
         return "the job's architecture is allreduce: it has no servers"
-    return "" if message.address else "a server must say where it takes data"
+    return "" if message.address else "a server must send the address at which it accepts data connections"
 
 
 def join(job: Job, hello: Hello, message: Join, line: ReliableChannel) -> MemberState:
@@ -75,8 +75,8 @@ def _mismatch(state: JobState, encrypt: Encryption, spec: JobSpec) -> str:
     """Return why a worker with that job specification cannot take part; empty if it can."""
     if spec.architecture == "allreduce" and encrypt == "all":
         return (
-            f"{VARIABLE} is all, and an all-reduce job cannot keep that: gradients go over connections of torch "
-            "(gloo), which are not encrypted; train with servers, or with control"
+            f"{VARIABLE} is all, which is not possible in an all-reduce job: torch (gloo) sends the gradients over "
+            f"connections that are not encrypted; train with servers, or set {VARIABLE}=control"
         )
     if state.spec is not None and not spec.agrees(state.spec):
         return "its script describes another job than the first worker's: " + "; ".join(
@@ -84,8 +84,8 @@ def _mismatch(state: JobState, encrypt: Encryption, spec: JobSpec) -> str:
         )
     if state.plan is not None and any(isinstance(s.optimizer, Sum) for s in spec.segments):
         return (
-            "its script updates the weights in its workers (update_on_kvstore=False), so there is nobody to get "
-            "them from: only servers can be added"
+            "its script updates the weights in the workers (update_on_kvstore=False), so a new worker cannot get "
+            "them from the servers: only servers can be added"
         )
     return ""
 

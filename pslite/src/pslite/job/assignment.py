@@ -18,14 +18,14 @@ DEFAULT_SHARDS = 16
 def ranges(shards: int, workers: int) -> tuple[tuple[int, int], ...]:
     """Cut [0, shards) into one contiguous, almost equal half-open range for each of `workers` <= shards workers."""
     if not 0 < workers <= shards:
-        raise ValueError(f"{workers} workers cannot share {shards} shards: 1 to {shards} can")
+        raise ValueError(f"{workers} workers cannot share {shards} shards: there must be 1 to {shards} workers")
     return tuple((i * shards // workers, (i + 1) * shards // workers) for i in range(workers))
 
 
 def dealt(shares: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Cut the shards into one contiguous half-open range for each worker, of so many shards each, at least one."""
     if not shares or min(shares) < 1:
-        raise ValueError(f"shares of {tuple(shares)} shards: every worker has at least one")
+        raise ValueError(f"the workers' numbers of shards are {tuple(shares)}: each must be at least 1")
     ends = list(accumulate(shares))
     return tuple(zip([0, *ends], ends, strict=False))
 

@@ -230,7 +230,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _number("seed", self.seed, -(2**63), 2**63 - 1)
         _number("shards", self.shards, 1, MAX_SHARDS if self.open else min(self.batch, MAX_SHARDS))
         _number("block_bytes", self.block_bytes, 8, MAX_BLOCK_BYTES)
-        _check(len(self.fixed) <= 64, "fixed is not a digest")
+        _check(len(self.fixed) <= 64, "fixed is longer than a SHA-256 digest in hexadecimal (64 digits)")
         _number("clip_norm", self.clip_norm, 0.0, 1e300)
         _number("clip_value", self.clip_value, 0.0, 1e300)
         _check(not (self.clip_norm and self.clip_value), "clip_norm and clip_value are both given: use one")
@@ -240,11 +240,11 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             f"checkpoint is {self.checkpoint!r}: it must be the absolute path of a folder",
         )
         _number("staleness", self.staleness, 0, MAX_STALENESS)
-        _check(not self.staleness or self.asynchronous, 'staleness is for mode="async"')
+        _check(not self.staleness or self.asynchronous, f'staleness is {self.staleness}: it needs mode="async"')
         _one_of("durability", self.durability, ("none", "durable"))
         _one_of("on_loss", self.on_loss, ("restore", "fail"))
         if self.asynchronous:
-            refused = "in async mode there is no common step, so it cannot be had"
+            refused = "this is not possible in async mode, which has no common step"
             _check(not self.clip_norm, f"clip_norm is {self.clip_norm}: {refused}")
             _check(self.update == "server", f"update is 'worker': {refused}")
             _check(self.durability == "none", f"durability is {self.durability!r}: {refused}")
@@ -253,25 +253,26 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
                 _check(not isinstance(segment.optimizer, LAMB), f"the optimizer of {name} is LAMB: {refused}")
                 _check(not segment.sparse, f"{name} is sparse: {refused}")
         if self.architecture == "allreduce":
-            refused = "an all-reduce job cannot have it"
+            refused = "this is not possible in an all-reduce job"
             _check(self.mode in ("exact", "fast"), f"mode is {self.mode!r}: {refused}")
             _check(self.update == "server", f"update is 'worker': {refused}")
             _check(self.wire == "float32", f"wire is {self.wire!r}: {refused}")
             for segment in self.segments:
                 _check(not segment.sparse, f"{segment.parts[0].name} is sparse: {refused}")
         if self.update == "worker":
-            _check(not self.open, 'update="worker" is for jobs that say at the beginning what they train')
+            _check(not self.open, 'update="worker" is not possible in a job whose script has its own loop')
             table = next((segment.parts[0].name for segment in self.segments if segment.sparse), "")
-            _check(not table, f'{table} is sparse: update="worker" is for dense tensors')
+            _check(not table, f'{table} is sparse: update="worker" is possible with dense tensors only')
         _check(
             self.durability == "none" or (self.update == "server" and self.architecture == "ps"),
-            f'durability="{self.durability}" is for servers that have the optimizer: no others have anything to lose',
+            f'durability="{self.durability}" is for jobs whose servers apply the optimizer: others keep no state on '
+            "servers",
         )
         _check(bool(self.segments), "the model has no trainable parameters")
         for segment in self.segments:
             for part in segment.parts:
-                _check(all(n > 0 for n in part.shape), f"{part.name} has shape {part.shape}: it holds no element")
-            _check(bool(segment.parts), "a segment without tensors")
+                _check(all(n > 0 for n in part.shape), f"{part.name} has shape {part.shape}: it has no elements")
+            _check(bool(segment.parts), "a segment has no tensors")
         _number("the model's size in bytes", sum(segment.nbytes for segment in self.segments), 1, MAX_BYTES)
 
     def agrees(self, other: JobSpec) -> bool:

@@ -114,7 +114,7 @@ class Polynomial(_Falling, frozen=True, tag="polynomial"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (math.isfinite(self.power) and self.power > 0):
-            raise SpecError(f"Polynomial power is {self.power!r}: it must be a number over 0")
+            raise SpecError(f"Polynomial power is {self.power!r}: it must be a number above 0")
 
     def _left(self, gone: float) -> float:
         return float((1.0 - gone) ** self.power)

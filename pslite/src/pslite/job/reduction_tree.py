@@ -78,7 +78,7 @@ class TreeSum(Generic[T]):
         """Add the value of `node`; return (top, sum) once everything below one of the tops has arrived."""
         while node not in self._tops:
             if node <= ROOT:
-                raise ValueError(f"node {node} lies above every top of this sum")
+                raise ValueError(f"tree node {node} is not below a top node of this sum")
             sibling = node ^ 1
             first, last = span(sibling, self._leaves)
             if first < last:

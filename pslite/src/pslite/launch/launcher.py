@@ -87,7 +87,9 @@ def standalone(tasks: Tasks, environ: Mapping[str, str], say: Callable[[str], No
     location = locate_log(environ)
     token = environ.get("DL2_TOKEN", "")
     if location.port and not token:
-        raise UsageError(f"{location.folder} is the log of a job whose DL2_TOKEN must be given to go on with it")
+        raise UsageError(
+            f"DL2_TOKEN is not set: to continue the job whose log is in {location.folder}, set it to that job's token"
+        )
     make = partial(
         Coordinator,
         job="standalone",
@@ -107,8 +109,8 @@ def _listen(location: LogLocation, host: str = "") -> socket.socket:
         return listen(host, location.port)
     except OSError as error:
         raise UsageError(
-            f"cannot listen on port {location.port}, at which the members of the job in {location.folder} look for "
-            f"their coordinator: {error.strerror}"
+            f"cannot listen on port {location.port}, to which the members of the job in {location.folder} reconnect: "
+            f"{error.strerror}"
         ) from error
 
 
@@ -209,7 +211,7 @@ def _register(
         except (OSError, msgspec.MsgspecError) as error:
             reason = str(error)
         if time.monotonic() + pause > deadline:
-            raise UsageError(f"the scheduler at {daemon} did not take this job within 5 minutes: {reason}")
+            raise UsageError(f"the scheduler at {daemon} did not accept this job within 5 minutes: {reason}")
         say(f"the scheduler at {daemon} is not available ({reason}); trying again")
         time.sleep(pause)
         pause = min(15.0, 2 * pause)
@@ -232,7 +234,7 @@ def _proof(rm_id: str, environ: Mapping[str, str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except FileNotFoundError:
-        raise UsageError("munge is not installed on this node: the scheduler cannot know whose job this is") from None
+        raise UsageError("munge is not installed on this node: the scheduler cannot verify who owns this job") from None
     except subprocess.TimeoutExpired:
         raise UsageError("munge did not answer within 30 s") from None
     except subprocess.CalledProcessError as error:

@@ -77,7 +77,7 @@ class DaemonClient:
             self._closing = True
             self._condition.notify()
         if not self._final_done.wait(STOP_LIMIT_SECONDS):
-            self._say("the daemon did not take the final heartbeat within 30 s")
+            self._say("the daemon did not accept the final heartbeat within 30 s")
 
     def _loop(self) -> None:
         interval, pause = 1.0, 0.0
@@ -125,7 +125,7 @@ class DaemonClient:
                 self._final_done.set()
             return None
         except (OSError, msgspec.MsgspecError, ValueError) as error:
-            self._say(f"no heartbeat: {error}; the job goes on at its present size")
+            self._say(f"the heartbeat to the daemon failed: {error}; the job goes on at its present size")
             return None
         reply = Reply(members=frozenset(answer.members), stop=answer.stop, heartbeat_seconds=answer.heartbeat_seconds)
         with self._condition:

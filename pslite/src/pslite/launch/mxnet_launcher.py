@@ -70,8 +70,8 @@ def task_variables(environ: Mapping[str, str]) -> dict[str, str]:
         raise UsageError(f"DMLC_ROLE is {environ['DMLC_ROLE']!r}: it must be scheduler, server or worker")
     if not environ.get("DL2_TOKEN"):
         raise UsageError(
-            "DMLC_ROLE is set, but not DL2_TOKEN, by which the processes of a job know each other: give all of them "
-            "the same 64 hexadecimal digits (openssl rand -hex 32)"
+            "DMLC_ROLE is set, but DL2_TOKEN is not, with which the processes of a job authenticate each other: set "
+            "it to the same 64 hexadecimal digits in all of them (openssl rand -hex 32)"
         )
     parse_token(environ["DL2_TOKEN"])
     return {

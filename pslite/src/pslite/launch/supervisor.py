@@ -87,7 +87,7 @@ def locate_log(environ: Mapping[str, str]) -> LogLocation:
         record = decode(state)
     except msgspec.MsgspecError as error:
         raise UsageError(
-            f"the coordinator's log in {folder} ({STATE_VARIABLE}) is of another version: {error}"
+            f"the coordinator's log in {folder} ({STATE_VARIABLE}) was written by another version of pslite: {error}"
         ) from error
     wanted = record.reply.members if record.reply is not None else None
     port = int(record.address.rpartition(":")[2])
@@ -171,7 +171,9 @@ class Supervisor:
         try:
             return Path(tempfile.mkdtemp(prefix="pslite-"))
         except OSError as error:
-            self._say(f"no place for the coordinator's log ({error.strerror}): the job ends if its coordinator dies")
+            self._say(
+                f"the coordinator's log cannot be created ({error.strerror}): the job ends if its coordinator dies"
+            )
             return None
 
     def _on_signal(self, number: int) -> None:
@@ -230,7 +232,7 @@ class Supervisor:
                 took = time.monotonic() - began
                 silent = silent + took if took < 2 * _POLL_SECONDS else 0.0
                 if silent >= _HANG_SECONDS:
-                    self._say(f"the coordinator hangs: no word from it for {_HANG_SECONDS:g} s")
+                    self._say(f"the coordinator hangs: it has sent nothing for {_HANG_SECONDS:g} s")
                     os.kill(self._child, signal.SIGKILL)
                     monitored = False
                 continue

@@ -183,5 +183,5 @@ class TaskAgent:
         )
         reach = _REPORT_SECONDS if code else _QUICK_SECONDS
         if not self._connection.report(report, _REPORT_SECONDS, reach) and code:
-            self._say("the coordinator did not take the report of how the task ended")
+            self._say("the coordinator did not accept the report of how the task ended")
         self._connection.close()

@@ -26,13 +26,13 @@ def trainable(name: str, array: Any) -> Literal["float32", "float64"]:
 
     """
     if array.stype != "default":
-        raise SpecError(f"{name} is stored as {array.stype}: only dense arrays can be trained (stype='default')")
+        raise SpecError(f"{name} is stored as {array.stype}: only dense arrays (stype='default') can be trained")
     kind = np.dtype(array.dtype).name
     if kind == "float32":
         return "float32"
     if kind == "float64":
         return "float64"
-    raise SpecError(f"{name} is {kind}: float32 and float64 can be trained")
+    raise SpecError(f"{name} has type {kind}: only float32 and float64 can be trained")
 
 
 def reading(array: Any, like: Array | None = None) -> Array:

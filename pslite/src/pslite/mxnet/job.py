@@ -132,7 +132,7 @@ class _Layout:
             else:
                 self._buffers.append(parameter)
         if own:
-            raise SpecError(f"optimizers names {', '.join(own)}, which the net does not have")
+            raise SpecError(f"optimizers has entries for {', '.join(own)}, which are not parameters of the net")
         if not kinds:
             raise SpecError("the net has no trainable parameters")
         self.fixed = digest_of_fixed(frozen)
@@ -201,9 +201,9 @@ def _value(name: str, parameter: Any) -> Any:
             f"parameter {name} has no shape yet: run a batch through the net, or give layers in_units or in_channels"
         ) from None
     except RuntimeError:
-        raise SpecError(f"parameter {name} has no value: call net.initialize() before") from None
+        raise SpecError(f"parameter {name} has no value: call net.initialize() before creating the job") from None
     if len(values) > 1:
-        raise SpecError(f"parameter {name} is on {len(values)} devices: use one, and more workers")
+        raise SpecError(f"parameter {name} is on {len(values)} devices: a worker uses one; start more workers instead")
     return values[0]
 
 

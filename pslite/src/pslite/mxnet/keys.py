@@ -76,7 +76,7 @@ class KeyTable:
         """Return a key's tensor.  Raises UsageError if it has none."""
         found = self._tensors.get(key)
         if found is None:
-            raise UsageError(f"key {key!r} has not been given a value: call init or broadcast first")
+            raise UsageError(f"key {key!r} has no value: call init or broadcast first")
         return found
 
     def all(self) -> Iterable[KeyTensor]:
@@ -116,7 +116,9 @@ class KeyTable:
     def describe(self, optimizer: Any, *, workers: int, staleness: int) -> JobSpec:
         """Return the job that trains these keys, and give each its place in the job's arrays."""
         if staleness and optimizer is None:
-            raise UsageError("in asynchronous training the servers update the weights: set_optimizer must come first")
+            raise UsageError(
+                "in asynchronous training the servers update the weights: call set_optimizer before the first push"
+            )
         segments = []
         for number, ((dtype, rule, _), members) in enumerate(self._kinds(optimizer).items()):
             offset = 0
@@ -151,7 +153,8 @@ class KeyTable:
         for tensor in self.trained:
             if tensor.sparse and optimizer is None:
                 raise UsageError(
-                    f"key {tensor.key!r} is row_sparse: the servers update it, set_optimizer must come first"
+                    f"key {tensor.key!r} is row_sparse, so the servers update it: call set_optimizer before the "
+                    "first push"
                 )
             rule: Optimizer = Sum() if optimizer is None else rule_of(optimizer, tensor.key)
             tensor.by_rows = tensor.sparse and lazy(optimizer)
@@ -184,7 +187,9 @@ def pairs(keys: Any, values: Any) -> list[tuple[Key, list[Any]]]:
     """Return (key, arrays) for a key or several, with one array or several each."""
     if isinstance(keys, (list, tuple)):
         if len(keys) != len(values):
-            raise UsageError(f"{len(keys)} keys, but {len(values)} values")
+            raise UsageError(
+                f"{len(keys)} keys and {len(values)} values are given: there must be one value for each key"
+            )
         return [(key, listed(value)) for key, value in zip(keys, values, strict=True)]
     return [(keys, listed(values))]
 

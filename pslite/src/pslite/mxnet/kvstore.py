@@ -129,7 +129,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
 
     def _not_started(self, what: str) -> None:
         if self._started:
-            raise UsageError(f"{what} comes too late: the job's keys are fixed with its first step")
+            raise UsageError(f"{what} is too late: the first step has fixed the job's keys")
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
@@ -161,8 +161,8 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         for array in values:
             if array.stype not in ("default", STYPE) or array.shape != tensor.value.shape:
                 raise UsageError(
-                    f"key {tensor.key!r} is an array of shape {tensor.value.shape}, but what is pushed is "
-                    f"{array.stype} of shape {array.shape}"
+                    f"key {tensor.key!r} has shape {tensor.value.shape}, but a {array.stype} array of shape "
+                    f"{array.shape} is pushed for it"
                 )
             if array.stype == STYPE and not tensor.sparse:
                 self._check_late(tensor)
@@ -172,8 +172,8 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         """Take note that a key's gradients are row_sparse, although its weight was not."""
         if self._started and lazy(self._optimizer) and not same_dense(rule_of(self._optimizer, tensor.key)):
             raise UsageError(
-                f"the gradient of key {tensor.key!r} is row_sparse, which could not be known as its weight was given: "
-                "give that as row_sparse too (stype='row_sparse')"
+                f"the gradient of key {tensor.key!r} is row_sparse, but its weight was given as a dense array: "
+                "give the weight as row_sparse too (stype='row_sparse')"
             )
         tensor.sparse = True
 
@@ -411,10 +411,10 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
 
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Not there."""
-        raise UsageError(f"gradients are not compressed: do without compression_params={compression_params!r}")
+        raise UsageError(f"gradient compression is not supported: remove compression_params={compression_params!r}")
 
     def set_updater(self, updater: Any) -> None:  # noqa: ARG002
         """Not there."""
-        raise UsageError("servers run no code of the script's: describe the update by set_optimizer")
+        raise UsageError("servers cannot run an updater function of the script: call set_optimizer instead")
 
     _set_updater = set_updater

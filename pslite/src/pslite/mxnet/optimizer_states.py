@@ -65,7 +65,7 @@ def load(path: str) -> dict[str, Array]:
     except OSError as error:
         raise CheckpointError(f"cannot read the optimizer states {path}: {error.strerror or error}") from error
     except (ValueError, KeyError, EOFError, TypeError) as error:
-        raise CheckpointError(f"{path} holds no optimizer states of pslite.mxnet") from error
+        raise CheckpointError(f"{path} is not a file of optimizer states that pslite.mxnet has saved") from error
     return given
 
 
@@ -78,7 +78,9 @@ def state_of(given: dict[str, Array], tensors: Iterable[KeyTensor], session: Ope
         for row in range(1, len(part)):
             array = given.get(f"{tensor.key}/{row - 1}")
             if array is None or array.size != tensor.size:
-                raise CheckpointError(f"the optimizer states are of another model: key {tensor.key!r} differs")
+                raise CheckpointError(
+                    f"the optimizer states belong to another model: key {tensor.key!r} is missing or has another size"
+                )
             part[row] = array.reshape(-1)
     version = int(json.loads(given["about"].tobytes())["version"])
     arrays = tuple(whole[b.segment][:, b.offset : b.offset + b.size].copy() for b in session.blocks)

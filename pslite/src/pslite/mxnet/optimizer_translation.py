@@ -41,7 +41,9 @@ def rule_of(optimizer: Any, key: int | str) -> Descent:
     if optimizer.multi_precision:
         raise SpecError("multi_precision optimizers cannot run on the servers: train in float32")
     if optimizer.begin_num_update:
-        raise SpecError("begin_num_update cannot be set: load the optimizer's states, they know the number of updates")
+        raise SpecError(
+            "begin_num_update cannot be set: load the optimizer states instead, which include the number of updates"
+        )
     scheduler = optimizer.lr_scheduler
     rate = optimizer.lr if scheduler is None else scheduler.base_lr
     schedule: Schedule = Constant() if scheduler is None else schedule_of(scheduler)
@@ -73,7 +75,9 @@ def rule_of(optimizer: Any, key: int | str) -> Descent:
         )
     if kind is mx.optimizer.LAMB:
         if optimizer.lower_bound or optimizer.upper_bound or not optimizer.bias_correction:
-            raise SpecError("LAMB runs on the servers with bias_correction and without bounds")
+            raise SpecError(
+                "LAMB can run on the servers only with bias_correction=True and without lower_bound and upper_bound"
+            )
         betas = float(optimizer.beta1), float(optimizer.beta2)
         return LAMB(lr=rate, betas=betas, eps=float(optimizer.epsilon), weight_decay=decay, schedule=schedule)
     raise SpecError(

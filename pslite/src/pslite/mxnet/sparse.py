@@ -74,7 +74,9 @@ def numbers_of(key: int | str, row_ids: Any, count: int) -> NDArray[np.int64]:
     """
     numbers = np.unique(row_ids.asnumpy()).astype(np.int64)
     if numbers.size and not 0 <= numbers[0] <= numbers[-1] < count:
-        raise UsageError(f"key {key!r} has {count} rows, but row_ids go from {numbers[0]} to {numbers[-1]}")
+        raise UsageError(
+            f"row_ids of key {key!r} must be from 0 to {count - 1}, but go from {numbers[0]} to {numbers[-1]}"
+        )
     return numbers
 
 

@@ -147,14 +147,17 @@ class Acceptor:
             elif isinstance(message, Proof) and self.hello is not None and not self.accepted:
                 answer += self._judge(self.hello, message)
             else:
-                raise ProtocolError(f"unexpected {type(message).__name__} in the handshake")
+                raise ProtocolError(f"{type(message).__name__} is not the next message of the handshake")
         return answer
 
     def _greet(self, hello: Hello) -> bytes:
         if hello.protocol != PROTOCOL:
-            return self._refuse(f"protocol {hello.protocol} is not spoken here, {PROTOCOL} is")
+            return self._refuse(
+                f"its pslite has protocol {hello.protocol}, this one {PROTOCOL}: use the same version of pslite in "
+                "all tasks"
+            )
         if len(hello.nonce) != NONCE_BYTES or len(hello.task) > MAX_NAME or len(hello.incarnation) > MAX_NAME:
-            raise ProtocolError("malformed Hello")
+            raise ProtocolError("the Hello message has a nonce of the wrong length, or too long names")
         self.hello = hello
         return self._refuse(self._turned_away) if self._turned_away else frame(self._challenge)
 
@@ -301,7 +304,7 @@ def _introduce(
     if incarnation and challenge.incarnation != incarnation:
         # Before it accepts: it may have another connection of this process, and have got the address of a dead member.
         raise AuthenticationError(
-            f"{challenge.task} at {address} is incarnation {challenge.incarnation}, expected {incarnation}"
+            f"the process at {address} is incarnation {challenge.incarnation} of {challenge.task}, not {incarnation}"
         )
     sock.sendall(frame(Proof(mac=_mac(identity.token, b"client", hello, challenge, binding))))
     accepted = _expect(receive_one(sock, inbox, deadline), Accepted, address)
@@ -316,4 +319,6 @@ def _expect(message: Handshake, kind: type[M], address: str) -> M:
     if isinstance(message, Refused):
         hint = "; is DL2_TOKEN the one of this job?" if message.reason == "wrong token" else ""
         raise Rejected(f"refused by {address}: {message.reason}{hint}")
-    raise AuthenticationError(f"{address} answered {type(message).__name__} in the handshake")
+    raise AuthenticationError(
+        f"{address} sent {type(message).__name__}, which is not the next message of the handshake"
+    )

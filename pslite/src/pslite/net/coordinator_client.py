@@ -257,9 +257,11 @@ class CoordinatorClient:
             if isinstance(answer, Refused):
                 raise Rejected(f"the coordinator refused {self.identity.task}: {answer.reason}")
             if not isinstance(answer, Resumed):
-                raise ProtocolError(f"{type(answer).__name__} in answer to Rejoin")
+                raise ProtocolError(f"the coordinator answered Rejoin with {type(answer).__name__}, not with Resumed")
             if answer.term < term:
-                raise ProtocolError(f"a coordinator of term {answer.term} answers, the present one is of term {term}")
+                raise ProtocolError(
+                    f"the coordinator that answered has term {answer.term}, but one of term {term} has replaced it"
+                )
         except BaseException:
             sock.close()
             raise

@@ -18,43 +18,44 @@ from pslite.errors import PeerLost, ProtocolError
 from pslite.net.shared_memory import MappedMemory
 from pslite.net.tls import Sealed
 
-#: worker -> server: gradient sum of one tree node for one block, of step `version`
+# Kinds of frames.  Every frame is about one block; "state" are its weights and optimizer slots.
+
+#: worker -> server: gradient sum of one tree node, for step `version`
 PUSH = 1
-#: server -> worker: weights of one block at `version`
+#: server -> worker: weights at `version`
 PARAM = 2
-#: old owner -> new owner: weights and optimizer slots of one block at `version`, with a checksum
+#: old owner -> new owner: state at `version`, with a checksum
 STATE = 3
-#: new owner -> old owner: the state is here and whole
+#: new owner -> old owner: the state has arrived undamaged
 STATE_ACK = 4
-#: chief -> server: initial weights of one block
+#: first worker -> server: initial weights
 INIT = 5
 #: server -> worker: a push was refused, not applied
 WRONG_OWNER = 6
-#: chief -> server: weights and optimizer slots of one block, from a checkpoint of `version`
+#: first worker -> server: state from a checkpoint of `version`
 RESTORE = 7
-#: worker -> server, server -> worker: its shared memory number `place`, whose descriptor comes with the header
+#: worker -> server, server -> worker: descriptor of the sender's shared memory number `place`; about no block
 REGION = 8
-#: server -> worker: the rows of a sparse block that have changed since the version before the last, at `version`
+#: server -> worker: the rows of a sparse block that steps `version` - 2 and `version` - 1 changed, at `version`
 PARAM_ROWS = 9
-#: worker -> server: send me weights and optimizer slots of one block, as they are at `version`
-FETCH = 20
-#: server -> worker: here they are
-WHOLE = 21
-#: owner -> backup: step `version` of one block: `node` numbers of 64 bits, then the gradient sum
+#: owner -> backup: step `version`: `node` float64 numbers, then the gradient sum
 REPLICATE = 10
-#: backup -> owner: that sum is here
+#: backup -> owner: that step has arrived
 REPLICATED = 11
-#: owner -> backup: weights and optimizer slots of one block at `version`, with a checksum, to begin a replica with
+#: owner -> backup: state at `version`, with a checksum, from which the backup begins a replica
 SEED = 12
-#: backup -> owner: the replica is here and whole
+#: backup -> owner: the seed has arrived undamaged
 SEEDED = 13
-
-#: worker -> server -> workers that have just come: weights and optimizer slots of one block, with a checksum
+#: worker -> server: send me the state at `version`
+FETCH = 20
+#: server -> worker: the state that FETCH asked for
+WHOLE = 21
+#: worker -> server -> new workers: state with a checksum, in jobs whose workers apply the optimizer
 FIRST_STATE = 22
-#: worker -> server, after a new connection or a failover: send me that block at `version` again, if you have sent it;
+#: worker -> server, after a new connection or a failover: send me the weights at `version` again if you have sent them;
 #: -1: the first version that a new worker gets
 RESEND = 24
-#: server -> workers that apply the optimizer: a new worker lacks its FIRST_STATE of that block
+#: server -> workers that apply the optimizer: a new worker lacks its FIRST_STATE
 NEED_FIRST_STATE = 25
 KINDS = frozenset(
     (
@@ -79,22 +80,27 @@ _BUDGET = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a frame is. `plan` took effect at version `first`; `next_*` is the stamp of the coming plan, or 0.
-
-    With a `place` the payload does not follow: it lies in the sender's shared memory of that number; for PARAM, `node`
-    pages from its beginning.
-    """
+    """Header of a frame."""
 
     kind: int
+    #: number of the plan under which it is sent
     plan: int
+    #: number of the block
     block: int
+    #: PUSH: the tree node.  REPLICATE: how many numbers precede the sum.  PARAM in shared memory: offset in pages
     node: int
+    #: bytes of the payload
     length: int
     version: int
+    #: first version of `plan`
     first: int
+    #: number of a plan that is about to take effect; 0: none is announced
     next_plan: int = 0
+    #: first version of `next_plan`
     next_first: int = 0
+    #: CRC-32 of the payload, in frames with a checksum
     crc: int = 0
+    #: 0: the payload follows.  Otherwise it does not, but lies in the sender's shared memory of this number
     place: int = 0
 
     def reply(self, kind: int) -> Header:
@@ -206,7 +212,7 @@ class Link:
 
         """
         if not self._descriptors:
-            raise ProtocolError(f"{self.task} announced shared memory and sent none")
+            raise ProtocolError(f"{self.task} announced shared memory, but sent no descriptor of it")
         return self._descriptors.pop()
 
     def flush(self) -> bool:
@@ -313,7 +319,9 @@ class Link:
             self._forget_descriptors()
             payload = receiver.payload(self, header)
             if payload.nbytes != header.length:
-                raise ProtocolError(f"{self.task} announced {header.length} bytes, {payload.nbytes} are right")
+                raise ProtocolError(
+                    f"{self.task} announced {header.length} bytes, but the frame must have {payload.nbytes}"
+                )
             self._got = 0
             if header.length:
                 self._frame, self._payload = header, payload

@@ -43,7 +43,7 @@ class Inbox(Generic[T]):
     def _length(self) -> int:
         (length,) = _LENGTH.unpack_from(self._data)
         if length > self._limit:
-            raise ProtocolError(f"a control message claims {length} bytes, the limit is {self._limit}")
+            raise ProtocolError(f"a control message announces {length} bytes, but at most {self._limit} are allowed")
         return int(length)
 
     def feed(self, data: bytes) -> list[T]:
@@ -141,7 +141,7 @@ def receive_one(sock: socket.socket, inbox: Inbox[T], deadline: float) -> T:
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise ConnectError("no answer within the time allowed")
+            raise ConnectError("no answer within the time limit")
         sock.settimeout(left)
         try:
             data = sock.recv(inbox.wanted)

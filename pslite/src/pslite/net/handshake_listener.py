@@ -143,7 +143,7 @@ class HandshakeListener:
         elif acceptor.sealed:
             acceptor.turn_away(f"connections are encrypted here; {VARIABLE} must be the same in all tasks")
         elif begins_tls(first):
-            raise ProtocolError(f"it speaks TLS, which is not done here; {VARIABLE} must be the same in all tasks")
+            raise ProtocolError(f"it uses TLS, but this process does not: {VARIABLE} must be the same in all tasks")
 
     def _continue_tls(self, pending: _PendingConnection) -> None:
         """Go on with the TLS handshake; its answers are far smaller than a socket buffer, so it never waits to send.

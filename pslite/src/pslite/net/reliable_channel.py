@@ -82,7 +82,10 @@ class ReliableChannel:
         """
         if not 0 <= count - self.confirmed <= len(self.unconfirmed):
             sent = self.confirmed + len(self.unconfirmed)
-            raise ProtocolError(f"{count} messages are said to be taken, of {self.confirmed} confirmed and {sent} sent")
+            raise ProtocolError(
+                f"the other side confirms {count} messages, but {self.confirmed} were confirmed before and {sent} "
+                "were sent"
+            )
         while self.confirmed < count:
             self.unconfirmed.popleft()
             self.confirmed += 1

@@ -159,11 +159,11 @@ class MappedMemory:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             # Pages of a huge size may not be there when they are touched, which ends a process.
             if not seals & fcntl.F_SEAL_SHRINK or os.fstatvfs(fd).f_bsize != mmap.PAGESIZE:
-                raise ProtocolError("shared memory of the wrong kind: it may change its size")
+                raise ProtocolError("the received shared memory is not sealed: its size could change")
             self.nbytes = os.fstat(fd).st_size
             self._memory = mmap.mmap(fd, self.nbytes, prot=mmap.PROT_READ)
         except (OSError, ValueError, OverflowError) as error:
-            raise ProtocolError(f"not shared memory: {error}") from error
+            raise ProtocolError(f"the received descriptor cannot be mapped as shared memory: {error}") from error
         finally:
             os.close(fd)
 
@@ -177,6 +177,6 @@ class MappedMemory:
 
         """
         if offset + block.nbytes > self.nbytes:
-            raise ProtocolError(f"shared memory of {self.nbytes} bytes has no block {block.number}")
+            raise ProtocolError(f"block {block.number} does not lie within shared memory of {self.nbytes} bytes")
         found: Array = np.frombuffer(self._memory, dtype=block.dtype, count=block.size, offset=offset)
         return found

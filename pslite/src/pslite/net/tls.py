@@ -77,7 +77,7 @@ def contexts(token: bytes) -> Contexts:
                 context.load_verify_locations(cadata=certificate)
     except (ImportError, AttributeError, OSError) as error:
         raise UsageError(
-            f"this job is encrypted, which cannot be done here: {error}; {VARIABLE}=none in all tasks goes without"
+            f"TLS is not available for this job's connections: {error}; set {VARIABLE}=none in all tasks to do without"
         ) from error
     return made
 

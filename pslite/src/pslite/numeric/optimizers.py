@@ -73,7 +73,7 @@ class Updater:
 
         """
         if isinstance(optimizer, LAMB) and sum(size for size, _ in factors) != gradient.size:
-            raise ValueError("LAMB needs the factors of all tensors in the block")
+            raise ValueError("LAMB needs a factor for each tensor in the block")
         if isinstance(optimizer, Sum):
             np.copyto(state[0], gradient)
             return

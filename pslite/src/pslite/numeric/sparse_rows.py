@@ -82,7 +82,10 @@ def checked_length(block: Block, length: int) -> int:
     """
     each = np.dtype(np.uint32).itemsize + block.row * np.dtype(block.dtype).itemsize
     if length % each or length // each > block.size // block.row:
-        raise ProtocolError(f"{length} bytes are no rows of block {block.number}, of which each has {each}")
+        raise ProtocolError(
+            f"{length} bytes cannot be rows of block {block.number}, which has {block.size // block.row} rows of "
+            f"{each} bytes"
+        )
     return length
 
 
@@ -102,5 +105,7 @@ def parse(block: Block, data: memoryview) -> Rows:
     numbers = np.frombuffer(data, dtype=np.uint32, count=count)
     values = np.frombuffer(data, dtype=block.dtype, count=count * block.row, offset=4 * count)
     if int(numbers[-1]) >= block.size // block.row or bool((numbers[1:] <= numbers[:-1]).any()):
-        raise ProtocolError(f"block {block.number} came with rows that it does not have, or in a wrong order")
+        raise ProtocolError(
+            f"row numbers of block {block.number} must be ascending and below {block.size // block.row}"
+        )
     return Rows(numbers, values.reshape(count, block.row))

@@ -125,7 +125,8 @@ class FrameHandlers:
         if header.kind != PUSH or region is None or header.block >= len(state.blocks):
             raise ProtocolError(
                 f"{link.task} sent a frame of kind {header.kind} about block {header.block} in shared memory number "
-                f"{header.place}: only gradients (kind {PUSH}) of the job's blocks, in memory sent before, may be"
+                f"{header.place}, which is not allowed: shared memory must have been sent before, and contains only "
+                f"gradients (kind {PUSH}) of the job's blocks"
             )
         definition = state.blocks[header.block]
         if header.length != definition.nbytes or definition.row or region.nbytes != state.layout.nbytes:

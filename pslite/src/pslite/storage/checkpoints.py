@@ -145,7 +145,7 @@ def latest(folder: Path) -> Path | None:
     try:
         return max(_complete_ones(folder), default=None)
     except OSError as error:
-        raise CheckpointError(f"{folder}: is no folder of checkpoints: {error.strerror}") from error
+        raise CheckpointError(f"{folder}: cannot be read as a folder of checkpoints: {error.strerror}") from error
 
 
 class Checkpoint:
@@ -167,11 +167,15 @@ class Checkpoint:
         except (OSError, msgspec.MsgspecError) as error:
             raise CheckpointError(f"{place / _RECORD}: cannot be read: {error}") from error
         if self.record.format != FORMAT:
-            raise CheckpointError(f"{place}: has format {self.record.format}; this pslite reads {FORMAT}")
+            raise CheckpointError(
+                f"{place}: has format {self.record.format}, but this version of pslite reads format {FORMAT}"
+            )
         self._blocks = cut(self.record.spec)
         missing = set(range(len(self._blocks))) - {n for file in self.record.files.values() for n in file.blocks}
         if missing:
-            raise CheckpointError(f"{place}: lacks blocks {', '.join(map(str, sorted(missing)[:5]))}")
+            raise CheckpointError(
+                f"{place}: is incomplete: blocks {', '.join(map(str, sorted(missing)[:5]))} are missing"
+            )
 
     @property
     def version(self) -> int:
@@ -185,7 +189,8 @@ class Checkpoint:
         if spec != theirs:
             found = "; ".join(differences(spec, theirs)[:10])
             raise CheckpointError(
-                f"{self.place}: is of another job: {found}. To begin anew give another folder, or resume=False"
+                f"{self.place}: belongs to another job: {found}. To start from the beginning, give another folder or "
+                "resume=False"
             )
 
     def states(self, only: Collection[int] | None = None) -> Iterator[tuple[Block, Array]]:
@@ -196,7 +201,7 @@ class Checkpoint:
             if not wanted:
                 continue
             if Path(name).name != name:
-                raise CheckpointError(f"{self.place / _RECORD}: {name!r} is not the name of a file in it")
+                raise CheckpointError(f"{self.place / _RECORD}: {name!r} is not a file name without a folder")
             try:
                 with place.open("rb") as opened:
                     digest = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -207,7 +212,9 @@ class Checkpoint:
                         block = self._blocks[number]
                         state = np.ascontiguousarray(tensors.get_tensor(f"block/{number}"))
                         if state.shape != (1 + slots(block.optimizer), block.size) or state.dtype != block.dtype:
-                            raise CheckpointError(f"{place}: block {number} has another shape or type")
+                            raise CheckpointError(
+                                f"{place}: block {number} has another shape or type than the job's description gives it"
+                            )
                         yield block, state
             except (OSError, SafetensorError, IndexError) as error:
                 raise CheckpointError(f"{place}: cannot be read: {error}") from error

@@ -80,8 +80,8 @@ class CoordinatorLog:
         except BlockingIOError:
             holder = os.pread(self._lock, 64, 0).decode(errors="replace").strip() or "of unknown id"
             raise UsageError(
-                f"the coordinator's log in {self._folder} is in use by process {holder}: there is one coordinator for "
-                "a job; end that one first, or give another folder (DL2_STATE)"
+                f"the coordinator's log in {self._folder} is in use by process {holder}, and a job has one "
+                "coordinator: end that process first, or set DL2_STATE to another folder"
             ) from None
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)

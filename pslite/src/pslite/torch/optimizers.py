@@ -29,7 +29,7 @@ def groups_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in given:
             raise SpecError(
-                f"parameter {name} is not given to the optimizer: give it, or set its requires_grad to False"
+                f"parameter {name} is in no group of the optimizer: add it, or set its requires_grad to False"
             )
     return [
         Group(

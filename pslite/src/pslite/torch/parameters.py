@@ -42,11 +42,11 @@ class ParameterLayout:
             if not parameter.requires_grad:
                 continue
             if parameter.dtype not in _DTYPES:
-                raise SpecError(f"parameter {name} is {parameter.dtype}: float32 and float64 can be trained")
+                raise SpecError(f"parameter {name} has type {parameter.dtype}: only float32 and float64 can be trained")
             alone = name if id(parameter) in tables else ""
             kinds.setdefault((_DTYPES[parameter.dtype], rule, alone), []).append((name, parameter))
         if chosen:
-            raise SpecError(f"{len(chosen)} parameters of the groups are not parameters of the model")
+            raise SpecError(f"{len(chosen)} parameters in groups= are not parameters of the model")
         if not kinds:
             raise SpecError("the model has no trainable parameters")
         self.fixed = digest_of_fixed(
@@ -57,7 +57,9 @@ class ParameterLayout:
         self._parameters = [[parameter for _, parameter in members] for members in kinds.values()]
         devices = {parameter.device for members in self._parameters for parameter in members}
         if len(devices) > 1:
-            raise SpecError(f"the parameters are on several devices ({', '.join(sorted(map(str, devices)))}): use one")
+            raise SpecError(
+                f"the parameters are on several devices ({', '.join(sorted(map(str, devices)))}): move them to one"
+            )
         self._device = devices.pop()
         segments = [
             Segment(
@@ -84,7 +86,7 @@ class ParameterLayout:
     def _buffer_part(self, name: str) -> Part:
         buffer = self._model.get_buffer(name)
         if buffer.is_complex() or buffer.is_quantized:
-            raise SpecError(f"buffer {name} is {buffer.dtype}: it cannot be averaged over workers")
+            raise SpecError(f"buffer {name} has type {buffer.dtype}, which cannot be averaged over workers")
         return Part(name, tuple(buffer.shape))
 
     @property

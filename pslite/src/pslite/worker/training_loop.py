@@ -179,7 +179,7 @@ class LoopJob(ABC):
         if mode not in ("exact", "fast", "async"):
             raise SpecError(f"mode is {mode!r}: it must be 'exact', 'fast' or 'async'")
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise SpecError(f"the data set ({type(dataset).__name__}) must have a length and take an index")
+            raise SpecError(f"the data set ({type(dataset).__name__}) must have __len__ and __getitem__")
 
     @property
     def version(self) -> int:
@@ -217,7 +217,7 @@ class LoopJob(ABC):
         For trainers that count steps: where the batches of a version have ended, the weights are those of the next one.
         """
         if self._started:
-            raise UsageError("a job can be iterated over once only")
+            raise UsageError("the job has been iterated over already: create a new ElasticJob for another loop")
         self._started = True
         session = self._session
         session.start()
@@ -226,7 +226,10 @@ class LoopJob(ABC):
             version = session.version
             yield self._step(session)
             if session.version == version:
-                raise UsageError(f"the batches of version {version} were not all taken")
+                raise UsageError(
+                    f"the loop left step {version} before its last batch: take all batches of every step (no break "
+                    "or return)"
+                )
         session.finish()
 
     # --- what adapters use and say --------------------------------------------------------------------------------

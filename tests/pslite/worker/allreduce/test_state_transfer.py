@@ -88,7 +88,7 @@ def test_all_of_it_arrives_with_its_version():
 def test_a_damaged_block_is_refused():
     pair = Pair()
     thread = pair.send(3, lambda whole: zlib.crc32(whole) ^ 1)
-    with pytest.raises(ProtocolError, match="block 0 came damaged from worker-0"):
+    with pytest.raises(ProtocolError, match="the state of block 0 was damaged on its way from worker-0"):
         pair.take()
     pair.done.set()
     thread.join()

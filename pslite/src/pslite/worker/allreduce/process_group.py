@@ -91,7 +91,11 @@ class RelayStore(dist.Store):  # type: ignore[name-defined,misc]
                 lambda: self._closed or all(key in self._values for key in keys), _STORE_SECONDS
             )
             if self._closed or not here:
-                raise PeerLost("the plan was given up" if self._closed else f"nobody published {keys}")
+                raise PeerLost(
+                    "the plan was given up"
+                    if self._closed
+                    else f"no worker published {keys} within {_STORE_SECONDS:g} s"
+                )
 
 
 class Work:

@@ -103,7 +103,7 @@ def add_slices(leaves: int, found: Mapping[int, Bytes], like: Bundle, low: int) 
         done = tree.add(node, parts, _add)
         if done is not None:
             return owners[id(done[1])]
-    raise ValueError(f"the nodes {sorted(found)} are not the whole tree of {leaves} leaves")
+    raise ValueError(f"the tree nodes {sorted(found)} do not cover all {leaves} leaves")
 
 
 def _add(left: list[Array], right: list[Array]) -> list[Array]:

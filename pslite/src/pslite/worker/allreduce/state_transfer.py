@@ -223,20 +223,24 @@ class Taking:
         """Say where a block goes."""
         right = header.kind == STATE and header.plan == self._plan and header.block in self._missing
         if not right or self._version not in (-1, header.version):
-            raise ProtocolError(f"{link.task} sent a frame that does not belong here")
+            raise ProtocolError(
+                f"{link.task} sent a frame of kind {header.kind} about block {header.block} at version "
+                f"{header.version} of plan {header.plan}, which this worker does not expect"
+            )
         self._source, self._version = link, header.version
         view: memoryview = self._states[header.block].reshape(-1).data.cast("B")
         return view
 
     def shared(self, link: Link, header: Header) -> None:  # noqa: ARG002
         """Refuse shared memory: what is not copied would change under us."""
-        raise ProtocolError(f"{link.task} sent a frame that does not belong here")
+        raise ProtocolError(f"{link.task} sent shared memory, but states of workers are not sent in shared memory")
 
     def arrived(self, link: Link, header: Header) -> None:
         """Check a block that is complete."""
         crc = zlib.crc32(self._states[header.block].reshape(-1).data.cast("B"))
         if crc != header.crc:
             raise ProtocolError(
-                f"block {header.block} came damaged from {link.task}: checksum {crc:08x}, not {header.crc:08x}"
+                f"the state of block {header.block} was damaged on its way from {link.task}: "
+                f"its checksum is {crc:08x}, not {header.crc:08x}"
             )
         self._missing.discard(header.block)

@@ -261,7 +261,10 @@ class AllReduceWorker(Membership):
 
         """
         if {c.node for c in contributions} != set(self.share.nodes):
-            raise UsageError(f"step {self.version} needs the tree nodes {self.share.nodes}")
+            raise UsageError(
+                f"the gradients given for step {self.version} must be those of the tree nodes {self.share.nodes}, "
+                "each once"
+            )
         before = self.version
         try:
             self._step(contributions)
@@ -340,7 +343,8 @@ class AllReduceWorker(Membership):
         for member, (number, theirs, _) in zip(plan.workers, said.tolist(), strict=True):
             if (number, theirs) != (plan.number, version):
                 raise ProtocolError(
-                    f"{member.task} is at version {theirs} of plan {number}, we are at {version} of {plan.number}"
+                    f"{member.task} is at version {theirs} of plan {number}, but this worker at {version} of plan "
+                    f"{plan.number}"
                 )
 
     def _save(self, group: Group) -> None:
@@ -555,7 +559,9 @@ class AllReduceWorker(Membership):
         elif isinstance(message, Complete):
             self._chief = message.chief
         else:
-            raise ProtocolError(f"unexpected {type(message).__name__} from the coordinator")
+            raise ProtocolError(
+                f"the coordinator sent {type(message).__name__}, a message that no worker of an all-reduce job accepts"
+            )
 
     def _close_groups(self, below: int) -> None:
         """Close what belongs to plans before one."""
@@ -578,7 +584,7 @@ class AllReduceWorker(Membership):
         memory: list[Bytes] = []
         try:
             if message.spec != self.spec:
-                raise UsageError("the job's description has changed")
+                raise UsageError("the plan's job description differs from that of this worker's script")
             if rank >= 0:
                 group = Group(plan.number, rank, size, store, self._host, self._bell.set)
                 with self._stages_lock:

@@ -96,7 +96,9 @@ class ControlEvents:
         elif isinstance(message, Event):
             self._queue.put(message)
         else:
-            raise ProtocolError(f"unexpected {type(message).__name__} from the coordinator")
+            raise ProtocolError(
+                f"the coordinator sent {type(message).__name__}, a message that no worker of a job with servers accepts"
+            )
 
     def put(self, event: PreparedPlan | Link) -> None:
         """Hand over what was prepared or opened."""
@@ -111,7 +113,7 @@ class ControlEvents:
         try:
             self._faults.reached(FaultPoint.PREPARE, plan)
             if not message.spec.agrees(self.model.spec):
-                raise UsageError("the job's description has changed")
+                raise UsageError("the plan's job description differs from that of this worker's script")
             if message.spec != self.model.spec:
                 self.model.respecify(message.spec)
             self.plane.reach({m.task: m for p in (plan, previous) if p is not None for m in p.servers}.values())

@@ -70,7 +70,7 @@ class FrameReceiver:
         self._faults.reached(FaultPoint.PAYLOAD, link, header)
         handler = _HANDLERS.get(header.kind)
         if handler is None or (handler.of_block and header.block >= len(self._model.blocks)):
-            raise _misplaced(link)
+            raise _misplaced(link, header)
         return handler.payload(self, link, header)
 
     def arrived(self, link: Link, header: Header) -> None:
@@ -86,16 +86,21 @@ class FrameReceiver:
         """Take weights that lie in the server's memory, or that memory."""
         if header.kind == REGION:
             if link.role != "ps" or header.place in link.regions or len(link.regions) >= MAX_REGIONS:
-                raise ProtocolError(f"{link.task} may not hand over shared memory number {header.place}")
+                raise ProtocolError(
+                    f"{link.task} sent shared memory number {header.place}, which is not allowed: only servers may, "
+                    f"each number once and at most {MAX_REGIONS}"
+                )
             link.regions[header.place] = MappedMemory(link.descriptor())
             return
         region = link.regions.get(header.place)
         if header.kind != PARAM or region is None:
-            raise _misplaced(link)
+            raise _misplaced(link, header)
         view = self.payload(link, header)
         block = self._model.blocks[header.block]
         if not header.length == view.nbytes == block.nbytes:
-            raise ProtocolError(f"{link.task} announced {header.length} bytes, {block.nbytes} are right")
+            raise ProtocolError(
+                f"{link.task} announced {header.length} bytes for block {header.block}, which has {block.nbytes}"
+            )
         there = region.array(block, header.node * mmap.PAGESIZE)
         np.copyto(np.frombuffer(view, dtype=there.dtype), there)
         self.arrived(link, header)
@@ -110,7 +115,9 @@ class FrameReceiver:
         progress = self._progress
         if self._plans.current is None:
             if self._plans.begin(header.plan) is None:
-                raise ProtocolError(f"{link.task} speaks of plan {header.plan}, which was not prepared")
+                raise ProtocolError(
+                    f"{link.task} sent weights under plan {header.plan}, which this worker has not prepared"
+                )
             progress.awaited = header.first
         block = self._model.blocks[header.block]
         if not progress.wants(header.block, header.version):
@@ -119,12 +126,13 @@ class FrameReceiver:
                 rows = header.kind == PARAM_ROWS
                 return self._drop(link, checked_length(block, header.length) if rows else block.nbytes)
             raise ProtocolError(
-                f"{link.task} sent block {header.block} at version {header.version}, awaited is {progress.awaited}"
+                f"{link.task} sent block {header.block} at version {header.version}, but this worker needs "
+                f"version {progress.awaited}"
             )
         if header.kind == PARAM:
             return self._model.arriving(header.version).views[header.block]
         if not block.row:
-            raise ProtocolError(f"{link.task} sent rows of block {header.block}, which has none")
+            raise ProtocolError(f"{link.task} sent single rows of block {header.block}, which is not sparse")
         self._rows[link] = bytearray(checked_length(block, header.length))
         return memoryview(self._rows[link])
 
@@ -140,7 +148,7 @@ class FrameReceiver:
         """Return where the state goes with which this worker begins, sent by another one through the server."""
         replica, progress = self._model.replica, self._progress
         if replica is None:
-            raise _misplaced(link)
+            raise _misplaced(link, header)
         whole: memoryview = replica.states[header.block].reshape(-1).data.cast("B")
         if self._plans.current is None and self._plans.begin(header.plan) is not None:
             progress.awaited = header.first
@@ -184,7 +192,9 @@ class FrameReceiver:
         if progress.entered or header.block not in progress.missing:
             return
         if zlib.crc32(replica.states[header.block].reshape(-1).data.cast("B")) != header.crc:
-            raise ProtocolError(f"the state of block {header.block} came damaged through {link.task}")
+            raise ProtocolError(
+                f"the state of block {header.block} was damaged on its way through {link.task}: wrong checksum"
+            )
         self._divert_others(link, header)
         progress.missing.discard(header.block)
 
@@ -194,8 +204,8 @@ class FrameReceiver:
             return  # what came twice came late, and has been answered
         self._plane.doubt(
             link.task,
-            f"{link.task} refused block {header.block} of step {header.version} under plan {header.plan}: "
-            "it does not own it",
+            f"{link.task} refused the gradient of block {header.block} for step {header.version} under plan "
+            f"{header.plan}: it does not own that block",
         )
 
     def _first_state_needed(self, link: Link, header: Header) -> None:  # noqa: ARG002  (as the other handlers)
@@ -232,5 +242,7 @@ _HANDLERS = {
 }
 
 
-def _misplaced(link: Link) -> ProtocolError:
-    return ProtocolError(f"{link.task} sent a frame that does not belong here")
+def _misplaced(link: Link, header: Header) -> ProtocolError:
+    return ProtocolError(
+        f"{link.task} sent a frame of kind {header.kind} about block {header.block}, which this worker does not accept"
+    )

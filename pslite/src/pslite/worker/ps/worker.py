@@ -296,7 +296,9 @@ class Worker(Membership):
 
         """
         if {contribution.node for contribution in contributions} != set(self._due):
-            raise UsageError(f"step {self.version} needs the tree nodes {self._due}")
+            raise UsageError(
+                f"the gradients given for step {self.version} must be those of the tree nodes {self._due}, each once"
+            )
         self._meter.end()
         self._meter.add(self.share.amount(self._due))
         self._suspension.start()
