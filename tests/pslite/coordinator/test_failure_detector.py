@@ -20,7 +20,7 @@ from pslite.net.messages import MAX_CONTROL_BYTES, AgentExit, FromMember
 KILLED = AgentExit(pid=7, status=0, signal=9, cause=Cause.KILLED, text="")
 DONE = AgentExit(pid=7, status=0, signal=0, cause=Cause.DONE, text="")
 FAILED = AgentExit(pid=7, status=3, signal=0, cause=Cause.FAILED, text="see above")
-UNSEEN = Verdict("died: its connection ended, and nobody reported how its process did")
+UNSEEN = Verdict("died: its connection ended, and no dl2-run reported how its process ended")
 #: settings.lease 10, settings.verdict 2
 LATER = JOINED + 5.0
 

@@ -46,7 +46,7 @@ def examine(job: Job, member: MemberState, now: float) -> Verdict | None:
         until = max(until, job.lenient_until)
     if not silent and now < until:
         return None
-    return Verdict(member.lost_how or "died: its connection ended, and nobody reported how its process did")
+    return Verdict(member.lost_how or "died: its connection ended, and no dl2-run reported how its process ended")
 
 
 def _ended_well(member: MemberState, ended: AgentExit) -> bool:

@@ -31,6 +31,6 @@ class Settings:
     vacancy: float = 600.0
     #: "stop" is the way of the DL2 paper: workers stand still at the clock until everything has moved
     handoff: Literal["tagged", "stop"] = "tagged"
-    #: "speed": who is slow gets less to do; "even": all get the same
+    #: "speed": slow members get less work; "even": all get the same
     balance: Literal["speed", "even"] = "speed"
     rule: Rule = field(default_factory=Rule)

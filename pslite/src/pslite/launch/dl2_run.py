@@ -22,14 +22,14 @@ environment (set by the scheduler; without it a whole job runs on this machine):
   DL2_TASK         id of the task, such as worker-3
   DL2_COORDINATOR  host:port of the coordinator
   DL2_TOKEN        the job's token, 64 hexadecimal digits
-  DL2_ARCHITECTURE ps or allreduce, for scripts that do not say it (workers)
+  DL2_ARCHITECTURE ps or allreduce, for scripts that do not set it (workers)
   DL2_BALANCE      speed or even, as --balance (coordinator)
-  DL2_WATCH_SECONDS  between two looks at what a task uses (default 5; 0: none)
-  DL2_ENCRYPT      what goes over TLS, the same for all: none, control (the default) or all
+  DL2_WATCH_SECONDS  seconds between measurements of a task's resource usage (default 5; 0: no measurements)
+  DL2_ENCRYPT      what TLS encrypts, the same in all tasks: none, control (the default) or all
   DL2_STATE        folder of the coordinator's log (default: a temporary one; none: no log)
   DL2_DAEMON, DL2_JOB, DL2_CREDENTIAL   the scheduler's job API (coordinator)
 
-exit status: 0 done or drained, 1 the job failed, 2 used wrongly or refused by the scheduler,
+exit status: 0 done or drained, 1 the job failed, 2 wrong usage or refused by the scheduler,
 128+n the command was ended by signal n.
 """
 
@@ -43,18 +43,22 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--workers", type=int, default=1, help="workers, where no scheduler starts them (default 1)")
-    parser.add_argument("--servers", type=int, default=1, help="parameter servers, likewise (default 1)")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="number of workers, if no scheduler starts them (default 1)"
+    )
+    parser.add_argument(
+        "--servers", type=int, default=1, help="number of parameter servers, if no scheduler starts them (default 1)"
+    )
     parser.add_argument(
         "--encrypt",
         choices=get_args(Encryption),
-        help="what goes over TLS between machines: what tasks say to the coordinator (control, the default), gradients "
-        "and weights too (all), or none",
+        help="what TLS encrypts between machines: messages with the coordinator (control, the default), also gradients "
+        "and weights (all), or nothing (none)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress lines on stderr")
     parser.add_argument(
         "--balance", choices=("speed", "even"), default="",
-        help="speed: who is slow gets less to do (default); even: all get the same",
+        help="speed: slow tasks get less work (default); even: all get the same",
     )  # fmt: skip
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the training command")
     return parser

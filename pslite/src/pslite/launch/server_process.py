@@ -29,7 +29,7 @@ def main() -> int:
             try:
                 return Server(place.identity, place.coordinator, host=os.environ.get("DL2_HOST", ""), say=say).run()
             except RolledBack as error:
-                say(f"{error}; it begins again")
+                say(f"{error}; this server starts again")
     except PsliteError as error:
         sys.stderr.write(f"pslite: {error}\n")
         return 1

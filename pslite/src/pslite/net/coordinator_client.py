@@ -186,10 +186,10 @@ class CoordinatorClient:
     def _watch_time(self) -> None:
         silent = time.monotonic() - self._heard
         if self.connected and silent > self.lease:
-            self._end(f"no word from the coordinator at {self._address} for {self.lease:g} s")
+            self._end(f"the coordinator at {self._address} has sent nothing for {self.lease:g} s")
         elif self.connected and self._lasting and silent > self.lease / 2:
             # it hangs, perhaps, and another one has taken its place
-            self._lose(self._heard, f"no word from the coordinator at {self._address}")
+            self._lose(self._heard, f"the coordinator at {self._address} sends nothing")
 
     def _lose(self, since: float, reason: str) -> None:
         channel = self._line.channel
@@ -226,7 +226,7 @@ class CoordinatorClient:
             left = deadline - time.monotonic()
             if left <= 0:
                 why = f" ({last})" if last else ""
-                self._found.put(f"{lost}, and nobody took its place for {self.lease:g} s{why}")
+                self._found.put(f"{lost}, and no other one answered within {self.lease:g} s{why}")
                 return
             try:
                 found = self._try(min(left, max(0.5, self.lease / 4)), taken, term)

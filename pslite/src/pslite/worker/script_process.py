@@ -44,7 +44,7 @@ class ScriptProcess:
 
     def begin_again(self, reason: str) -> None:
         """Replace the program by a fresh one of the same command line; dl2-run goes on watching the same process."""
-        sys.stderr.write(f"pslite: {reason}; the script begins again\n")
+        sys.stderr.write(f"pslite: {reason}; the script starts again\n")
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         for child in multiprocessing.active_children():

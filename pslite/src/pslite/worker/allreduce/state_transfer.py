@@ -192,7 +192,7 @@ class Taking:
             token=self._identity.token,
             encrypt=self._identity.encrypt or "none",
             channel="data",
-            verdict=lambda hello: "" if hello.channel == "data" else "this is a worker: it takes state only",
+            verdict=lambda hello: "" if hello.channel == "data" else "this worker accepts data connections only",
         )
 
     def _welcome(self, sock: socket.socket, hello: Hello) -> None:
