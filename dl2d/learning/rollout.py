@@ -104,7 +104,7 @@ class Ground:
                 worker=amounts_of(like.request.worker, like.names),
                 ps=amounts_of(like.request.ps, like.names),
                 capacity=like.capacity,
-                may=allowed_sizes(like.request),
+                allowed=allowed_sizes(like.request),
             )
             for like in self._groups
         ]
@@ -187,7 +187,7 @@ def fill(clusters: Clusters, surfaces: ParetoFrontiers, group: Ints, which: Ints
     crowd = ClusterJobs.of(surfaces, group[at], here, samples, library.slot_seconds[workload])
     states = np.zeros(here.shape, dtype=np.int64)
     free = clusters.capacity[which]
-    chosen = choose_sizes(surfaces, crowd, states, free, weights).states
+    chosen = choose_sizes(surfaces, crowd, states, free, weights)
     short = _give(clusters, surfaces, crowd, which, order, chosen)
     (again,) = np.nonzero(short.any(axis=1))
     if len(again):
@@ -197,7 +197,7 @@ def fill(clusters: Clusters, surfaces: ParetoFrontiers, group: Ints, which: Ints
             crowd.relative[again],
         )  # fmt: skip
         left = clusters.capacity[which[again]] - clusters.used.T[which[again]]
-        more = choose_sizes(surfaces, rest, chosen[again], left, weights[again], only_larger=True).states
+        more = choose_sizes(surfaces, rest, chosen[again], left, weights[again], only_larger=True)
         _give(clusters, surfaces, rest, which[again], order[again], more)
 
 

@@ -1,8 +1,8 @@
 """Contents of a dl2 checkpoint: weights of the scorer, measured speeds and settings; read and checked.
 
-A checkpoint's settings are ``design`` ("jumps"), ``features`` (names, in the order of the weights), ``hidden`` (units),
-``slot_seconds``, ``optimism``, ``resize_seconds`` and ``kinds`` (of the measured speeds); its arrays are ``scorer`` and
-those of ``as_arrays``.
+Settings: ``design`` ("jumps"), ``features`` (names, in the order of the weights), ``hidden`` (number of hidden units),
+``slot_seconds``, ``optimism``, ``resize_seconds`` and ``kinds`` (of the measured speeds). Arrays: ``scorer``, the
+weights, and those of ``as_arrays``.
 """
 
 from __future__ import annotations
@@ -17,77 +17,84 @@ from numpy.typing import NDArray
 from dl2d.core.errors import CheckpointError
 from dl2d.core.jobs import Allocation, Architecture, Consistency
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
-from dl2d.policies.common.checkpoint import Checkpoint
+from dl2d.policies.common.checkpoint import Checkpoint, Settings
 from dl2d.policies.common.predicted_speeds import DEFAULT_OPTIMISM
 from dl2d.policies.dl2.scoring import FEATURES, Floats, weight_count
 
 NAME: Final = "dl2"
-#: The only design of scorer that there is.
+#: Name of the one design of scorers that this version reads: scores of size steps.
 _DESIGN: Final = "jumps"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parameters:
-    """What dl2 decides with: a checkpoint's contents, with settings of the site in place of the checkpoint's own."""
+    """Parameters of dl2: a checkpoint's contents, with settings of the site in place of some of the checkpoint's."""
 
     #: Weights of the scorer, shape (1, weights).
     weights: Floats
     #: Speeds that were measured when the checkpoint was trained.
     known: tuple[MeasuredSpeeds, ...]
-    #: Standard deviations added to predicted speeds: of kinds that are known, and of others.
+    #: Standard deviations added to predicted speeds of kinds in ``known``.
     optimism: float
+    #: Standard deviations added to predicted speeds of other kinds.
     optimism_of_unknown: float
-    #: What a resize costs, and the length of an interval.
+    #: Time for which a job does not train when it is resized.
     resize_seconds: float
+    #: Length of a slot.
     slot_seconds: float
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, own: Mapping[str, float | None]) -> Self:
-        """Read a checkpoint; ``own`` settings that are not None replace the checkpoint's.
+    def of(cls, checkpoint: Checkpoint, overrides: Settings) -> Self:
+        """Read a checkpoint; those of ``overrides`` that are not None replace its settings.
 
         Raises
         ------
         CheckpointError
-            The checkpoint is of another design, or something in it is missing or has another shape.
+            The checkpoint is of another design, an entry is missing or has another shape, or a setting is out of range.
         """
-        settings = {**checkpoint.settings, **{name: value for name, value in own.items() if value is not None}}
+        settings = {**checkpoint.settings, **{name: value for name, value in overrides.items() if value is not None}}
         try:
             hidden = int(settings["hidden"])
             optimism = float(settings["optimism"])
-            found = cls(
+            parameters = cls(
                 weights=np.asarray(checkpoint.weights["scorer"], dtype=np.float64)[None],
                 known=from_arrays(checkpoint.weights, settings["kinds"]),
                 optimism=optimism,
-                # Kinds that the checkpoint does not know are explored, unless the site says how much.
-                optimism_of_unknown=max(optimism, DEFAULT_OPTIMISM) if own.get("optimism") is None else optimism,
+                # Kinds that the checkpoint does not know need exploration, unless the site sets the optimism.
+                optimism_of_unknown=max(optimism, DEFAULT_OPTIMISM) if overrides.get("optimism") is None else optimism,
                 resize_seconds=float(settings["resize_seconds"]),
                 slot_seconds=float(settings["slot_seconds"]),
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise CheckpointError(f"checkpoint of {NAME}: missing or unsuitable entry {error}") from error
-        unlike = settings.get("features", list(FEATURES)) != list(FEATURES)
-        if settings.get("design") != _DESIGN or unlike or found.weights.shape != (1, weight_count(hidden)):
+        other_features = settings.get("features", list(FEATURES)) != list(FEATURES)
+        shape, count = parameters.weights.shape[1:], weight_count(hidden)
+        if settings.get("design") != _DESIGN or other_features or shape != (count,):
             raise CheckpointError(
-                f"checkpoint of {NAME}: design {settings.get('design')!r} with weights of shape "
-                f"{found.weights.shape[1:]}{' for other features' if unlike else ''}; this dl2d has {_DESIGN!r} with "
-                f"{weight_count(hidden)}: train it again (dl2d train)"
+                f"checkpoint of {NAME}: has design {settings.get('design')!r} with weights of shape {shape}"
+                f"{' for other features' if other_features else ''}; this dl2d reads design {_DESIGN!r} with weights "
+                f"of shape ({count},): train it again (dl2d train)"
             )
-        if not found.slot_seconds > 0 or found.resize_seconds < 0 or not np.isfinite(found.optimism):
-            raise CheckpointError(f"checkpoint of {NAME}: slot_seconds must be over 0, resize_seconds 0 or more")
-        return found
+        if not parameters.slot_seconds > 0 or parameters.resize_seconds < 0 or not np.isfinite(parameters.optimism):
+            raise CheckpointError(
+                f"checkpoint of {NAME}: slot_seconds must be more than 0, resize_seconds at least 0 and optimism a "
+                f"finite number; they are {parameters.slot_seconds}, {parameters.resize_seconds} and "
+                f"{parameters.optimism}"
+            )
+        return parameters
 
 
 def as_arrays(measured: Sequence[MeasuredSpeeds]) -> tuple[dict[str, NDArray[Any]], list[list[str]]]:
-    """Measured speeds for a checkpoint.
+    """Convert measured speeds to arrays for a checkpoint.
 
     Returns
     -------
-    Arrays ``measured_sizes`` (kind, workers, PSs, number of measurements), shape (n, 4), and ``measured_speeds``, shape
-    (n,); and the kinds.
+    Arrays ``measured_sizes`` (index of the kind, workers, PSs, number of measurements), shape (n, 4), and
+    ``measured_speeds`` (samples/s), shape (n,); and the model type, architecture and consistency of each kind.
     """
     rows = [
-        (number, *point.allocation, point.measurements)
-        for number, speeds in enumerate(measured)
+        (index, *point.allocation, point.measurements)
+        for index, speeds in enumerate(measured)
         for point in speeds.points
     ]
     means = [point.samples_per_second for speeds in measured for point in speeds.points]
@@ -100,12 +107,18 @@ def as_arrays(measured: Sequence[MeasuredSpeeds]) -> tuple[dict[str, NDArray[Any
 
 
 def from_arrays(arrays: Mapping[str, NDArray[Any]], kinds: Sequence[Sequence[str]]) -> tuple[MeasuredSpeeds, ...]:
-    """Inverse of ``as_arrays``; a ``KeyError``, ``ValueError`` or ``IndexError`` where they are not such arrays."""
+    """Convert arrays of a checkpoint back to measured speeds: the inverse of ``as_arrays``.
+
+    Raises
+    ------
+    KeyError, ValueError, IndexError
+        An array is missing or has another shape, or a kind does not exist.
+    """
     points: list[list[SpeedPoint]] = [[] for _ in kinds]
     rows, means = arrays["measured_sizes"].tolist(), arrays["measured_speeds"].tolist()
-    for (kind, workers, ps, times), mean in zip(rows, means, strict=True):
-        points[kind].append(SpeedPoint(Allocation(workers, ps), mean, times))
+    for (kind, workers, ps, measurements), mean in zip(rows, means, strict=True):
+        points[kind].append(SpeedPoint(Allocation(workers, ps), mean, measurements))
     return tuple(
-        MeasuredSpeeds(TrainingKind(model, Architecture(architecture), Consistency(consistency)), tuple(own))
-        for (model, architecture, consistency), own in zip(kinds, points, strict=True)
+        MeasuredSpeeds(TrainingKind(model, Architecture(architecture), Consistency(consistency)), tuple(points_of_kind))
+        for (model, architecture, consistency), points_of_kind in zip(kinds, points, strict=True)
     )

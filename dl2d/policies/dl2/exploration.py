@@ -1,4 +1,4 @@
-"""Exploration: one job of each kind at a time is predicted with more optimism, so that it runs at uncertain sizes."""
+"""Exploration: one job of each kind at a time gets more optimism, so that it runs at sizes with uncertain speed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dl2d.policies.dl2.checkpoint_contents import Parameters
 from dl2d.throughput.kind_relabelling import Relabelling
 from dl2d.throughput.remaining_work import samples_left
 
-#: Optimism of an exploring job, as a multiple of the others'.
+#: Optimism of an exploring job, as a multiple of that of other jobs.
 EXPLORATION_FACTOR: Final = 2.0
-#: Least number of confirmed jobs of a kind for one of them to explore. The other two stay at sizes that are known, so
-#: that a change of all speeds shows.
+#: Least number of confirmed jobs of a kind for one of them to explore. At least two others then run at sizes with known
+#: speeds, so that a change of all speeds is noticed.
 _MIN_JOBS: Final = 3
 
 
 def job_optimism(snapshot: Snapshot, relabelling: Relabelling, parameters: Parameters) -> list[float]:
-    """Standard deviations to add to the predicted speeds of each job, in the order of the snapshot."""
+    """Compute the standard deviations to add to the predicted speeds of each job, in the order of the snapshot."""
     known = {speeds.kind for speeds in parameters.known}
     exploring = exploring_jobs(snapshot, relabelling) if parameters.optimism_of_unknown > 0 else frozenset()
     return [
@@ -34,10 +34,10 @@ def job_optimism(snapshot: Snapshot, relabelling: Relabelling, parameters: Param
 
 
 def exploring_jobs(snapshot: Snapshot, relabelling: Relabelling) -> frozenset[JobKey]:
-    """Of each kind with at least three jobs that are confirmed to be of it, the one with the most samples left.
+    """Select, of each kind with at least three confirmed jobs, the confirmed job with the most samples left.
 
-    A job is confirmed if it was measured and its speeds are those of the kind that its user declared. What one job
-    measures holds for all of its kind, so no more than one has to pay for it.
+    A job is confirmed if it was measured and its speeds are those of the kind that its user declares. Its measurements
+    count for all jobs of the kind, so it is enough that one of them runs at sizes that may turn out to be slow.
     """
     measured = {
         speeds.job for speeds in snapshot.job_speeds if any(point.samples_per_second > 0 for point in speeds.points)
@@ -46,8 +46,8 @@ def exploring_jobs(snapshot: Snapshot, relabelling: Relabelling) -> frozenset[Jo
     for job in snapshot.jobs:
         if job.key not in measured:
             continue
-        taken_as = relabelling.of(job)
-        of_its_own = any(point.samples_per_second > 0 for point in taken_as.own_measurements)
-        if taken_as.request.model == job.request.model and not of_its_own:
+        relabelled = relabelling.of(job)
+        of_no_kind = any(point.samples_per_second > 0 for point in relabelled.own_measurements)
+        if relabelled.request.model == job.request.model and not of_no_kind:
             confirmed.setdefault(TrainingKind.of(job.request), []).append(job)
     return frozenset(max(jobs, key=samples_left).key for jobs in confirmed.values() if len(jobs) >= _MIN_JOBS)

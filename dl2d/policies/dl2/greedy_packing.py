@@ -1,7 +1,7 @@
-"""Greedy packing: the order in which tasks are placed up to the chosen sizes of jobs, to leave little room unused.
+"""Greedy packing: the order in which tasks are placed up to the chosen sizes of jobs, to leave few resources unused.
 
-``GreedyPacking`` is the usual one. ``HeadOnlyPacking`` is for placements where a task goes to the least used node or
-nowhere (``dl2d.core.placement.Placement.head_only``), on a cluster where nothing runs yet.
+``GreedyPacking`` is the usual one. ``HeadOnlyPacking`` is for placements that place a task on the least used node or
+not at all (``dl2d.core.placement.Placement.head_only``), on a cluster where nothing runs yet.
 """
 
 from __future__ import annotations
@@ -21,45 +21,43 @@ _ROLES = (Role.WORKER, Role.PS)
 
 
 class GreedyPacking:
-    """Places tasks in three passes: what jobs have and keep, then the least sizes of jobs that start, then the rest.
+    """Places tasks in three passes: those that jobs have and keep, the least sizes of jobs that start, all others.
 
-    What stays comes first, where it is, so that new tasks find the nodes as they will be. Of least sizes, and of the
-    rest, the largest tasks go first; with ``smallest_first`` the rest goes smallest first, since where a task goes to
-    the least used node or nowhere, small tasks keep the nodes even, and one node that is full too early blocks all.
+    Tasks that stay come first, on their nodes, so that new tasks are placed on what these leave free. In the other
+    passes the largest tasks go first. With ``smallest_first`` the third pass begins with the smallest: it is for
+    placements that place a task on the least used node or not at all, where small tasks keep the nodes evenly used, and
+    one node that is full too early blocks all tasks.
     """
 
     def __init__(self, allocation: GreedyAllocation, *, smallest_first: bool) -> None:
         self._allocation = allocation
         self._sign = 1.0 if smallest_first else -1.0
-        #: Where tasks are to go: left to the placement.
-        self.nodes: Sequence[tuple[JobKey, Role, str]] = ()
 
-    def give(self, jobs: Sequence[Job], sizes: Ints, weight: Floats) -> dict[int, Blocked]:
-        """Add tasks up to these sizes, and return what stopped which job.
+    def give(self, jobs: Sequence[Job], sizes: Ints, weights: Floats) -> dict[int, Blocked]:
+        """Add tasks up to the chosen sizes; returns the indices of jobs that do not reach theirs, with the reason.
 
         Parameters
         ----------
-        jobs, sizes
-            Workers and PSs, shape (jobs, 2).
-        weight
-            Of one worker and one PS, by which tasks are larger or smaller; shape (jobs, 2).
+        sizes
+            Workers and PSs of each job, shape (jobs, 2).
+        weights
+            Weight of a worker and of a PS of each job, by which tasks are sorted, shape (jobs, 2).
         """
         wanted = sizes.tolist()
         self._keep(jobs, wanted)
-        blocked = self._start(jobs, sizes, weight)
-        for turn in np.argsort(self._sign * weight.T.reshape(-1), kind="stable").tolist():
-            place, number = divmod(turn, len(jobs))
-            if number in blocked and self._allocation.allocations[jobs[number].key] == NOTHING:
+        blocked = self._start(jobs, sizes, weights)
+        for role_index, index in _in_order(self._sign * weights):
+            if index in blocked and self._allocation.allocations[jobs[index].key] == NOTHING:
                 continue
-            stopped = self._add(jobs[number], _ROLES[place], wanted[number][place])
+            stopped = self._add(jobs[index], _ROLES[role_index], wanted[index][role_index])
             if stopped is not None:
-                blocked.setdefault(number, stopped)
+                blocked.setdefault(index, stopped)
         return blocked
 
-    def _keep(self, jobs: Sequence[Job], wanted: Sequence[Sequence[int]]) -> None:
-        """Give jobs what they have already of these sizes, workers and PSs, where that is a size that they may have."""
+    def _keep(self, jobs: Sequence[Job], sizes: Sequence[Sequence[int]]) -> None:
+        """Give jobs those tasks of their sizes (workers, PSs) that they have already, if they may run with these."""
         kept = []
-        for job, size in zip(jobs, wanted, strict=True):
+        for job, size in zip(jobs, sizes, strict=True):
             workers, ps = map(min, self._allocation.held[job.key], size)
             has = self._allocation.allocations[job.key]
             if has == NOTHING:
@@ -71,126 +69,138 @@ class GreedyPacking:
                 kept.append((job, more))
         self._allocation.keep(kept)
 
-    def _start(self, jobs: Sequence[Job], sizes: Ints, weight: Floats) -> dict[int, Blocked]:
+    def _start(self, jobs: Sequence[Job], sizes: Ints, weights: Floats) -> dict[int, Blocked]:
         """Give least sizes, each as a whole or not at all."""
         blocked = {}
-        for number, step in _starts(self._allocation, jobs, sizes, weight):
-            stopped = self._allocation.add(jobs[number], step)
+        for index, least in _starts(self._allocation, jobs, sizes, weights):
+            stopped = self._allocation.add(jobs[index], least)
             if stopped is not None:
-                blocked[number] = stopped
+                blocked[index] = stopped
         return blocked
 
-    def _add(self, job: Job, role: Role, most: int) -> Blocked | None:
-        """Give tasks of one role up to a count: all, or one after the other for as long as there is room."""
-        now = self._allocation.allocations[job.key].count(role)
-        if most <= now:
+    def _add(self, job: Job, role: Role, wanted: int) -> Blocked | None:
+        """Give tasks of one role up to a count: all at once, or one after the other as long as nodes have room."""
+        present = self._allocation.allocations[job.key].count(role)
+        if wanted <= present:
             return None
-        stopped = self._step(job, role, most - now)
+        stopped = self._add_tasks(job, role, wanted - present)
         if stopped is None:
             return None
-        for count in range(now + 1, most):
+        for count in range(present + 1, wanted):
             if role is Role.PS or job.request.allows(count):
-                blocked = self._step(job, role, count - now)
+                blocked = self._add_tasks(job, role, count - present)
                 if blocked is not None:
                     return blocked
-                now = count
+                present = count
         return stopped
 
-    def _step(self, job: Job, role: Role, count: int) -> Blocked | None:
+    def _add_tasks(self, job: Job, role: Role, count: int) -> Blocked | None:
         return self._allocation.add(job, Allocation(count, 0) if role is Role.WORKER else Allocation(0, count))
 
 
+def _in_order(weights: Floats) -> list[tuple[int, int]]:
+    """Indices of role and job in ascending order of weights, shape (jobs, 2); workers before PSs of equal weight."""
+    jobs = len(weights)
+    return [divmod(index, jobs) for index in np.argsort(weights.T.reshape(-1), kind="stable").tolist()]
+
+
 def _starts(
-    allocation: GreedyAllocation, jobs: Sequence[Job], sizes: Ints, weight: Floats
+    allocation: GreedyAllocation, jobs: Sequence[Job], sizes: Ints, weights: Floats
 ) -> list[tuple[int, Allocation]]:
-    """Jobs that have nothing and are to have something, with their least sizes; the largest first."""
+    """Indices and least sizes of jobs that have nothing and shall get tasks; the largest least size first."""
     starts = []
-    for number, job in enumerate(jobs):
-        step = next_bundle(job, NOTHING)
-        if step is not None and allocation.allocations[job.key] == NOTHING and sizes[number].any():
-            starts.append((-float((weight[number] * np.array(step)).sum()), number, step))
-    return [(number, step) for _, number, step in sorted(starts)]
+    for index, job in enumerate(jobs):
+        least = next_bundle(job, NOTHING)
+        if least is not None and allocation.allocations[job.key] == NOTHING and sizes[index].any():
+            starts.append((-float((weights[index] * np.array(least)).sum()), index, least))
+    return [(index, least) for _, index, least in sorted(starts)]
 
 
-class _Turn(NamedTuple):
-    """Tasks of one role that the job of this number is to get."""
+class _Addition(NamedTuple):
+    """Tasks of one role to place for a job."""
 
-    number: int
+    #: Index of the job.
+    job: int
     role: Role
+    #: Number of tasks.
     tasks: int
 
 
 class HeadOnlyPacking:
     """Places the smallest tasks of all jobs first, and names the node of each.
 
-    Small tasks keep the nodes even, and what comes after them finds room on any; one node that is full too early would
-    block all tasks. A job that ends below its least size would keep tasks that it cannot run with; then everything is
-    taken back, least sizes are placed first, the largest of them first, and the rest, smallest first, after them.
+    Small tasks keep the nodes evenly used; one node that is full too early would block all tasks. If a job ended with
+    fewer tasks than its least size has, it could not run with them: then all tasks are removed, least sizes are placed
+    first, the largest first, and after them all other tasks, the smallest first.
     """
 
     def __init__(self, allocation: GreedyAllocation, packing: Packing) -> None:
         self._allocation = allocation
         self._packing = packing
-        #: Where each task is to go, as ``Decision.nodes`` has it.
+        #: Node of each task, as in ``Decision.nodes``.
         self.nodes: list[tuple[JobKey, Role, str]] = []
 
-    def give(self, jobs: Sequence[Job], sizes: Ints, weight: Floats) -> dict[int, Blocked]:
-        """Add tasks up to these sizes, and return what stopped which job. Jobs must not have tasks of before.
+    def give(self, jobs: Sequence[Job], sizes: Ints, weights: Floats) -> dict[int, Blocked]:
+        """Add tasks up to the chosen sizes; returns the indices of jobs that do not reach theirs, with the reason.
+
+        Jobs must not have had tasks before this decision.
 
         Parameters
         ----------
-        jobs, sizes
-            Workers and PSs, shape (jobs, 2).
-        weight
-            Of one worker and one PS, by which tasks are larger or smaller; shape (jobs, 2).
+        sizes
+            Workers and PSs of each job, shape (jobs, 2).
+        weights
+            Weight of a worker and of a PS of each job, by which tasks are sorted, shape (jobs, 2).
         """
-        order = [divmod(place, len(jobs)) for place in np.argsort(weight.T.reshape(-1), kind="stable").tolist()]
+        order = _in_order(weights)
         blocked: dict[int, Blocked] = {}
-        placed = self._place(jobs, self._turns(jobs, sizes, order), blocked)
-        if any(self._is_below_least(jobs[number], tasks) for number, tasks in placed.items()):
+        placed = self._place(jobs, self._additions(jobs, sizes, order), blocked)
+        if any(self._is_below_least(jobs[index], tasks) for index, tasks in placed.items()):
             self._remove(jobs, placed)
-            blocked = self._start(jobs, sizes, weight)
-            waiting = {number for number in blocked if self._allocated(jobs[number]) == NOTHING}
-            turns = [turn for turn in self._turns(jobs, sizes, order) if turn.number not in waiting]
-            placed = self._place(jobs, turns, blocked)
+            blocked = self._start(jobs, sizes, weights)
+            waiting = {index for index in blocked if self._allocated(jobs[index]) == NOTHING}
+            additions = [added for added in self._additions(jobs, sizes, order) if added.job not in waiting]
+            placed = self._place(jobs, additions, blocked)
         self._keep(jobs, placed)
         return blocked
 
-    def _start(self, jobs: Sequence[Job], sizes: Ints, weight: Floats) -> dict[int, Blocked]:
+    def _start(self, jobs: Sequence[Job], sizes: Ints, weights: Floats) -> dict[int, Blocked]:
         """Give least sizes, each as a whole or not at all; the largest first."""
         blocked: dict[int, Blocked] = {}
-        for number, step in _starts(self._allocation, jobs, sizes, weight):
-            turns = [_Turn(number, role, step.count(role)) for role in _ROLES]
-            placed = self._place(jobs, turns, blocked)
-            if number in blocked:
+        for index, least in _starts(self._allocation, jobs, sizes, weights):
+            additions = [_Addition(index, role, least.count(role)) for role in _ROLES]
+            placed = self._place(jobs, additions, blocked)
+            if index in blocked:
                 self._remove(jobs, placed)
             else:
                 self._keep(jobs, placed)
         return blocked
 
-    def _turns(self, jobs: Sequence[Job], sizes: Ints, order: Iterable[tuple[int, int]]) -> list[_Turn]:
-        turns = []
-        for place, number in order:
-            count = int(sizes[number, place]) - self._allocated(jobs[number]).count(_ROLES[place])
+    def _additions(self, jobs: Sequence[Job], sizes: Ints, order: Iterable[tuple[int, int]]) -> list[_Addition]:
+        """Tasks by which jobs are smaller than their sizes, in an order of (role, job) indices."""
+        additions = []
+        for role_index, index in order:
+            role = _ROLES[role_index]
+            count = int(sizes[index, role_index]) - self._allocated(jobs[index]).count(role)
             if count > 0:
-                turns.append(_Turn(number, _ROLES[place], count))
-        return turns
+                additions.append(_Addition(index, role, count))
+        return additions
 
     def _place(
-        self, jobs: Sequence[Job], turns: Iterable[_Turn], blocked: dict[int, Blocked]
+        self, jobs: Sequence[Job], additions: Iterable[_Addition], blocked: dict[int, Blocked]
     ) -> dict[int, list[tuple[Role, str]]]:
-        """Place tasks, of each turn as many as have room; returns where, by job."""
+        """Place tasks, of each addition as many as nodes have room for; returns roles and nodes by index of the job."""
         placed: dict[int, list[tuple[Role, str]]] = {}
-        for number, role, count in turns:
-            demand, tasks = jobs[number].request.demand(role), placed.setdefault(number, [])
+        for index, role, count in additions:
+            demand, tasks = jobs[index].request.demand(role), placed.setdefault(index, [])
             nodes, stopped = self._packing.place_all(demand, role, count)
             tasks += [(role, node) for node in nodes]
             if stopped is not None:
-                blocked.setdefault(number, stopped)
+                blocked.setdefault(index, stopped)
         return placed
 
     def _is_below_least(self, job: Job, tasks: Sequence[tuple[Role, str]]) -> bool:
-        """Whether the job would have something, but less than its least size."""
+        """Whether the job would have no more than these tasks, and fewer than its least size has."""
         least = next_bundle(job, NOTHING)
         if least is None or self._allocated(job) != NOTHING:
             return False
@@ -198,27 +208,29 @@ class HeadOnlyPacking:
         return any(roles[role] < least.count(role) for role in _ROLES)
 
     def _remove(self, jobs: Sequence[Job], placed: dict[int, list[tuple[Role, str]]]) -> None:
-        for number, tasks in placed.items():
+        for index, tasks in placed.items():
             for role, node in tasks:
-                self._packing.remove(node, jobs[number].request.demand(role))
+                self._packing.remove(node, jobs[index].request.demand(role))
 
     def _keep(self, jobs: Sequence[Job], placed: dict[int, list[tuple[Role, str]]]) -> None:
-        """Give the jobs what was placed; workers beyond a count that a job may have are taken back."""
-        for number, tasks in placed.items():
-            job, roles = jobs[number], Counter(role for role, _ in tasks)
-            now = self._allocated(job)
+        """Give the jobs the placed tasks; workers beyond a count that a job may have are removed."""
+        for index, tasks in placed.items():
+            job, roles = jobs[index], Counter(role for role, _ in tasks)
+            present = self._allocated(job)
             workers = roles[Role.WORKER]
-            while workers and not job.request.allows(now.workers + workers):
+            while workers and not job.request.allows(present.workers + workers):
                 workers -= 1
-            over = roles[Role.WORKER] - workers
-            extra = [task for task in tasks if task[0] is Role.WORKER][-over:] if over else []
-            self._remove(jobs, {number: extra})
-            for task in extra:
+            excess = roles[Role.WORKER] - workers
+            removed = [task for task in tasks if task[0] is Role.WORKER][-excess:] if excess else []
+            self._remove(jobs, {index: removed})
+            for task in removed:
                 tasks.remove(task)
             if tasks:
-                step = Allocation(workers, roles[Role.PS])
-                self._allocation.allocations[job.key] = Allocation(now.workers + step.workers, now.ps + step.ps)
-                self._allocation.actions.append((job.key, step))
+                added = Allocation(workers, roles[Role.PS])
+                self._allocation.allocations[job.key] = Allocation(
+                    present.workers + added.workers, present.ps + added.ps
+                )
+                self._allocation.actions.append((job.key, added))
                 self.nodes += [(job.key, role, node) for role, node in tasks]
 
     def _allocated(self, job: Job) -> Allocation:

@@ -1,6 +1,8 @@
-"""Pareto frontiers: the sizes of a job for which no other size takes no more of anything and is at least as fast.
+"""Pareto frontiers: the sizes of a job for which no other size takes no more of any resource and is at least as fast.
 
-A size step leads from one size on a job's frontier to another. A frontier is thinned out to ``_MAX_SIZES`` sizes.
+A size step leads from one size on a job's frontier to another. A size is addressed by its position: 0 is the size that
+the job starts with, 1 the fastest size, and speeds fall from there on. Of large frontiers, ``_MAX_SIZES`` sizes are
+kept.
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ Bools = NDArray[np.bool_]
 
 #: Least speed-up of a step.
 _MIN_SPEED_UP: Final = 1.01
-#: Speed of a job without tasks, as a part of its best one, so that the gain of a start is finite.
+#: Speed of a job without tasks, as a fraction of its best one, so that the gain of a start is finite.
 _SPEED_OF_WAITING: Final = 1e-3
-#: Most counts of a role that are considered, and most sizes of a job that are kept.
+#: Maximum number of counts of a role that are considered.
 _MAX_COUNTS: Final = 24
+#: Maximum number of sizes of a job that are kept.
 _MAX_SIZES: Final = 48
-#: Most grids that are worked on at once, which limits the size of arrays.
+#: Maximum number of grids that are processed at once, which limits the size of arrays.
 _MAX_GRIDS: Final = 64
 #: Numbers below it fit in 16 bits.
 _INT16_END: Final = 1 << 15
@@ -37,262 +40,288 @@ _INT16_END: Final = 1 << 15
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SizeGrid:
-    """Speed of a job at all sizes, the resources of its tasks, and which sizes it may have."""
+    """Speed of a job at all sizes, the resources of its tasks, and the sizes that it may have."""
 
-    #: Samples per second, ``rates[ps, workers]``.
-    rates: Floats
-    #: Amounts of R resources that one worker and one PS take, and that the whole cluster has.
+    #: Samples per second, ``speeds[ps, workers]``.
+    speeds: Floats
+    #: Amounts of R resources that one worker takes.
     worker: Sequence[int]
+    #: Amounts of R resources that one PS takes.
     ps: Sequence[int]
+    #: Amounts of R resources that the whole cluster has.
     capacity: Sequence[int]
-    #: Sizes that the job may have; shape of ``rates``.
-    may: Bools
+    #: Whether the job may have each size; shape of ``speeds``.
+    allowed: Bools
     #: Workers and PSs that the job starts with and keeps.
     start: tuple[int, int] = (0, 0)
-    #: Workers and PSs that it has now: a size that is on the frontier in any case.
-    keep: tuple[int, int] | None = None
+    #: Workers and PSs that the job has now: a size that is on the frontier in any case; None where it has none.
+    current: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParetoFrontier:
-    """C sizes of a job, from the one that it starts with on; the others are the fastest first."""
+    """C sizes of a job by position: the one that it starts with, then the others, the fastest first."""
 
     #: Workers and PSs, shape (C, 2).
     sizes: Ints
-    #: Log of samples per second, shape (C,).
-    log_rate: Floats
-    #: Amounts of resources beyond the start's, shape (C, R), and those of the whole cluster, (R,).
+    #: Logarithm of samples per second, shape (C,).
+    log_speed: Floats
+    #: Amounts of resources beyond those of the start, shape (C, R).
     need: Ints
+    #: Amounts of resources of the whole cluster, shape (R,).
     capacity: Ints
-    #: Dominant share of the fastest size, and whether the job starts with nothing.
+    #: Dominant share of the fastest size.
     best_share: float
+    #: Whether the job starts with nothing.
     from_nothing: bool
 
 
 def pareto_frontiers(grids: Sequence[SizeGrid]) -> list[ParetoFrontier | None]:
-    """Pareto frontier of each grid; None where the cluster could hold no size that the job may have."""
-    made: list[ParetoFrontier | None] = [None] * len(grids)
-    alike: dict[tuple[object, ...], list[int]] = {}
-    for place, grid in enumerate(grids):
-        alike.setdefault((grid.rates.shape, len(grid.capacity)), []).append(place)
-    for places in alike.values():
-        for begin in range(0, len(places), _MAX_GRIDS):
-            some = places[begin : begin + _MAX_GRIDS]
-            for place, one in zip(some, _of_stack([grids[place] for place in some]), strict=True):
-                made[place] = one
-    return made
+    """Compute the Pareto frontier of each grid; None where no allowed size with a speed fits in the cluster."""
+    frontiers: list[ParetoFrontier | None] = [None] * len(grids)
+    by_shape: dict[tuple[object, ...], list[int]] = {}
+    for index, grid in enumerate(grids):
+        by_shape.setdefault((grid.speeds.shape, len(grid.capacity)), []).append(index)
+    for indices in by_shape.values():
+        for begin in range(0, len(indices), _MAX_GRIDS):
+            batch = indices[begin : begin + _MAX_GRIDS]
+            for index, frontier in zip(batch, _frontiers_of_batch([grids[index] for index in batch]), strict=True):
+                frontiers[index] = frontier
+    return frontiers
 
 
-def _of_stack(grids: Sequence[SizeGrid]) -> list[ParetoFrontier | None]:
-    """Frontiers of G grids of one shape and number of resources; the sizes of all stand one after the other."""
-    rates = np.array([grid.rates for grid in grids])
-    # Amounts have shape (R, ...): a short last axis is slow to go along.
-    worker, server, whole = (
+def _frontiers_of_batch(grids: Sequence[SizeGrid]) -> list[ParetoFrontier | None]:
+    """Compute the frontiers of G grids of one shape and number of resources.
+
+    Sizes of all grids are in one array, those of one grid after those of the other; ``grid_of`` is the index of the
+    grid of each.
+    """
+    speeds = np.array([grid.speeds for grid in grids])
+    # Amounts have shape (R, ...), because loops over a short last axis are slow.
+    worker, server, capacity = (
         np.array(amounts, dtype=np.int64).T.copy()
         for amounts in zip(*((grid.worker, grid.ps, grid.capacity) for grid in grids), strict=True)
     )
-    of, ps, workers = np.nonzero(_candidates(grids, rates, _instead(worker, server)))
-    taken = workers * worker.take(of, axis=1) + ps * server.take(of, axis=1)
-    within = taken <= whole.take(of, axis=1)
-    if not within.all():
-        fits = within.all(axis=0)
-        of, ps, workers, taken = of[fits], ps[fits], workers[fits], taken.compress(fits, axis=1)
-    rate = rates[of, ps, workers]
-    # Each can then be dominated only by those before it.
-    order = _fastest_first(of, rate, taken)
-    ps, workers, rate, taken = ps[order], workers[order], rate[order], taken.take(order, axis=1)
+    grid_of, ps, workers = np.nonzero(_candidates(grids, speeds, _ps_for_worker(worker, server)))
+    taken = workers * worker.take(grid_of, axis=1) + ps * server.take(grid_of, axis=1)
+    within_capacity = taken <= capacity.take(grid_of, axis=1)
+    if not within_capacity.all():
+        fits = within_capacity.all(axis=0)
+        grid_of, ps, workers, taken = grid_of[fits], ps[fits], workers[fits], taken.compress(fits, axis=1)
+    speed = speeds[grid_of, ps, workers]
+    # After sorting, a size can be dominated only by those before it.
+    order = _fastest_first(grid_of, speed, taken)
+    ps, workers, speed, taken = ps[order], workers[order], speed[order], taken.take(order, axis=1)
     unit = np.maximum(np.gcd(worker, server), 1)
-    units = _small(workers * (worker // unit).take(of, axis=1) + ps * (server // unit).take(of, axis=1))
-    dominated = np.zeros(len(of), dtype=np.bool_)
-    for part in _parts(of, len(grids)):
-        if part.start < part.stop:
-            dominated[part] = _dominated(units[:, part])
-    for number, grid in enumerate(grids):
-        if grid.keep is not None:
-            dominated &= (of != number) | (workers != grid.keep[0]) | (ps != grid.keep[1])
-    kept = _some(np.flatnonzero(~dominated), of, len(grids))
-    return _made(grids, of[kept], np.stack([workers[kept], ps[kept]], axis=1), rate[kept], taken.take(kept, axis=1).T)
+    units = _compact(workers * (worker // unit).take(grid_of, axis=1) + ps * (server // unit).take(grid_of, axis=1))
+    dominated = np.zeros(len(grid_of), dtype=np.bool_)
+    for sizes in _slices(grid_of, len(grids)):
+        if sizes.start < sizes.stop:
+            dominated[sizes] = _dominated(units[:, sizes])
+    for index, grid in enumerate(grids):
+        if grid.current is not None:
+            dominated &= (grid_of != index) | (workers != grid.current[0]) | (ps != grid.current[1])
+    kept = _thinned(np.flatnonzero(~dominated), grid_of, len(grids))
+    kept_sizes = np.stack([workers[kept], ps[kept]], axis=1)
+    return _with_starts(grids, grid_of[kept], kept_sizes, speed[kept], taken.take(kept, axis=1).T)
 
 
-def _made(grids: Sequence[SizeGrid], of: Ints, sizes: Ints, rate: Floats, taken: Ints) -> list[ParetoFrontier | None]:
-    """Frontiers of the sizes that are kept of each grid, fastest first; what they take has shape (sizes, R)."""
-    parts, count, resources = _parts(of, len(grids)), len(grids) + len(of), taken.shape[1]
-    first = np.array([grid.start for grid in grids], dtype=np.int64)
+def _with_starts(
+    grids: Sequence[SizeGrid], grid_of: Ints, sizes: Ints, speed: Floats, taken: Ints
+) -> list[ParetoFrontier | None]:
+    """Make frontiers of the kept sizes of each grid, with the start before them.
+
+    Parameters
+    ----------
+    grid_of, sizes, speed, taken
+        Grid, counts, samples per second and resources of each kept size, those of each grid fastest first; shapes (n,),
+        (n, 2), (n,) and (n, R).
+    """
+    slices, count, resources = _slices(grid_of, len(grids)), len(grids) + len(grid_of), taken.shape[1]
+    starts = np.array([grid.start for grid in grids], dtype=np.int64)
     demand = np.array([(grid.worker, grid.ps) for grid in grids], dtype=np.int64)
-    whole = np.array([grid.capacity for grid in grids], dtype=np.int64)
-    # The start of each stands before its sizes, and takes nothing beyond itself.
-    start = np.array([part.start for part in parts]) + np.arange(len(grids))
-    rest = np.arange(len(of)) + of + 1
-    every, need, log_rate = np.empty((count, 2), np.int64), np.zeros((count, resources), np.int64), np.zeros(count)
-    every[start], every[rest] = first, sizes
-    need[rest] = taken - (first[:, :, None] * demand).sum(axis=1)[of]
-    log_rate[rest] = np.log(rate)
-    made: list[ParetoFrontier | None] = []
-    for number, (grid, part) in enumerate(zip(grids, parts, strict=True)):
-        if part.start == part.stop:
-            made.append(None)
+    capacity = np.array([grid.capacity for grid in grids], dtype=np.int64)
+    at_starts = np.array([kept.start for kept in slices]) + np.arange(len(grids))
+    at_others = np.arange(len(grid_of)) + grid_of + 1
+    all_sizes, need = np.empty((count, 2), np.int64), np.zeros((count, resources), np.int64)
+    log_speed = np.zeros(count)
+    all_sizes[at_starts], all_sizes[at_others] = starts, sizes
+    need[at_others] = taken - (starts[:, :, None] * demand).sum(axis=1)[grid_of]
+    log_speed[at_others] = np.log(speed)
+    frontiers: list[ParetoFrontier | None] = []
+    for index, (grid, kept) in enumerate(zip(grids, slices, strict=True)):
+        if kept.start == kept.stop:
+            frontiers.append(None)
             continue
-        own = slice(part.start + number, part.stop + number + 1)
-        # As if it had at least some little of its best speed where it starts.
-        log_rate[own.start] = math.log(max(_held(grid), _SPEED_OF_WAITING * float(rate[part.start])))
-        best_share = _dominant(taken[part.start].tolist(), grid.capacity)
-        made.append(
-            ParetoFrontier(every[own], log_rate[own], need[own], whole[number], best_share, not any(grid.start))
+        with_start = slice(kept.start + index, kept.stop + index + 1)
+        least_speed = _SPEED_OF_WAITING * float(speed[kept.start])
+        log_speed[with_start.start] = math.log(max(_speed_at_start(grid), least_speed))
+        frontiers.append(
+            ParetoFrontier(
+                all_sizes[with_start],
+                log_speed[with_start],
+                need[with_start],
+                capacity[index],
+                _dominant_share(taken[kept.start].tolist(), grid.capacity),
+                not any(grid.start),
+            )
         )
-    return made
+    return frontiers
 
 
-def _fastest_first(of: Ints, rate: Floats, taken: Ints) -> Ints:
+def _fastest_first(grid_of: Ints, speed: Floats, taken: Ints) -> Ints:
     """Order of sizes in which those of each grid stay together: the fastest first, then the one that takes least.
 
-    Of such as are equal in that the one with fewest PSs and workers: in that order they come.
+    Sizes that are equal in both stay in their order, which is by PSs, then workers.
     """
-    order = np.argsort(-rate)
-    order = order[np.argsort(of[order].astype(np.int16), kind="stable")]
-    # Hardly ever are two as fast, and sorting by all keys takes three times as long.
-    if (np.diff(rate[order]) == 0).any():
-        order = np.lexsort((taken.sum(axis=0), -rate, of))
+    order = np.argsort(-speed)
+    order = order[np.argsort(grid_of[order].astype(np.int16), kind="stable")]
+    # Two sizes hardly ever have the same speed, and sorting by all keys takes three times as long.
+    if (np.diff(speed[order]) == 0).any():
+        order = np.lexsort((taken.sum(axis=0), -speed, grid_of))
     return order
 
 
-def _instead(worker: Ints, ps: Ints) -> Ints:
-    """Number of PSs that take no more than one worker; amounts have shape (R, G)."""
-    instead: Ints = np.where(ps > 0, worker // np.maximum(ps, 1), np.iinfo(np.int64).max).min(axis=0)
-    return instead
+def _ps_for_worker(worker: Ints, ps: Ints) -> Ints:
+    """Number of PSs that take no more than one worker; shapes (R, G), (R, G) -> (G,)."""
+    number: Ints = np.where(ps > 0, worker // np.maximum(ps, 1), np.iinfo(np.int64).max).min(axis=0)
+    return number
 
 
-def _candidates(grids: Sequence[SizeGrid], rates: Floats, instead: Ints) -> Bools:
-    """Sizes that may be on the frontier, shape (G, P, W) as ``rates``; see ``_undominated``."""
-    counted = np.array([grid.may for grid in grids])
-    counted &= rates > 0
-    counted &= np.isfinite(rates)
+def _candidates(grids: Sequence[SizeGrid], speeds: Floats, ps_for_worker: Ints) -> Bools:
+    """Sizes that may be on the frontier, shape (G, P, W) as ``speeds``; see ``_undominated``."""
+    possible = np.array([grid.allowed for grid in grids])
+    possible &= speeds > 0
+    possible &= np.isfinite(speeds)
     if any(any(grid.start) for grid in grids):
         workers, ps = np.array([grid.start for grid in grids]).T[:, :, None, None]
-        counted &= np.arange(rates.shape[1])[:, None] >= ps
-        counted &= np.arange(rates.shape[2]) >= workers
+        possible &= np.arange(speeds.shape[1])[:, None] >= ps
+        possible &= np.arange(speeds.shape[2]) >= workers
     for role, axis in ((1, 1), (0, 2)):
-        if rates.shape[axis] > _MAX_COUNTS + 1:
-            looked = np.array([_considered(rates.shape[axis], grid.keep and grid.keep[role]) for grid in grids])
-            counted &= np.expand_dims(looked, 3 - axis)
-    worth = counted & _undominated(np.where(counted, rates, -np.inf), instead)
-    for number, grid in enumerate(grids):
-        if grid.keep is not None:
-            workers, ps = grid.keep
-            worth[number, ps, workers] |= counted[number, ps, workers]
-    return worth
+        if speeds.shape[axis] > _MAX_COUNTS + 1:
+            counts = np.array([_considered(speeds.shape[axis], grid.current and grid.current[role]) for grid in grids])
+            possible &= np.expand_dims(counts, 3 - axis)
+    candidates = possible & _undominated(np.where(possible, speeds, -np.inf), ps_for_worker)
+    for index, grid in enumerate(grids):
+        if grid.current is not None:
+            workers, ps = grid.current
+            candidates[index, ps, workers] |= possible[index, ps, workers]
+    return candidates
 
 
-def _parts(of: Ints, grids: int) -> list[slice]:
-    """Places of the sizes of each grid; the sizes of all grids stand one after the other."""
-    ends = np.searchsorted(of, np.arange(grids), side="right").tolist()
+def _slices(grid_of: Ints, grids: int) -> list[slice]:
+    """Slice of the sizes of each grid, where ``grid_of`` is ascending."""
+    ends = np.searchsorted(grid_of, np.arange(grids), side="right").tolist()
     return [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def _some(kept: Ints, of: Ints, grids: int) -> Ints:
-    """Of the sizes that are kept of each grid, at most ``_MAX_SIZES``."""
-    return np.concatenate([kept[part][_spread(part.stop - part.start)] for part in _parts(of[kept], grids)])
+def _thinned(kept: Ints, grid_of: Ints, grids: int) -> Ints:
+    """Of the indices of kept sizes, at most ``_MAX_SIZES`` for each grid."""
+    return np.concatenate([kept[sizes][_spread(sizes.stop - sizes.start)] for sizes in _slices(grid_of[kept], grids)])
 
 
 @lru_cache(maxsize=256)
 def _spread(count: int) -> Ints:
-    """At most ``_MAX_SIZES`` of so many places, spread evenly, the first and the last among them."""
+    """At most ``_MAX_SIZES`` of the numbers below ``count``, spread evenly and including the first and the last."""
     if count <= _MAX_SIZES:
         return np.arange(count)
     return np.unique(np.linspace(0, count - 1, _MAX_SIZES).round().astype(np.int64))
 
 
-def _undominated(rates: Floats, instead: Ints) -> Bools:
-    """Sizes faster than all with no more workers and no more PSs, ``rates[grid, ps, workers]``.
+def _undominated(speeds: Floats, ps_for_worker: Ints) -> Bools:
+    """Sizes faster than all with no more workers and no more PSs, ``speeds[grid, ps, workers]``.
 
-    They must also be no slower than those with one worker fewer and ``instead`` more PSs, shape (G,), which take no
-    more than that worker. It is a cheap necessary condition: fewer sizes are left to be compared pair by pair.
+    They must also be no slower than those with one worker fewer and ``ps_for_worker`` more PSs, shape (G,), which take
+    no more than that worker. It is a cheap necessary condition: fewer sizes are left to be compared pair by pair.
     """
-    best = np.maximum.accumulate(np.maximum.accumulate(rates, axis=1), axis=2)
-    faster = np.ones(rates.shape, dtype=np.bool_)
-    faster[:, 1:] = rates[:, 1:] > best[:, :-1]
-    faster[:, :, 1:] &= rates[:, :, 1:] > best[:, :, :-1]
-    most = rates.shape[1] - 1
-    more = np.minimum(np.arange(most + 1) + np.minimum(instead, most)[:, None], most)
-    faster[:, :, 1:] &= rates[:, :, 1:] >= best[np.arange(len(rates))[:, None], more, :-1]
-    return faster
+    best = np.maximum.accumulate(np.maximum.accumulate(speeds, axis=1), axis=2)
+    undominated = np.ones(speeds.shape, dtype=np.bool_)
+    undominated[:, 1:] = speeds[:, 1:] > best[:, :-1]
+    undominated[:, :, 1:] &= speeds[:, :, 1:] > best[:, :, :-1]
+    max_ps = speeds.shape[1] - 1
+    more_ps = np.minimum(np.arange(max_ps + 1) + np.minimum(ps_for_worker, max_ps)[:, None], max_ps)
+    undominated[:, :, 1:] &= speeds[:, :, 1:] >= best[np.arange(len(speeds))[:, None], more_ps, :-1]
+    return undominated
 
 
-def _small(units: Ints) -> NDArray[np.integer[Any]]:
-    """Numbers in 16 bits where they fit, which are compared faster."""
+def _compact(units: Ints) -> NDArray[np.integer[Any]]:
+    """Convert numbers to 16 bits where they fit, which are compared faster."""
     return units.astype(np.int16) if units.max(initial=0) < _INT16_END else units
 
 
 def _dominated(units: NDArray[np.integer[Any]]) -> Bools:
-    """Sizes that take no less of anything than one before them; shape (R, sizes) -> (sizes,)."""
+    """Whether each size takes no less of anything than one before it; shape (R, sizes) -> (sizes,)."""
     no_less = np.greater_equal.outer(units[0], units[0])
     for taken in units[1:]:
         no_less &= np.greater_equal.outer(taken, taken)
-    # The first than which a size takes no less is itself, or dominates it.
+    # The first size than which a size takes no less is either itself or dominates it.
     dominated: Bools = no_less.argmax(axis=1) < np.arange(len(no_less))
     return dominated
 
 
-def _held(grid: SizeGrid) -> float:
-    """Speed of a job at its start, 0 where that is not in the grid."""
+def _speed_at_start(grid: SizeGrid) -> float:
+    """Speed of a job at its start; 0 where that is nothing or not in the grid."""
     workers, ps = grid.start
-    inside = ps < grid.rates.shape[0] and workers < grid.rates.shape[1]
-    return float(grid.rates[ps, workers]) if inside and any(grid.start) else 0.0
+    inside = ps < grid.speeds.shape[0] and workers < grid.speeds.shape[1]
+    return float(grid.speeds[ps, workers]) if inside and any(grid.start) else 0.0
 
 
-def _considered(length: int, keep: int | None) -> Bools:
-    """Counts that are considered where there are many: in geometric progression."""
+def _considered(length: int, current: int | None) -> Bools:
+    """Counts from 0 on that are considered where there are many: 0, the current one, and a geometric progression."""
     counts = np.unique(np.geomspace(1, length - 1, _MAX_COUNTS).round().astype(np.int64))
-    looked = np.zeros(length, dtype=bool)
-    looked[0] = looked[counts] = True
-    if keep is not None and keep < length:
-        looked[keep] = True
-    return looked
+    considered = np.zeros(length, dtype=bool)
+    considered[0] = considered[counts] = True
+    if current is not None and current < length:
+        considered[current] = True
+    return considered
 
 
-def _dominant(amounts: Sequence[int], capacity: Sequence[int]) -> float:
-    """Largest share of any resource; both shape (R,)."""
-    return max(taken / (whole if whole > 0 else 1e-9) for taken, whole in zip(amounts, capacity, strict=True))
+def _dominant_share(amounts: Sequence[int], capacity: Sequence[int]) -> float:
+    """Largest fraction of any resource; both of shape (R,)."""
+    return max(taken / (total if total > 0 else 1e-9) for taken, total in zip(amounts, capacity, strict=True))
 
 
-def _shares(need: Ints, capacity: Ints) -> Floats:
-    """Largest share of any resource that each size takes more than each other; (G, C, R), (G, R) -> (G, C, C)."""
-    whole = np.where(capacity > 0, capacity, 1e-9)
-    parts = np.ascontiguousarray(np.moveaxis(need / whole[:, None], 2, 0))
-    shares: Floats = parts[0][:, None] - parts[0][:, :, None]
-    for part in parts[1:]:
-        np.maximum(shares, part[:, None] - part[:, :, None], out=shares)
+def _shares_of_steps(need: Ints, capacity: Ints) -> Floats:
+    """Dominant share that each step takes, from a size (row) to another (column); (G, C, R), (G, R) -> (G, C, C)."""
+    positive_capacity = np.where(capacity > 0, capacity, 1e-9)
+    by_resource = np.ascontiguousarray(np.moveaxis(need / positive_capacity[:, None], 2, 0))
+    shares: Floats = by_resource[0][:, None] - by_resource[0][:, :, None]
+    for share in by_resource[1:]:
+        np.maximum(shares, share[:, None] - share[:, :, None], out=shares)
     return shares
 
 
 def allowed_sizes(request: JobRequest) -> Bools:
-    """Sizes that a job may train at, ``sizes[ps, workers]``; shape (max_ps + 1, max_workers + 1).
-
-    Not to be written to.
-    """
-    return _sizes(
+    """Whether a job may train at each size, ``sizes[ps, workers]``; read-only, shape (max_ps + 1, max_workers + 1)."""
+    return _allowed_sizes(
         request.architecture, request.min_workers, request.max_workers, request.allowed_workers,
         request.min_ps, request.max_ps,
     )  # fmt: skip
 
 
 @lru_cache(maxsize=256)
-def _sizes(
-    architecture: Architecture, min_workers: int, max_workers: int, allowed: tuple[int, ...], min_ps: int, max_ps: int
+def _allowed_sizes(
+    architecture: Architecture,
+    min_workers: int,
+    max_workers: int,
+    allowed_workers: tuple[int, ...],
+    min_ps: int,
+    max_ps: int,
 ) -> Bools:
     has_ps = architecture is Architecture.PS
     ps = np.arange(max_ps + 1) >= max(min_ps, 1 if has_ps else 0)
     if not has_ps:
-        ps &= np.arange(max_ps + 1) == min_ps  # more of them would only cost
+        ps &= np.arange(max_ps + 1) == min_ps  # further PSs would take resources and not make the job faster
     workers = np.arange(max_workers + 1) >= max(min_workers, 1)
-    if allowed:
-        workers &= np.isin(np.arange(max_workers + 1), allowed)
-    both: Bools = ps[:, None] & workers[None]
-    both.flags.writeable = False
-    return both
+    if allowed_workers:
+        workers &= np.isin(np.arange(max_workers + 1), allowed_workers)
+    sizes: Bools = ps[:, None] & workers[None]
+    sizes.flags.writeable = False
+    return sizes
 
 
 def frontier_key(request: JobRequest) -> tuple[object, ...]:
-    """What determines the frontier of a job, beside its speeds, its start and the cluster."""
+    """Everything that determines the frontier of a job, except its speeds, its start and the cluster."""
     return (
         TrainingKind.of(request), request.min_workers, request.max_workers, request.min_ps, request.max_ps,
         request.allowed_workers, request.worker, request.ps,
@@ -300,48 +329,55 @@ def frontier_key(request: JobRequest) -> tuple[object, ...]:
 
 
 def amounts_of(resources: Resources, names: Sequence[str]) -> list[int]:
-    """Thousandths in the order of names."""
-    given = dict(resources.thousandths)
-    return [given.get(name, 0) for name in names]
+    """Amounts in thousandths, in the order of names; 0 for resources that are not given."""
+    amounts = dict(resources.thousandths)
+    return [amounts.get(name, 0) for name in names]
 
 
 def task_weight(demand: Ints, capacity: Ints) -> Floats:
-    """Sum over resources of a task's shares of the capacity; (..., R), (..., R) -> (...)."""
+    """Sum over resources of the fractions of the capacity that a task takes; (..., R), (..., R) -> (...)."""
     shares = demand / np.where(capacity > 0, capacity, 1)
     total: Floats = shares[..., 0].copy()
-    for number in range(1, shares.shape[-1]):
-        total += shares[..., number]
+    for resource in range(1, shares.shape[-1]):
+        total += shares[..., resource]
     return total
 
 
 class ParetoFrontiers:
-    """Several frontiers as arrays, padded to C sizes, and the steps between sizes of each."""
+    """F frontiers as arrays, padded to C sizes, and the steps between sizes of each."""
 
     def __init__(self, frontiers: Sequence[ParetoFrontier]) -> None:
-        counts = np.array([len(one.sizes) for one in frontiers])
-        count, most, resources = len(frontiers), int(counts.max()), frontiers[0].need.shape[1]
-        within = np.arange(most) < counts[:, None]
-        places = np.flatnonzero(within)
-        self.sizes: Ints = np.zeros((count, most, 2), dtype=np.int64)
-        self.log_rate: Floats = np.zeros((count, most))
-        self.need: Ints = np.zeros((count, most, resources), dtype=np.int64)
-        self.sizes.reshape(-1, 2)[places] = np.concatenate([one.sizes for one in frontiers])
-        self.log_rate.reshape(-1)[places] = np.concatenate([one.log_rate for one in frontiers])
-        self.need.reshape(-1, resources)[places] = np.concatenate([one.need for one in frontiers])
-        shares = _shares(self.need, np.array([one.capacity for one in frontiers]))
-        gains = self.log_rate[:, None] - self.log_rate[:, :, None]
-        #: Whether a step leads from one size (row) to another (column); shape (frontiers, C, C).
+        counts = np.array([len(frontier.sizes) for frontier in frontiers])
+        count, max_sizes, resources = len(frontiers), int(counts.max()), frontiers[0].need.shape[1]
+        exists = np.arange(max_sizes) < counts[:, None]
+        flat = np.flatnonzero(exists)
+        #: Workers and PSs, shape (F, C, 2).
+        self.sizes: Ints = np.zeros((count, max_sizes, 2), dtype=np.int64)
+        #: Logarithm of samples per second, shape (F, C).
+        self.log_speed: Floats = np.zeros((count, max_sizes))
+        #: Amounts of resources beyond those of the start, shape (F, C, R).
+        self.need: Ints = np.zeros((count, max_sizes, resources), dtype=np.int64)
+        self.sizes.reshape(-1, 2)[flat] = np.concatenate([frontier.sizes for frontier in frontiers])
+        self.log_speed.reshape(-1)[flat] = np.concatenate([frontier.log_speed for frontier in frontiers])
+        self.need.reshape(-1, resources)[flat] = np.concatenate([frontier.need for frontier in frontiers])
+        shares = _shares_of_steps(self.need, np.array([frontier.capacity for frontier in frontiers]))
+        gains = self.log_speed[:, None] - self.log_speed[:, :, None]
+        #: Whether a step leads from one size (row) to another (column); shape (F, C, C).
         self.exists: Bools = gains > np.log(_MIN_SPEED_UP)
         self.exists &= shares > 0
-        self.exists &= within[:, None] & within[:, :, None]
+        self.exists &= exists[:, None] & exists[:, :, None]
         self.exists[:, :, 0] = False
-        #: Log of the dominant share that a step takes, and log of the log of its speed-up; 0 where there is no step.
-        self.cost, self.gain = shares, gains
-        absent = np.logical_not(self.exists)
-        for numbers in (self.cost, self.gain):
-            np.copyto(numbers, 1.0, where=absent)
-            np.log(numbers, out=numbers)
-        #: Log of the speed of the fastest size, which stands right after the start.
-        self.log_best: Floats = self.log_rate[:, 1]
-        self.best_share: Floats = np.array([one.best_share for one in frontiers])
-        self.from_nothing: Floats = np.array([float(one.from_nothing) for one in frontiers])
+        #: Logarithm of the dominant share that each step takes, 0 where there is no step; shape (F, C, C).
+        self.cost: Floats = shares
+        #: Logarithm of the logarithm of the speed-up of each step, 0 where there is no step; shape (F, C, C).
+        self.gain: Floats = gains
+        no_step = np.logical_not(self.exists)
+        for values in (self.cost, self.gain):
+            np.copyto(values, 1.0, where=no_step)
+            np.log(values, out=values)
+        #: Logarithm of the speed of the fastest size, shape (F,).
+        self.log_best_speed: Floats = self.log_speed[:, 1]
+        #: Dominant share of the fastest size, shape (F,).
+        self.best_share: Floats = np.array([frontier.best_share for frontier in frontiers])
+        #: 1 where the job starts with nothing, otherwise 0; shape (F,).
+        self.from_nothing: Floats = np.array([float(frontier.from_nothing) for frontier in frontiers])

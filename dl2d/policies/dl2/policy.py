@@ -1,8 +1,8 @@
 """DL2, the default policy: sizes all jobs anew in each slot, by steps in the order of learned scores.
 
-After Peng et al., "DL2: A deep learning-driven scheduler for deep learning clusters" (arXiv:1909.06040): a learned
-policy sizes workers and parameter servers in each slot. How it decides is our own (``dl2d.policies.dl2.size_steps``);
-``dl2d.policies.dl2_paper`` has the paper's design.
+As in Peng et al., "DL2: A deep learning-driven scheduler for deep learning clusters" (arXiv:1909.06040), a learned
+policy decides the workers and parameter servers of all jobs in each slot. The method of deciding is different
+(``dl2d.policies.dl2.size_steps``); ``dl2d.policies.dl2_paper`` has the paper's design.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
-from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
+from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
 from dl2d.core.packing import Blocked, Packing
 from dl2d.core.policy import Evidence
 from dl2d.core.resources import Shortfall
@@ -36,7 +36,7 @@ from dl2d.policies.dl2.pareto_frontier import (
     pareto_frontiers,
     task_weight,
 )
-from dl2d.policies.dl2.predictions import Basis, KnownSpeeds, Predictions
+from dl2d.policies.dl2.predictions import CheckpointSpeeds, Predictions
 from dl2d.policies.dl2.scoring import MIN_WORK_LEFT, ClusterJobs, Floats, Ints, describe_steps, score
 from dl2d.policies.dl2.size_steps import choose_sizes
 from dl2d.throughput.gaussian_process import GaussianProcess
@@ -44,35 +44,39 @@ from dl2d.throughput.remaining_work import samples_left
 
 #: Folder of the checkpoint that comes with dl2d.
 DEFAULT_CHECKPOINT: Final = Path(__file__).parent / "default"
-#: Most steps of a job that are reported as alternatives.
+#: Maximum number of steps of a job that are reported as alternatives.
 _MAX_ALTERNATIVES: Final = 3
 
 
 class Dl2:
     """Chooses the sizes of all jobs by learned scores of size steps, and packs them on the nodes.
 
-    A decision has four stages, as they stand in ``decide``:
+    A decision has four stages, in the order of ``decide``:
 
     1. Speeds of each job at each size are predicted (``predictions``).
     2. Of the sizes that a job may have, those on its Pareto frontier are kept (``pareto_frontier``).
-    3. In the totals of the cluster, jobs are enlarged step by step; the step with the highest score is made next
-       (``size_steps``).
-    4. The tasks are packed on the nodes (``greedy_packing``). What has no room there is dropped, and stage 3 and 4 are
-       done once more for the other jobs.
+    3. Within the total resources of the cluster, jobs are enlarged step by step; the step with the highest score is
+       made next (``size_steps``).
+    4. The tasks are packed on the nodes (``greedy_packing``). Tasks that fit on no node are dropped, and stages 3 and 4
+       are done once more for the other jobs.
 
     Parameters
     ----------
     checkpoint
-        What was learned.
-    optimism, resize_seconds, slot_seconds
-        In place of the checkpoint's: standard deviations that are added to predicted speeds (by default at least half
-        of one for kinds of jobs that the checkpoint does not know); what a resize costs, so that a job's size is
-        changed only where it pays; the length of an interval.
+        Learned weights and measured speeds.
+    optimism
+        Standard deviations that are added to predicted speeds; by default the checkpoint's setting, and at least 0.5
+        for kinds that the checkpoint does not know.
+    resize_seconds
+        Time for which a job does not train when it is resized: a size is changed only where it saves more. By default
+        the checkpoint's setting.
+    slot_seconds
+        Length of a slot; by default the checkpoint's setting.
 
     Raises
     ------
     CheckpointError
-        The checkpoint is of another design, or something in it is missing or has another shape.
+        The checkpoint is of another design, an entry is missing or has another shape, or a setting is out of range.
     """
 
     def __init__(
@@ -83,13 +87,14 @@ class Dl2:
         resize_seconds: float | None = None,
         slot_seconds: float | None = None,
     ) -> None:
-        own = {"optimism": optimism, "resize_seconds": resize_seconds, "slot_seconds": slot_seconds}
-        #: What was learned.
+        overrides = {"optimism": optimism, "resize_seconds": resize_seconds, "slot_seconds": slot_seconds}
+        #: Learned weights and measured speeds.
         self.checkpoint = checkpoint
-        self._parameters = Parameters.of(checkpoint, own)
-        self._known = KnownSpeeds(self._parameters)
-        self._version = version_of(checkpoint, own)
-        #: Of the last decision: only time depends on it, for what it has is taken over where it would come out alike.
+        self._parameters = Parameters.of(checkpoint, overrides)
+        self._known = CheckpointSpeeds(self._parameters)
+        self._version = version_of(checkpoint, overrides)
+        #: Model of the previous decision. Only the time of a decision depends on it: results that would be the same are
+        #: not computed again.
         self._last_model: GaussianProcess | None = None
 
     @property
@@ -99,74 +104,88 @@ class Dl2:
 
     @property
     def version(self) -> str:
-        """Of the checkpoint: the beginning of its digest, and settings that were put in place of its own."""
+        """Beginning of the checkpoint's digest, and the settings that replace the checkpoint's."""
         return self._version
 
     @property
     def needs(self) -> frozenset[Evidence]:
-        """Measured speeds, those of each job too."""
+        """Measured speeds of kinds and of single jobs."""
         return frozenset({Evidence.SPEEDS, Evidence.JOB_SPEEDS})
 
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``. Cost: steps x (jobs + sizes of a job), then tasks x log nodes."""
         del rng
-        allocation = GreedyAllocation(snapshot, packing)  # floors are given
+        allocation = GreedyAllocation(snapshot, packing)  # gives jobs their floors
         cluster = _Cluster.of(snapshot)
         predictions = Predictions(
-            snapshot, self._known, self._parameters, gathers=packing.gathers, before=self._last_model
+            snapshot, self._known, self._parameters, gathers=packing.gathers, previous=self._last_model
         )
         self._last_model = predictions.model
-        frontiers, of_job = self._frontiers(snapshot, allocation, cluster, predictions)
-        sized = [(job, which) for job, which in zip(snapshot.jobs, of_job, strict=True) if which is not None]
-        for job, which in zip(snapshot.jobs, of_job, strict=True):
-            if which is None:
+        frontiers, frontier_of_jobs = self._frontiers(snapshot, allocation, cluster, predictions)
+        sized = []
+        for job, frontier in zip(snapshot.jobs, frontier_of_jobs, strict=True):
+            if frontier is None:
                 _give_least(allocation, job)
-        fresh = all(size == NOTHING for size in allocation.held.values())
-        packer = (
-            HeadOnlyPacking(allocation, packing)
-            if packing.head_only and fresh
-            else GreedyPacking(allocation, smallest_first=packing.head_only)
-        )
+            else:
+                sized.append((job, frontier))
+        nothing_runs = all(size == NOTHING for size in allocation.held.values())
+        head_only = HeadOnlyPacking(allocation, packing) if packing.head_only and nothing_runs else None
+        packer = head_only or GreedyPacking(allocation, smallest_first=packing.head_only)
         alternatives = {}
         if sized:
-            jobs, group = [job for job, _ in sized], np.array([which for _, which in sized])
-            alternatives = self._size(allocation, packing, packer, cluster, ParetoFrontiers(frontiers), jobs, group)
+            jobs, frontier_of = [job for job, _ in sized], np.array([frontier for _, frontier in sized])
+            together = ParetoFrontiers(frontiers)
+            alternatives = self._size(allocation, packing, packer, cluster, together, jobs, frontier_of)
         return allocation.decision(
-            self.name, self.version, measure="score of the next step", alternatives=alternatives, nodes=packer.nodes
+            self.name,
+            self.version,
+            measure="score of the next step",
+            alternatives=alternatives,
+            nodes=() if head_only is None else head_only.nodes,
         )
 
     def _frontiers(
         self, snapshot: Snapshot, allocation: GreedyAllocation, cluster: _Cluster, predictions: Predictions
     ) -> tuple[list[ParetoFrontier], list[int | None]]:
-        """Pareto frontiers, one for equal jobs, and which of them each job has; None where no size is possible."""
-        numbers: dict[tuple[object, ...], int] = {}
+        """Compute Pareto frontiers, one for all equal jobs.
+
+        Returns
+        -------
+        The frontiers, and for each job the index of its own; None where no size is possible.
+        """
+        grid_indices: dict[tuple[object, ...], int] = {}
         grids: list[SizeGrid] = []
-        of_job = []
-        for job, basis in zip(snapshot.jobs, predictions.bases, strict=True):
+        grid_of_jobs = []
+        for job, inputs in zip(snapshot.jobs, predictions.inputs, strict=True):
             floor = allocation.allocations[job.key]
             held = allocation.held[job.key] if self._parameters.resize_seconds else NOTHING
-            key = (*frontier_key(basis.request), basis.own, basis.optimism, floor, held)
-            number = numbers.setdefault(key, len(numbers))
-            if number == len(grids):
-                grids.append(self._grid(predictions.speeds(basis), basis, floor, held, cluster))
-            of_job.append(number)
-        made = pareto_frontiers(grids)
-        possible = [number for number, one in enumerate(made) if one is not None]
-        places = {number: place for place, number in enumerate(possible)}
-        return [one for one in made if one is not None], [places.get(number) for number in of_job]
+            key = (*frontier_key(inputs.request), inputs.own_measurements, inputs.optimism, floor, held)
+            grid_index = grid_indices.setdefault(key, len(grid_indices))
+            if grid_index == len(grids):
+                grids.append(self._grid(predictions.speeds(inputs), inputs.request, floor, held, cluster))
+            grid_of_jobs.append(grid_index)
+        frontiers: list[ParetoFrontier] = []
+        frontier_indices: dict[int, int] = {}
+        for grid_index, frontier in enumerate(pareto_frontiers(grids)):
+            if frontier is not None:
+                frontier_indices[grid_index] = len(frontiers)
+                frontiers.append(frontier)
+        return frontiers, [frontier_indices.get(grid_index) for grid_index in grid_of_jobs]
 
-    def _grid(self, speeds: Floats, basis: Basis, floor: Allocation, held: Allocation, cluster: _Cluster) -> SizeGrid:
-        """Speeds and demands of a job at all sizes, where every size but the one that it has costs a resize."""
-        request, parameters = basis.request, self._parameters
+    def _grid(
+        self, speeds: Floats, request: JobRequest, floor: Allocation, held: Allocation, cluster: _Cluster
+    ) -> SizeGrid:
+        """Speeds and demands of a job at all sizes, where every size except the one that it has costs a resize."""
+        parameters = self._parameters
         speeds = speeds_in_next_slot(speeds, held, parameters.resize_seconds / parameters.slot_seconds)
         return SizeGrid(
             speeds,
             worker=amounts_of(request.worker, cluster.names),
             ps=amounts_of(request.ps, cluster.names),
             capacity=cluster.capacity.tolist(),
-            may=allowed_sizes(request),
+            allowed=allowed_sizes(request),
             start=floor,
-            keep=held if can_keep(speeds, held) else None,
+            current=held if can_keep(speeds, held) else None,
         )
 
     def _size(
@@ -177,135 +196,155 @@ class Dl2:
         cluster: _Cluster,
         frontiers: ParetoFrontiers,
         jobs: Sequence[Job],
-        group: Ints,
+        frontier_of: Ints,
     ) -> dict[JobKey, tuple[Alternative, ...]]:
-        """Choose sizes, pack them, and give the room of what could not be packed to others; returns alternatives."""
-        weight = cluster.task_weights(jobs)
+        """Choose sizes and pack them; resources of tasks that fit on no node go to other jobs. Returns alternatives.
+
+        ``frontier_of`` is the index of each job's frontier, shape (jobs,).
+        """
+        task_weights = cluster.task_weights(jobs)
         samples = np.array([_work_left(job) for job in jobs])
         present = np.ones((1, len(jobs)), dtype=np.bool_)
-        waiting = ClusterJobs.of(
-            frontiers, group[None], present, samples[None], np.array([self._parameters.slot_seconds])
+        cluster_jobs = ClusterJobs.of(
+            frontiers, frontier_of[None], present, samples[None], np.array([self._parameters.slot_seconds])
         )
         start, weights = np.zeros((1, len(jobs)), dtype=np.int64), self._parameters.weights
-        states = choose_sizes(frontiers, waiting, start, cluster.left(packing), weights).states
-        blocked = packer.give(jobs, frontiers.sizes[group, states[0]], weight)
+        positions = choose_sizes(frontiers, cluster_jobs, start, cluster.left(packing), weights)
+        blocked = packer.give(jobs, frontiers.sizes[frontier_of, positions[0]], task_weights)
         if blocked:
-            others = present.copy()
-            others[0, list(blocked)] = False
-            larger = replace(waiting, present=others)
-            states = choose_sizes(frontiers, larger, states, cluster.left(packing), weights, only_larger=True).states
-            wanted = np.where(others[0][:, None], frontiers.sizes[group, states[0]], 0)
-            blocked |= packer.give(jobs, wanted, weight)
-        steps, left = _NextSteps.of(frontiers, waiting, states[0], weights), cluster.left(packing)[0]
-        for number, job in enumerate(jobs):
-            has = allocation.allocations[job.key]
-            allocation.refuse(job, _reason(steps, number, has, blocked.get(number), cluster, left))
-        return {job.key: steps.alternatives(number) for number, job in enumerate(jobs)}
+            unblocked = present.copy()
+            unblocked[0, list(blocked)] = False
+            others = replace(cluster_jobs, present=unblocked)
+            positions = choose_sizes(frontiers, others, positions, cluster.left(packing), weights, only_larger=True)
+            sizes = np.where(unblocked[0][:, None], frontiers.sizes[frontier_of, positions[0]], 0)
+            blocked |= packer.give(jobs, sizes, task_weights)
+        steps, left = _NextSteps.of(frontiers, cluster_jobs, positions[0], weights), cluster.left(packing)[0]
+        for index, job in enumerate(jobs):
+            size = allocation.allocations[job.key]
+            allocation.refuse(job, _reason(steps, index, size, blocked.get(index), cluster, left))
+        return {job.key: steps.alternatives(index) for index, job in enumerate(jobs)}
 
 
 class _Cluster(NamedTuple):
-    """Resources of a cluster as arrays: names, and what there is of each, in thousandths, shape (R,)."""
+    """Resources of a cluster as arrays."""
 
+    #: Names of R resources.
     names: list[str]
+    #: Amounts that the cluster has, in thousandths, shape (R,).
     capacity: Ints
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> _Cluster:
-        """All resources that the cluster has or a job asks for."""
-        whole = snapshot.capacity
-        names = {name for name, _ in whole.thousandths}
+        """Collect all resources that the cluster has or a job needs."""
+        capacity = snapshot.capacity
+        names = {name for name, _ in capacity.thousandths}
         for request in {id(job.request): job.request for job in snapshot.jobs}.values():
-            names |= {name for part in (request.worker, request.ps) for name, _ in part.thousandths}
+            names |= {name for demand in (request.worker, request.ps) for name, _ in demand.thousandths}
         order = sorted(names) or ["cpu"]
-        return cls(order, np.array(amounts_of(whole, order), dtype=np.int64))
+        return cls(order, np.array(amounts_of(capacity, order), dtype=np.int64))
 
     def left(self, packing: Packing) -> Ints:
-        """What nodes that take tasks have free, all together; shape (1, R)."""
+        """Free resources of all nodes that accept tasks, shape (1, R)."""
         return np.array([amounts_of(packing.left(), self.names)], dtype=np.int64)
 
     def task_weights(self, jobs: Sequence[Job]) -> Floats:
-        """Weight of a worker and of a PS of each job, by which larger tasks are told from smaller; shape (jobs, 2)."""
-        parts = [(job.request.worker, job.request.ps) for job in jobs]
-        amounts = {part: amounts_of(part, self.names) for both in parts for part in both}
-        demand = np.array([[amounts[worker], amounts[ps]] for worker, ps in parts], dtype=np.int64)
+        """Weight of a worker and of a PS of each job, by which tasks are sorted, shape (jobs, 2)."""
+        demands = [(job.request.worker, job.request.ps) for job in jobs]
+        amounts = {demand: amounts_of(demand, self.names) for roles in demands for demand in roles}
+        demand = np.array([[amounts[worker], amounts[ps]] for worker, ps in demands], dtype=np.int64)
         return task_weight(demand, self.capacity)
 
 
 class _NextSteps(NamedTuple):
-    """Steps from the sizes that were chosen, had there been room; jobs x sizes of a frontier."""
+    """Possible further steps from the chosen sizes, whether there are resources for them or not."""
 
     frontiers: ParetoFrontiers
-    #: Frontier of each job and its size on it, shape (jobs,).
-    group: Ints
-    states: Ints
-    #: Score of each step, -inf where there is none; and the sizes with the best ones, best first.
+    #: Index of each job's frontier, shape (jobs,).
+    frontier_of: Ints
+    #: Position of each job's chosen size on its frontier, shape (jobs,).
+    positions: Ints
+    #: Score of the step to each position, -inf where there is none; shape (jobs, C).
     scores: Floats
+    #: Positions to which the steps with the highest scores lead, the highest first; shape (jobs, _MAX_ALTERNATIVES).
     best: Ints
 
     @classmethod
-    def of(cls, frontiers: ParetoFrontiers, jobs: ClusterJobs, states: Ints, weights: Floats) -> _NextSteps:
+    def of(cls, frontiers: ParetoFrontiers, cluster_jobs: ClusterJobs, positions: Ints, weights: Floats) -> _NextSteps:
         """Score the steps of all jobs."""
-        rows, numbers = np.nonzero(jobs.present)
-        group = jobs.frontier[0]
-        scores = score(weights, describe_steps(frontiers, jobs, rows, numbers, states))
-        scores = np.where(frontiers.exists[group, states], scores, -np.inf)
+        clusters, jobs = np.nonzero(cluster_jobs.present)
+        frontier_of = cluster_jobs.frontier[0]
+        scores = score(weights, describe_steps(frontiers, cluster_jobs, clusters, jobs, positions))
+        scores = np.where(frontiers.exists[frontier_of, positions], scores, -np.inf)
         best = np.argsort(-scores, axis=1, kind="stable")[:, :_MAX_ALTERNATIVES]
-        return cls(frontiers, group, states, scores, best)
+        return cls(frontiers, frontier_of, positions, scores, best)
 
-    def alternatives(self, number: int) -> tuple[Alternative, ...]:
-        """Best steps of a job, whether there is room for them or not."""
-        scores = self.scores[number]
-        there = [to for to in self.best[number].tolist() if np.isfinite(scores[to])]
-        return tuple(Alternative(self._size(number, to), float(scores[to])) for to in there)
+    def alternatives(self, job: int) -> tuple[Alternative, ...]:
+        """Steps of a job with the highest scores, by the index of the job."""
+        scores = self.scores[job]
+        existing = [position for position in self.best[job].tolist() if np.isfinite(scores[position])]
+        return tuple(Alternative(self._size(job, position), float(scores[position])) for position in existing)
 
-    def _size(self, number: int, to: int) -> Allocation:
-        return Allocation(*self.frontiers.sizes[self.group[number], to].tolist())
+    def _size(self, job: int, position: int) -> Allocation:
+        return Allocation(*self.frontiers.sizes[self.frontier_of[job], position].tolist())
 
-    def first(self, number: int) -> tuple[Allocation, float, Ints]:
-        """Best step of a job: its size, by which part it is faster, and what more it takes, shape (R,)."""
-        group, now, to = self.group[number], self.states[number], int(self.best[number, 0])
-        rates, need = self.frontiers.log_rate[group], self.frontiers.need[group]
-        return self._size(number, to), float(np.expm1(rates[to] - rates[now])), need[to] - need[now]
+    def first(self, job: int) -> tuple[Allocation, float, Ints]:
+        """Step of a job with the highest score: its new size, the relative speed-up, and the resources, shape (R,)."""
+        frontier, before, after = self.frontier_of[job], self.positions[job], int(self.best[job, 0])
+        log_speed, need = self.frontiers.log_speed[frontier], self.frontiers.need[frontier]
+        return self._size(job, after), float(np.expm1(log_speed[after] - log_speed[before])), need[after] - need[before]
 
 
 def _reason(
-    steps: _NextSteps, number: int, has: Allocation, blocked: Blocked | None, cluster: _Cluster, left: Ints
+    steps: _NextSteps, job: int, size: Allocation, blocked: Blocked | None, cluster: _Cluster, left: Ints
 ) -> Reason:
-    """Why a job gets no more; ``left`` is what the cluster has free, shape (R,)."""
+    """Reason why a job, given by its index, is not enlarged beyond its size.
+
+    Parameters
+    ----------
+    blocked
+        Reason why tasks of the job could not be placed; None where all were.
+    left
+        Free resources of the cluster, shape (R,).
+    """
     if blocked is not None:
-        return Reason(blocked.constraint, f"was to have more than {has}: {blocked}", blocked.shortfalls)
-    if not np.isfinite(steps.scores[number]).any():
-        return Reason(Constraint.SATISFIED, f"no larger size is predicted to be 1 % faster than {has}")
-    larger, faster, step = steps.first(number)
-    short = tuple(
+        text = f"cannot start: {blocked}" if size == NOTHING else f"cannot be enlarged beyond {size}: {blocked}"
+        return Reason(blocked.constraint, text, blocked.shortfalls)
+    if not np.isfinite(steps.scores[job]).any():
+        return Reason(Constraint.SATISFIED, f"no larger size is predicted to be 1 % faster than {size}")
+    larger, speed_up, need = steps.first(job)
+    shortfalls = tuple(
         Shortfall(name, wanted / 1000, max(had, 0) / 1000)
-        for name, wanted, had in zip(cluster.names, step.tolist(), left.tolist(), strict=True)
+        for name, wanted, had in zip(cluster.names, need.tolist(), left.tolist(), strict=True)
         if wanted > had
     )
-    gain = f"{larger} would be {faster:.0%} faster than {has}" if has != NOTHING else f"waits to start at {larger}"
-    if not short:
-        return Reason(Constraint.QUEUE, f"{gain}; the room went to jobs with higher scores")
-    missing = "; ".join(map(str, short))
-    return Reason(Constraint.CAPACITY, f"{gain}; the cluster has too little left ({missing})", short)
+    if size == NOTHING:
+        gain = f"waits to start at {larger}"
+    else:
+        gain = f"{larger} is predicted to be {speed_up:.0%} faster than {size}"
+    if not shortfalls:
+        return Reason(Constraint.QUEUE, f"{gain}; the resources went to jobs whose steps had higher scores")
+    lacking = "; ".join(map(str, shortfalls))
+    return Reason(Constraint.CAPACITY, f"{gain}; the cluster has too few free resources ({lacking})", shortfalls)
 
 
 def _give_least(allocation: GreedyAllocation, job: Job) -> None:
-    """Give a job for which no size is possible what it needs to start, if there is room."""
-    has = allocation.allocations[job.key]
-    if has != NOTHING:
-        allocation.refuse(job, Reason(Constraint.FLOOR, f"keeps {has}; no larger size is known"))
+    """Give a job for which no size is possible its least size, if there is room for it."""
+    size = allocation.allocations[job.key]
+    no_size = "no size that fits in the cluster has a predicted speed above 0"
+    if size != NOTHING:
+        allocation.refuse(job, Reason(Constraint.FLOOR, f"keeps {size}: {no_size}"))
     elif allocation.grow(job) is None:
-        allocation.refuse(job, Reason(Constraint.SATISFIED, "no size is known to be faster than its least"))
+        allocation.refuse(job, Reason(Constraint.SATISFIED, f"has its least size: {no_size}"))
 
 
 def _work_left(job: Job) -> float:
-    """Samples that are left, but at least a part of the declared ones."""
+    """Samples that are left, but at least a fraction of the declared ones."""
     declared = samples_left(job, job.progress.epoch + job.request.epochs)
     return max(samples_left(job), MIN_WORK_LEFT * declared, 1e-9)
 
 
 def from_checkpoint(folder: str | os.PathLike[str]) -> Dl2:
-    """The policy that a checkpoint holds; a folder of ``dl2d train`` will do. Raises ``CheckpointError``."""
+    """Make the policy of a checkpoint, or of an output folder of ``dl2d train``; raises ``CheckpointError``."""
     return Dl2(read_checkpoint(checkpoint_in(folder), policy=NAME))
 
 

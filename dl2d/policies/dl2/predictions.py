@@ -1,8 +1,8 @@
 """Predicted speed of each job at each size, from measurements of the checkpoint, of the cluster and of the job itself.
 
-Steps: measurements are brought together (``observations``), the throughput model is conditioned on them, jobs whose
-speeds are not those of their kind are relabelled, some optimism is added for exploration, and where the placement lays
-jobs on few nodes, sizes that fit on them are predicted to be faster (``locality``).
+Measurements are merged (``merged_measurements``), the throughput model is conditioned on them, jobs whose speeds are
+not those of their kind are relabelled, and optimism is added for exploration. If the placement places each job on as
+few nodes as possible, sizes that fit on few nodes are predicted to be faster (``locality``).
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from dl2d.throughput.observations import (
 )
 
 
-class KnownSpeeds:
-    """Speeds that were measured when the checkpoint was trained, and what they alone predict."""
+class CheckpointSpeeds:
+    """Speeds that were measured when the checkpoint was trained, and the predictions from these alone."""
 
     def __init__(self, parameters: Parameters) -> None:
         self.points = by_kind(parameters.known)
+        #: Least worker-seconds per sample of each kind.
         self.min_worker_seconds = {speeds.kind: min_worker_seconds(speeds.points) for speeds in parameters.known}
 
     def predicted(self, request: JobRequest) -> Floats:
-        """Samples/s, shape (max_ps + 1, max_workers + 1)."""
+        """Predicted samples/s, shape (max_ps + 1, max_workers + 1)."""
         return self._model.speeds(request)
 
     @cached_property
@@ -48,13 +49,13 @@ class KnownSpeeds:
         return GaussianProcess(self.points)
 
 
-class Basis(NamedTuple):
-    """What the predicted speeds of a job depend on; jobs for which it is equal have equal speeds."""
+class PredictionInputs(NamedTuple):
+    """Inputs of the prediction of a job's speeds; jobs with equal inputs have equal speeds."""
 
-    #: The job's own request, or with the model type whose speeds it showed.
+    #: See ``Relabelled``.
     request: JobRequest
-    #: Measurements of the job itself that hold for no other, see ``Relabelled``.
-    own: tuple[SpeedPoint, ...]
+    #: See ``Relabelled``.
+    own_measurements: tuple[SpeedPoint, ...]
     #: Standard deviations that are added.
     optimism: float
 
@@ -64,53 +65,56 @@ class Predictions:
 
     Parameters
     ----------
+    known
+        Measurements of the checkpoint.
     gathers
-        The placement lays each job on as few nodes as hold it.
-    before
-        Throughput model of the decision before: of kinds for which nothing new was measured it is taken over.
+        Whether the placement places each job on as few nodes as possible.
+    previous
+        Throughput model of the previous decision: its computations are reused for kinds without new measurements.
     """
 
     def __init__(
         self,
         snapshot: Snapshot,
-        known: KnownSpeeds,
+        known: CheckpointSpeeds,
         parameters: Parameters,
         *,
         gathers: bool,
-        before: GaussianProcess | None = None,
+        previous: GaussianProcess | None = None,
     ) -> None:
         self._locality = Locality(snapshot, known.min_worker_seconds, known.predicted) if gathers else None
         if self._locality is not None:
             snapshot = self._locality.apart()
         #: Throughput model that the predictions come from.
-        self.model = GaussianProcess(observations(snapshot, known), previous=before)
+        self.model = GaussianProcess(merged_measurements(snapshot, known), previous=previous)
         relabelling = Relabelling(snapshot, self.model)
-        #: Of each job, in the order of the snapshot.
-        self.bases = [
-            Basis(*relabelling.of(job), optimism)
+        #: Inputs of each job, in the order of the snapshot.
+        self.inputs = [
+            PredictionInputs(*relabelling.of(job), optimism)
             for job, optimism in zip(snapshot.jobs, job_optimism(snapshot, relabelling, parameters), strict=True)
         ]
 
-    def speeds(self, basis: Basis) -> Floats:
-        """Samples/s, shape (max_ps + 1, max_workers + 1)."""
-        speeds = self.model.speeds(basis.request, basis.optimism, basis.own)
-        return speeds if self._locality is None else self._locality.together(basis.request, speeds)
+    def speeds(self, inputs: PredictionInputs) -> Floats:
+        """Predicted samples/s, shape (max_ps + 1, max_workers + 1)."""
+        speeds = self.model.speeds(inputs.request, inputs.optimism, inputs.own_measurements)
+        return speeds if self._locality is None else self._locality.together(inputs.request, speeds)
 
 
-def observations(snapshot: Snapshot, known: KnownSpeeds) -> dict[TrainingKind, Points]:
-    """Measurements of each kind: the checkpoint's, calibrated for this cluster, and informative ones made on it."""
+def merged_measurements(snapshot: Snapshot, known: CheckpointSpeeds) -> dict[TrainingKind, Points]:
+    """Merge the checkpoint's measurements, calibrated for this cluster, with informative ones made on the cluster."""
     requests = largest_requests(snapshot)
-    of_group = {kind[1:]: request for kind, request in requests.items()}
+    # By architecture and consistency.
+    requests_of_groups = {kind[1:]: request for kind, request in requests.items()}
     points = dict(known.points)
-    measured = {kind: without_drift(some) for kind, some in by_kind(snapshot.speeds).items()}
+    measured = {kind: without_drift(kind_points) for kind, kind_points in by_kind(snapshot.speeds).items()}
     for kind in measured.keys() & points.keys():
-        # A kind without a job at present is judged by the bounds of another of its architecture.
-        request = requests.get(kind) or of_group.get(kind[1:])
+        # The predictions need bounds: if no job of this kind is present, those of another kind of its group.
+        request = requests.get(kind) or requests_of_groups.get(kind[1:])
         if request is None:
             continue
-        expected = speeds_at(known.predicted(replace(request, model=kind.model)), measured[kind])
-        factor = calibration(measured[kind], expected, points[kind])
+        predicted = speeds_at(known.predicted(replace(request, model=kind.model)), measured[kind])
+        factor = calibration(measured[kind], predicted, points[kind])
         points[kind] = scaled(points[kind], factor)
         if kind in requests or factor != 1.0:
-            measured[kind] = informative(measured[kind], factor * expected)
+            measured[kind] = informative(measured[kind], factor * predicted)
     return merged_kinds(points, measured)

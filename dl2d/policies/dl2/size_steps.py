@@ -10,7 +10,6 @@ Everything here works on N clusters at once, each with weights of its own: the p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,144 +18,145 @@ from dl2d.policies.dl2.pareto_frontier import ParetoFrontiers
 from dl2d.policies.dl2.scoring import Bools, ClusterJobs, Floats, Ints, describe_steps, score
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChosenSizes:
-    """Sizes of all jobs, and the steps that led to them."""
-
-    #: Size of each job, as its place on its frontier, shape (N, J).
-    states: Ints
-    #: Steps in the order in which they were made: cluster, job, size; shape (steps, 3).
-    steps: Ints
-
-
 def choose_sizes(
     frontiers: ParetoFrontiers,
-    crowd: ClusterJobs,
-    states: Ints,
+    cluster_jobs: ClusterJobs,
+    positions: Ints,
     free: Ints,
     weights: Floats,
     *,
     only_larger: bool = False,
-) -> ChosenSizes:
-    """Make the step with the highest score of those with room in the totals, until there is none.
+) -> Ints:
+    """Make the step with the highest score of those for which there are resources, until there is none.
 
     Parameters
     ----------
-    states
-        Size of each job to begin with, shape (N, J).
+    positions
+        Size of each job to begin with, as its position on the frontier, shape (N, J).
     free
-        What each cluster has left, shape (N, R).
+        Resources that each cluster has left, shape (N, R).
     weights
         Shape (N, weights), or (1, weights) for all alike.
     only_larger
-        Only to sizes that have no fewer workers and no fewer PSs.
+        Make only steps to sizes that have no fewer workers and no fewer PSs.
+
+    Returns
+    -------
+    Position of each job in the end, shape (N, J).
     """
-    search = _Search(frontiers, crowd, states.copy(), free.copy(), weights, only_larger=only_larger)
-    (stopped,) = np.nonzero(search.present)
-    while len(stopped):
-        search.plan(stopped)
-        stopped = search.make()
-    made: Ints = np.concatenate(search.made) if search.made else np.zeros((0, 3), dtype=np.int64)
-    return ChosenSizes(search.states, made)
+    search = _Search(frontiers, cluster_jobs, positions.copy(), free.copy(), weights, only_larger=only_larger)
+    unplanned = search.all_jobs
+    while len(unplanned):
+        search.plan(unplanned)
+        unplanned = search.make_steps()
+    return search.positions
 
 
 class _Steps(NamedTuple):
-    """Steps of jobs, those of each job in the order in which they are made; all shape (steps,)."""
+    """Steps of jobs, those of each job in the order in which they are made; all of shape (steps,)."""
 
-    #: Place of the job among those that are present, and its sizes before and after.
+    #: Index of the job among those that are present.
     job: Ints
+    #: Position before the step.
     before: Ints
+    #: Position after the step.
     after: Ints
     #: Least score of this step and those before it of the same job.
-    least: Floats
+    least_score: Floats
 
-    def some(self, which: Ints | Bools) -> _Steps:
-        """Those at some places."""
-        return _Steps._make(values[which] for values in self)
+    def take(self, selection: Ints | Bools) -> _Steps:
+        """Return the selected steps."""
+        return _Steps._make(values[selection] for values in self)
 
 
 class _Search:
-    """Sizes while they are chosen.
+    """State of the choice of sizes.
 
-    While nothing lacks room jobs do not compete: each makes its own best steps one after the other, and in the order of
-    scores a step comes right after an earlier one of the same job with a lower score. So steps of all jobs are planned
-    ahead, and made in the order of ``least`` up to the first that has no room; then all jobs whose next step has none
-    plan anew, with the room that is left.
+    As long as resources are sufficient, jobs do not compete: each makes its own best steps one after the other, and in
+    the order of scores a step comes right after an earlier one of the same job with a lower score. So steps of all jobs
+    are planned ahead, and made in the order of ``least_score`` up to the first for which resources are lacking; then
+    all jobs whose next step lacks resources plan anew, with those that are left.
     """
 
     def __init__(
         self,
         frontiers: ParetoFrontiers,
-        crowd: ClusterJobs,
-        states: Ints,
+        cluster_jobs: ClusterJobs,
+        positions: Ints,
         free: Ints,
         weights: Floats,
         *,
         only_larger: bool,
     ) -> None:
-        self.states, self.free = states, free
-        self.made: list[Ints] = []
-        self._frontiers, self._crowd, self._weights, self._only_larger = frontiers, crowd, weights, only_larger
-        self._rows, self._jobs = np.nonzero(crowd.present)
-        self.present = np.ones(len(self._rows), dtype=np.bool_)
-        self._which = crowd.frontier[self._rows, self._jobs]
-        nothing, none = np.zeros(0, dtype=np.int64), np.zeros(0)
-        self._planned = _Steps(nothing, nothing, nothing, none)
+        self.positions, self._free = positions, free
+        self._frontiers, self._cluster_jobs, self._weights = frontiers, cluster_jobs, weights
+        self._only_larger = only_larger
+        #: Cluster and index in it of each present job, shape (present,).
+        self._clusters, self._jobs = np.nonzero(cluster_jobs.present)
+        self._frontier = cluster_jobs.frontier[self._clusters, self._jobs]
+        #: Jobs, as indices among the present ones.
+        self.all_jobs: Ints = np.arange(len(self._clusters))
+        no_steps = np.zeros(0, dtype=np.int64)
+        self._planned = _Steps(no_steps, no_steps, no_steps, np.zeros(0))
 
     def plan(self, jobs: Ints) -> None:
-        """Plan the steps of some jobs as if each found as much room all the way as there is now."""
-        now, least, found = self.states[self._rows[jobs], self._jobs[jobs]], np.full(len(jobs), np.inf), [self._planned]
+        """Plan the steps of jobs as if the resources that are left now were left to each of them all the way."""
+        position = self.positions[self._clusters[jobs], self._jobs[jobs]]
+        least_score, planned = np.full(len(jobs), np.inf), [self._planned]
         while len(jobs):
-            score, to = self._best(jobs, now)
-            (going,) = np.nonzero(score > -np.inf)
-            jobs, before, now, score = jobs[going], now[going], to[going], score[going]
-            least = np.minimum(least[going], score)
-            found.append(_Steps(jobs, before, now, least))
-        together = _Steps._make(np.concatenate(values) for values in zip(*found, strict=True))
-        self._planned = together.some(np.argsort(together.job, kind="stable"))
+            score, best = self._best_steps(jobs, position)
+            (has_step,) = np.nonzero(score > -np.inf)
+            jobs, before, position, score = jobs[has_step], position[has_step], best[has_step], score[has_step]
+            least_score = np.minimum(least_score[has_step], score)
+            planned.append(_Steps(jobs, before, position, least_score))
+        joined = _Steps._make(np.concatenate(values) for values in zip(*planned, strict=True))
+        self._planned = joined.take(np.argsort(joined.job, kind="stable"))
 
-    def make(self) -> Ints:
-        """Make planned steps up to the first, in each cluster, without room; returns jobs that have to plan anew."""
-        # Of equals, in the order of jobs and of each job's steps, in which they are.
-        steps = self._planned.some(np.lexsort((-self._planned.least, self._rows[self._planned.job])))
-        rows, which = self._rows[steps.job], self._which[steps.job]
-        need = self._frontiers.need[which, steps.after] - self._frontiers.need[which, steps.before]
-        first = np.searchsorted(rows, rows)  # where the steps of each one's cluster begin
-        taken = _sums(need, first)
-        lacking: Bools = np.asarray((taken > self.free[rows]).any(axis=1))
-        makes = _sums(lacking, first) == 0
-        made = steps.some(makes)
-        rows, jobs = self._rows[made.job], self._jobs[made.job]
-        # Of several steps of one job, and of one cluster, the last one stands.
-        self.free[rows] = self.free[rows] - taken[makes]
-        self.states[rows, jobs] = made.after
-        self.made.append(np.stack([rows, jobs, made.after], axis=1))
-        left = steps.some(~makes)
-        lacking = np.asarray((need[~makes] > self.free[self._rows[left.job]]).any(axis=1))
-        _, nexts = np.unique(left.job, return_index=True)
-        stopped: Ints = left.job[nexts[lacking[nexts]]]
-        left = left.some(~np.isin(left.job, stopped))
-        self._planned = left.some(np.argsort(left.job, kind="stable"))
+    def make_steps(self) -> Ints:
+        """Make planned steps up to the first, in each cluster, that lacks resources; returns jobs to plan anew."""
+        # Steps with equal scores stay in the order of jobs and of each job's steps.
+        steps = self._planned.take(np.lexsort((-self._planned.least_score, self._clusters[self._planned.job])))
+        clusters, frontier = self._clusters[steps.job], self._frontier[steps.job]
+        need = self._frontiers.need[frontier, steps.after] - self._frontiers.need[frontier, steps.before]
+        first = np.searchsorted(clusters, clusters)  # index of the first step in the cluster of each
+        taken = _running_sums(need, first)
+        lacking: Bools = np.asarray((taken > self._free[clusters]).any(axis=1))
+        is_made = _running_sums(lacking, first) == 0
+        made = steps.take(is_made)
+        clusters = self._clusters[made.job]
+        # Assignments at repeated indices: the last step of each cluster, and of each job, counts.
+        self._free[clusters] = self._free[clusters] - taken[is_made]
+        self.positions[clusters, self._jobs[made.job]] = made.after
+        remaining = steps.take(~is_made)
+        lacking = np.asarray((need[~is_made] > self._free[self._clusters[remaining.job]]).any(axis=1))
+        _, next_steps = np.unique(remaining.job, return_index=True)
+        stopped: Ints = remaining.job[next_steps[lacking[next_steps]]]
+        remaining = remaining.take(~np.isin(remaining.job, stopped))
+        self._planned = remaining.take(np.argsort(remaining.job, kind="stable"))
         return stopped
 
-    def _best(self, jobs: Ints, now: Ints) -> tuple[Floats, Ints]:
-        """Score and size of the best step with room of each of K jobs, shape (K,); -inf where there is none."""
-        frontiers, rows, which = self._frontiers, self._rows[jobs], self._which[jobs]
-        weights = self._weights if len(self._weights) == 1 else self._weights[rows]
-        scores = score(weights, describe_steps(frontiers, self._crowd, rows, self._jobs[jobs], now))
-        possible = frontiers.exists[which, now]
-        left = self.free[rows] + frontiers.need[which, now]
-        for resource in range(left.shape[1]):
-            possible &= frontiers.need[which, :, resource] <= left[:, resource, None]
+    def _best_steps(self, jobs: Ints, position: Ints) -> tuple[Floats, Ints]:
+        """Score and new position of the best step of each of K jobs for which there are resources.
+
+        Both have shape (K,); the score is -inf where there is no such step.
+        """
+        frontiers, clusters, frontier = self._frontiers, self._clusters[jobs], self._frontier[jobs]
+        weights = self._weights if len(self._weights) == 1 else self._weights[clusters]
+        steps = describe_steps(frontiers, self._cluster_jobs, clusters, self._jobs[jobs], position)
+        scores = score(weights, steps)
+        possible = frontiers.exists[frontier, position]
+        available = self._free[clusters] + frontiers.need[frontier, position]
+        for resource in range(available.shape[1]):
+            possible &= frontiers.need[frontier, :, resource] <= available[:, resource, None]
         if self._only_larger:
-            possible &= (frontiers.sizes[which] >= frontiers.sizes[which, now][:, None]).all(axis=2)
+            possible &= (frontiers.sizes[frontier] >= frontiers.sizes[frontier, position][:, None]).all(axis=2)
         scores = np.where(possible, scores, -np.inf)
-        to: Ints = scores.argmax(axis=1)
-        return scores[np.arange(len(to)), to], to
+        best: Ints = scores.argmax(axis=1)
+        return scores[np.arange(len(best)), best], best
 
 
-def _sums(values: Ints | Bools, first: Ints) -> Ints:
-    """Running sums along the first axis that start anew where ``first``, the start of each one's part, says."""
+def _running_sums(values: Ints | Bools, first: Ints) -> Ints:
+    """Running sums along the first axis that begin anew at index ``first`` of each row."""
     sums: Ints = values.cumsum(axis=0, dtype=np.int64)
     before: Ints = np.concatenate([np.zeros_like(sums[:1]), sums])[first]
     return sums - before

@@ -21,15 +21,15 @@ def a_grid(rng: np.random.Generator) -> SizeGrid:
         worker=worker,
         ps=server,
         capacity=(rng.integers(1, 120, resources) * unit).tolist(),
-        may=(workers > 0) & (rng.random(shape) < rng.choice([0.5, 1.0])),
+        allowed=(workers > 0) & (rng.random(shape) < rng.choice([0.5, 1.0])),
         start=(0, 0) if rng.random() < 0.5 else tuple(rng.integers(0, 4, 2).tolist()),
-        keep=None if rng.random() < 0.5 else (int(rng.integers(shape[1])), int(rng.integers(shape[0]))),
+        current=None if rng.random() < 0.5 else (int(rng.integers(shape[1])), int(rng.integers(shape[0]))),
     )
 
 
 def by_hand(grid: SizeGrid) -> list[tuple[int, int]]:
     """Sizes that a grid of moderate size keeps, fastest first."""
-    ps, workers = np.nonzero(grid.may & (grid.rates > 0) & np.isfinite(grid.rates))
+    ps, workers = np.nonzero(grid.allowed & (grid.speeds > 0) & np.isfinite(grid.speeds))
 
     def taken(size: tuple[int, int]) -> list[int]:
         return [size[0] * one + size[1] * other for one, other in zip(grid.worker, grid.ps, strict=True)]
@@ -40,13 +40,13 @@ def by_hand(grid: SizeGrid) -> list[tuple[int, int]]:
         if w >= grid.start[0] and p >= grid.start[1]
         if all(amount <= whole for amount, whole in zip(taken((w, p)), grid.capacity, strict=True))
     ]
-    sizes.sort(key=lambda size: (-grid.rates[size[1], size[0]], sum(taken(size)), size[1], size[0]))
+    sizes.sort(key=lambda size: (-grid.speeds[size[1], size[0]], sum(taken(size)), size[1], size[0]))
 
     def beaten(place: int) -> bool:
         own = taken(sizes[place])
         return any(all(a <= b for a, b in zip(taken(size), own, strict=True)) for size in sizes[:place])
 
-    kept = [size for place, size in enumerate(sizes) if size == grid.keep or not beaten(place)]
+    kept = [size for place, size in enumerate(sizes) if size == grid.current or not beaten(place)]
     if len(kept) > 48:
         kept = [kept[place] for place in np.unique(np.linspace(0, len(kept) - 1, 48).round().astype(int))]
     return kept
@@ -55,8 +55,8 @@ def by_hand(grid: SizeGrid) -> list[tuple[int, int]]:
 def equal(one: ParetoFrontier, other: ParetoFrontier) -> bool:
     return (
         all(
-            np.array_equal(getattr(one, name), getattr(other, name), equal_nan=name == "log_rate")
-            for name in ("sizes", "log_rate", "need", "capacity")
+            np.array_equal(getattr(one, name), getattr(other, name), equal_nan=name == "log_speed")
+            for name in ("sizes", "log_speed", "need", "capacity")
         )
         and one.best_share == other.best_share
         and one.from_nothing == other.from_nothing
@@ -65,7 +65,7 @@ def equal(one: ParetoFrontier, other: ParetoFrontier) -> bool:
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 10**6))
-def test_a_surface_has_the_sizes_that_are_kept_by_hand_and_its_start(seed: int) -> None:
+def test_a_frontier_has_the_sizes_that_are_kept_by_hand_and_its_start(seed: int) -> None:
     grid = a_grid(np.random.default_rng(seed))
     (made,) = pareto_frontiers([grid])
     kept = by_hand(grid)
@@ -74,21 +74,21 @@ def test_a_surface_has_the_sizes_that_are_kept_by_hand_and_its_start(seed: int) 
         assert [tuple(size) for size in made.sizes.tolist()] == [grid.start, *kept]
         demand = np.array([grid.worker, grid.ps])
         np.testing.assert_array_equal(made.need, (made.sizes - grid.start) @ demand)
-        rates = [grid.rates[ps, workers] for workers, ps in kept]
-        np.testing.assert_array_equal(made.log_rate[1:], np.log(rates))
+        rates = [grid.speeds[ps, workers] for workers, ps in kept]
+        np.testing.assert_array_equal(made.log_speed[1:], np.log(rates))
         shares = np.array(kept[0]) @ demand / grid.capacity
         assert made.best_share == pytest.approx(shares.max())
         assert made.from_nothing == (grid.start == (0, 0))
         if made.from_nothing:
-            assert made.log_rate[0] == pytest.approx(np.log(1e-3 * rates[0]))
+            assert made.log_speed[0] == pytest.approx(np.log(1e-3 * rates[0]))
 
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 100))
-def test_surfaces_made_together_are_those_made_one_by_one(seed: int, count: int) -> None:
+def test_frontiers_made_together_are_those_made_one_by_one(seed: int, count: int) -> None:
     rng = np.random.default_rng(seed)
     few = [a_grid(rng) for _ in range(4)]
-    grids = [replace(few[int(place)], rates=few[place].rates * rng.random()) for place in rng.integers(0, 4, count)]
+    grids = [replace(few[int(place)], speeds=few[place].speeds * rng.random()) for place in rng.integers(0, 4, count)]
     for grid, together in zip(grids, pareto_frontiers(grids), strict=True):
         (alone,) = pareto_frontiers([grid])
         assert (alone is None) == (together is None)
@@ -99,7 +99,7 @@ def test_surfaces_made_together_are_those_made_one_by_one(seed: int, count: int)
 def test_of_many_counts_some_are_looked_at_and_the_one_to_keep(length: int) -> None:
     ps, workers = np.indices((3, length))
     rates = np.where(workers * ps > 0, workers**0.9 * ps**0.1, 0.0)
-    grid = SizeGrid(rates, worker=[1000], ps=[500], capacity=[10**6], may=workers > 0, keep=(length - 2, 2))
+    grid = SizeGrid(rates, worker=[1000], ps=[500], capacity=[10**6], allowed=workers > 0, current=(length - 2, 2))
     (made,) = pareto_frontiers([grid])
     assert made is not None
     counts = set(made.sizes[1:, 0].tolist())
@@ -108,16 +108,16 @@ def test_of_many_counts_some_are_looked_at_and_the_one_to_keep(length: int) -> N
 
 
 @given(seed=st.integers(0, 10**6))
-def test_there_is_a_jump_wherever_a_size_is_faster_and_takes_more(seed: int) -> None:
+def test_there_is_a_step_wherever_a_size_is_faster_and_takes_more(seed: int) -> None:
     rng = np.random.default_rng(seed)
     made = [one for one in pareto_frontiers([a_grid(rng) for _ in range(3)]) if one is not None]
-    made = [one for one in made if np.isfinite(one.log_rate[0])]
+    made = [one for one in made if np.isfinite(one.log_speed[0])]
     if not made:
         return
     together = ParetoFrontiers(made)
     for number, one in enumerate(made):
         count = len(one.sizes)
-        gain = one.log_rate[None] - one.log_rate[:, None]
+        gain = one.log_speed[None] - one.log_speed[:, None]
         more = (one.need[None] - one.need[:, None]) / np.maximum(one.capacity, 1e-9)
         there = (gain > np.log(1.01)) & (more.max(axis=2) > 0) & (np.arange(count) > 0)
         np.testing.assert_array_equal(together.exists[number, :count, :count], there)

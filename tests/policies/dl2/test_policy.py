@@ -19,7 +19,16 @@ from dl2d.core.resources import Resources
 from dl2d.policies.dl2.checkpoint_contents import as_arrays, from_arrays
 from dl2d.policies.dl2.pareto_frontier import ParetoFrontiers, SizeGrid, pareto_frontiers
 from dl2d.policies.dl2.policy import Dl2, with_checkpoint
-from dl2d.policies.dl2.scoring import FEATURES, ClusterJobs, describe_steps, initial_weights, score, weight_count
+from dl2d.policies.dl2.scoring import (
+    FEATURES,
+    ClusterJobs,
+    Floats,
+    StepFactors,
+    describe_steps,
+    initial_weights,
+    score,
+    weight_count,
+)
 from dl2d.tick.guard import check
 
 CPU = {"model": "m", "worker": Resources.of(cpu=2), "ps": Resources.of(cpu=1), "max_workers": 3, "max_ps": 3}
@@ -139,38 +148,44 @@ def test_no_job_falls_below_its_floor(snapshot: Snapshot) -> None:
     check(ask(KNOWING, again), again)
 
 
+def feature(factors: StepFactors, name: str) -> Floats:
+    """Feature of that name: a factor, or the product of one with the load."""
+    values = {**factors.of_size, **factors.of_job}
+    return values[name] if name in values else values[name.removesuffix("_load")] * values["load"]
+
+
 def test_features_by_hand() -> None:
     """Of 10 CPUs a worker takes 2 and a PS 1. 240 samples are left, at 2 a second; a slot has 60 s."""
     rates = np.array([[0.0, 0.0, 0.0], [0.0, 1.0, 2.0]])
-    (one,) = pareto_frontiers([SizeGrid(rates, worker=[2000], ps=[1000], capacity=[10000], may=rates > 0)])
+    (one,) = pareto_frontiers([SizeGrid(rates, worker=[2000], ps=[1000], capacity=[10000], allowed=rates > 0)])
     assert one is not None
     assert one.sizes.tolist() == [[0, 0], [2, 1], [1, 1]]
     both = ParetoFrontiers([one])
     crowd = ClusterJobs.of(both, np.zeros((1, 1), int), np.ones((1, 1), bool), np.array([[240.0]]), np.array([60.0]))
     here = np.zeros(1, int)
-    of_start = describe_steps(both, crowd, here, here, here).features()
-    assert of_start["cost"][0, 1:] == pytest.approx(np.log([0.5, 0.3]))
-    assert of_start["gain"][0, 1:] == pytest.approx(np.log(np.log([1000, 500])))
-    assert of_start["left"][0, 1:] == pytest.approx(np.log([2.0, 4.0]))
-    assert of_start["start"][0, 0] == 1.0
-    assert of_start["load"][0, 0] == pytest.approx(np.log(0.501))
-    assert of_start["relative"][0, 0] == pytest.approx(0.0)
-    assert of_start["speed"][0, 1:] == pytest.approx([0.0, np.log(0.5)])
-    of_small = describe_steps(both, crowd, here, here, here + 2).features()
-    assert of_small["cost"][0, 1] == pytest.approx(np.log(0.2))
-    assert of_small["gain"][0, 1] == pytest.approx(np.log(np.log(2)))
-    assert of_small["start"][0, 0] == 0.0
+    of_start = describe_steps(both, crowd, here, here, here)
+    assert feature(of_start, "cost")[0, 1:] == pytest.approx(np.log([0.5, 0.3]))
+    assert feature(of_start, "gain")[0, 1:] == pytest.approx(np.log(np.log([1000, 500])))
+    assert feature(of_start, "left")[0, 1:] == pytest.approx(np.log([2.0, 4.0]))
+    assert feature(of_start, "start")[0, 0] == 1.0
+    assert feature(of_start, "load")[0, 0] == pytest.approx(np.log(0.501))
+    assert feature(of_start, "relative")[0, 0] == pytest.approx(0.0)
+    assert feature(of_start, "speed")[0, 1:] == pytest.approx([0.0, np.log(0.5)])
+    of_small = describe_steps(both, crowd, here, here, here + 2)
+    assert feature(of_small, "cost")[0, 1] == pytest.approx(np.log(0.2))
+    assert feature(of_small, "gain")[0, 1] == pytest.approx(np.log(np.log(2)))
+    assert feature(of_small, "start")[0, 0] == 0.0
 
 
 def test_scores_are_sums_of_weighed_features_and_of_hidden_units() -> None:
     rates = np.array([[0.0, 0.0, 0.0], [0.0, 1.0, 2.0]])
-    (one,) = pareto_frontiers([SizeGrid(rates, worker=[2000], ps=[1000], capacity=[10000], may=rates > 0)])
+    (one,) = pareto_frontiers([SizeGrid(rates, worker=[2000], ps=[1000], capacity=[10000], allowed=rates > 0)])
     assert one is not None
     both = ParetoFrontiers([one])
     samples = np.array([[240.0, 500.0]])
     crowd = ClusterJobs.of(both, np.zeros((1, 2), int), np.ones((1, 2), bool), samples, np.array([60.0]))
     seen = describe_steps(both, crowd, np.zeros(2, int), np.arange(2), np.array([0, 2]))
-    values = [np.broadcast_to(seen.features()[name], (2, 3)) for name in FEATURES]
+    values = [np.broadcast_to(feature(seen, name), (2, 3)) for name in FEATURES]
     weights = np.random.default_rng(0).normal(size=(1, weight_count(2)))
     linear, *units = np.split(weights[0], [len(FEATURES), 2 * len(FEATURES) + 2])
     expected = np.tensordot(linear, values, 1)
@@ -182,10 +197,10 @@ def test_scores_are_sums_of_weighed_features_and_of_hidden_units() -> None:
 
 def test_sizes_that_take_more_for_nothing_are_left_out() -> None:
     rates = np.array([[0.0, 0.0, 0.0], [0.0, 1.0, 0.9], [0.0, 1.0, 3.0]])
-    (one,) = pareto_frontiers([SizeGrid(rates, worker=[1], ps=[1], capacity=[100], may=rates > 0)])
+    (one,) = pareto_frontiers([SizeGrid(rates, worker=[1], ps=[1], capacity=[100], allowed=rates > 0)])
     assert one is not None
     assert one.sizes.tolist() == [[0, 0], [2, 2], [1, 1]]
-    assert pareto_frontiers([SizeGrid(rates, worker=[80], ps=[80], capacity=[100], may=rates > 0)]) == [None]
+    assert pareto_frontiers([SizeGrid(rates, worker=[80], ps=[80], capacity=[100], allowed=rates > 0)]) == [None]
 
 
 def test_measurements_as_arrays() -> None:
