@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,7 +66,7 @@ def recompute(slot: Slot, settings: Settings, registry: Registry) -> Recomputed:
     if asked is None:
         made = f"{slot.proposed.policy} version {slot.proposed.policy_version}"
         return Recomputed(False, f"not possible: the fallback that decided, {made}, is not installed")
-    again = decide(slot.snapshot, Deciders(asked, asked, placement, timeout=float("inf")), slot.seed, time.monotonic)
+    again = decide(slot.snapshot, Deciders(asked, asked, placement), slot.seed)
     recorded = _without_fallback(slot.proposed) if fell_back else slot.proposed
     by = f"with {again.policy} version {again.policy_version}, placement {placement.name} and seed {slot.seed}"
     if fell_back:

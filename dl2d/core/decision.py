@@ -12,7 +12,7 @@ from dl2d.core.resources import Shortfall
 class Constraint(enum.StrEnum):
     """The constraint that kept a job from a larger allocation."""
 
-    #: It has all it asked for.
+    #: The job has all it asked for.
     SATISFIED = "satisfied"
     #: The cluster's total has too little left of a resource.
     CAPACITY = "capacity"
@@ -24,17 +24,17 @@ class Constraint(enum.StrEnum):
     QUEUE = "queue"
     #: A limit of the site: per user, per job, or per partition.
     LIMIT = "limit"
-    #: It was resized a short while ago.
+    #: The job was resized a short while ago.
     COOLDOWN = "cooldown"
-    #: This interval's number of starts is used up.
+    #: The slot's number of starts is used up.
     CHURN = "churn"
-    #: It keeps its floor although the policy would give less.
+    #: The job keeps its floor although the policy would give less.
     FLOOR = "floor"
-    #: Its coordinator has not called for a while, so it stays as it is.
+    #: The job's coordinator has not called for a while, so its allocation stays as it is.
     SILENT = "silent"
     #: The policy failed and the fallback decided.
     FALLBACK = "fallback"
-    #: dl2d decided nothing: it is what the scheduler in charge gave.
+    #: dl2d decided nothing: the allocation is what the scheduler in charge gave.
     OBSERVED = "observed"
 
 
@@ -62,13 +62,16 @@ class JobDecision:
     job: JobKey
     allocation: Allocation
     reason: Reason
+    #: Allocation that the job had when it was decided.
     previous: Allocation = NOTHING
+    #: Other allocations that the policy considered.
     alternatives: tuple[Alternative, ...] = ()
-    #: What the guard changed, and why; in order.
+    #: Why the allocation is not the policy's: the rules of the guard that changed it, in the order in which they were
+    #: applied; or the failure because of which the fallback decided. (Stored slots hold this name.)
     guarded: tuple[Reason, ...] = ()
 
     def changed_by(self, allocation: Allocation, reason: Reason) -> JobDecision:
-        """This decision after the guard put another allocation in its place."""
+        """A copy with another allocation, and the reason for it appended to ``guarded``."""
         return replace(self, allocation=allocation, guarded=(*self.guarded, reason))
 
 
@@ -81,11 +84,12 @@ class Decision:
     jobs: tuple[JobDecision, ...]
     #: What the alternatives' scores measure, e.g. ``dominant share``; empty where there are none.
     measure: str = ""
-    #: The single steps in the order in which they were taken: (job, bundles or tasks added).
+    #: The increments from which the policy put the allocations together, in the order in which it gave them: the job,
+    #: and the tasks that it got.
     actions: tuple[tuple[JobKey, Allocation], ...] = field(default=())
-    #: Where the policy would have the tasks of its jobs, those that run already included. Placing tries these nodes
-    #: first, and waits for them where tasks are about to leave. Empty for a policy that leaves this to the placement,
-    #: and without those of a job for which it does.
+    #: Nodes on which the policy wants the tasks of its jobs, one entry for each task, running ones included. The stage
+    #: place tries these nodes first, and waits for them if tasks are about to leave them. Jobs without an entry are
+    #: placed by the site's placement alone.
     nodes: tuple[tuple[JobKey, Role, str], ...] = field(default=())
 
     def allocations(self) -> dict[JobKey, Allocation]:

@@ -163,6 +163,10 @@ class Launch(msgspec.Struct, frozen=True, gc=False):
     env: tuple[tuple[str, str], ...] = ()
 
 
+#: Launch of a job that dl2d does not start, or whose command must not be shown.
+NO_LAUNCH: Final = Launch((), "")
+
+
 class JobState(enum.StrEnum):
     """State of a job.
 

@@ -38,6 +38,11 @@ class RmJobState(enum.StrEnum):
         """Whether it holds no resources any more and will not run again."""
         return self in (RmJobState.DONE, RmJobState.FAILED, RmJobState.CANCELLED, RmJobState.LOST)
 
+    @property
+    def holds_resources(self) -> bool:
+        """Whether its resources count as used on its node."""
+        return self in (RmJobState.RUNNING, RmJobState.ENDING)
+
 
 #: What a state in which a job's own process ended makes of the job.
 JOB_ENDS: Final = {

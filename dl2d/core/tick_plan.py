@@ -28,7 +28,7 @@ class Stop(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A task in whose place a larger one will start; another of its kind is started on ``node`` first."""
+    """A task that leaves its node to a larger one, after a replacement of its job and role has started on ``node``."""
 
     job: JobKey
     task: str
@@ -36,13 +36,14 @@ class Move:
 
 
 class Deferred(msgspec.Struct, frozen=True, gc=False):
-    """Tasks that were decided on but do not fit yet; the next tick tries again."""
+    """Tasks of one job and role that were decided on but have no room yet; the next tick tries again."""
 
     job: JobKey
     role: Role
     count: int
-    #: What is missing on the node that comes nearest.
+    #: The node that lacks the least for such a task.
     nearest: str
+    #: The resources that are missing there.
     shortfalls: tuple[Shortfall, ...]
 
 
@@ -50,7 +51,7 @@ class Deferred(msgspec.Struct, frozen=True, gc=False):
 class Plan:
     """All starts and stops of a tick. Starts use only resources that the resource manager reports as free."""
 
-    #: The replacements of ``moves`` are among them.
+    #: New tasks, the replacements of moved ones included.
     starts: tuple[Start, ...] = ()
     stops: tuple[Stop, ...] = ()
     deferred: tuple[Deferred, ...] = ()
@@ -62,14 +63,19 @@ class Failure:
     """A request that the resource manager refused or did not answer."""
 
     job: JobKey
+    #: What was requested, such as ``start worker-3 on n1``.
     what: str
+    #: What the resource manager answered.
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of a plan."""
+    """What became of a plan."""
 
+    #: Tags of the tasks that the resource manager accepted.
     started: tuple[str, ...] = ()
+    #: Tags of the tasks that were told to drain.
     draining: tuple[str, ...] = ()
+    #: Starts that the resource manager refused or did not answer.
     failures: tuple[Failure, ...] = ()

@@ -24,7 +24,7 @@ from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.statistics import estimate
 from dl2d.simulation.workload.format import to_request
 from dl2d.tick.context import GuardRules
-from dl2d.tick.guard import ResizeHistory, check, check_scores, guard
+from dl2d.tick.guard import ResizeHistory, check_decision, guard
 from dl2d.tick.start_check import start_check
 
 #: Slots after which a replay is given up.
@@ -160,8 +160,7 @@ class Watched:
         begin = self.timer()
         try:
             decision = self.policy.decide(snapshot, packing, rng)
-            check(decision, snapshot)
-            check_scores(decision)
+            check_decision(decision, snapshot)
         except Exception as error:
             self.problem = self.problem or f"{type(error).__name__}: {error}"
             raise

@@ -189,4 +189,4 @@ class MemoryManager:
 
 
 def _holds(job: RmJob) -> bool:
-    return job.state in (RmJobState.RUNNING, RmJobState.ENDING)
+    return job.state.holds_resources

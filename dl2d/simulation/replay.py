@@ -199,22 +199,26 @@ class _Run:
         self._idle: tuple[JobKey, ...] = ()
         self._idle_slots = 0
         # A failure of the policy is a result here, not something to be papered over.
-        deciders = Deciders(policy, policy, placement, timeout=float("inf"))
+        deciders = Deciders(policy, policy, placement)
         self._context = Context(
             cluster=_CLUSTER,
             manager=self._manager,
             store=self._store,
             deciders=deciders,
             launcher=Launcher("http://simulated", Credentials(b"\0" * 32)),
-            rules=GuardRules(),
+            guard_rules=GuardRules(),
             # Simulated coordinators neither call nor fall silent, and nothing is lost on the way.
             timeouts=Timeouts(
-                unseen=float("inf"), start=float("inf"), drain=float("inf"), end=float("inf"), silent=float("inf")
+                unseen_seconds=float("inf"),
+                start_seconds=float("inf"),
+                drain_seconds=float("inf"),
+                end_seconds=float("inf"),
+                silent_seconds=float("inf"),
             ),
             slot_seconds=workload.slot_seconds,
             seed=seed,
             starts_anchors=False,
-            grace=0.0,
+            grace_seconds=0.0,
             timer=timer,
         )
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, select
 
 from dl2d.core.cluster import Node, Snapshot, TaskState, in_submit_order
 from dl2d.core.history import History, Sight
-from dl2d.core.jobs import Launch
+from dl2d.core.jobs import NO_LAUNCH
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.store.jobs import JobRow, job_of
@@ -21,7 +21,6 @@ from dl2d.store.speeds import speeds
 from dl2d.store.tasks import GROW, ResizeEventRow, RuntimePlanRow, runtime_plan_of
 
 _HOUR: Final = 3600.0
-_NO_LAUNCH: Final = Launch((), "")
 
 
 def read_history(connection: Connection, begin: float, end: float) -> History:
@@ -34,7 +33,7 @@ def read_history(connection: Connection, begin: float, end: float) -> History:
     return History(
         begin=begin,
         end=end,
-        jobs=tuple(replace(job, launch=_NO_LAUNCH) for job in jobs),
+        jobs=tuple(replace(job, launch=NO_LAUNCH) for job in jobs),
         sights=tuple(_sights(connection, begin, end)),
         speeds=speeds(connection, {TrainingKind.of(job.request) for job in jobs}, others=0),
         plans=tuple(map(runtime_plan_of, connection.execute(plans.order_by(RuntimePlanRow.at)))),

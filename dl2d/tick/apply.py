@@ -1,4 +1,4 @@
-"""Apply: carries out a plan. Everything is persisted before it is sent, so that the next tick can complete it."""
+"""Apply: carries out a plan. Each request is stored before it is sent, so that the next tick can complete it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ log = structlog.get_logger()
 def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -> Outcome:
     """Drain the tasks that leave and start the new ones.
 
-    A task is drained by being left out of the members that its coordinator is told at its next heartbeat. A start of
-    which it is not known whether it was done (the manager did not answer) stays asked for; the next ticks find it by
-    its tag, or give it up.
+    ``jobs`` are those of the plan, with their commands. A task drains when the answer to its coordinator's next
+    heartbeat does not name it among the members. When the resource manager does not answer to a start, which may have
+    been carried out or not, the task stays in state ``asked``: the next ticks find it by its tag or give it up.
     """
     store = context.store
     drained = store.change_tasks(
@@ -30,17 +30,17 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
     )
     started: list[str] = []
     failures: list[Failure] = []
-    answers: list[TaskChange] = []
+    changes: list[TaskChange] = []
     manager_answers = True
     launchers: dict[JobKey, JobLauncher] = {}
     for task in store.ask_tasks(plan.starts, at):
         if not manager_answers:
             note, cause = "the resource manager does not answer", FailureCause.NOT_STARTED
-            answers.append(TaskChange(task.job, task.id, TaskState.FAILED, note=note, cause=cause))
+            changes.append(TaskChange(task.job, task.id, TaskState.FAILED, note=note, cause=cause))
             continue
         if task.job not in launchers:
-            launchers[task.job] = context.launcher.of(jobs[task.job])
-        spec = launchers[task.job].task(task)
+            launchers[task.job] = context.launcher.job_launcher(jobs[task.job])
+        spec = launchers[task.job].task_spec(task)
         try:
             handle = context.manager.submit(spec)
         except Unavailable as error:
@@ -49,25 +49,25 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
         except ResourceManagerError as error:
             failures.append(Failure(task.job, f"start {task.id} on {task.node}", str(error)))
             note, cause = str(error), FailureCause.REFUSED
-            answers.append(TaskChange(task.job, task.id, TaskState.FAILED, note=note, cause=cause))
+            changes.append(TaskChange(task.job, task.id, TaskState.FAILED, note=note, cause=cause))
         else:
             started.append(spec.tag)
-            answers.append(TaskChange(task.job, task.id, TaskState.ASKED, handle=handle))
-    store.change_tasks(answers, at)
+            changes.append(TaskChange(task.job, task.id, TaskState.ASKED, handle=handle))
+    store.change_tasks(changes, at)
     for failure in failures:
         log.error("start failed", job=failure.job.id, what=failure.what, error=failure.error)
     return Outcome(tuple(started), tuple(task.tag for task in drained), tuple(failures))
 
 
 def start_anchor(context: Context, job: Job, at: float) -> None:
-    """Start the coordinator of a job that was submitted to the daemon; a refusal ends the job."""
+    """Start the anchor of a job that was submitted to the daemon; if the resource manager refuses it, the job ends."""
     try:
-        handle = context.manager.submit(context.launcher.anchor(job))
+        handle = context.manager.submit(context.launcher.anchor_spec(job))
     except Unavailable as error:
         log.warning("anchor not started, will be tried again", job=job.key.id, error=str(error))
     except ResourceManagerError as error:
         log.error("anchor refused", job=job.key.id, error=str(error))
-        refused = JobChange(state=JobState.FAILED, end_reason=str(error), cause=FailureCause.REFUSED)
-        context.store.change_job(job.key, refused, at)
+        failed = JobChange(state=JobState.FAILED, end_reason=str(error), cause=FailureCause.REFUSED)
+        context.store.change_job(job.key, failed, at)
     else:
         context.store.change_job(job.key, JobChange(anchor=handle), at)

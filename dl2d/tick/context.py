@@ -1,4 +1,4 @@
-"""Context of a tick: resource manager, store, policies, limits and timeouts. It does not change from tick to tick."""
+"""Context of a tick: resource manager, store, policies, limits and timeouts. It stays the same from tick to tick."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dl2d.core.policy import Evidence, Policy
 from dl2d.core.resource_manager import ResourceManager
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TickStore
-from dl2d.tick.policy_call import at_once
+from dl2d.tick.policy_call import call_directly
 from dl2d.tick.task_specs import Launcher
 
 
@@ -25,14 +25,12 @@ class Deciders:
     policy: Policy
     fallback: Policy
     placement: Placement
-    #: Seconds that the policy may take before the fallback decides instead.
-    timeout: float = 5.0
-    #: How the policy is called: directly, or with a ``Deadline`` for one that may never return.
-    call: Callable[[Callable[[], Decision]], Decision] = at_once
+    #: Calls the policy: without a time limit, or with that of a ``Deadline``.
+    call: Callable[[Callable[[], Decision]], Decision] = call_directly
 
     @property
     def needs(self) -> frozenset[Evidence]:
-        """Measurements that the snapshot must hold for either of them."""
+        """Measurements that the policy or the fallback needs in a snapshot."""
         return self.policy.needs | self.fallback.needs
 
 
@@ -40,30 +38,31 @@ class Deciders:
 class GuardRules:
     """The site's limits on what a policy may do; the defaults limit nothing."""
 
-    #: Maximum that the jobs of one user may hold together; a resource not named is not limited.
+    #: Maximum that the jobs of one user may hold together; a resource that is not named has no limit.
     per_user: Resources = NO_RESOURCES
-    #: Seconds after a job's last resize before it may grow or shrink again.
+    #: Seconds after a job's last resize before it may grow again.
     cooldown_up: float = 0.0
+    #: Seconds after a job's last resize before it may shrink again.
     cooldown_down: float = 0.0
-    #: Maximum number of tasks that one interval may add to the cluster; 0 for no limit.
+    #: Maximum number of tasks that are started in one slot; 0 for no limit.
     churn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long to wait, in seconds, before something is done about a task or a job."""
+    """When a tick gives up waiting for a task or a job. The names are those of the configuration (``jobs.*``)."""
 
-    #: A task that was asked for but that the manager does not list was never started.
-    unseen: float = 15.0
-    #: A task that the manager does not start in this time is given up.
-    start: float = 600.0
-    #: A draining task that has not ended in this time is stopped through the manager.
-    drain: float = 60.0
-    #: The anchor and tasks of an ended job may take this long to end by themselves.
-    end: float = 10.0
-    #: A coordinator that has not called for this long is not expected to carry out a resize.
-    silent: float = 60.0
-    #: A job ends after this many attempts in a row whose tasks ended before they joined.
+    #: How long the resource manager may not list a new task or job before it counts as never started or lost.
+    unseen_seconds: float = 15.0
+    #: How long a task may wait for resources in the resource manager before it is withdrawn.
+    start_seconds: float = 600.0
+    #: How long a draining task may run before it is stopped through the resource manager.
+    drain_seconds: float = 60.0
+    #: How long drained tasks, and the anchor and tasks of an ended job, may take to end by themselves.
+    end_seconds: float = 10.0
+    #: How long a coordinator may not call before it counts as silent and its job is not resized.
+    silent_seconds: float = 60.0
+    #: Maximum number of consecutive attempts to start a job's tasks that may fail before the job is ended.
     start_failures: int = 3
 
 
@@ -71,25 +70,28 @@ class Timeouts:
 class Context:
     """What a tick works with."""
 
+    #: Name of the cluster, the first part of every job's key.
     cluster: str
     manager: ResourceManager
     store: TickStore
     deciders: Deciders
     launcher: Launcher
-    rules: GuardRules
+    guard_rules: GuardRules
     timeouts: Timeouts
     #: Maximum age of a decision, in seconds.
     slot_seconds: float
+    #: Seed of the random numbers that the policy draws.
     seed: int
+    #: Whether dl2d starts the jobs' anchors; otherwise users submit them to the resource manager.
     starts_anchors: bool
     mode: Mode = Mode.LIVE
     #: Name and version of the resource manager, which decides where dl2d does not.
     scheduler: str = ""
-    #: What the site allows jobs; bounds of those that declare none.
-    limits: RequestRules = field(default_factory=RequestRules)
-    #: Seconds that jobs may wait although they fit into free resources, before the fallback replaces the policy.
+    #: What jobs may request; also the bounds of jobs that declare none.
+    request_rules: RequestRules = field(default_factory=RequestRules)
+    #: Seconds that jobs may wait although they fit into free resources before the policy is set aside.
     idle_seconds: float = math.inf
     #: Seconds between asking a process to end and killing it.
-    grace: float
-    #: Seconds on a monotonic clock, to measure durations.
+    grace_seconds: float
+    #: Seconds on a monotonic clock; measures how long a tick takes.
     timer: Callable[[], float]

@@ -1,4 +1,4 @@
-"""Guard: applies the site's limits to a decision; every change has its reason. Pure."""
+"""Guard: checks a decision and applies the site's limits to it; each change is recorded with its reason. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from dl2d.tick.context import GuardRules
 
 @dataclass(frozen=True, slots=True)
 class LastResize:
-    """When a job was last decided to grow and to shrink; seconds since 1970."""
+    """When a job was last resized; seconds since 1970."""
 
+    #: When it was last decided to grow.
     up: float = float("-inf")
+    #: When it was last decided to shrink.
     down: float = float("-inf")
 
 
@@ -30,7 +32,7 @@ class ResizeHistory:
     resized: Mapping[JobKey, LastResize] = field(default_factory=dict)
 
     def after(self, decision: Decision, at: float) -> ResizeHistory:
-        """The history after a decision was carried out, without jobs that are gone."""
+        """The history after a decision was carried out at time ``at``, without jobs that are gone."""
         resized = {}
         for decided in decision.jobs:
             last = self.resized.get(decided.job, LastResize())
@@ -39,13 +41,15 @@ class ResizeHistory:
         return ResizeHistory(resized)
 
 
-def check(decision: Decision, snapshot: Snapshot) -> None:
-    """Check that a decision has one allocation within bounds for every job of the snapshot.
+def check_decision(decision: Decision, snapshot: Snapshot) -> None:
+    """Check that a decision has one allocation within bounds for every job of the snapshot, and finite scores.
+
+    Scores that are not finite mean that the numbers of a learned policy have overflowed.
 
     Raises
     ------
     PolicyError
-        It has not; names the job and the bounds.
+        The decision is not valid; names the job and what it may have.
     """
     decided = {entry.job: entry.allocation for entry in decision.jobs}
     if len(decided) != len(decision.jobs) or decided.keys() != {job.key for job in snapshot.jobs}:
@@ -61,19 +65,13 @@ def check(decision: Decision, snapshot: Snapshot) -> None:
                 f"{request.min_workers} to {request.max_workers} workers, {request.min_ps} to {request.max_ps} PSs "
                 f"and not less than {floor}"
             )
-
-
-def check_scores(decision: Decision) -> None:
-    """Check that the scores of alternatives are finite: where they are not, a network has overflowed.
-
-    Raises
-    ------
-    PolicyError
-        One is not; names the job.
-    """
     for entry in decision.jobs:
-        if not all(math.isfinite(option.score) for option in entry.alternatives):
-            raise PolicyError(f"job {entry.job.id} has an alternative whose score is no number")
+        for alternative in entry.alternatives:
+            if not math.isfinite(alternative.score):
+                raise PolicyError(
+                    f"policy {decision.policy} gave job {entry.job.id} an alternative {alternative.allocation} "
+                    f"with score {alternative.score}, which is not a finite number"
+                )
 
 
 def guard(
@@ -84,9 +82,10 @@ def guard(
     *,
     silent: Collection[JobKey] = (),
 ) -> Decision:
-    """The decision after the site's rules were applied, each change with its reason.
+    """The decision after the site's rules were applied.
 
-    In this order: jobs whose coordinator is silent stay as they are, limits per user, cool-downs, churn.
+    The rules are, in this order: jobs whose coordinator is ``silent`` keep their allocation; limits per user;
+    cool-downs; churn.
     """
     jobs = {job.key: job for job in snapshot.jobs}
     entries = [
@@ -112,19 +111,19 @@ def _limit_users(
         return entries
     limited = {name for name, _ in rules.per_user.thousandths}
     floors = dict(snapshot.floors)
-    held: dict[str, Resources] = defaultdict(Resources)
+    given: dict[str, Resources] = defaultdict(Resources)
     result = []
     for entry in entries:
         job = jobs[entry.job]
         user = job.owner.user
         allocation = entry.allocation
         floor = floors.get(entry.job, NOTHING)
-        while not _within(held[user] + job.request.demand_of(allocation), rules.per_user, limited):
+        while not _within(given[user] + job.request.demand_of(allocation), rules.per_user, limited):
             smaller = _smaller(job, allocation, floor)
             if smaller is None:
                 break
             allocation = smaller
-        held[user] += job.request.demand_of(allocation)
+        given[user] += job.request.demand_of(allocation)
         if allocation != entry.allocation:
             text = f"jobs of {user} may hold {rules.per_user} together"
             entry = entry.changed_by(allocation, Reason(Constraint.LIMIT, text))  # noqa: PLW2901
@@ -137,7 +136,7 @@ def _within(demand: Resources, limit: Resources, limited: set[str]) -> bool:
 
 
 def _smaller(job: Job, allocation: Allocation, floor: Allocation) -> Allocation | None:
-    """One step down towards the floor; None where there is no step left."""
+    """The next smaller allocation that the job may have; None if there is none above its floor."""
     request = job.request
     workers = request.largest_allowed(allocation.workers - 1)
     ps = min(allocation.ps, max(workers, request.min_ps, floor.ps))
@@ -150,10 +149,10 @@ def _cool_down(entry: JobDecision, last: LastResize | None, at: float, rules: Gu
     if last is None or entry.previous == NOTHING:
         return entry
     grows, shrinks = _direction(entry.previous, entry.allocation)
-    recent = max(last.up, last.down)
-    for wanted, seconds, word in ((grows, rules.cooldown_up, "grow"), (shrinks, rules.cooldown_down, "shrink")):
-        if wanted and at - recent < seconds:
-            text = f"was resized {at - recent:.0f} s ago and may {word} again after {seconds:g} s"
+    elapsed = at - max(last.up, last.down)
+    for applies, seconds, verb in ((grows, rules.cooldown_up, "grow"), (shrinks, rules.cooldown_down, "shrink")):
+        if applies and elapsed < seconds:
+            text = f"was resized {elapsed:.0f} s ago and may {verb} again after {seconds:g} s"
             return entry.changed_by(entry.previous, Reason(Constraint.COOLDOWN, text))
     return entry
 
@@ -161,26 +160,23 @@ def _cool_down(entry: JobDecision, last: LastResize | None, at: float, rules: Gu
 def _limit_churn(entries: list[JobDecision], rules: GuardRules) -> list[JobDecision]:
     if rules.churn <= 0:
         return entries
-    left = rules.churn
+    reason = Reason(Constraint.CHURN, f"this slot's {rules.churn} starts are used up")
+    starts_left = rules.churn
     result = []
     for entry in entries:
-        adds = max(entry.allocation.workers - entry.previous.workers, 0) + max(
-            entry.allocation.ps - entry.previous.ps, 0
-        )
-        if adds > left and entry.previous != NOTHING:
-            text = f"this interval's {rules.churn} starts are used up"
-            entry = entry.changed_by(entry.previous, Reason(Constraint.CHURN, text))  # noqa: PLW2901
-        elif adds > left and left < rules.churn:
-            # A job that has nothing yet waits, unless its first bundle alone is more than a whole interval's starts.
-            text = f"this interval's {rules.churn} starts are used up"
-            entry = entry.changed_by(NOTHING, Reason(Constraint.CHURN, text))  # noqa: PLW2901
+        allocation, previous = entry.allocation, entry.previous
+        starts = max(allocation.workers - previous.workers, 0) + max(allocation.ps - previous.ps, 0)
+        # A job that has nothing may exceed the number if it is the first of the slot: it might never start otherwise.
+        if starts > starts_left and (previous != NOTHING or starts_left < rules.churn):
+            result.append(entry.changed_by(previous, reason))
         else:
-            left = max(left - adds, 0)
-        result.append(entry)
+            starts_left = max(starts_left - starts, 0)
+            result.append(entry)
     return result
 
 
 def _direction(before: Allocation, after: Allocation) -> tuple[bool, bool]:
+    """Whether a resize adds tasks of a role, and whether it removes tasks of a role; it may do both."""
     grows = after.workers > before.workers or after.ps > before.ps
     shrinks = after.workers < before.workers or after.ps < before.ps
     return grows, shrinks

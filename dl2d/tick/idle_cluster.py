@@ -1,6 +1,7 @@
 """Idle cluster: detects jobs that wait although each of them would fit into free resources. Pure.
 
-No sound policy leaves them waiting for long: a tick reports it, and after a while has the fallback decide.
+A policy that works leaves no such job waiting for long. A tick therefore reports them, and sets a policy aside that
+leaves them waiting for ``Context.idle_seconds``.
 """
 
 from __future__ import annotations
@@ -16,26 +17,27 @@ from dl2d.core.placement import Placement
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.tick_plan import Plan
 
-#: Rules of the guard that hold a job back: it is not the policy that leaves it waiting.
+#: Constraints by which the guard keeps a job waiting, which is not the policy's fault.
 _GUARD_CONSTRAINTS = frozenset({Constraint.LIMIT, Constraint.COOLDOWN, Constraint.CHURN, Constraint.SILENT})
 
 
 @dataclass(frozen=True, slots=True)
 class IdleWaiting:
-    """Jobs that wait although they fit into free resources, and since when some do."""
+    """Jobs that wait although they fit into free resources, and for how long there have been such jobs."""
 
     jobs: tuple[JobKey, ...] = ()
-    #: When some began to wait, and when that was last seen; seconds since 1970.
+    #: Since when every tick has found such jobs (not always the same ones); seconds since 1970.
     since: float = 0.0
+    #: When the last tick found them; seconds since 1970.
     at: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """How long some have waited."""
+        """For how long there have been such jobs."""
         return self.at - self.since
 
     def after(self, jobs: tuple[JobKey, ...], at: float) -> IdleWaiting:
-        """The next observation. A clock that was set back starts the count anew."""
+        """The record after a tick at time ``at`` found ``jobs``. A clock that was set back starts the count anew."""
         if not jobs:
             return IdleWaiting()
         return IdleWaiting(jobs, self.since if self.jobs and self.since <= at else at, at)
@@ -49,10 +51,10 @@ def idle_jobs(
     *,
     silent: Collection[JobKey] = (),
 ) -> tuple[JobKey, ...]:
-    """Elastic jobs that have nothing and are given nothing, where every one of them would fit beside the plan's starts.
+    """Elastic jobs that have nothing and are given nothing although each would fit beside the plan's starts.
 
-    Empty where one of them waits for resources: others may wait behind it in turn, as FIFO has it. Jobs that are larger
-    than the empty cluster, that the guard holds back or whose coordinator is silent do not count.
+    Empty if one of the waiting jobs waits for resources, since the others may then wait for their turn in a queue.
+    Jobs that are larger than the empty cluster, that the guard holds back or whose coordinator is silent do not count.
     """
     given_nothing = {entry.job for entry in decision.jobs if entry.allocation == NOTHING and not _is_held_back(entry)}
     if not given_nothing:
@@ -65,27 +67,27 @@ def idle_jobs(
     ]
     if not waiting or any(held[item.job] == NOTHING for item in plan.deferred if item.job in held):
         return ()
-    left = Packing(snapshot.nodes, placement)
+    free = Packing(snapshot.nodes, placement)
     for start in plan.starts:
-        left.place_on(start.node, start.demand)
+        free.place_on(start.node, start.demand)
     empty: Packing | None = None
-    #: By what a job starts with: whether there is room now, or would be in the empty cluster.
-    known: dict[tuple[Resources, Resources, Allocation], tuple[bool, bool]] = {}
-    idle = []
+    #: By demands and least size: whether a job fits now, and whether it would fit into the empty cluster.
+    fits: dict[tuple[Resources, Resources, Allocation], tuple[bool, bool]] = {}
+    startable = []
     for job in waiting:
         request = job.request
-        kind = request.worker, request.ps, request.least
-        if kind not in known:
-            now = left.fits(job, request.least)
-            if not now and empty is None:
+        start_size = request.worker, request.ps, request.least
+        if start_size not in fits:
+            fits_now = free.fits(job, request.least)
+            if not fits_now and empty is None:
                 empty = Packing([_emptied(node) for node in snapshot.nodes], placement)
-            known[kind] = now, empty is None or now or empty.fits(job, request.least)
-        now, ever = known[kind]
-        if now:
-            idle.append(job.key)
-        elif ever:
+            fits[start_size] = fits_now, empty is None or fits_now or empty.fits(job, request.least)
+        fits_now, fits_empty = fits[start_size]
+        if fits_now:
+            startable.append(job.key)
+        elif fits_empty:
             return ()
-    return tuple(idle)
+    return tuple(startable)
 
 
 def _is_held_back(entry: JobDecision) -> bool:

@@ -9,21 +9,20 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from dl2d.core.cluster import Snapshot, Task, in_submit_order
-from dl2d.core.jobs import Allocation, Job, JobKey, JobState, Launch, Progress
+from dl2d.core.jobs import NO_LAUNCH, Job, JobKey, JobState, Progress
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.policy import Evidence
-from dl2d.core.resource_manager import ResourceManager, RmJobState, RmSnapshot
+from dl2d.core.resource_manager import ResourceManager, RmSnapshot
 from dl2d.core.resources import Resources
 from dl2d.core.store import TickStore
 
-#: Kinds of jobs without a live job whose speeds are read as well, for policies that judge jobs one by one.
+#: Number of kinds without a live job whose speeds are read too, for policies that compare single jobs with their kind.
 _OTHER_KINDS = 8
-_NO_LAUNCH = Launch((), "")
 
 
 @dataclass(frozen=True, slots=True)
 class LiveJobs:
-    """Jobs and tasks of the store that have not ended. A task's job may have ended before it."""
+    """Jobs and tasks of the store that have not ended. The job of a task may have ended already."""
 
     jobs: tuple[Job, ...] = ()
     tasks: tuple[Task, ...] = ()
@@ -34,7 +33,7 @@ class LiveJobs:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The manager's listing, and what the store has of elastic jobs and of those that run at fixed sizes."""
+    """What was read: the resource manager's listing, and the live jobs and tasks of the store."""
 
     listing: RmSnapshot
     elastic: LiveJobs
@@ -42,19 +41,20 @@ class Observed:
 
 
 def observe(store: TickStore, manager: ResourceManager) -> Observed:
-    """Ask the resource manager once, then read the store.
+    """Ask the resource manager for its listing, then read the store.
 
     Raises
     ------
     ResourceManagerError, StoreError
-        One of them does not answer.
+        The resource manager or the store does not answer.
     """
     listing = manager.snapshot()
-    return Observed(listing, *live_jobs(store))
+    elastic, static = live_jobs(store)
+    return Observed(listing, elastic, static)
 
 
 def live_jobs(store: TickStore) -> tuple[LiveJobs, LiveJobs]:
-    """Elastic jobs, and jobs that run at fixed sizes."""
+    """The live elastic jobs, and the live static jobs, each with their tasks."""
     jobs, tasks = store.jobs(live=True), store.tasks(live=True)
     static = {job.key for job in jobs if job.static}
     if not static:
@@ -65,14 +65,14 @@ def live_jobs(store: TickStore) -> tuple[LiveJobs, LiveJobs]:
     )
 
 
-def take_snapshot(live: LiveJobs, seen: RmSnapshot, slot: int) -> Snapshot:
-    """Join the manager's listing with the store's jobs and tasks, after they were reconciled.
+def take_snapshot(live: LiveJobs, listing: RmSnapshot, slot: int) -> Snapshot:
+    """Join the resource manager's listing with the store's jobs and tasks, after they were reconciled.
 
-    Tasks that were asked for but do not run yet count as used, so that no resources are given twice.
-    Commands and environments are left out: no policy may look at them and they do not belong into recorded slots.
+    Resources of tasks that were asked for but do not run yet count as used, so that they are not given twice.
+    Commands and environments are left out: no policy may look at them, and recorded slots must not show them.
     """
-    jobs, tasks = live.jobs, live.tasks
-    holding = {job.handle for job in seen.jobs if job.state in (RmJobState.RUNNING, RmJobState.ENDING)}
+    tasks = live.tasks
+    holding = {job.handle for job in listing.jobs if job.state.holds_resources}
     promised: dict[str, list[Resources]] = defaultdict(list)
     for task in tasks:
         if task.handle not in holding:
@@ -81,29 +81,33 @@ def take_snapshot(live: LiveJobs, seen: RmSnapshot, slot: int) -> Snapshot:
         structs.replace(node, used=Resources.total((node.used, *promised[node.name])))
         if node.name in promised
         else node
-        for node in seen.nodes
+        for node in listing.nodes
     )
-    found = tuple(job for job in jobs if job.state in (JobState.READY, JobState.RUNNING))
-    fresh = _fresh(found, tasks, seen.at)
-    present = in_submit_order([_shown(job, seen.at, fresh=job.key in fresh) for job in found])
-    floors = tuple(_floors(job for job in present if job.key not in fresh))
-    return Snapshot(at=seen.at, slot=slot, nodes=nodes, jobs=present, tasks=tasks, floors=floors)
+    resizable = tuple(job for job in live.jobs if job.state in (JobState.READY, JobState.RUNNING))
+    just_started = _just_started(resizable, tasks, listing.at)
+    jobs = in_submit_order([_as_shown(job, listing.at, just_started=job.key in just_started) for job in resizable])
+    # A running job keeps its least size: its weights are in its servers, so it is never shrunk to nothing.
+    floors = tuple(
+        (job.key, job.request.least) for job in jobs if job.state is JobState.RUNNING and job.key not in just_started
+    )
+    return Snapshot(at=listing.at, slot=slot, nodes=nodes, jobs=jobs, tasks=tasks, floors=floors)
 
 
-def _fresh(jobs: Iterable[Job], tasks: Iterable[Task], at: float) -> frozenset[JobKey]:
-    """Static jobs that the scheduler in charge has just started: when it decided so, they had nothing yet."""
+def _just_started(jobs: Iterable[Job], tasks: Iterable[Task], at: float) -> frozenset[JobKey]:
+    """Static jobs whose first tasks appeared in this tick: when the scheduler in charge decided, they had nothing."""
     static = frozenset(job.key for job in jobs if job.static)
     return static - {task.job for task in tasks if task.asked_at < at} if static else static
 
 
-def _shown(job: Job, at: float, *, fresh: bool) -> Job:
+def _as_shown(job: Job, at: float, *, just_started: bool) -> Job:
+    """The job as a policy sees it: without its command, and with its progress as far as it is known at this time."""
     if not job.unreported:
-        return replace(job, launch=_NO_LAUNCH)
-    return replace(job, launch=_NO_LAUNCH, progress=Progress(at=at) if fresh else job.progress_at(at))
+        return replace(job, launch=NO_LAUNCH)
+    return replace(job, launch=NO_LAUNCH, progress=Progress(at=at) if just_started else job.progress_at(at))
 
 
 def with_evidence(snapshot: Snapshot, needs: Collection[Evidence], store: TickStore) -> Snapshot:
-    """The snapshot with the measurements that a policy needs."""
+    """The snapshot with the measurements that a policy needs, read from the store (raises ``StoreError``)."""
     if Evidence.SPEEDS in needs:
         kinds = {TrainingKind.of(job.request) for job in snapshot.jobs}
         others = _OTHER_KINDS if Evidence.JOB_SPEEDS in needs else 0
@@ -113,10 +117,3 @@ def with_evidence(snapshot: Snapshot, needs: Collection[Evidence], store: TickSt
     if Evidence.LOSSES in needs:
         snapshot = replace(snapshot, losses=store.losses([job.key for job in snapshot.jobs]))
     return snapshot
-
-
-def _floors(jobs: Iterable[Job]) -> Iterable[tuple[JobKey, Allocation]]:
-    """A running job keeps its least size: its state lives in its servers, so it is never shrunk to nothing."""
-    for job in jobs:
-        if job.state is JobState.RUNNING:
-            yield job.key, job.request.least

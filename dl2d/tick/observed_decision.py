@@ -1,4 +1,4 @@
-"""What the scheduler in charge gave, in the form of a decision: recorded where dl2d does not act. Pure."""
+"""Observed decision: what the scheduler in charge gave each job, recorded where dl2d does not act. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
 from dl2d.core.resource_manager import RmSnapshot
 
-#: Stands in records in the place of a policy's name; the scheduler's name and version in that of its version.
+#: Policy name of such a decision; its policy version is the scheduler's name and version.
 OBSERVED: Final = "observed"
-#: Nodes that a reason names.
+#: Maximum number of nodes that a reason names.
 MAX_NODES_NAMED: Final = 8
 
 
 def observed_decision(snapshot: Snapshot, listing: RmSnapshot, scheduler: str) -> Decision:
-    """What each job has, and for jobs that have nothing why, in the scheduler's own words."""
+    """Each job's allocation now, and for jobs that have nothing the scheduler's own reason.
+
+    ``scheduler`` is its name and version.
+    """
     reasons = {listed.handle: listed.reason for listed in listing.jobs}
     held = snapshot.held()
     before = Counter((task.job, task.role) for task in snapshot.tasks if task.asked_at < snapshot.at)
@@ -33,8 +36,8 @@ def observed_decision(snapshot: Snapshot, listing: RmSnapshot, scheduler: str) -
             return f"observed: what {scheduler} gave, on {', '.join(names[:MAX_NODES_NAMED])}{more}"
         if job.static and not job.unreported:
             return "observed: its coordinator has started no tasks yet"
-        waits = reasons.get(job.anchor, "")
-        return f"observed: {scheduler} gave nothing yet" + (f": {waits}" if waits else "")
+        wait_reason = reasons.get(job.anchor, "")
+        return f"observed: {scheduler} gave nothing yet" + (f": {wait_reason}" if wait_reason else "")
 
     entries = tuple(
         JobDecision(

@@ -1,14 +1,16 @@
-"""How a policy is called: within a time limit, and without pauses of Python's cyclic garbage collector.
+"""Calls of a policy: with a time limit, and without pauses by Python's cyclic garbage collector.
 
-A learned policy can hang in its library as well as fail, and a collection may stop all threads for milliseconds.
+A learned policy may not only fail but hang in its library, and a garbage collection may stop all threads for
+milliseconds.
 """
 
 from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -17,16 +19,16 @@ from dl2d.core.errors import PolicyError
 T = TypeVar("T")
 
 
-def at_once(work: Callable[[], T]) -> T:
-    """No limit: for a simulator, whose answers must not depend on the machine."""
+def call_directly(work: Callable[[], T]) -> T:
+    """Call ``work`` without a time limit, in a simulator, where results must not depend on the machine's speed."""
     return work()
 
 
 class Deadline:
-    """Runs one piece of work at a time, in a thread that is left behind where it does not end in time.
+    """Calls functions with a time limit, one at a time, each in a thread of its own.
 
-    A thread cannot be ended from outside, so while one is left behind nothing new is begun: a policy that hangs costs
-    one thread and not one in every slot.
+    A thread cannot be stopped from outside. One that exceeds the limit is abandoned, and no further call is begun until
+    it has ended: a policy that hangs takes up one thread, not one more in every slot.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -34,38 +36,38 @@ class Deadline:
         self._running: Future[object] | None = None
 
     def __call__(self, work: Callable[[], T]) -> T:
-        """The work's result, or what it raised.
+        """Call ``work``; returns what it returns and raises what it raises.
 
         Raises
         ------
         PolicyError
-            It did not end in time, or an earlier one has not ended yet.
+            The call did not return in time, or an earlier one has not returned yet.
         """
         if self._running is not None and not self._running.done():
-            raise PolicyError("an earlier call has not come back yet")
+            raise PolicyError("an earlier call has not returned yet")
         future: Future[T] = Future()
 
         def run() -> None:
             try:
                 future.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - raised again where the result is asked for
+            except BaseException as error:  # noqa: BLE001 - raised again by future.result()
                 future.set_exception(error)
 
         self._running = future  # type: ignore[assignment]
+        deadline = time.monotonic() + self._seconds
         threading.Thread(target=run, name="policy", daemon=True).start()
-        try:
-            return future.result(timeout=self._seconds)
-        except TimeoutError:
-            if future.done():
-                raise
-            raise PolicyError(f"it did not come back within {self._seconds:g} s") from None
+        wait([future], timeout=self._seconds)
+        # A policy that does not release Python's global lock also keeps the wait from ending in time.
+        if not future.done() or time.monotonic() > deadline:
+            raise PolicyError(f"the call did not return within {self._seconds:g} s")
+        return future.result()
 
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
     """Disable the cyclic garbage collector, which may stop all threads for milliseconds at any allocation.
 
-    Objects without references are freed as ever; only cycles wait.
+    Objects that lose their last reference are still freed; only reference cycles stay until later.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -77,6 +79,8 @@ def gc_paused() -> Iterator[None]:
 
 
 def freeze_startup_objects() -> None:
-    """Exclude all objects that exist now from collections: they live as long as the daemon; a scan takes 70 ms."""
+    """Exclude all objects that exist now from garbage collection: they live as long as the daemon, and a scan of them
+    takes 70 ms.
+    """
     gc.collect()
     gc.freeze()

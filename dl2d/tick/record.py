@@ -1,4 +1,4 @@
-"""Record: keeps a decided slot in the store, and makes the state of the next tick."""
+"""Record: writes a decided slot to the store, and makes the state for the next tick."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dl2d.tick.context import Context
 from dl2d.tick.idle_cluster import IdleWaiting
 from dl2d.tick.observed_decision import OBSERVED
 from dl2d.tick.reconcile import Reconciled
-from dl2d.tick.state import Ruling, SetAside, TickState
+from dl2d.tick.state import SetAside, SlotDecision, TickState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,42 +22,44 @@ class Report:
     """What a tick did."""
 
     snapshot: Snapshot
-    ruling: Ruling
+    slot_decision: SlotDecision
     plan: Plan
     outcome: Outcome
+    #: Jobs that wait on an idle cluster.
     idle: IdleWaiting
-    #: The policy that is not asked any more; the next tick has the fallback decide.
+    #: The policy that is not asked any more: in the next tick the fallback decides.
     set_aside: SetAside | None
-    #: Whether this tick made the ruling, or one before it.
+    #: Whether this tick decided, rather than one before it.
     decided: bool
+    #: How long the tick took.
     seconds: float
     mode: Mode
 
     @property
     def decision(self) -> Decision:
         """The decision in force."""
-        return self.ruling.decision
+        return self.slot_decision.in_force
 
 
 def record(context: Context, state: TickState, reconciled: Reconciled, report: Report, situation: str) -> TickState:
-    """Keep the slot if it was decided, and return what the next tick goes on with.
+    """Write the slot to the store if this tick decided it; returns the state for the next tick.
 
     Raises
     ------
     StoreError
-        The slot could not be kept.
+        The slot could not be written.
     """
     state = replace(
         state,
-        failures=reconciled.failures,
-        stopping=reconciled.stopping,
-        heard=reconciled.heard,
+        start_failures=reconciled.start_failures,
+        stops_asked=reconciled.stops_asked,
+        calling_since=reconciled.calling_since,
         idle=report.idle,
         set_aside=report.set_aside,
     )
     if not report.decided:
         return state
-    snapshot, ruling, deciders = report.snapshot, report.ruling, context.deciders
+    snapshot, slot_decision, deciders = report.snapshot, report.slot_decision, context.deciders
     name, version = deciders.policy.name, deciders.policy.version
     if report.mode is Mode.OBSERVE:
         name, version = OBSERVED, context.scheduler
@@ -66,26 +68,26 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
             number=snapshot.slot,
             at=snapshot.at,
             snapshot=snapshot,
-            proposed=ruling.proposed,
-            decision=ruling.decision,
+            proposed=slot_decision.proposed,
+            decision=slot_decision.in_force,
             plan=report.plan,
             outcome=report.outcome,
             inputs_hash=inputs_hash(snapshot, name, version, deciders.placement.name, context.seed),
             seed=context.seed,
             seconds=report.seconds,
-            shadow=ruling.shadow,
+            shadow=slot_decision.shadow,
         )
     )
     return replace(
         state,
         slot=snapshot.slot,
-        ruling=ruling,
+        slot_decision=slot_decision,
         decided_at=snapshot.at,
         situation=situation,
-        resizes=state.resizes.after(ruling.decision, snapshot.at),
+        resizes=state.resizes.after(slot_decision.in_force, snapshot.at),
     )
 
 
 def inputs_hash(snapshot: Snapshot, policy: str, version: str, placement: str, seed: int) -> str:
-    """SHA-256 over everything that a decision depends on: snapshot, policy and its version, placement, seed."""
+    """SHA-256 of everything that a decision depends on: snapshot, policy and its version, placement, seed."""
     return digest(snapshot, [policy, version, placement, seed])

@@ -1,7 +1,8 @@
-"""Start check: whether a policy starts jobs on an idle cluster, tried before it may decide on a real one. Pure.
+"""Start check: simulates whether a policy starts jobs on an idle cluster, before it may decide on a real one. Pure.
 
-A policy is asked, checked and placed as in a tick, on a site's own nodes with nothing on them, for jobs that the site
-had and for plain jobs of each kind. Training is not played: comparing completion times is the gate's part.
+The policy's decisions are checked and placed as in a tick, on the site's nodes with nothing on them, for jobs that the
+site had and for small jobs with and without parameter servers. Training is not simulated: the gate compares completion
+times.
 """
 
 from __future__ import annotations
@@ -14,81 +15,83 @@ import numpy as np
 from msgspec import structs
 
 from dl2d.core.cluster import Node, NodeState, Snapshot, Task, TaskState
-from dl2d.core.jobs import Architecture, Job, JobKey, JobRequest, JobState, Launch, Owner
+from dl2d.core.jobs import NO_LAUNCH, Architecture, Job, JobKey, JobRequest, JobState, Owner
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import Store
-from dl2d.tick.guard import check, check_scores
+from dl2d.tick.guard import check_decision
 from dl2d.tick.idle_cluster import idle_jobs
 from dl2d.tick.place.place import place
 
-#: Intervals that are run. A job may be left waiting in the first, since some policies choose at random.
+#: Number of slots that are simulated. A job may be left waiting in the first, since some policies choose at random.
 _SLOTS: Final = 2
 _SLOT_SECONDS: Final = 300.0
-#: Maximum number of ticks until what was decided in an interval runs.
+#: Maximum number of ticks in which the tasks that were decided on in a slot are started.
 _MAX_TICKS: Final = 8
-#: Maximum number of kinds of jobs that are tried, and of jobs at once.
-_MAX_KINDS: Final = 24
+#: Maximum number of different requests that are tried.
+_MAX_REQUESTS: Final = 24
+#: Number of jobs that are submitted at once.
 _MAX_JOBS: Final = 16
-#: Maximum number of jobs of a store from which kinds are taken, newest first.
+#: Maximum number of jobs of a store whose requests are taken, newest first.
 _MAX_STORED_JOBS: Final = 200
-#: Nodes where those of the site are not known.
+#: Nodes that are taken if those of the site are not known.
 _DEFAULT_NODES: Final = tuple(Node(f"node-{number}", Resources.of(cpu=32, gpu=8, memory=2**18)) for number in (1, 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartCheck:
-    """Result: the number of jobs that were tried, and the requests of those that were left waiting."""
+    """Result of a start check."""
 
+    #: Number of jobs that were tried.
     jobs: int
+    #: Requests of those that the policy left waiting.
     waiting: tuple[JobRequest, ...]
-    #: What the policy raised, or what was wrong with its answer; empty for nothing.
+    #: What the policy raised, or what was wrong with its decision; empty if nothing was.
     error: str = ""
 
     @property
     def problem(self) -> str:
-        """Why the policy must not decide, in words that follow its name; empty where it may."""
+        """Why the policy must not decide, in words that follow its name; empty if it may."""
         if self.error:
             return f"fails on an idle cluster: {self.error}"
         if not self.waiting:
             return ""
-        one = self.waiting[0]
-        kinds = f"one asks for {one.worker} a worker" + (f" and {one.ps} a PS" if one.max_ps else "")
+        first = self.waiting[0]
+        demands = f"{first.worker} a worker" + (f" and {first.ps} a PS" if first.max_ps else "")
         return (
-            f"leaves {len(self.waiting)} of {self.jobs} jobs waiting on an idle cluster ({kinds}, at least {one.least})"
+            f"leaves {len(self.waiting)} of {self.jobs} jobs waiting on an idle cluster "
+            f"(one asks for {demands}, at least {first.least})"
         )
 
 
 def start_check(
-    policy: Policy, placement: Placement, nodes: Sequence[Node], requests: Iterable[JobRequest] = (), *, seed: int = 0
+    policy: Policy, placement: Placement, nodes: Sequence[Node], requests: Iterable[JobRequest] = ()
 ) -> StartCheck:
-    """Have a policy start jobs of each kind by itself and of many kinds at once, and count those that are left waiting.
+    """Have a policy start a job of each request alone, and jobs of many requests at once.
 
     Parameters
     ----------
     nodes
-        Of the site, whatever is on them; where there are none that take tasks, usual ones.
+        Nodes of the site, whatever is on them; if none of them takes tasks, two usual nodes are taken.
     requests
-        Of jobs that the site had.
+        Requests of jobs that the site had.
     """
-    idle = [structs.replace(node, used=NO_RESOURCES) for node in nodes if node.state is NodeState.UP] or list(
-        _DEFAULT_NODES
-    )
-    kinds = _kinds([*_plain(idle), *requests], idle, placement)
+    idle = [structs.replace(node, used=NO_RESOURCES) for node in nodes if node.state is NodeState.UP]
+    idle = idle or list(_DEFAULT_NODES)
     jobs, waiting = 0, []
-    for load in _loads(kinds):
-        jobs += len(load)
+    for workload in _workloads(_different([*_small_requests(idle), *requests], idle, placement)):
+        jobs += len(workload)
         try:
-            waiting += _left_waiting(policy, placement, idle, load, seed)
-        except Exception as error:  # noqa: BLE001 - a plug-in, or weights from outside: whatever it raises is the answer
+            waiting += _left_waiting(policy, placement, idle, workload)
+        except Exception as error:  # noqa: BLE001 - a plug-in, or weights from elsewhere, may raise anything
             return StartCheck(jobs=jobs, waiting=(), error=f"{type(error).__name__}: {error}")
     return StartCheck(jobs=jobs, waiting=tuple(waiting))
 
 
 def site_start_check(policy: Policy, placement: Placement, store: Store) -> StartCheck:
-    """The start check on the nodes of a site's newest slot, for the newest jobs of its store.
+    """The start check on the nodes of a site's newest slot, with requests of the newest jobs in its store.
 
     Raises
     ------
@@ -100,15 +103,11 @@ def site_start_check(policy: Policy, placement: Placement, store: Store) -> Star
     return start_check(policy, placement, newest.snapshot.nodes if newest is not None else (), requests)
 
 
-def _plain(nodes: Sequence[Node]) -> Iterator[JobRequest]:
+def _small_requests(nodes: Sequence[Node]) -> Iterator[JobRequest]:
     """Small requests with and without parameter servers, of one bundle and of two."""
-    whole = dict(
-        max(nodes, key=lambda node: sum(amount for _, amount in node.capacity.thousandths)).capacity.thousandths
-    )
-    worker = Resources(
-        tuple((name, min(amount, 1000)) for name, amount in sorted(whole.items()) if name in ("cpu", "gpu"))
-    )
-    ps = Resources(tuple((name, min(amount, 1000)) for name, amount in sorted(whole.items()) if name == "cpu"))
+    largest = max(nodes, key=lambda node: sum(amount for _, amount in node.capacity.thousandths)).capacity.thousandths
+    worker = Resources(tuple((name, min(amount, 1000)) for name, amount in sorted(largest) if name in ("cpu", "gpu")))
+    ps = Resources(tuple((name, min(amount, 1000)) for name, amount in sorted(largest) if name == "cpu"))
     plain = JobRequest(
         name="plain", model="other", epochs=10.0, samples_per_epoch=1000.0, steps_per_epoch=None, batch=None,
         worker=worker, ps=ps,
@@ -118,57 +117,57 @@ def _plain(nodes: Sequence[Node]) -> Iterator[JobRequest]:
     yield replace(plain, ps=NO_RESOURCES, min_ps=0, max_ps=0, architecture=Architecture.ALLREDUCE)
 
 
-def _kinds(requests: Iterable[JobRequest], nodes: Sequence[Node], placement: Placement) -> list[JobRequest]:
-    """The requests that differ in what they ask for, as far as the empty nodes hold their least size."""
-    seen: set[tuple[object, ...]] = set()
-    found: list[JobRequest] = []
+def _different(requests: Iterable[JobRequest], nodes: Sequence[Node], placement: Placement) -> list[JobRequest]:
+    """The first of the requests that ask for the same, without those whose least size the empty nodes do not hold."""
+    examined: set[tuple[object, ...]] = set()
+    different: list[JobRequest] = []
     empty = Packing(nodes, placement)
     for request in requests:
-        kind = request.model, request.worker, request.ps, request.least, request.max_workers, request.max_ps
-        if kind not in seen and empty.fits(_job(0, request), request.least):
-            found.append(request)
-        seen.add(kind)
-        if len(found) == _MAX_KINDS:
+        asked = request.model, request.worker, request.ps, request.least, request.max_workers, request.max_ps
+        if asked not in examined and empty.fits(_job(0, request), request.least):
+            different.append(request)
+        examined.add(asked)
+        if len(different) == _MAX_REQUESTS:
             break
-    return found
+    return different
 
 
-def _loads(kinds: Sequence[JobRequest]) -> Iterator[Sequence[JobRequest]]:
-    yield from ([kind] for kind in kinds)
-    for start in range(0, len(kinds), _MAX_JOBS):
-        together = list(kinds[start : start + _MAX_JOBS])
+def _workloads(requests: Sequence[JobRequest]) -> Iterator[Sequence[JobRequest]]:
+    """Each request alone; then ``_MAX_JOBS`` jobs at once, of as many requests as they can be."""
+    yield from ([request] for request in requests)
+    for start in range(0, len(requests), _MAX_JOBS):
+        together = list(requests[start : start + _MAX_JOBS])
         yield (together * _MAX_JOBS)[:_MAX_JOBS]
 
 
 def _left_waiting(
-    policy: Policy, placement: Placement, nodes: Sequence[Node], load: Sequence[JobRequest], seed: int
+    policy: Policy, placement: Placement, nodes: Sequence[Node], workload: Sequence[JobRequest]
 ) -> list[JobRequest]:
-    """Those of the load that are given nothing in the last interval, though there is room for them."""
-    jobs = tuple(_job(number, request) for number, request in enumerate(load))
+    """Requests of the workload whose jobs are given nothing in the last slot although they have room."""
+    jobs = tuple(_job(number, request) for number, request in enumerate(workload))
     tasks: list[Task] = []
     idle: tuple[JobKey, ...] = ()
-    count = 0
+    task_count = 0
     for slot in range(1, _SLOTS + 1):
-        seen = _snapshot(slot, nodes, jobs, tasks)
-        packing = Packing.for_decision(seen.nodes, seen.tasks, placement)
-        with np.errstate(all="ignore"):  # what comes of it is checked
-            decision = policy.decide(seen, packing, np.random.default_rng([seed, slot]))
-        check(decision, seen)
-        check_scores(decision)
+        snapshot = _snapshot(slot, nodes, jobs, tasks)
+        packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, placement)
+        with np.errstate(all="ignore"):  # numbers that overflow are found by check_decision
+            decision = policy.decide(snapshot, packing, np.random.default_rng([0, slot]))
+        check_decision(decision, snapshot)
         for _ in range(_MAX_TICKS):
-            plan = place(seen, decision, placement)
-            idle = idle_jobs(seen, decision, plan, placement)
+            plan = place(snapshot, decision, placement)
+            idle = idle_jobs(snapshot, decision, plan, placement)
             if not plan.starts and not plan.stops:
                 break
             stopped = {(stop.job, stop.task) for stop in plan.stops}
             tasks = [task for task in tasks if (task.job, task.id) not in stopped]
             for start in plan.starts:
-                count += 1
+                task_count += 1
                 tasks.append(
-                    Task(job=start.job, id=f"{start.role}-{count}", role=start.role, node=start.node,
+                    Task(job=start.job, id=f"{start.role}-{task_count}", role=start.role, node=start.node,
                          demand=start.demand, state=TaskState.CONFIRMED)
                 )  # fmt: skip
-            seen = _snapshot(slot, nodes, jobs, tasks)
+            snapshot = _snapshot(slot, nodes, jobs, tasks)
     return [job.request for job in jobs if job.key in idle]
 
 
@@ -176,14 +175,14 @@ def _snapshot(slot: int, nodes: Sequence[Node], jobs: tuple[Job, ...], tasks: Se
     used: dict[str, list[Resources]] = {}
     for task in tasks:
         used.setdefault(task.node, []).append(task.demand)
-    own = tuple(structs.replace(node, used=Resources.total(used.get(node.name, (NO_RESOURCES,)))) for node in nodes)
-    has = {task.job for task in tasks}
-    floors = tuple((job.key, job.request.least) for job in jobs if job.key in has)
-    return Snapshot(at=slot * _SLOT_SECONDS, slot=slot, nodes=own, jobs=jobs, tasks=tuple(tasks), floors=floors)
+    nodes = tuple(structs.replace(node, used=Resources.total(used.get(node.name, (NO_RESOURCES,)))) for node in nodes)
+    started = {task.job for task in tasks}
+    floors = tuple((job.key, job.request.least) for job in jobs if job.key in started)
+    return Snapshot(at=slot * _SLOT_SECONDS, slot=slot, nodes=nodes, jobs=jobs, tasks=tuple(tasks), floors=floors)
 
 
 def _job(number: int, request: JobRequest) -> Job:
     return Job(
         key=JobKey("start-check", str(number), number), request=request, owner=Owner("start-check", 0, 0),
-        launch=Launch((), ""), state=JobState.READY,
+        launch=NO_LAUNCH, state=JobState.READY,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""State that one tick hands to the next. A daemon that starts with an empty state only decides a little earlier."""
+"""State that one tick hands to the next. A daemon that starts without it only asks the policy sooner."""
 
 from __future__ import annotations
 
@@ -14,58 +14,69 @@ from dl2d.tick.idle_cluster import IdleWaiting
 
 
 class StartFailures(NamedTuple):
-    """Attempts in a row in which tasks of a job ended before they joined, and how the last one ended."""
+    """Consecutive attempts in which tasks of a job ended before they joined it."""
 
     attempts: int = 0
+    #: How the last attempt ended.
     last: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A policy version that is not asked any more; the fallback decides until another version is in charge."""
+    """A policy version that is not asked any more; the fallback decides until another version is configured."""
 
     policy: str
     version: str
     #: Why, in words that follow the policy's name.
     reason: str
 
-    def names(self, policy: Policy) -> bool:
-        """Whether it is this policy and version."""
+    def is_for(self, policy: Policy) -> bool:
+        """Whether ``policy`` is the one that was set aside, in the same version."""
         return (self.policy, self.version) == (policy.name, policy.version)
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling:
-    """The decision of a slot: as the policy proposed it, as it is in force, and as dl2d would have carried it out."""
+class SlotDecision:
+    """What was decided in a slot."""
 
+    #: The policy's decision before the guard; in mode observe the same as ``in_force``.
     proposed: Decision
-    decision: Decision
-    #: After the guard, where another scheduler is in charge; else None.
+    #: In mode live the policy's decision after the guard, else what the scheduler in charge gave.
+    in_force: Decision
+    #: In mode shadow the policy's decision after the guard, else None.
     shadow: Decision | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickState:
-    """What one tick hands to the next."""
+    """What one tick hands to the next. Times are seconds since 1970."""
 
     #: Number of the last slot that was decided.
     slot: int = 0
-    #: The ruling in force, when it was made, and a digest of the situation for which it was made.
-    ruling: Ruling | None = None
+    #: What was decided in it; None before the first slot.
+    slot_decision: SlotDecision | None = None
+    #: When it was decided.
     decided_at: float = float("-inf")
+    #: Digest of the situation that it was decided for (see ``decide.situation_digest``).
     situation: str = ""
+    #: When each job was last resized.
     resizes: ResizeHistory = field(default_factory=ResizeHistory)
-    failures: Mapping[JobKey, StartFailures] = field(default_factory=dict)
+    #: Failed attempts to start tasks, of jobs that have any.
+    start_failures: Mapping[JobKey, StartFailures] = field(default_factory=dict)
     #: When each handle was last asked to stop.
-    stopping: Mapping[str, float] = field(default_factory=dict)
-    #: Since when each job's coordinator has called without a gap.
-    heard: Mapping[JobKey, float] = field(default_factory=dict)
+    stops_asked: Mapping[str, float] = field(default_factory=dict)
+    #: Since when each job's coordinator has called without a gap; without silent ones.
+    calling_since: Mapping[JobKey, float] = field(default_factory=dict)
+    #: Jobs that wait on an idle cluster.
     idle: IdleWaiting = field(default_factory=IdleWaiting)
+    #: The policy version that is set aside, or None.
     set_aside: SetAside | None = None
 
-    def ruling_for(self, situation: str, at: float, slot_seconds: float) -> Ruling | None:
-        """The ruling in force; None where it is too old or made for another situation.
+    def decision_for(self, situation: str, at: float, slot_seconds: float) -> SlotDecision | None:
+        """The last slot's decision, or None where it is older than a slot or was made for another situation.
 
-        A clock that was set back ends it too, so that it does not stand for hours.
+        A decision from the future, which means that the clock was set back, does not hold either: it would stay in
+        force until the clock has caught up.
         """
-        return self.ruling if situation == self.situation and 0 <= at - self.decided_at < slot_seconds else None
+        in_slot = 0 <= at - self.decided_at < slot_seconds
+        return self.slot_decision if in_slot and situation == self.situation else None

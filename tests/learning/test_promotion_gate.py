@@ -182,7 +182,7 @@ class TestCompare:
         ("odd", "words"),
         [
             (fails, "ZeroDivisionError: in a decision of drf"),
-            (no_number, "has an alternative whose score is no number"),
+            (no_number, "which is not a finite number"),
             (forgets, "did not decide for every job exactly once"),
         ],
     )

@@ -18,6 +18,7 @@ from dl2d.core.cluster import Node, NodeState
 from dl2d.core.errors import WorkloadError
 from dl2d.core.history import History, Sight
 from dl2d.core.jobs import (
+    NO_LAUNCH,
     Allocation,
     Architecture,
     Consistency,
@@ -25,7 +26,6 @@ from dl2d.core.jobs import (
     JobKey,
     JobRequest,
     JobState,
-    Launch,
     Owner,
     Progress,
 )
@@ -53,7 +53,7 @@ def a_job(number: int, at: float, *, epoch: float = 10.0, state: JobState = JobS
     ended = fields.pop("ended", at + 1000.0) if state.ended else None
     return Job(
         key=JobKey("site", str(number), int(MONDAY + at)), request=a_request(**fields), owner=Owner("ann", 1, 1),
-        launch=Launch((), ""), state=state, progress=Progress(at=1.0, epoch=epoch),
+        launch=NO_LAUNCH, state=state, progress=Progress(at=1.0, epoch=epoch),
         ended_at=None if ended is None else MONDAY + ended,
     )  # fmt: skip
 

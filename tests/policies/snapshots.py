@@ -11,7 +11,7 @@ from msgspec import structs
 
 from dl2d.core.cluster import Node, NodeState, Snapshot, Task, TaskState
 from dl2d.core.decision import Decision
-from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, JobState, Launch, Owner, Role
+from dl2d.core.jobs import NO_LAUNCH, Allocation, Job, JobKey, JobRequest, JobState, Owner, Role
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources
@@ -27,7 +27,7 @@ def a_job(number: int, *, static: bool = False, **changes: Any) -> Job:
     )  # fmt: skip
     return Job(
         key=JobKey("c", str(number), 1000 + number), request=replace(request, **changes),
-        owner=Owner("ann", 1, 1), launch=Launch((), ""), state=JobState.READY, static=static,
+        owner=Owner("ann", 1, 1), launch=NO_LAUNCH, state=JobState.READY, static=static,
     )  # fmt: skip
 
 

@@ -73,14 +73,14 @@ def test_a_tick_with_a_thousand_jobs_asks_slurm_once_for_jobs_and_once_for_nodes
         cluster="fake",
         manager=manager_on(),
         store=store,
-        deciders=Deciders(Drf(), Fifo(), LoadBalance(), timeout=60),
+        deciders=Deciders(Drf(), Fifo(), LoadBalance()),
         launcher=Launcher("http://127.0.0.1:1", Credentials(b"k" * 32)),
-        rules=GuardRules(),
+        guard_rules=GuardRules(),
         timeouts=Timeouts(),
         slot_seconds=300,
         seed=0,
         starts_anchors=False,
-        grace=1.0,
+        grace_seconds=1.0,
         timer=lambda: 0.0,
     )
     state = TickState()

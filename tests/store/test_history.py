@@ -7,7 +7,7 @@ from dataclasses import replace
 from store.samples import PS, WORKER, a_job, a_slot, starts
 
 from dl2d.core.cluster import Node, TaskState
-from dl2d.core.jobs import Allocation, JobState, Launch, Progress
+from dl2d.core.jobs import NO_LAUNCH, Allocation, JobState, Progress
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, RuntimePlan, TaskChange
 from dl2d.store.sql import SqlStore
@@ -32,7 +32,7 @@ def test_jobs_that_were_there_at_some_time_in_between(store: SqlStore) -> None:
     assert (history.begin, history.end) == (BEGIN, END)
     assert [job.key.id for job in history.jobs] == ["2", "3", "4", "5"]
     assert [job.state.ended for job in history.jobs] == [True, False, True, False]
-    assert all(job.launch == Launch((), "") for job in history.jobs)  # nobody needs what may be secret
+    assert all(job.launch == NO_LAUNCH for job in history.jobs)  # nobody needs what may be secret
 
 
 def test_the_cluster_is_seen_once_an_hour_without_our_own_tasks(store: SqlStore) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 
 import pytest
 from policies.snapshots import a_job, a_snapshot, cluster
@@ -34,7 +33,7 @@ class Watching(Fifo):
 def test_no_policy_is_held_up_by_the_collector_and_it_goes_on_after_it(error) -> None:
     policy = Watching(error)
     snapshot = a_snapshot([a_job(1)], cluster(1))
-    decision = decide(snapshot, Deciders(policy, Fifo(), LoadBalance(), timeout=float("inf")), 0, time.monotonic)
+    decision = decide(snapshot, Deciders(policy, Fifo(), LoadBalance()), 0)
     assert policy.seen == [False]
     assert gc.isenabled()
     said = [reason.constraint for reason in decision.jobs[0].guarded]
@@ -51,7 +50,7 @@ def test_a_policy_that_never_comes_back_does_not_keep_it_off() -> None:
             return super().decide(*args, **how)
 
     deciders = Deciders(Hanging(), Fifo(), LoadBalance(), call=Deadline(0.05))
-    decide(a_snapshot([a_job(1)], cluster(1)), deciders, 0, time.monotonic)
+    decide(a_snapshot([a_job(1)], cluster(1)), deciders, 0)
     assert begun.wait(30)
     assert gc.isenabled()
     over.set()

@@ -17,13 +17,15 @@ from dl2d.core.store import JobChange
 from dl2d.testing.builders import make_job
 from dl2d.tick.context import Timeouts
 from dl2d.tick.observe import LiveJobs
-from dl2d.tick.reconcile import Changes, compare, heard_since
+from dl2d.tick.reconcile import Changes, compare, update_calling_since
 from dl2d.tick.state import StartFailures
 from dl2d.tick.task_specs import ANCHOR
 
 KEY = JobKey("here", "1", 1000)
 NOW = 10_000.0
-TIMEOUTS = Timeouts(unseen=15, start=600, drain=60, end=10, silent=60, start_failures=3)
+TIMEOUTS = Timeouts(
+    unseen_seconds=15, start_seconds=600, drain_seconds=60, end_seconds=10, silent_seconds=60, start_failures=3
+)
 T, R, J, F = TaskState, RmJobState, JobState, FailureCause
 
 
@@ -59,8 +61,8 @@ def see(
     ended = [job] if job is not None and job.state.ended else []
     return compare(
         LiveJobs(tuple(live), tuple(tasks)), ended, RmSnapshot(NOW, (), tuple(rm_jobs)), cluster="here",
-        timeouts=TIMEOUTS, failures={KEY: StartFailures(failures, "exit status 1")},
-        heard={} if told is None else {KEY: told},
+        timeouts=TIMEOUTS, start_failures={KEY: StartFailures(failures, "exit status 1")},
+        calling_since={} if told is None else {KEY: told},
     )  # fmt: skip
 
 
@@ -141,7 +143,7 @@ def test_who_was_not_told_to_leave_is_not_late(since: float, told: float | None,
         (a_job(), R.LOST, JobChange(state=J.LOST, end_reason="its coordinator ended: why", cause=F.NODE_LOST)),
         (a_job(called=NOW - 14), None, None),
         (a_job(called=NOW - 16), None,
-         JobChange(state=J.LOST, end_reason="the resource manager does not know its anchor any more",
+         JobChange(state=J.LOST, end_reason="the resource manager does not list its anchor any more",
                    cause=F.NOT_LISTED)),
     ],
 )  # fmt: skip
@@ -193,7 +195,7 @@ def test_a_task_of_a_job_that_lives_but_is_another_stores_is_left_alone() -> Non
     sbatch = RmJob(handle=KEY.id, state=R.RUNNING)  # under Slurm an anchor bears its own number and no mark
     found = see(None, [], [sbatch, an_rm_job(R.RUNNING, handle="o")])
     assert found.stops == ()
-    assert found.remarks == ("o is a task of here.1.1000, which this store does not know; left alone",)
+    assert found.remarks == ("o is a task of here.1.1000, which this store does not know; not stopped",)
 
 
 def test_marks_of_other_clusters_and_jobs_without_a_mark_are_not_ours() -> None:
@@ -219,12 +221,12 @@ def test_a_task_that_runs_twice_is_stopped_once() -> None:
         assert (found.tasks, dict(found.stops)) == ((), {"twin": "worker-0 of here.1.1000 runs twice"})
 
 
-def test_heard_since() -> None:
+def test_since_when_coordinators_call() -> None:
     job = a_job(called=NOW)
-    assert heard_since([job], {}, NOW, 60) == {KEY: NOW}
-    assert heard_since([job], {KEY: 5.0}, NOW + 60, 60) == {KEY: 5.0}
-    assert heard_since([job], {KEY: 5.0}, NOW + 61, 60) == {}
-    assert heard_since([], {KEY: 5.0}, NOW, 60) == {}
+    assert update_calling_since({}, [job], NOW, 60) == {KEY: NOW}
+    assert update_calling_since({KEY: 5.0}, [job], NOW + 60, 60) == {KEY: 5.0}
+    assert update_calling_since({KEY: 5.0}, [job], NOW + 61, 60) == {}
+    assert update_calling_since({KEY: 5.0}, [], NOW, 60) == {}
 
 
 COMBINATIONS = list(product(T, [None, *R], J, [None, *R], [0.0, 1e6], ["", "h0"], [None, 0.0]))

@@ -81,7 +81,11 @@ class Odd(OnlyRings):
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [("raises", "ValueError: cut short"), ("overflows", "whose score is no number"), ("forgets", "exactly once")],
+    [
+        ("raises", "ValueError: cut short"),
+        ("overflows", "with score nan, which is not a finite number"),
+        ("forgets", "exactly once"),
+    ],
 )
 def test_what_fails_is_told_in_one_sentence(how: str, words: str) -> None:
     problem = start_check(Odd(how), LoadBalance(), []).problem

@@ -130,7 +130,7 @@ def test_a_recorded_slot_is_recomputed_bit_for_bit(world: World) -> None:
         slot = world.store.slot(number)
         assert slot is not None
         deciders = world.context().deciders
-        assert decide(slot.snapshot, deciders, slot.seed, lambda: 0.0) == slot.proposed
+        assert decide(slot.snapshot, deciders, slot.seed) == slot.proposed
         policy, placement = deciders.policy, deciders.placement
         hashed = inputs_hash(slot.snapshot, policy.name, policy.version, placement.name, slot.seed)
         assert hashed == slot.inputs_hash
@@ -369,7 +369,7 @@ def test_a_daemon_that_was_away_gives_coordinators_the_time_to_drain_anew(world:
     world.state = TickState(slot=world.state.slot)  # a new daemon
     world.tick(3600.0)
     assert not draining & set(world.manager.stopped)
-    world.tick(world.timeouts.drain + 1)  # still nobody told it
+    world.tick(world.timeouts.drain_seconds + 1)  # still nobody told it
     assert not draining & set(world.manager.stopped)
     world.beat()
     assert world.has(first, state=TaskState.CONFIRMED) == (4, 4)
@@ -441,7 +441,7 @@ def test_nothing_is_carried_on_of_jobs_that_are_gone(world: World) -> None:
         world.settle(15)
     world.tick(400.0)
     state = world.state
-    assert (state.failures, state.stopping, state.heard, state.resizes.resized) == ({}, {}, {}, {})
+    assert (state.start_failures, state.stops_asked, state.calling_since, state.resizes.resized) == ({}, {}, {}, {})
 
 
 def test_equal_worlds_have_equal_histories(build) -> None:
@@ -480,4 +480,4 @@ def test_a_policy_that_measures_learns_from_what_coordinators_say(build) -> None
     [measured] = slot.snapshot.speeds
     assert len(measured.points) > 4
     deciders = world.context().deciders
-    assert decide(slot.snapshot, deciders, slot.seed, lambda: 0.0) == slot.proposed
+    assert decide(slot.snapshot, deciders, slot.seed) == slot.proposed

@@ -101,7 +101,7 @@ class World:
             store=self.store,
             deciders=Deciders(self.policy, Fifo(), LoadBalance()),
             launcher=Launcher("http://127.0.0.1:1", Credentials(b"k" * 32)),
-            rules=self.rules,
+            guard_rules=self.rules,
             timeouts=self.timeouts,
             slot_seconds=self.slot_seconds,
             seed=7,
@@ -109,7 +109,7 @@ class World:
             mode=self.mode,
             scheduler="memory 1",
             idle_seconds=self.idle_seconds,
-            grace=1.0,
+            grace_seconds=1.0,
             timer=lambda: 0.0,
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from dl2d.core.errors import RequestError
 from dl2d.core.job_request import RequestRules, parse_request, read_directives
-from dl2d.core.jobs import Consistency, Job, JobKey, JobRequest, Launch, Owner, Role
+from dl2d.core.jobs import NO_LAUNCH, Consistency, Job, JobKey, JobRequest, Launch, Owner, Role
 from dl2d.core.resource_manager import Anchor, RmSnapshot
 
 #: Maximum size of command and environment together, in bytes.
@@ -56,7 +56,7 @@ class Admission:
         Command and environment are not kept.
         """
         job = self.registered(anchor, launch, seen)
-        return replace(job, launch=Launch((), ""), static=True, address=address or "not told")
+        return replace(job, launch=NO_LAUNCH, static=True, address=address or "not told")
 
     def _check(self, job: Job, seen: RmSnapshot) -> None:
         request = job.request

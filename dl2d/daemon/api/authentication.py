@@ -27,7 +27,7 @@ def authenticated_job(
         key = JobKey.from_slug(slug)
     except ValueError:
         raise HTTPException(404, f"{slug!r} is not the name of a job") from None
-    if not services.credentials.is_job(key, _bearer(authorization)):
+    if not services.credentials.is_for_job(key, _bearer(authorization)):
         log.warning("wrong credential", job=slug)
         raise HTTPException(403, f"this is not the credential of job {slug}")
     job = services.store.job(key)
@@ -38,7 +38,7 @@ def authenticated_job(
 
 def may_submit(authorization: Annotated[str, Header()] = "", services: Services = Depends(services_of)) -> None:
     """Refuse a request without the submission credential."""
-    if not services.credentials.may_submit(_bearer(authorization)):
+    if not services.credentials.is_for_submission(_bearer(authorization)):
         log.warning("wrong submission credential")
         raise HTTPException(403, "this is not the credential of the daemon's account")
 
