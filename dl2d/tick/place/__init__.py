@@ -1,3 +1,3 @@
-"""From a decision to single starts and stops on nodes."""
+"""Place: turns a decision into single starts and stops of tasks on nodes."""
 
 from __future__ import annotations

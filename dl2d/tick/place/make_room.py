@@ -1,25 +1,24 @@
-"""Making room: chooses tasks that leave, or move, so that waiting ones fit on a node. Pure.
+"""Making room: chooses the tasks that leave or move so that waiting tasks fit on a node. Pure.
 
-A decision counts tasks, but a task needs its resources on one node: four GPUs free on four nodes are none for a task of
-two. Which tasks of a shrinking job leave therefore depends on the tasks that wait, and a task may be moved to let a
-larger one in.
+A decision says how many tasks a job has, but each task needs its resources on one node: one free GPU on each of four
+nodes does not help a task that needs two. Therefore the tasks that wait determine which tasks of a shrinking job leave,
+and a task may be moved to another node to make room for a larger one.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
-from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.core.resources import Resources
 
-#: A task's kind: tasks of one job and role are alike, so it does not matter which of them leaves.
-Kind = tuple[JobKey, Role]
+#: The tasks of one job and role. They are alike, so a job may lose any of them.
+TaskGroup = tuple[JobKey, Role]
 
 #: Maximum number of waiting tasks for which room is made in one tick; the others wait for the next.
 MAX_WAITING_TASKS = 64
@@ -27,174 +26,187 @@ MAX_WAITING_TASKS = 64
 
 @dataclass(frozen=True, slots=True)
 class WaitingTask:
-    """A task that was decided on and fits on no node."""
+    """A task that was decided on and has not started."""
 
-    kind: Kind
+    group: TaskGroup
     demand: Resources
 
 
 @dataclass(frozen=True, slots=True)
 class RoomMade:
-    """Tasks whose leaving or moving makes room."""
+    """Tasks that make room for waiting ones."""
 
-    #: Tasks of shrinking jobs that should be the ones to leave.
+    #: Tasks of shrinking jobs that leave.
     leaving: tuple[Task, ...]
-    #: Tasks that another of their kind should replace, and the node where it has room that nobody else waits for.
+    #: Tasks that move, each with the node where its replacement has room that no waiting task needs.
     moving: tuple[tuple[Task, str], ...]
 
 
 def make_room(
-    wants: Sequence[WaitingTask],
-    room: Mapping[str, Resources],
+    waiting: Sequence[WaitingTask],
+    free: Mapping[str, Resources],
     tasks: Iterable[Task],
-    surplus: Mapping[Kind, int],
+    surplus: Mapping[TaskGroup, int],
 ) -> RoomMade:
-    """Choose what leaves or moves, one waiting task after the other, with the fewest and newest tasks disturbed.
+    """Choose the tasks that leave or move, for one waiting task after the other.
+
+    A waiting task gets the first node with room; else the node where the fewest surplus tasks have to leave, the newest
+    of equals; else that of a task that can move.
 
     Parameters
     ----------
-    wants
-        Waiting tasks, in the order in which they should be served.
-    room
-        What is free on each node that takes tasks, or will be once tasks that are leaving already have left.
+    waiting
+        Waiting tasks, in the order in which they get room.
+    free
+        What is free on each node that takes tasks, or will be when draining tasks have ended.
     tasks
-        Tasks that are meant to stay members, by node.
+        Tasks that may leave or move.
     surplus
-        How many tasks of a kind have to leave anyway.
+        How many tasks of a group have to leave in any case.
     """
-    if not wants:
+    if not waiting:
         return RoomMade((), ())
-    cluster = _Cluster(room, tasks, surplus)
-    settled = {want.kind for want in wants}
+    cluster = _Cluster(free, tasks, surplus)
+    waiting_groups = {task.group for task in waiting}
     leaving: list[Task] = []
     moving: list[tuple[Task, str]] = []
-    #: Demands for which no room could be made; forgotten when anything changes.
+    #: Demands for which no room could be made since the cluster last changed.
     hopeless: set[Resources] = set()
-    for want in wants[:MAX_WAITING_TASKS]:
-        demand = want.demand
+    for task in waiting[:MAX_WAITING_TASKS]:
+        demand = task.demand
         if demand in hopeless:
             continue
         node = cluster.first_with_room(demand)
-        if node is None and (found := cluster.fewest_leavers(demand)) is not None:
-            node, victims = found
-            cluster.clear(node, victims)
-            leaving += victims
-        if node is not None:
-            cluster.take(node, demand)
-            hopeless.clear()
-        elif (mover := cluster.mover(demand, settled)) is not None:
-            cluster.move(*mover)
-            cluster.take(mover[0].node, demand)
-            moving.append(mover)
-            hopeless.clear()
-        else:
+        if node is None and (cheapest := cluster.fewest_leavers(demand)) is not None:
+            node, leavers = cheapest
+            cluster.remove(node, leavers)
+            leaving += leavers
+        if node is None and (move := cluster.find_move(demand, waiting_groups)) is not None:
+            node = move[0].node
+            cluster.move(*move)
+            moving.append(move)
+        if node is None:
             hopeless.add(demand)
+        else:
+            cluster.reserve(node, demand)
+            hopeless.clear()
     return RoomMade(tuple(leaving), tuple(moving))
 
 
 def leaving_order(task: Task) -> tuple[bool, int]:
-    """Order in which tasks of a kind leave: those that have not begun, then the newest."""
-    begun = task.state.rank >= TaskState.JOINED.rank
-    return begun, -task.number
+    """Sort key for the order in which tasks of a group leave: those that have not joined, then the newest."""
+    joined = task.state.rank >= TaskState.JOINED.rank
+    return joined, -task.number
 
 
 class _Cluster:
-    """Free resources and tasks by node while room is made. Answers are kept until the node they are about changes."""
+    """Free resources and tasks of each node while room is made. Results are cached until their node changes."""
 
-    def __init__(self, room: Mapping[str, Resources], tasks: Iterable[Task], surplus: Mapping[Kind, int]) -> None:
-        self._free = dict(room)
-        self._names = list(room)
-        self._place = {name: place for place, name in enumerate(self._names)}
-        #: How many tasks of a kind have yet to leave.
-        self._left = Counter({kind: count for kind, count in surplus.items() if count > 0})
+    def __init__(self, free: Mapping[str, Resources], tasks: Iterable[Task], surplus: Mapping[TaskGroup, int]) -> None:
+        self._free = dict(free)
+        self._names = list(free)
+        self._index = {name: index for index, name in enumerate(self._names)}
+        #: How many tasks of a group still have to leave.
+        self._surplus = Counter({group: count for group, count in surplus.items() if count > 0})
         self._tasks = [task for task in tasks if task.node in self._free]
-        #: Tasks of these kinds by node, those that leave first before others.
-        self._may_leave = _by_node(task for task in self._tasks if (task.job, task.role) in self._left)
-        self._leaving_places = sorted(self._place[name] for name in self._may_leave)
-        #: By demand and place, whether it fits, and whose leaving would make it fit.
+        #: Tasks of these groups by node, in the order in which they leave.
+        self._leavable = _by_node(task for task in self._tasks if (task.job, task.role) in self._surplus)
+        self._leavable_nodes = sorted(self._leavable, key=self._index.__getitem__)
+        #: By demand, whether it fits on each node, in the order of the nodes.
         self._fits: dict[Resources, list[bool]] = {}
-        self._leavers: dict[Resources, dict[int, _Leavers]] = {}
+        #: By demand and node, the tasks whose leaving makes it fit.
+        self._leavers: dict[Resources, dict[str, _Leavers]] = {}
 
     def first_with_room(self, demand: Resources) -> str | None:
-        place = _first(self._fitting(demand), 0)
-        return None if place is None else self._names[place]
+        """The first node on which a demand fits now."""
+        return self._first(self._fitting(demand), 0)
 
     def fewest_leavers(self, demand: Resources) -> tuple[str, Sequence[Task]] | None:
-        """The node where the fewest surplus tasks, then the newest, would have to leave, and those tasks."""
-        if not self._leaving_places:
+        """The node where the fewest surplus tasks have to leave, the newest of equals, and those tasks."""
+        if not self._leavable_nodes:
             return None
-        known = self._leavers.setdefault(demand, {})
-        for place in self._leaving_places:
-            if place not in known:
-                known[place] = self._leavers_of(demand, self._names[place])
-        # Some may count on surplus tasks that were used elsewhere since. That can only make an answer worse, so it is
-        # enough to compute the best one again until it holds.
+        cached = self._leavers.setdefault(demand, {})
+        for node in self._leavable_nodes:
+            if node not in cached:
+                cached[node] = self._leavers_of(demand, node)
+        # Cached results may count on surplus tasks that have left other nodes since. Such a result can only become
+        # worse, so it is enough to compute the best one again until it is up to date.
         while True:
-            place = min(self._leaving_places, key=lambda place: known[place].rank)
-            leavers = known[place]
-            if all(self._left[kind] >= count for kind, count in leavers.kinds):
-                return (self._names[place], leavers.tasks) if leavers.tasks else None
-            known[place] = self._leavers_of(demand, self._names[place])
+            node = min(self._leavable_nodes, key=lambda node: cached[node].rank)
+            leavers = cached[node]
+            if all(self._surplus[group] >= count for group, count in leavers.groups):
+                return (node, leavers.tasks) if leavers.tasks else None
+            cached[node] = self._leavers_of(demand, node)
 
-    def clear(self, node: str, victims: Iterable[Task]) -> None:
-        """Take out tasks that leave."""
-        for task in victims:
-            self._left[task.job, task.role] -= 1
+    def remove(self, node: str, tasks: Iterable[Task]) -> None:
+        """Take out surplus tasks of a node, which leave."""
+        for task in tasks:
+            self._surplus[task.job, task.role] -= 1
             self._drop(task)
             self._free[node] += task.demand
         self._changed(node)
 
-    def take(self, node: str, demand: Resources) -> None:
+    def reserve(self, node: str, demand: Resources) -> None:
+        """Take resources off what is free on a node."""
         self._free[node] = self._free[node].minus(demand)
         self._changed(node)
 
     def move(self, task: Task, target: str) -> None:
-        """Put a task on another node."""
+        """Take a task off its node and reserve its resources on another one."""
         self._drop(task)
         self._free[task.node] += task.demand
-        self.take(target, task.demand)
         self._changed(task.node)
+        self.reserve(target, task.demand)
 
-    def mover(self, demand: Resources, settled: Collection[Kind]) -> tuple[Task, str] | None:
-        """A task whose place the demand could have, and a node with room for it now; none of ``settled`` kinds."""
-        #: By demand the first two nodes with room: one of them is another than the task's own.
-        firsts: dict[Resources, tuple[str | None, str | None]] = {}
+    def find_move(self, demand: Resources, waiting_groups: Collection[TaskGroup]) -> tuple[Task, str] | None:
+        """A task without which a demand fits on its node, and another node that has room for the task now.
+
+        Only confirmed tasks move, and none of a group that waits for room itself or that has tasks leaving.
+        """
+        #: By demand of a task, the first two nodes that have room for it, at least one of which is not its own.
+        first_two: dict[Resources, tuple[str | None, str | None]] = {}
         for node, tasks in self._on_node.items():
-            #: By demand, where a task of this node could go to make room; None where that is nowhere.
+            #: By demand of a task of this node, where it can move to make room; None if it cannot.
             targets: dict[Resources, str | None] = {}
             for task in tasks:
                 if task.demand not in targets:
-                    if task.demand not in firsts:
-                        firsts[task.demand] = self._first_two_with_room(task.demand)
-                    first, second = firsts[task.demand]
-                    other = second if first == node else first
-                    makes_room = other is not None and demand.fits_in(self._free[node] + task.demand)
-                    targets[task.demand] = other if makes_room else None
+                    if task.demand not in first_two:
+                        first_two[task.demand] = self._first_two_with_room(task.demand)
+                    first, second = first_two[task.demand]
+                    target = second if first == node else first
+                    makes_room = target is not None and demand.fits_in(self._free[node] + task.demand)
+                    targets[task.demand] = target if makes_room else None
                 target = targets[task.demand]
                 if target is None or task.state is not TaskState.CONFIRMED:
                     continue
-                kind = task.job, task.role
-                if kind not in settled and self._left[kind] <= 0:
+                group = task.job, task.role
+                if group not in waiting_groups and self._surplus[group] <= 0:
                     return task, target
         return None
 
     @cached_property
     def _on_node(self) -> dict[str, list[Task]]:
-        """All tasks by node; put in order when the first move is looked for."""
+        """All tasks by node; sorted when a move is first looked for."""
         return _by_node(self._tasks)
 
     def _drop(self, task: Task) -> None:
         self._tasks.remove(task)
         if "_on_node" in self.__dict__:
             self._on_node[task.node].remove(task)
-        if task in self._may_leave.get(task.node, ()):
-            self._may_leave[task.node].remove(task)
+        if task in self._leavable.get(task.node, ()):
+            self._leavable[task.node].remove(task)
 
     def _first_two_with_room(self, demand: Resources) -> tuple[str | None, str | None]:
         fits = self._fitting(demand)
-        first = _first(fits, 0)
-        second = None if first is None else _first(fits, first + 1)
-        return None if first is None else self._names[first], None if second is None else self._names[second]
+        first = self._first(fits, 0)
+        return first, None if first is None else self._first(fits, self._index[first] + 1)
+
+    def _first(self, fits: list[bool], start: int) -> str | None:
+        """The first node from index ``start`` on for which ``fits`` holds."""
+        try:
+            return self._names[fits.index(True, start)]
+        except ValueError:
+            return None
 
     def _fitting(self, demand: Resources) -> list[bool]:
         if demand not in self._fits:
@@ -202,45 +214,52 @@ class _Cluster:
         return self._fits[demand]
 
     def _changed(self, node: str) -> None:
-        place = self._place[node]
+        """Bring the caches up to date after what is free on a node changed."""
+        index = self._index[node]
         for demand, fits in self._fits.items():
-            fits[place] = demand.fits_in(self._free[node])
-        for known in self._leavers.values():
-            known.pop(place, None)
+            fits[index] = demand.fits_in(self._free[node])
+        for cached in self._leavers.values():
+            cached.pop(node, None)
 
     def _leavers_of(self, demand: Resources, node: str) -> _Leavers:
-        """Fewest surplus tasks of a node whose leaving lets the demand in (greedily, those that help most first)."""
-        have = dict(self._free[node].thousandths)
-        short = {name: amount - have.get(name, 0) for name, amount in demand.thousandths if amount > have.get(name, 0)}
-        tasks = list(self._may_leave[node])
-        victims: list[Task] = []
-        kinds: dict[Kind, int] = {}
+        """Few surplus tasks of a node whose leaving makes a demand fit, chosen greedily.
+
+        The task that has the most of the resources that are missing is chosen first.
+        """
+        free = dict(self._free[node].thousandths)
+        short = {name: amount - free.get(name, 0) for name, amount in demand.thousandths if amount > free.get(name, 0)}
+        candidates = list(self._leavable[node])
+        leavers: list[Task] = []
+        groups: Counter[TaskGroup] = Counter()
         while short:
-            best, helped = None, 0
-            for task in tasks:
-                helps = sum([name in short for name, _ in task.demand.thousandths])
-                if helps > helped and self._left[kind := (task.job, task.role)] > kinds.get(kind, 0):
-                    best, helped = task, helps
+            best, most_helped = None, 0
+            for task in candidates:
+                helped = sum([name in short for name, _ in task.demand.thousandths])
+                group = task.job, task.role
+                if helped > most_helped and self._surplus[group] > groups[group]:
+                    best, most_helped = task, helped
             if best is None:
                 return _NO_LEAVERS
-            kind = best.job, best.role
-            kinds[kind] = kinds.get(kind, 0) + 1
-            victims.append(best)
-            tasks.remove(best)
+            groups[best.job, best.role] += 1
+            leavers.append(best)
+            candidates.remove(best)
             for name, amount in best.demand.thousandths:
                 if name in short:
                     short[name] -= amount
             short = {name: amount for name, amount in short.items() if amount > 0}
-        newest = min([task.number for task in victims], default=0)
-        return _Leavers(tuple(victims), tuple(kinds.items()), (len(victims), -newest))
+        oldest = min([task.number for task in leavers], default=0)
+        return _Leavers(tuple(leavers), tuple(groups.items()), (len(leavers), -oldest))
 
 
 @dataclass(frozen=True, slots=True)
 class _Leavers:
-    """Tasks whose leaving makes room on a node, none where it cannot be made; how many of each kind; rank."""
+    """Tasks whose leaving makes a demand fit on a node."""
 
+    #: Empty if no tasks can do so.
     tasks: tuple[Task, ...] = ()
-    kinds: tuple[tuple[Kind, int], ...] = ()
+    #: How many of the tasks are of each group.
+    groups: tuple[tuple[TaskGroup, int], ...] = ()
+    #: The node with the lowest rank is chosen: number of tasks, then minus the lowest number among them.
     rank: tuple[float, int] = (math.inf, 0)
 
 
@@ -248,28 +267,8 @@ _NO_LEAVERS = _Leavers()
 
 
 def _by_node(tasks: Iterable[Task]) -> dict[str, list[Task]]:
-    """Tasks by node, those first that leave first."""
-    found: dict[str, list[Task]] = {}
+    """Tasks by node, in the order in which they leave."""
+    by_node: dict[str, list[Task]] = {}
     for task in sorted(tasks, key=leaving_order):
-        found.setdefault(task.node, []).append(task)
-    return found
-
-
-def _first(fits: list[bool], since: int) -> int | None:
-    try:
-        return fits.index(True, since)
-    except ValueError:
-        return None
-
-
-def free_after_leaving(
-    room: Mapping[str, Resources], tasks: Iterable[Task], leaving: Iterable[Task] = ()
-) -> dict[str, Resources]:
-    """What is free on each node, and what will be when the tasks that are on their way out have left.
-
-    ``leaving`` are tasks that are about to be sent the same way.
-    """
-    gone: dict[str, list[Resources]] = defaultdict(list)
-    for task in chain((task for task in tasks if not task.state.wanted), leaving):
-        gone[task.node].append(task.demand)
-    return {name: Resources.total((here, *gone.get(name, (NO_RESOURCES,)))) for name, here in room.items()}
+        by_node.setdefault(task.node, []).append(task)
+    return by_node

@@ -1,83 +1,100 @@
-"""Locality: compares the nodes that a decision names for its jobs' tasks with those where they run. Pure."""
+"""Target nodes: the nodes that a decision names for its jobs' tasks, compared with those where the tasks run. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 from dl2d.core.cluster import Task
 from dl2d.core.decision import Constraint, Decision
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.packing import Blocked, Packing
-from dl2d.core.resources import Resources
-from dl2d.tick.place.make_room import Kind, free_after_leaving, leaving_order
+from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.tick.place.make_room import TaskGroup, leaving_order
 
 
 class TargetNodes:
-    """The nodes of a decision that are still open, and the tasks that leave because they run elsewhere."""
+    """The named nodes that have not got their task yet, and the tasks that leave because they run on other nodes."""
 
-    def __init__(self, decision: Decision, by_kind: Mapping[Kind, Sequence[Task]], surplus: Mapping[Kind, int]) -> None:
-        #: Nodes by kind that have no task of it yet.
-        self._open: dict[Kind, list[str]] = defaultdict(list)
+    def __init__(
+        self,
+        decision: Decision,
+        groups: Mapping[TaskGroup, Sequence[Task]],
+        surplus: Mapping[TaskGroup, int],
+        packing: Packing,
+        tasks: Iterable[Task],
+    ) -> None:
+        """``groups`` hold the tasks that are meant to run, of which ``surplus`` have to leave; ``tasks`` are all."""
+        self._packing = packing
+        self._tasks = tasks
+        #: Named nodes on which no task of the group runs or starts yet.
+        self._open: dict[TaskGroup, list[str]] = defaultdict(list)
         for key, role, node in decision.nodes:
             self._open[key, role].append(node)
-        #: Tasks that leave, of kinds for which that is settled: with named nodes, or of which none stays.
-        self.leaving: dict[Kind, list[Task]] = {}
-        #: What will be free on each node when all that leaves has left, less what goes there; None until needed.
-        self._expected: dict[str, Resources] | None = None
-        for kind, tasks in by_kind.items() if decision.nodes else ():
-            count = surplus.get(kind, 0)
-            if kind in self._open or count == len(tasks):
-                elsewhere = self._take_up(kind, tasks)
-                ordered = sorted(tasks, key=lambda task: (task.id not in elsewhere, *leaving_order(task)))
-                self.leaving[kind] = ordered[:count]
+        #: Tasks that leave, of the groups whose leaving tasks are chosen here rather than by ``make_room``.
+        self.leaving: dict[TaskGroup, list[Task]] = {}
+        #: See ``free_later``; None until it is needed.
+        self._free_later: dict[str, Resources] | None = None
+        for group, group_tasks in groups.items() if decision.nodes else ():
+            count = surplus.get(group, 0)
+            if group in self._open or count == len(group_tasks):
+                elsewhere = self._match_running(group, group_tasks)
+                ordered = sorted(group_tasks, key=lambda task: (task.id not in elsewhere, *leaving_order(task)))
+                self.leaving[group] = ordered[:count]
 
-    def names(self, job: JobKey) -> bool:
-        """Whether the decision says where more tasks of a job should go."""
+    def has_nodes_for(self, job: JobKey) -> bool:
+        """Whether the decision names nodes for new tasks of a job."""
         return any(self._open.get((job, role)) for role in (Role.WORKER, Role.PS))
 
-    def place(self, kind: Kind, demand: Resources, packing: Packing, tasks: Iterable[Task]) -> str | Blocked | None:
-        """Add a task where the decision would have it: its node, or what it waits for there; None for anywhere else.
+    def place(self, group: TaskGroup, demand: Resources) -> str | Blocked | None:
+        """Add a new task to the packing on the next named node of its group where it will have room.
 
-        ``tasks`` are all of the snapshot.
+        Returns the node, or what the task waits for if its room is not free yet, or None if no such node is left.
         """
-        nodes = self._open.get(kind)
+        nodes = self._open.get(group)
         while nodes:
             node = nodes.pop(0)
-            expected = self.expected(packing, tasks)
-            if node not in expected or not demand.fits_in(expected[node]):
-                continue  # not even when all that leaves has left
-            expected[node] = expected[node].minus(demand)
-            if packing.place_on(node, demand):
+            free_later = self.free_later()
+            if node not in free_later or not demand.fits_in(free_later[node]):
+                continue
+            self.reserve(node, demand)
+            if self._packing.place_on(node, demand):
                 return node
-            return Blocked(kind[1], Constraint.CAPACITY, node, demand.shortfalls(packing.room_on(node)))
+            return Blocked(group[1], Constraint.CAPACITY, node, demand.shortfalls(self._packing.room_on(node)))
         return None
 
-    def took(self, node: str, demand: Resources) -> None:
-        """A task was placed without these targets."""
-        if self._expected is not None and node in self._expected:
-            self._expected[node] = self._expected[node].minus(demand)
+    def reserve(self, node: str, demand: Resources) -> None:
+        """Take resources off what will be free on a node, for a task that starts or waits there."""
+        if self._free_later is not None and node in self._free_later:
+            self._free_later[node] = self._free_later[node].minus(demand)
 
-    def gave_back(self, node: str, demand: Resources) -> None:
-        """A task that was placed, with or without these targets, is not started after all."""
-        if self._expected is not None and node in self._expected:
-            self._expected[node] += demand
+    def release(self, node: str, demand: Resources) -> None:
+        """Undo ``reserve`` for a task that is not started after all."""
+        if self._free_later is not None and node in self._free_later:
+            self._free_later[node] += demand
 
-    def expected(self, packing: Packing, tasks: Iterable[Task]) -> dict[str, Resources]:
-        """What will be free on each node when all that leaves has left, less what was placed through these targets."""
-        if self._expected is None:
-            leavers = [task for leaving in self.leaving.values() for task in leaving]
-            self._expected = free_after_leaving(packing.room(), tasks, leavers)
-        return self._expected
+    def free_later(self) -> dict[str, Resources]:
+        """What will be free on each node when all tasks that leave have left, without what is reserved."""
+        if self._free_later is None:
+            freed: dict[str, list[Resources]] = defaultdict(list)
+            draining = (task for task in self._tasks if not task.state.wanted)
+            for task in chain(draining, *self.leaving.values()):
+                freed[task.node].append(task.demand)
+            self._free_later = {
+                node: Resources.total((free, *freed.get(node, (NO_RESOURCES,))))
+                for node, free in self._packing.room().items()
+            }
+        return self._free_later
 
-    def _take_up(self, kind: Kind, tasks: Sequence[Task]) -> set[str]:
-        """Remove nodes on which a task of the kind runs already; returns the ids of the tasks that run elsewhere."""
-        nodes = Counter(self._open.get(kind, ()))
+    def _match_running(self, group: TaskGroup, tasks: Sequence[Task]) -> set[str]:
+        """Close the named nodes on which tasks of the group run; returns the ids of the tasks that run elsewhere."""
+        named = Counter(self._open.get(group, ()))
         elsewhere = set()
         for task in sorted(tasks, key=lambda task: task.number):
-            if nodes[task.node] > 0:
-                nodes[task.node] -= 1
-                self._open[kind].remove(task.node)
+            if named[task.node] > 0:
+                named[task.node] -= 1
+                self._open[group].remove(task.node)
             else:
                 elsewhere.add(task.id)
         return elsewhere
