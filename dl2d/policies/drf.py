@@ -65,7 +65,10 @@ class Drf:
                 heapq.heappush(queue, (share(job, allocation.allocations[job.key]), order, job))
             elif self._end_at_first_failure and stopped.constraint is not Constraint.SATISFIED:
                 for _, _, other in sorted(queue):
-                    text = f"filling ended at {job.key.id} ({job.request.name}), whose next bundle has no room"
+                    text = (
+                        f"no job is enlarged after {job.key.id} ({job.request.name}), for whose next bundle nodes "
+                        "have no room"
+                    )
                     allocation.refuse(other, Reason(Constraint.QUEUE, text))
                 break
         alternatives = {}

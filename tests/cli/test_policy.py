@@ -119,8 +119,8 @@ def test_what_cannot_be_promoted(dl2d: Dl2d, config: Path, tmp_path: Path) -> No
     (tmp_path / "empty").mkdir()
     for what, words in (
         ("abcdef", "'abcdef' is neither a version of dl2 nor a folder"),
-        (str(tmp_path / "empty"), "is no checkpoint"),
-        ("", "is no checkpoint"),
+        (str(tmp_path / "empty"), "is not a checkpoint"),
+        ("", "is not a checkpoint"),
     ):
         ran = dl2d("policy", "promote", what, "-c", config)
         assert ran.status == 1
@@ -169,7 +169,7 @@ def test_check_tells_of_a_live_version_that_is_gone(dl2d: Dl2d, config: Path, tm
     assert text.startswith(f"dl2 version {promoted['digest'][:12]} slot_seconds=300.0, checkpoint ")
     shutil.rmtree(promoted["folder"])
     good, text = findings(dl2d, config)["live version"]
-    assert (good, "is no checkpoint" in text) == (False, True)
+    assert (good, "is not a checkpoint" in text) == (False, True)
 
 
 def test_a_twin_needs_a_store_with_days(dl2d: Dl2d, config: Path, tmp_path: Path) -> None:

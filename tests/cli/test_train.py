@@ -53,7 +53,7 @@ def test_wrong_use(dl2d: Dl2d, tmp_path: Path, workload: Path) -> None:
     assert "nothing to resume" in none.err
     ran = dl2d("simulate", "-w", workload, "-p", "dl2", "--checkpoint", tmp_path)
     assert ran.status == 1
-    assert "is no checkpoint" in ran.err
+    assert "is not a checkpoint" in ran.err
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,8 @@ def test_an_unknown_kind_is_sampled_at_sizes_that_are_spread_over_workers_and_se
     decision = ask(Optimus(), a_snapshot(SIX, LARGE))
     sizes = [tuple(entry.allocation) for entry in decision.jobs]
     assert sizes == [(1, 1), (16, 16), (1, 16), (16, 1), (4, 4), (1, 1)]
-    assert decision.jobs[4].reason.text == "samples 4w+4ps, for speeds of other are known at 0 sizes only"
+    reason = "runs at 4w+4ps to measure its speed, because speeds of other are known at only 0 sizes"
+    assert decision.jobs[4].reason.text == reason
     assert decision.jobs[5].reason.constraint is Constraint.QUEUE
     assert decision.policy == "optimus"
     assert Optimus().needs == {Evidence.SPEEDS}
@@ -196,7 +197,7 @@ def test_many_sizes_of_one_ratio_are_not_enough() -> None:
     """Where every job had as many PSs as workers nothing is known of w/p: that is sampled before anything else."""
     equal = measured(a_snapshot(SIX, LARGE), SYNC, [(count, count) for count in range(1, 10)])
     decision = ask(Optimus(), equal)
-    sampled = [entry.allocation for entry in decision.jobs if entry.reason.text.startswith("samples")]
+    sampled = [entry.allocation for entry in decision.jobs if entry.reason.text.startswith("runs at")]
     assert all(workers != ps for workers, ps in sampled)
     assert given(Optimus(), measured(equal, SYNC, [*((n, n) for n in range(1, 10)), *sampled])) == given(
         Optimus(known=Truth(SYNC)), a_snapshot(SIX, LARGE)

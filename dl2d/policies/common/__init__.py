@@ -1,3 +1,3 @@
-"""What several policies share: greedy allocation, predicted speeds, checkpoints of learned policies."""
+"""Parts of several policies: greedy allocation, predicted speeds, checkpoints of learned policies."""
 
 from __future__ import annotations

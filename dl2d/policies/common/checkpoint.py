@@ -1,7 +1,7 @@
-"""Checkpoints: what a policy has learned, as a folder that can be copied, compared and gone back to.
+"""Checkpoints of learned policies: folders with the weights and settings of one version of a policy.
 
-A folder has ``weights.safetensors`` (arrays, no code) and ``checkpoint.json`` (everything else). It is written as a
-whole or not at all. The digest of what decides is the version of the policy.
+A folder has ``weights.safetensors`` (arrays, no code) and ``checkpoint.json`` (everything else). It is written
+completely or not at all. The digest of weights and settings identifies the version of the policy.
 """
 
 from __future__ import annotations
@@ -22,33 +22,34 @@ from safetensors.numpy import load, save
 
 from dl2d.core.errors import CheckpointError
 
-#: Settings that stand in place of a checkpoint's own, by name; None for the checkpoint's.
+#: Settings that replace those of a checkpoint, by name; None where the checkpoint's counts.
 Settings = Mapping[str, float | bool | None]
 
+#: Number of the format that is written and read.
 FORMAT: Final = 1
-#: Digits of a digest that name a version.
+#: Number of digits of the digest in the name of a version.
 DIGITS: Final = 12
 _WEIGHTS: Final = "weights.safetensors"
 _RECORD: Final = "checkpoint.json"
-_MOST_BYTES: Final = 1 << 30
+_MAX_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """What was learned, and how."""
+    """Weights and settings of a learned policy, and a record of its training."""
 
-    #: Which policy can read it: ``dl2``, ``dl2-original``.
+    #: Name of the policy that can read it: ``dl2``, ``dl2-original``.
     policy: str
     #: Arrays by name; float32, float64 or int64.
     weights: Mapping[str, NDArray[Any]] = field(repr=False)
-    #: Plain JSON values that the policy needs: sizes of layers, names of types.
+    #: JSON values that the policy needs, such as sizes of layers.
     settings: Mapping[str, Any]
-    #: Plain JSON values for people and for the gate: where it was trained, on what, for how long, how well it did.
+    #: JSON values for people and for the gate: where, on which workloads and for how long it was trained; results.
     training: Mapping[str, Any]
 
     @property
     def digest(self) -> str:
-        """SHA-256 over policy, weights and settings, hexadecimal: equal ones decide alike."""
+        """SHA-256 of policy, weights and settings, hexadecimal: checkpoints with equal digests decide alike."""
         sha = hashlib.sha256(msgspec.json.encode([FORMAT, self.policy, dict(self.settings)], order="deterministic"))
         for name in sorted(self.weights):
             array = np.ascontiguousarray(self.weights[name])
@@ -57,25 +58,27 @@ class Checkpoint:
         return sha.hexdigest()
 
 
-def version_of(checkpoint: Checkpoint, own: Settings, mark: str = "") -> str:
-    """Version of the policy that a checkpoint makes: the beginning of its digest, and settings in place of its own."""
-    given = "".join(f" {name}={value!r}" for name, value in sorted(own.items()) if value is not None)
-    return checkpoint.digest[:DIGITS] + mark + given
+def version_of(checkpoint: Checkpoint, overrides: Settings, suffix: str = "") -> str:
+    """Name of a policy's version: the beginning of the checkpoint's digest, and the settings that replace its own."""
+    settings = "".join(f" {name}={value!r}" for name, value in sorted(overrides.items()) if value is not None)
+    return checkpoint.digest[:DIGITS] + suffix + settings
 
 
 def settings_in(version: str) -> dict[str, float | bool]:
-    """The settings that a version of ``version_of`` names; nothing for versions of other kinds."""
-    found: dict[str, float | bool] = {}
+    """Settings in a name made by ``version_of``; empty for other names."""
+    settings: dict[str, float | bool] = {}
     for word in version.split()[1:]:
         name, _, value = word.partition("=")
         try:
-            found[name] = {"True": True, "False": False}[value] if value in ("True", "False") else float(value)
+            settings[name] = {"True": True, "False": False}[value] if value in ("True", "False") else float(value)
         except ValueError:
             return {}
-    return found
+    return settings
 
 
 class _Record(msgspec.Struct, forbid_unknown_fields=False):
+    """Contents of ``checkpoint.json``."""
+
     format: int
     policy: str
     settings: dict[str, Any]
@@ -84,19 +87,19 @@ class _Record(msgspec.Struct, forbid_unknown_fields=False):
 
 
 def write_checkpoint(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> None:
-    """Write a checkpoint, in the place of one that is there; anything else there is left alone.
+    """Write a checkpoint; one that exists in the folder is replaced.
 
     Raises
     ------
     CheckpointError
-        The folder cannot be written, or is something else than a checkpoint.
+        The folder cannot be written, or exists and is not a checkpoint: then it is left as it is.
     """
     target = Path(folder)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     record = _Record(FORMAT, checkpoint.policy, dict(checkpoint.settings), dict(checkpoint.training), checkpoint.digest)
     try:
         if target.exists() and not (target / _RECORD).is_file():
-            raise CheckpointError(f"{target}: is there and is no checkpoint; nothing was written")
+            raise CheckpointError(f"{target}: exists and is not a checkpoint; choose another folder")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         arrays = {name: np.ascontiguousarray(array) for name, array in checkpoint.weights.items()}
@@ -113,7 +116,7 @@ def write_checkpoint(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> 
 
 
 def checkpoint_in(folder: str | os.PathLike[str]) -> Path:
-    """The checkpoint that a folder is, or has: that of ``dl2d train`` has one called ``checkpoint``."""
+    """Folder of the checkpoint, given that folder itself or an output folder of ``dl2d train``, which contains it."""
     inside = Path(folder) / "checkpoint"
     return inside if inside.is_dir() else Path(folder)
 
@@ -124,27 +127,27 @@ def read_checkpoint(folder: str | os.PathLike[str], *, policy: str) -> Checkpoin
     Raises
     ------
     CheckpointError
-        It is missing, damaged, of another policy or of a newer format; names the folder and what is wrong.
+        It is missing, damaged, of another policy or of another format.
     """
-    place = Path(folder)
+    path = Path(folder)
     try:
-        if (place / _WEIGHTS).stat().st_size > _MOST_BYTES:
-            raise CheckpointError(f"{place}: {_WEIGHTS} has more than {_MOST_BYTES >> 20} MiB")
-        record = msgspec.json.decode((place / _RECORD).read_bytes(), type=_Record)
-        weights = load((place / _WEIGHTS).read_bytes())
+        if (path / _WEIGHTS).stat().st_size > _MAX_BYTES:
+            raise CheckpointError(f"{path}: {_WEIGHTS} has more than {_MAX_BYTES >> 20} MiB")
+        record = msgspec.json.decode((path / _RECORD).read_bytes(), type=_Record)
+        weights = load((path / _WEIGHTS).read_bytes())
     except FileNotFoundError as error:
-        raise CheckpointError(f"{place}: is no checkpoint; there is no {Path(error.filename).name}") from None
+        raise CheckpointError(f"{path}: is not a checkpoint: there is no file {Path(error.filename).name}") from None
     except OSError as error:
-        raise CheckpointError(f"{place}: cannot be read: {error.strerror or error}") from error
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (msgspec.MsgspecError, SafetensorError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{place}: is damaged: {error}") from error
+        raise CheckpointError(f"{path}: is damaged: {error}") from error
     if record.format != FORMAT:
-        raise CheckpointError(f"{place}: has format {record.format}; this dl2d reads {FORMAT}")
+        raise CheckpointError(f"{path}: has format {record.format}; this dl2d reads {FORMAT}")
     if record.policy != policy:
-        raise CheckpointError(f"{place}: is of policy {record.policy!r}, not of {policy!r}")
+        raise CheckpointError(f"{path}: is of policy {record.policy!r}, not of {policy!r}")
     checkpoint = Checkpoint(policy=record.policy, weights=weights, settings=record.settings, training=record.training)
     if checkpoint.digest != record.digest:
-        raise CheckpointError(f"{place}: is damaged: its digest is not the one that was written")
+        raise CheckpointError(f"{path}: is damaged: its digest differs from the one in {_RECORD}")
     if any(not np.isfinite(array).all() for array in weights.values() if array.dtype.kind == "f"):
-        raise CheckpointError(f"{place}: has weights that are not numbers")
+        raise CheckpointError(f"{path}: has weights that are not finite numbers")
     return checkpoint

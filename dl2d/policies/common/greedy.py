@@ -1,4 +1,4 @@
-"""Greedy allocation: jobs get tasks step by step as long as there is room, each with the reason at which it stopped."""
+"""Greedy allocation: jobs get tasks step by step as long as nodes have room, and each a reason why it gets no more."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from dl2d.core.packing import Blocked, Packing
 
 
 def next_bundle(job: Job, now: Allocation, *, whole: bool = False) -> Allocation | None:
-    """The next step of a job that has ``now``: its minimum at first, then one worker and one PS, within its bounds.
+    """Tasks to add to a job of size ``now``: first its least size, then one worker and one PS, within its bounds.
 
-    Where the job allows only some worker counts, the step goes to the next of them. Where it has all it may have of one
-    role, it goes on with the other alone, unless only ``whole`` bundles are given. None when nothing is left to add.
+    Where the job allows only some worker counts, as many workers are added as lead to the next of them, and as many
+    PSs. Once the job has its maximum of one role, tasks of the other role alone are added, unless only ``whole``
+    bundles are given.
+
+    Returns
+    -------
+    None when nothing is left to add.
     """
     request = job.request
     if now.workers == 0:
@@ -32,63 +37,66 @@ def next_bundle(job: Job, now: Allocation, *, whole: bool = False) -> Allocation
 
 
 class GreedyAllocation:
-    """Allocations of the jobs of a snapshot while a policy enlarges them, and the decision that comes of it.
+    """Allocations of the jobs of a snapshot while a policy enlarges them, from which the decision is made.
 
     Each job has its floor at first.
 
     Parameters
     ----------
     packing
-        Made for the snapshot's decision; is filled.
+        Packing for this decision; tasks are added to it.
     whole_bundles
-        A job grows by a worker and a PS together or not at all.
+        Whether a job gets only a worker and a PS together.
     """
 
     def __init__(self, snapshot: Snapshot, packing: Packing, *, whole_bundles: bool = False) -> None:
         self._packing = packing
         self._whole_bundles = whole_bundles
         self._jobs = snapshot.jobs
-        #: What jobs have at present.
+        #: Size of each job on the cluster.
         self.held = snapshot.held()
+        #: Size of each job in the decision so far.
         self.allocations: dict[JobKey, Allocation] = dict.fromkeys((job.key for job in snapshot.jobs), NOTHING)
+        #: Added tasks, in the order in which they were added.
         self.actions: list[tuple[JobKey, Allocation]] = []
+        #: Reason why a job gets no more, for jobs that stopped.
         self.reasons: dict[JobKey, Reason] = {}
         floors = dict(snapshot.floors)
         for job in snapshot.jobs:
             floor = floors.get(job.key, NOTHING)
-            # A floor belongs to a job that runs: it stands even where the packing cannot repeat it.
+            # The tasks of a floor run already, so the job has them even if they do not fit into the packing again.
             if floor != NOTHING:
                 packing.add(job, floor)
                 self._give(job, floor)
 
     def next_bundle(self, job: Job) -> Allocation | None:
-        """What ``grow`` would add, whether there is room or not."""
+        """Tasks that ``grow`` would add, whether there is room for them or not."""
         return next_bundle(job, self.allocations[job.key], whole=self._whole_bundles)
 
     def grow(self, job: Job) -> Reason | None:
-        """Give the job its next bundle; returns (and keeps) the reason where it gets none."""
+        """Give the job its next bundle; returns, and keeps, the reason if it gets none."""
         step = self.next_bundle(job)
         if step is None:
-            has = self.allocations[job.key]
-            return self._stop(job, Reason(Constraint.SATISFIED, f"has its maximum of {has}"))
+            text = f"has its maximum of {self.allocations[job.key]}"
+            return self._stop(job, Reason(Constraint.SATISFIED, text))
         blocked = self.add(job, step)
         return None if blocked is None else self._stop(job, _no_room(blocked, step))
 
     def add(self, job: Job, step: Allocation) -> Blocked | None:
-        """Give the job these tasks, all or none, for a policy with steps of its own; returns what stood in the way."""
+        """Give the job tasks, all or none; returns why nodes have no room for them, None if it got them."""
         blocked = self._packing.add(job, step)
         if blocked is None:
             self._give(job, step)
         return blocked
 
     def keep(self, sizes: Sequence[tuple[Job, Allocation]]) -> None:
-        """Give jobs tasks that they have already, where these are: as many of each job, or none if one has no room."""
+        """Give jobs tasks that they have already, on their nodes: of each job all, or none if one does not fit."""
         for (job, size), stays in zip(sizes, self._packing.stay([(job.key, size) for job, size in sizes]), strict=True):
             if stays:
                 self._give(job, size)
 
     def refuse(self, job: Job, reason: Reason) -> None:
-        """Note the policy's own reason why a job gets no more; the first one counts."""
+        """Set a reason of the policy why a job gets no more, unless it has one already."""
         self._stop(job, reason)
 
     def decision(
@@ -100,7 +108,17 @@ class GreedyAllocation:
         alternatives: dict[JobKey, tuple[Alternative, ...]] | None = None,
         nodes: Sequence[tuple[JobKey, Role, str]] = (),
     ) -> Decision:
-        """The decision, with the reason at which each job stopped."""
+        """Make the decision; every job must have a reason.
+
+        Parameters
+        ----------
+        measure
+            Meaning of the alternatives' scores.
+        alternatives
+            Sizes that were considered for each job.
+        nodes
+            Node of each task, if the policy chooses it.
+        """
         return Decision(
             policy=policy,
             policy_version=version,
@@ -132,10 +150,10 @@ class GreedyAllocation:
 
 
 def serve_in_order(allocation: GreedyAllocation, jobs: Iterable[Job], why_first: Callable[[Job], str]) -> None:
-    """Give each job in turn all it may have; end at the first that has no room for its next bundle.
+    """Give each job in turn its maximum; end at the first for whose next bundle nodes have no room.
 
-    A job whose tasks are larger than any node is skipped, since waiting would not help it. ``why_first`` completes
-    "waits for X, which ..." for the jobs behind the one that has no room.
+    A job whose tasks are larger than any node is skipped, since waiting would not help it. ``why_first`` says of the
+    job at which it ended why it comes first, to complete "waits for X, which ..." in the reasons of those after it.
     """
     ahead: Job | None = None
     for job in jobs:

@@ -1,6 +1,6 @@
-"""Start of a greedy allocation by marginal gain: jobs at their minimum, with their speeds, or sampled to learn these.
+"""Common part of policies that enlarge jobs by marginal gain: minimum sizes, speeds, and sampling of unknown kinds.
 
-Optimus and lookahead go on from there: which job is enlarged next, and by what, is theirs.
+Optimus and lookahead continue from there: they choose the job that is enlarged next, and the tasks that it gets.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobGroup:
-    """Jobs with equal speeds, bounds and demands, so that what is computed for one holds for all of them."""
+    """Jobs with equal speeds, bounds and demands, for which policies compute once."""
 
-    #: One of them.
+    #: One of the jobs.
     job: Job
     #: Seconds per sample, ``seconds[ps, workers]``, infinite where nothing is trained; (max_ps + 1, max_workers + 1).
     seconds: _Floats
-    #: All that the cluster has.
+    #: Capacity of the whole cluster.
     capacity: Resources
 
     def seconds_at(self, size: Allocation) -> float:
@@ -40,27 +40,28 @@ class JobGroup:
         return float(self.seconds[size.ps, size.workers])
 
     def speed(self, size: Allocation) -> str:
-        """Speed at a size, for people."""
+        """Speed at a size, as text for reasons."""
         return f"{1 / self.seconds_at(size):.4g} samples/s"
 
     def share(self, step: Allocation) -> float:
-        """Dominant share of the cluster that some tasks take; infinite where there is no such resource."""
+        """Dominant share of the cluster that tasks take; infinite where the cluster lacks one of their resources."""
         return self.job.request.demand_of(step).dominant_share(self.capacity)[0]
 
 
 @dataclass(slots=True)
 class _KindSpeeds:
-    """Measured speeds of a kind in this snapshot, the function fitted to them, and the sizes that are sampled."""
+    """Measured speeds of a kind in this snapshot, and sizes that are sampled."""
 
     kind: TrainingKind
     points: tuple[SpeedPoint, ...]
+    #: Function fitted to the points; None where they are too few.
     fit: SpeedFit | None
     sampling: Sampling
-    #: Sizes to sample next, by the number of sizes that there are and the bounds of a job.
-    wanted_sizes: dict[tuple[object, ...], list[Allocation]] = field(default_factory=dict)
+    #: Sizes to sample next, by the number of sizes in ``sampling`` and the bounds of a job.
+    sizes_to_sample: dict[tuple[object, ...], list[Allocation]] = field(default_factory=dict)
 
     def grid(self, request: JobRequest) -> _Floats:
-        """Samples per second: as measured, else as fitted."""
+        """Samples per second at each size: as measured, otherwise as fitted; shape (max_ps + 1, max_workers + 1)."""
         shape = (request.max_ps + 1, request.max_workers + 1)
         speeds = np.zeros(shape) if self.fit is None else self.fit.grid(request.max_workers, request.max_ps)
         for (workers, ps), speed, *_ in self.points:
@@ -68,29 +69,30 @@ class _KindSpeeds:
                 speeds[ps, workers] = speed
         return speeds
 
-    def wanted(self, request: JobRequest) -> list[Allocation]:
-        """Sizes at which a job could be sampled, so that a function can be fitted; none where it can already."""
+    def to_sample(self, request: JobRequest) -> list[Allocation]:
+        """Sizes within a job's bounds that are to be sampled; empty where a function can be fitted already."""
         if self.sampling.enough():
             return []
-        asked = (self.sampling.sizes, *_bounds(request))
-        if asked not in self.wanted_sizes:
-            self.wanted_sizes[asked] = self.sampling.telling(candidates(request))
-        return self.wanted_sizes[asked]
+        key = (self.sampling.sizes, *_bounds(request))
+        if key not in self.sizes_to_sample:
+            self.sizes_to_sample[key] = self.sampling.informative(candidates(request))
+        return self.sizes_to_sample[key]
 
 
 class GrowingJobs:
-    """Jobs of a snapshot, each known by its place there, while they are enlarged.
+    """Jobs of a snapshot while they are enlarged, each addressed by its index there.
 
-    Each has its floor, then its minimum in submit order; jobs whose speeds are unknown are sampled.
+    On creation each gets its floor, then its minimum in submit order; then jobs of kinds with unknown speeds are
+    enlarged to sizes at which they are sampled.
 
     Parameters
     ----------
     known
-        The speeds of all jobs; without them they are fitted to what the snapshot says was measured.
+        Speeds of all jobs; None to fit them to the measurements in the snapshot.
     sample_sizes
         Least number of distinct sizes at which a kind is measured before its fit is used; never fewer than a fit needs.
     end_at_first_failure
-        Add nothing more after the first job whose minimum has no room.
+        Whether nothing is added any more after the first job for whose minimum nodes have no room.
     """
 
     def __init__(
@@ -104,49 +106,50 @@ class GrowingJobs:
     ) -> None:
         self.jobs = snapshot.jobs
         self.allocation = GreedyAllocation(snapshot, packing)
-        #: Why nothing more may be added, once that is so.
+        #: Reason why nothing may be added to any job any more; None as long as tasks may be added.
         self.ended: Reason | None = None
         self._end_at_first_failure = end_at_first_failure
         self._known = known
         self._capacity = snapshot.capacity
         held = snapshot.held()
         self._held = [held[job.key] for job in self.jobs]
-        #: What stood in the way of one more task of a demand, once no node had room for it.
+        #: By role and demand: why no node had room for one more such task.
         self._full: dict[tuple[Role, Resources], Blocked] = {}
         self._start()
         #: Size of each job now.
         self.sizes = [self.allocation.allocations[job.key] for job in self.jobs]
         self._kinds = {} if known is not None else _kinds(snapshot, sample_sizes)
         self._groups: dict[tuple[object, ...], JobGroup] = {}
-        #: Kept, since groups are told apart by the identity of arrays.
+        #: Arrays of known speeds, kept alive since their ids are in the keys of groups.
         self._known_grids: list[_Floats] = []
         #: Group of each job; None for one that did not start or whose speeds are unknown.
         self.groups = [self._group(job) if job.key not in self.allocation.reasons else None for job in self.jobs]
         self._sample()
 
-    def add(self, place: int, step: Allocation) -> Blocked | None:
-        """Give a job more tasks, all or none; returns what stood in the way.
+    def add(self, index: int, step: Allocation) -> Blocked | None:
+        """Give a job more tasks, all or none; returns why nodes have no room for them, None if it got them.
 
-        Where no node has room for one more task of a demand, none will have it later in this decision, so other jobs
-        with that demand are not tried.
+        Once no node has room for one more task of a demand, none will have it later in this decision, so the packing is
+        not tried again for that demand.
         """
-        job, now = self.jobs[place], self.sizes[place]
-        blocked = (self._full and self.known_full(place, step)) or self.allocation.add(job, step)
+        job, now = self.jobs[index], self.sizes[index]
+        blocked = (self._full and self.known_full(index, step)) or self.allocation.add(job, step)
         if not blocked:
-            self.sizes[place] = Allocation(now.workers + step.workers, now.ps + step.ps)
+            self.sizes[index] = Allocation(now.workers + step.workers, now.ps + step.ps)
             return None
         if step.workers + step.ps == 1:
             self._full[blocked.role, job.request.demand(blocked.role)] = blocked
         return blocked
 
-    def known_full(self, place: int, step: Allocation) -> Blocked | None:
-        """What stood in the way of such tasks before, if anything.
+    def known_full(self, index: int, step: Allocation) -> Blocked | None:
+        """Why nodes had no room for such tasks before in this decision; None if that is not known.
 
-        Tasks that run already may stay even on a node that takes no new ones, so they are always tried.
+        Tasks that run already may stay even on a node that accepts no new ones, so the packing is always tried for
+        them.
         """
         for role in (Role.WORKER, Role.PS):
-            if step.count(role) and self._held[place].count(role) <= self.sizes[place].count(role):
-                blocked = self._full.get((role, self.jobs[place].request.demand(role)))
+            if step.count(role) and self._held[index].count(role) <= self.sizes[index].count(role):
+                blocked = self._full.get((role, self.jobs[index].request.demand(role)))
                 if blocked is not None:
                     return blocked
         return None
@@ -161,13 +164,13 @@ class GrowingJobs:
                 self.allocation.refuse(job, self.ended)
                 continue
             step = self.allocation.next_bundle(job)
-            assert step is not None, "a job that has nothing can have its minimum"
-            # Room only gets less: what had none for one job has none for the next that asks for the same.
-            like = (job.request.worker, job.request.ps, step)
-            if held == NOTHING and like in refused:
-                self.allocation.refuse(job, refused[like])
+            assert step is not None, "a job without tasks has a next bundle: its minimum"
+            # Room only decreases: if it was too little for one job, it is for the next with the same demands.
+            key = (job.request.worker, job.request.ps, step)
+            if held == NOTHING and key in refused:
+                self.allocation.refuse(job, refused[key])
             elif (stopped := self.allocation.grow(job)) is not None:
-                refused[like] = stopped
+                refused[key] = stopped
                 if self._end_at_first_failure:
                     self.ended = ended_at(job)
 
@@ -181,7 +184,7 @@ class GrowingJobs:
                 self._groups[key] = self._new_group(job, grid)
             return self._groups[key]
         kind = self._kinds[TrainingKind.of(request)]
-        if kind.wanted(request):
+        if kind.to_sample(request):
             return None
         key = (kind.kind, *_bounds(request), request.worker, request.ps)
         if key not in self._groups:
@@ -189,62 +192,65 @@ class GrowingJobs:
         return self._groups[key]
 
     def _new_group(self, job: Job, grid: _Floats) -> JobGroup:
-        # Some have one row only: all-reduce jobs, whatever number of PSs they are said to have.
+        # Grids of all-reduce jobs have one row, even if the bounds of the job include PSs.
         speeds = np.broadcast_to(grid, (job.request.max_ps + 1, job.request.max_workers + 1))
         return JobGroup(job, seconds_per_sample(speeds), self._capacity)
 
     def _sample(self) -> None:
-        """Enlarge jobs of unknown kinds to sizes that are to be measured; those that are not needed stay as they are.
+        """Enlarge jobs of unknown kinds to sizes that are to be measured; the other jobs of these kinds keep theirs.
 
-        A job that runs at a size which was not measured yet stays there until it is.
+        A job that runs at a size which is to be measured stays there until it is.
         """
-        waiting = [
-            place
-            for place, job in enumerate(self.jobs)
-            if self.groups[place] is None and job.key not in self.allocation.reasons
+        unknown = [
+            index
+            for index, job in enumerate(self.jobs)
+            if self.groups[index] is None and job.key not in self.allocation.reasons
         ]
-        for place in waiting:
-            held = self._held[place]
-            if held in self._kind(place).wanted(self.jobs[place].request):
-                self._sample_at(place, held)
+        for index in unknown:
+            held = self._held[index]
+            if held in self._kind(index).to_sample(self.jobs[index].request):
+                self._sample_at(index, held)
         crowded: set[tuple[object, ...]] = set()
-        for place in waiting:
-            job = self.jobs[place]
-            if job.key not in self.allocation.reasons and not self._sample_somewhere(place, crowded):
-                kind = self._kind(place)
-                text = f"keeps its size, for {_measured(kind)}, which does not say what more would bring"
+        for index in unknown:
+            job = self.jobs[index]
+            if job.key not in self.allocation.reasons and not self._sample_somewhere(index, crowded):
+                kind = self._kind(index)
+                text = f"keeps its size, because {_measured(kind)}, too few to predict the speed at others"
                 self.allocation.refuse(job, Reason(Constraint.QUEUE, text))
 
-    def _sample_somewhere(self, place: int, crowded: set[tuple[object, ...]]) -> bool:
-        """Enlarge a job to the farthest size with room; ``crowded`` keeps what had room for none."""
-        kind, request, now = self._kind(place), self.jobs[place].request, self.sizes[place]
-        left = [size for size in kind.wanted(request) if size.workers >= now.workers and size.ps >= now.ps]
-        like = (kind.kind, kind.sampling.sizes, now, *_bounds(request), request.worker, request.ps)
-        holds_no_more = self._held[place].workers <= now.workers and self._held[place].ps <= now.ps
-        if holds_no_more and like in crowded:
+    def _sample_somewhere(self, index: int, crowded: set[tuple[object, ...]]) -> bool:
+        """Enlarge a job to the farthest size for which there is room; returns whether there was one.
+
+        ``crowded`` has the keys of jobs for which there was none, and is extended.
+        """
+        kind, request, now = self._kind(index), self.jobs[index].request, self.sizes[index]
+        possible = [size for size in kind.to_sample(request) if size.workers >= now.workers and size.ps >= now.ps]
+        key = (kind.kind, kind.sampling.sizes, now, *_bounds(request), request.worker, request.ps)
+        holds_no_more = self._held[index].workers <= now.workers and self._held[index].ps <= now.ps
+        if holds_no_more and key in crowded:
             return False
-        while left:
-            size = kind.sampling.farthest(left)
-            if self._sample_at(place, size):
+        while possible:
+            size = kind.sampling.farthest(possible)
+            if self._sample_at(index, size):
                 return True
-            # No room for this one, so none for any that is larger.
-            left = [other for other in left if other.workers < size.workers or other.ps < size.ps]
-        crowded.add(like)
+            # If there is no room for a size, there is none for any that is larger.
+            possible = [other for other in possible if other.workers < size.workers or other.ps < size.ps]
+        crowded.add(key)
         return False
 
-    def _sample_at(self, place: int, size: Allocation) -> bool:
-        """Grow a job to a size in order to measure it there, if there is room."""
-        kind, now = self._kind(place), self.sizes[place]
+    def _sample_at(self, index: int, size: Allocation) -> bool:
+        """Enlarge a job to a size in order to measure it there; returns whether there was room."""
+        kind, now = self._kind(index), self.sizes[index]
         step = Allocation(size.workers - now.workers, size.ps - now.ps)
-        if min(step) < 0 or (step != NOTHING and (self.ended is not None or self.add(place, step) is not None)):
+        if min(step) < 0 or (step != NOTHING and (self.ended is not None or self.add(index, step) is not None)):
             return False
-        text = f"samples {size}, for {_measured(kind)}"
+        text = f"runs at {size} to measure its speed, because {_measured(kind)}"
         kind.sampling.take(size)
-        self.allocation.refuse(self.jobs[place], Reason(Constraint.SATISFIED, text))
+        self.allocation.refuse(self.jobs[index], Reason(Constraint.SATISFIED, text))
         return True
 
-    def _kind(self, place: int) -> _KindSpeeds:
-        return self._kinds[TrainingKind.of(self.jobs[place].request)]
+    def _kind(self, index: int) -> _KindSpeeds:
+        return self._kinds[TrainingKind.of(self.jobs[index].request)]
 
 
 def seconds_per_sample(speeds: _Floats) -> _Floats:
@@ -255,12 +261,13 @@ def seconds_per_sample(speeds: _Floats) -> _Floats:
 
 
 def ended_at(job: Job) -> Reason:
-    """Reason of the other jobs where the allocation ended at this one."""
-    return Reason(Constraint.QUEUE, f"filling ended at {job.key.id} ({job.request.name}), which has no room for more")
+    """Reason of jobs that get no more because nodes had no room for this one."""
+    text = f"no job is enlarged after {job.key.id} ({job.request.name}), for which nodes have no room"
+    return Reason(Constraint.QUEUE, text)
 
 
 def _measured(kind: _KindSpeeds) -> str:
-    return f"speeds of {kind.kind.model} are known at {len(kind.points)} sizes only"
+    return f"speeds of {kind.kind.model} are known at only {len(kind.points)} sizes"
 
 
 def _bounds(request: JobRequest) -> tuple[object, ...]:

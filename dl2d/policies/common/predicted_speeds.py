@@ -1,4 +1,4 @@
-"""Speeds that the throughput model predicts for the next slot, in which a change of size costs a part of the time."""
+"""Speeds that the throughput model predicts for the next slot, in which a resize costs a fraction of the time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dl2d.throughput.observations import by_kind, without_drift
 
 #: Standard deviations that are added to predicted speeds by default, so that sizes which may be faster are tried.
 DEFAULT_OPTIMISM: Final = 0.5
-#: Least part of a slot that is left after a resize.
+#: Least fraction of a slot that is left after a resize.
 _MIN_LEFT: Final = 0.01
 
 
@@ -27,7 +27,7 @@ class PredictedSpeeds:
     optimism
         Standard deviations that are added to the mean.
     lost
-        Part of a slot that a change of size costs.
+        Fraction of a slot that a resize costs.
     """
 
     def __init__(self, snapshot: Snapshot, *, optimism: float, lost: float) -> None:
@@ -37,35 +37,38 @@ class PredictedSpeeds:
         self._held = snapshot.held()
         self._optimism = optimism
         self._lost = lost
-        #: By predicted array, which the model keeps, so that its id is no other's, and size: equal jobs have one array.
+        #: Speeds of the next slot by id of the predicted array and present size, so that equal jobs share one array.
+        #: Ids are unique, since the model keeps its arrays.
         self._grids: dict[tuple[int, Allocation], NDArray[np.float64]] = {}
 
     def grid(self, job: Job) -> NDArray[np.float64]:
         """See ``KnownSpeeds.grid``."""
-        taken_as, held = self._relabelling.of(job), self._held[job.key]
-        speeds = self._model.speeds(taken_as.request, self._optimism, taken_as.own_measurements)
+        relabelled, held = self._relabelling.of(job), self._held[job.key]
+        speeds = self._model.speeds(relabelled.request, self._optimism, relabelled.own_measurements)
         if (id(speeds), held) not in self._grids:
             self._grids[id(speeds), held] = speeds_in_next_slot(speeds, held, self._lost)
         return self._grids[id(speeds), held]
 
 
 def can_keep(speeds: NDArray[np.float64], held: Allocation) -> bool:
-    """Whether a job has a size that it may keep, one of those in ``speeds[ps, workers]``."""
+    """Whether a job has a size, and it is within the bounds of ``speeds[ps, workers]``."""
     return held != NOTHING and held.ps < speeds.shape[0] and held.workers < speeds.shape[1]
 
 
 def speeds_in_next_slot(speeds: NDArray[np.float64], held: Allocation, lost: float) -> NDArray[np.float64]:
-    """Mean samples/s over a slot in which a change of size costs a part ``lost`` of the slot.
+    """Mean samples/s over a slot at whose beginning a job is resized, or keeps its size.
 
-    So a size is changed only where that pays within a slot. ``lost`` also stands for what is not modelled: the place
-    that a job gives up, and what others lose when its tasks come to lie among theirs.
+    With these, a size is changed only where that pays within a slot.
 
     Parameters
     ----------
     speeds
-        Samples/s, ``speeds[ps, workers]``.
+        Samples/s, ``speeds[ps, workers]``; returned as they are if there is no size to keep (``can_keep``).
     held
-        What the job has now; where it has nothing that it may keep, all sizes are new and nothing is changed.
+        Present size of the job.
+    lost
+        Fraction of the slot that a resize costs. It may include costs that are not modelled, such as slower
+        communication after tasks have moved to other nodes.
     """
     if not lost or not can_keep(speeds, held):
         return speeds

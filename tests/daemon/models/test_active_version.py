@@ -90,10 +90,10 @@ def test_settings_are_part_of_the_version(site: Site) -> None:
             r"policy.settings.optimsm: policy 'dl2' has no such setting; it has optimism",
         ),
         ({"settings": {"optimism": True}}, "policy.settings.optimism: expected a number, got True"),
-        ({"settings": {"resize_seconds": -1}}, "resize_seconds 0 or more"),
+        ({"settings": {"resize_seconds": -1}}, "resize_seconds at least 0"),
         ({"name": "drf", "settings": {"optimism": 1}}, "policy.settings.optimism: policy 'drf' has no such setting"),
         ({"name": "drf", "checkpoint": "x"}, "policy.checkpoint: policy 'drf' has no checkpoints"),
-        ({"checkpoint": "/no/such/folder"}, "policy.checkpoint: /no/such/folder: is no checkpoint"),
+        ({"checkpoint": "/no/such/folder"}, "policy.checkpoint: /no/such/folder: is not a checkpoint"),
     ],
 )
 def test_a_bad_configuration_is_refused_by_its_key(site: Site, policy: dict[str, Any], words: str) -> None:

@@ -31,7 +31,7 @@ def test_writing_again_replaces_it_and_nothing_else(tmp_path: Path) -> None:
     write_checkpoint(a_checkpoint(settings={"width": 4}), tmp_path / "c")
     assert read_checkpoint(tmp_path / "c", policy="dl2").settings == {"width": 4}
     (tmp_path / "home").mkdir()
-    with pytest.raises(CheckpointError, match="home: is there and is no checkpoint; nothing was written"):
+    with pytest.raises(CheckpointError, match="home: exists and is not a checkpoint"):
         write_checkpoint(a_checkpoint(), tmp_path / "home")
 
 
@@ -43,7 +43,7 @@ def test_the_digest_is_of_what_decides() -> None:
 
 
 def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"none: is no checkpoint; there is no weights\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"none: is not a checkpoint: there is no file weights\.safetensors"):
         read_checkpoint(tmp_path / "none", policy="dl2")
     write_checkpoint(a_checkpoint(), tmp_path / "c")
     with pytest.raises(CheckpointError, match="is of policy 'dl2', not of 'dl2-original'"):
@@ -54,7 +54,7 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="c: is damaged"):
         read_checkpoint(tmp_path / "c", policy="dl2")
     weights.write_bytes(whole[:-1] + b"\x01")
-    with pytest.raises(CheckpointError, match="its digest is not the one that was written"):
+    with pytest.raises(CheckpointError, match=r"its digest differs from the one in checkpoint\.json"):
         read_checkpoint(tmp_path / "c", policy="dl2")
     weights.write_bytes(whole)
     record = json.loads((tmp_path / "c" / "checkpoint.json").read_text())
@@ -65,5 +65,5 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
 
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     write_checkpoint(a_checkpoint(weights={"a": np.array([1.0, np.nan])}), tmp_path / "c")
-    with pytest.raises(CheckpointError, match="weights that are not numbers"):
+    with pytest.raises(CheckpointError, match="weights that are not finite numbers"):
         read_checkpoint(tmp_path / "c", policy="dl2")
