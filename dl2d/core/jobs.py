@@ -123,7 +123,7 @@ class JobRequest:
         return self.worker * allocation.workers + self.ps * allocation.ps
 
     @property
-    def least(self) -> Allocation:
+    def min_size(self) -> Allocation:
         """Smallest allocation that the job can run with; it starts with this as a whole or not at all.
 
         0 workers where none is allowed within the bounds, which ``dl2d.core.job_request`` refuses.

@@ -221,7 +221,7 @@ def _give(
     laid, short = _lay(clusters, which, order, turns, flat_more)
     (failed,) = np.nonzero(~laid)
     if len(failed):
-        # Least sizes first, the largest first.
+        # Minimum sizes first, the largest first.
         here, jobs = which[failed], order[failed]
         least, sizes = clusters.least[here[:, None], jobs], clusters.sizes[here[:, None], jobs]
         starting = (wanted[failed].sum(axis=2) > 0) & (sizes.sum(axis=2) == 0)

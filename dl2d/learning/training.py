@@ -98,7 +98,7 @@ class State:
 
 
 def shrunk(workload: Workload, part: float) -> Workload:
-    """With a part of its nodes, at least one of each group, and as many as its largest job needs at its least size."""
+    """With a part of its nodes: at least one of each group, and room for the minimum size of its largest job."""
     while True:
         groups = tuple(replace(group, count=max(1, round(group.count * part))) for group in workload.cluster)
         made = replace(workload, cluster=groups)

@@ -318,8 +318,8 @@ def _samples(request: JobRequest) -> float:
 
 
 def _fits(request: JobRequest, nodes: Sequence[Resources]) -> bool:
-    """Whether a job's least size can run on empty nodes."""
-    workers = request.least.workers
+    """Whether a job's minimum size can run on empty nodes."""
+    workers = request.min_size.workers
     if not workers or request.min_workers > MAX_TASKS or request.min_ps > MAX_TASKS:
         return False
     ps = max(request.min_ps, 1) if request.architecture is Architecture.PS else 0

@@ -156,7 +156,7 @@ class ClusterEnv(gymnasium.Env[Observations, np.int64]):
     window
         J, the jobs of a batch.
     first_bundles
-        Give each job its least size before the first decision of a slot; by default not.
+        Give each job its minimum size before the first decision of a slot; by default not.
     speed_noise, epochs_error
         See ``dl2d.simulation.vectorized.clusters.Clusters``; by default 0.
     max_slots

@@ -71,17 +71,17 @@ def idle_jobs(
     for start in plan.starts:
         free.place_on(start.node, start.demand)
     empty: Packing | None = None
-    #: By demands and least size: whether a job fits now, and whether it would fit into the empty cluster.
+    #: By demands and minimum size: whether a job fits now, and whether it would fit into the empty cluster.
     fits: dict[tuple[Resources, Resources, Allocation], tuple[bool, bool]] = {}
     startable = []
     for job in waiting:
         request = job.request
-        start_size = request.worker, request.ps, request.least
+        start_size = request.worker, request.ps, request.min_size
         if start_size not in fits:
-            fits_now = free.fits(job, request.least)
+            fits_now = free.fits(job, request.min_size)
             if not fits_now and empty is None:
                 empty = Packing([_emptied(node) for node in snapshot.nodes], placement)
-            fits[start_size] = fits_now, empty is None or fits_now or empty.fits(job, request.least)
+            fits[start_size] = fits_now, empty is None or fits_now or empty.fits(job, request.min_size)
         fits_now, fits_empty = fits[start_size]
         if fits_now:
             startable.append(job.key)

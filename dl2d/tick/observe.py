@@ -86,9 +86,9 @@ def take_snapshot(live: LiveJobs, listing: RmSnapshot, slot: int) -> Snapshot:
     resizable = tuple(job for job in live.jobs if job.state in (JobState.READY, JobState.RUNNING))
     just_started = _just_started(resizable, tasks, listing.at)
     jobs = in_submit_order([_as_shown(job, listing.at, just_started=job.key in just_started) for job in resizable])
-    # A running job keeps its least size: its weights are in its servers, so it is never shrunk to nothing.
+    # A running job keeps its minimum size: its weights are in its servers, so it is never shrunk to nothing.
     floors = tuple(
-        (job.key, job.request.least) for job in jobs if job.state is JobState.RUNNING and job.key not in just_started
+        (job.key, job.request.min_size) for job in jobs if job.state is JobState.RUNNING and job.key not in just_started
     )
     return Snapshot(at=listing.at, slot=slot, nodes=nodes, jobs=jobs, tasks=tasks, floors=floors)
 

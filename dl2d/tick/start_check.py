@@ -62,7 +62,7 @@ class StartCheck:
         demands = f"{first.worker} a worker" + (f" and {first.ps} a PS" if first.max_ps else "")
         return (
             f"leaves {len(self.waiting)} of {self.jobs} jobs waiting on an idle cluster "
-            f"(one asks for {demands}, at least {first.least})"
+            f"(one asks for {demands}, at least {first.min_size})"
         )
 
 
@@ -118,13 +118,13 @@ def _small_requests(nodes: Sequence[Node]) -> Iterator[JobRequest]:
 
 
 def _different(requests: Iterable[JobRequest], nodes: Sequence[Node], placement: Placement) -> list[JobRequest]:
-    """The first of the requests that ask for the same, without those whose least size the empty nodes do not hold."""
+    """The first of the requests that ask for the same, without those whose minimum size the empty nodes do not hold."""
     examined: set[tuple[object, ...]] = set()
     different: list[JobRequest] = []
     empty = Packing(nodes, placement)
     for request in requests:
-        asked = request.model, request.worker, request.ps, request.least, request.max_workers, request.max_ps
-        if asked not in examined and empty.fits(_job(0, request), request.least):
+        asked = request.model, request.worker, request.ps, request.min_size, request.max_workers, request.max_ps
+        if asked not in examined and empty.fits(_job(0, request), request.min_size):
             different.append(request)
         examined.add(asked)
         if len(different) == _MAX_REQUESTS:
@@ -177,7 +177,7 @@ def _snapshot(slot: int, nodes: Sequence[Node], jobs: tuple[Job, ...], tasks: Se
         used.setdefault(task.node, []).append(task.demand)
     nodes = tuple(structs.replace(node, used=Resources.total(used.get(node.name, (NO_RESOURCES,)))) for node in nodes)
     started = {task.job for task in tasks}
-    floors = tuple((job.key, job.request.least) for job in jobs if job.key in started)
+    floors = tuple((job.key, job.request.min_size) for job in jobs if job.key in started)
     return Snapshot(at=slot * _SLOT_SECONDS, slot=slot, nodes=nodes, jobs=jobs, tasks=tuple(tasks), floors=floors)
 
 

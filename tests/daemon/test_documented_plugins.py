@@ -18,7 +18,7 @@ from tick.world import World
 from dl2d.core.resources import Resources
 from dl2d.plugins import POLICIES, available, load_manager, load_placement, load_policy
 from dl2d.testing.builders import make_nodes
-from dl2d.tick.guard import check
+from dl2d.tick.guard import check_decision
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "internals" / "plugins.md"
 
@@ -59,7 +59,7 @@ def test_the_documented_policy_decides_whole_ticks() -> None:
 def test_the_documented_policy_answers_whatever_it_is_shown(snapshot: Any) -> None:
     policy = load_policy("even")
     decision = ask(policy, snapshot)
-    check(decision, snapshot)
+    check_decision(decision, snapshot)
     assert decision == ask(policy, snapshot)
 
 

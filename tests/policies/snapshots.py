@@ -45,7 +45,7 @@ def a_snapshot(jobs: list[Job], nodes: list[Node], held: dict[int, Allocation] |
                     Task(job=job.key, id=f"{role}-{ordinal}", role=role, node=node, demand=demand,
                          state=TaskState.CONFIRMED)
                 )  # fmt: skip
-        floors.append((job.key, job.request.least))
+        floors.append((job.key, job.request.min_size))
     used = [
         structs.replace(
             node, used=Resources.total((node.used, *(task.demand for task in tasks if task.node == node.name)))

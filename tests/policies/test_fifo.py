@@ -9,7 +9,7 @@ from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.core.json_codec import encode
 from dl2d.core.resources import Resources
 from dl2d.policies.fifo import Fifo
-from dl2d.tick.guard import check
+from dl2d.tick.guard import check_decision
 
 ONE = {"worker": Resources.of(cpu=1), **NO_PS}
 
@@ -57,7 +57,7 @@ def test_numbers_are_not_words() -> None:
 @hypothesis.given(snapshots)
 def test_whatever_is_shown_the_answer_is_one_and_always_the_same(snapshot) -> None:
     decision = ask(Fifo(), snapshot)
-    check(decision, snapshot)
+    check_decision(decision, snapshot)
     assert encode(decision) == encode(ask(Fifo(), snapshot))
 
 

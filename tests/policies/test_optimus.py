@@ -23,7 +23,7 @@ from dl2d.plugins import load_policy
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.simulation.speeds.speed_models import AllReduce, PsAsync, PsSync
-from dl2d.tick.guard import check
+from dl2d.tick.guard import check_decision
 
 CPU = {"worker": Resources.of(cpu=2), "ps": Resources.of(cpu=1), "max_workers": 2, "max_ps": 2}
 # One CPU of 10 is a share of 0.1. A has 100 samples left: 100 s at 1w+1ps, 50 at 2w+1ps, 80 at 1w+2ps, 40 at 2w+2ps.
@@ -216,7 +216,7 @@ def test_samples_keep_to_bounds_to_counts_that_are_allowed_and_to_the_room() -> 
     ]
     snapshot = a_snapshot(jobs, LARGE)
     decision = ask(Optimus(), snapshot)
-    check(decision, snapshot)
+    check_decision(decision, snapshot)
     sizes = given(Optimus(), snapshot)
     assert sizes[:2] == [(2, 2), (8, 16)]
     assert len(set(sizes[:5])) == 5
@@ -301,7 +301,7 @@ POLICIES = [
 def test_whatever_is_shown_the_answer_is_one_and_always_the_same(make, snapshot, seed) -> None:
     shown, told = _shown(snapshot, seed)
     decision = ask(make(told), shown)
-    check(decision, shown)
+    check_decision(decision, shown)
     assert encode(decision) == encode(ask(make(told), shown))
     total = Resources.total(job.request.demand_of(decision.allocations()[job.key]) for job in shown.jobs)
     assert total.fits_in(shown.capacity)
@@ -326,7 +326,7 @@ def test_running_jobs_never_fall_below_their_floors(make, held, seed) -> None:
     floors = tuple((key, Allocation(1, 0 if int(key.id) % 3 == 2 else 1)) for key, _ in shown.floors)
     shown = replace(shown, floors=floors)
     decision = ask(make(told), shown)
-    check(decision, shown)
+    check_decision(decision, shown)
     assert all(decision.allocations()[key].workers >= 1 for key, _ in floors)
 
 

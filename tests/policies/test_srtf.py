@@ -11,7 +11,7 @@ from dl2d.core.jobs import NOTHING, Allocation, Progress
 from dl2d.core.json_codec import encode
 from dl2d.core.resources import Resources
 from dl2d.policies.srtf import Srtf
-from dl2d.tick.guard import check
+from dl2d.tick.guard import check_decision
 
 ONE = {"worker": Resources.of(cpu=1), **NO_PS}
 
@@ -68,5 +68,5 @@ def test_by_fraction_the_length_does_not_count() -> None:
 @hypothesis.given(snapshots)
 def test_whatever_it_is_shown_it_decides_within_bounds_and_always_the_same(snapshot) -> None:
     decision = ask(Srtf(), snapshot)
-    check(decision, snapshot)
+    check_decision(decision, snapshot)
     assert encode(decision) == encode(ask(Srtf(), snapshot))

@@ -25,7 +25,7 @@ from dl2d.policies.tetris import Tetris
 from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.rule_presets import PresetName, TrueSpeeds, preset
 from dl2d.simulation.workload.format import read_workload
-from dl2d.tick.guard import check
+from dl2d.tick.guard import check_decision
 
 W, P = Role.WORKER, Role.PS
 
@@ -154,7 +154,7 @@ def test_a_floor_stands_even_without_room() -> None:
     snapshot = replace(a_snapshot([job], cluster(1, cpu=8, gpu=1)), floors=((job.key, Allocation(2, 1)),))
     decision = ask(Tetris(), snapshot)
     assert [entry.allocation for entry in decision.jobs] == [(2, 1)]
-    check(decision, snapshot)
+    check_decision(decision, snapshot)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_whatever_it_is_shown_it_decides_within_bounds_and_room_and_always_the_s
 
 def holds_to_its_room(decision: Decision, snapshot: Snapshot) -> None:
     """Within bounds; each task has a node and each node the room; tasks that run are those first counted."""
-    check(decision, snapshot)
+    check_decision(decision, snapshot)
     ours = Counter[str]()
     by_node: dict[str, list[Resources]] = {node.name: [] for node in snapshot.nodes}
     jobs = {job.key: job for job in snapshot.jobs}
@@ -252,7 +252,7 @@ def test_whatever_runs_already(snapshot, data) -> None:
     leaving = tuple(
         structs.replace(task, state=data.draw(st.sampled_from([TaskState.DRAINING, task.state]))) for task in tasks
     )
-    check(ask(Tetris(), replace(seen, tasks=leaving)), seen)
+    check_decision(ask(Tetris(), replace(seen, tasks=leaving)), seen)
 
 
 def a_task(job: Any, role: Role, number: int, node: str) -> Any:

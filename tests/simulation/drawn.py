@@ -9,7 +9,7 @@ from dl2d.simulation.workload.format import Workload, read_workload
 
 
 def drawn(seed: int, *, jobs: int = 12, nodes: int | None = None, plain: bool = False, most_least: int = 2) -> Workload:
-    """A workload in which jobs queue more often than not, with least sizes up to ``most_least``.
+    """A workload in which jobs queue more often than not, with minimum sizes up to ``most_least``.
 
     ``plain``: alike nodes.
     """

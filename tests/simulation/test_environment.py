@@ -161,14 +161,14 @@ def choose(draw: np.random.Generator, masks: np.ndarray, *, void: float = 0.0) -
 
 
 def lacking(env: ClusterEnv, job: int) -> list[int]:
-    """What a job lacks of its least size."""
+    """What a job lacks of its minimum size."""
     return np.maximum(env.clusters.least[0, job] - env.clusters.sizes[0, job], 0).tolist()
 
 
 def allowed(env: ClusterEnv, window: list[int], refused: set[int]) -> list[int]:
     """The mask, by trying: a worker, a PS, and both as one on the least used node.
 
-    Of a job that has less than its least size, all that lead there: the first bundle of what it lacks, or task.
+    Of a job that has less than its minimum size, all that lead there: the first bundle of what it lacks, or task.
     """
     clusters = env.clusters
     nodes = int(clusters.library.nodes[clusters.workload[0]])

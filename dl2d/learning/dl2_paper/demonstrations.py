@@ -229,11 +229,11 @@ def _towards(
 ) -> NDArray[np.bool_]:
     """Actions that lead to the sizes and not beyond, shape (3J + 1,); void is none of them.
 
-    Any of the three gives a job that is below its least size what it lacks of that.
+    Any of the three gives a job that is below its minimum size what it lacks of that.
     """
     steps = np.zeros(void + 1, dtype=np.bool_)
     for place, job in enumerate(jobs):
-        wanted, now, least = sizes.get(job.key, NOTHING), has[job.key], job.request.least
+        wanted, now, least = sizes.get(job.key, NOTHING), has[job.key], job.request.min_size
         if now.workers < least.workers or now.ps < least.ps:
             steps[3 * place : 3 * place + 3] = wanted != NOTHING
             continue

@@ -109,7 +109,7 @@ class Settings(Record):
     network: NetworkKind = NetworkKind.SHARED
     #: Width of both hidden layers.
     hidden: Annotated[int, Whole(1, 4096)] = 64
-    #: Each job has its least size before the first decision of a slot.
+    #: Each job has its minimum size before the first decision of a slot.
     first_bundles: Flag = True
     #: Whether observations have the extra features (``dl2d.policies.dl2_paper.observation.EXTRAS``) in actor-critic
     #: learning, which is slower with them, and in imitation, which needs them.

@@ -11,7 +11,7 @@ from dl2d.core.packing import Blocked, Packing
 
 
 def next_bundle(job: Job, now: Allocation, *, whole: bool = False) -> Allocation | None:
-    """Tasks to add to a job of size ``now``: first its least size, then one worker and one PS, within its bounds.
+    """Tasks to add to a job of size ``now``: first its minimum size, then one worker and one PS, within its bounds.
 
     Where the job allows only some worker counts, as many workers are added as lead to the next of them, and as many
     PSs. Once the job has its maximum of one role, tasks of the other role alone are added, unless only ``whole``
@@ -23,7 +23,7 @@ def next_bundle(job: Job, now: Allocation, *, whole: bool = False) -> Allocation
     """
     request = job.request
     if now.workers == 0:
-        least = request.least
+        least = request.min_size
         return Allocation(least.workers, max(least.ps - now.ps, 0))
     if request.allowed_workers:
         larger = [count for count in request.allowed_workers if now.workers < count <= request.max_workers]

@@ -21,7 +21,7 @@ _ROLES = (Role.WORKER, Role.PS)
 
 
 class GreedyPacking:
-    """Places tasks in three passes: those that jobs have and keep, the least sizes of jobs that start, all others.
+    """Places tasks in three passes: those that jobs have and keep, the minimum sizes of jobs that start, all others.
 
     Tasks that stay come first, on their nodes, so that new tasks are placed on what these leave free. In the other
     passes the largest tasks go first. With ``smallest_first`` the third pass begins with the smallest: it is for
@@ -70,7 +70,7 @@ class GreedyPacking:
         self._allocation.keep(kept)
 
     def _start(self, jobs: Sequence[Job], sizes: Ints, weights: Floats) -> dict[int, Blocked]:
-        """Give least sizes, each as a whole or not at all."""
+        """Give minimum sizes, each as a whole or not at all."""
         blocked = {}
         for index, least in _starts(self._allocation, jobs, sizes, weights):
             stopped = self._allocation.add(jobs[index], least)
@@ -107,7 +107,7 @@ def _in_order(weights: Floats) -> list[tuple[int, int]]:
 def _starts(
     allocation: GreedyAllocation, jobs: Sequence[Job], sizes: Ints, weights: Floats
 ) -> list[tuple[int, Allocation]]:
-    """Indices and least sizes of jobs that have nothing and shall get tasks; the largest least size first."""
+    """Indices and minimum sizes of jobs that have nothing and shall get tasks; the largest minimum size first."""
     starts = []
     for index, job in enumerate(jobs):
         least = next_bundle(job, NOTHING)
@@ -130,8 +130,8 @@ class HeadOnlyPacking:
     """Places the smallest tasks of all jobs first, and names the node of each.
 
     Small tasks keep the nodes evenly used; one node that is full too early would block all tasks. If a job ended with
-    fewer tasks than its least size has, it could not run with them: then all tasks are removed, least sizes are placed
-    first, the largest first, and after them all other tasks, the smallest first.
+    fewer tasks than its minimum size has, it could not run with them: then all tasks are removed, minimum sizes are
+    placed first, the largest first, and after them all other tasks, the smallest first.
     """
 
     def __init__(self, allocation: GreedyAllocation, packing: Packing) -> None:
@@ -165,7 +165,7 @@ class HeadOnlyPacking:
         return blocked
 
     def _start(self, jobs: Sequence[Job], sizes: Ints, weights: Floats) -> dict[int, Blocked]:
-        """Give least sizes, each as a whole or not at all; the largest first."""
+        """Give minimum sizes, each as a whole or not at all; the largest first."""
         blocked: dict[int, Blocked] = {}
         for index, least in _starts(self._allocation, jobs, sizes, weights):
             additions = [_Addition(index, role, least.count(role)) for role in _ROLES]
@@ -200,7 +200,7 @@ class HeadOnlyPacking:
         return placed
 
     def _is_below_least(self, job: Job, tasks: Sequence[tuple[Role, str]]) -> bool:
-        """Whether the job would have no more than these tasks, and fewer than its least size has."""
+        """Whether the job would have no more than these tasks, and fewer than its minimum size has."""
         least = next_bundle(job, NOTHING)
         if least is None or self._allocated(job) != NOTHING:
             return False

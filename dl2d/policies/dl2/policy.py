@@ -328,13 +328,13 @@ def _reason(
 
 
 def _give_least(allocation: GreedyAllocation, job: Job) -> None:
-    """Give a job for which no size is possible its least size, if there is room for it."""
+    """Give a job for which no size is possible its minimum size, if there is room for it."""
     size = allocation.allocations[job.key]
     no_size = "no size that fits in the cluster has a predicted speed above 0"
     if size != NOTHING:
         allocation.refuse(job, Reason(Constraint.FLOOR, f"keeps {size}: {no_size}"))
     elif allocation.grow(job) is None:
-        allocation.refuse(job, Reason(Constraint.SATISFIED, f"has its least size: {no_size}"))
+        allocation.refuse(job, Reason(Constraint.SATISFIED, f"has its minimum size: {no_size}"))
 
 
 def _work_left(job: Job) -> float:

@@ -89,7 +89,7 @@ class Sight:
     #: Model types and resources in the order of the inputs.
     models: tuple[str, ...]
     resources: tuple[str, ...]
-    #: Each job has its least size before the first step.
+    #: Each job has its minimum size before the first step.
     first_bundles: bool
     slot_seconds: float
     #: Jobs have the features that not every network has.

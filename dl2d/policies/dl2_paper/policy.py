@@ -150,7 +150,7 @@ class Dl2Original:
     """Sizes jobs by a network that was trained as the paper says; see the module.
 
     Actions that have no room are masked: which those are is found out when one is chosen, and another is chosen then,
-    which is the same as masking them before. A job that ends below its least size gets nothing.
+    which is the same as masking them before. A job that ends below its minimum size gets nothing.
 
     Parameters
     ----------

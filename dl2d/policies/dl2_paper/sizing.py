@@ -1,7 +1,7 @@
 """Observations and actions of DL2's network on a snapshot: those of ``dl2d.simulation.vectorized.stepwise_sizing``.
 
 Jobs are gone through in submit order, in batches of J. In each, tasks are given one step at a time: a worker, a PS or
-one of both for one of the jobs, until enough. To a job that has less than its least size each of them gives what it
+one of both for one of the jobs, until enough. To a job that has less than its minimum size each of them gives what it
 lacks of that, as a whole: below it, no job can run. A learned policy takes the steps that its network says; a lesson,
 those that led to a decision that was recorded.
 """
@@ -50,7 +50,7 @@ class Sizing:
         self._packing = packing
         self._floors = dict(snapshot.floors)
         self._held = snapshot.held()
-        self._least = {job.key: job.request.least for job in snapshot.jobs}
+        self._least = {job.key: job.request.min_size for job in snapshot.jobs}
         #: Why a job's last step had no room.
         self.reasons: dict[JobKey, Reason] = {}
         self._demands: dict[Resources, Ints] = {}
@@ -60,7 +60,7 @@ class Sizing:
         #: Numbers of kinds of steps, and which kinds are known to have no room; see ``kinds``.
         self._kinds: dict[tuple[Resources, Resources, Allocation, JobKey | None], int] = {}
         self.closed: set[int] = set()
-        #: Why there is no room for the least size of jobs that have none, by kind.
+        #: Why there is no room for the minimum size of jobs that have none, by kind.
         self._starts: dict[int, Reason | None] = {}
         self._types = {model: place for place, model in enumerate(sight.models)}
         if sight.first_bundles:
@@ -86,7 +86,7 @@ class Sizing:
         return free
 
     def steps(self, job: Job) -> Sequence[Allocation]:
-        """What each of a job's three actions gives it now: what it lacks of its least size, or else ``STEPS``."""
+        """What each of a job's three actions gives it now: what it lacks of its minimum size, or else ``STEPS``."""
         has, least = self.filling.allocations[job.key], self._least[job.key]
         if has.workers >= least.workers and has.ps >= least.ps:
             return STEPS
@@ -128,7 +128,7 @@ class Sizing:
         return True
 
     def no_room(self, job: Job) -> Reason | None:
-        """Why there is no room for a job's least size where it has nothing, else for any further step.
+        """Why there is no room for a job's minimum size where it has nothing, else for any further step.
 
         None where there is room, or no step is left to take. To be asked when all is given.
         """
@@ -151,7 +151,7 @@ class Sizing:
         return self._demands[demand]
 
     def _give_first_bundles(self) -> None:
-        """Give each elastic job in turn its least size, until one has no room.
+        """Give each elastic job in turn its minimum size, until one has no room.
 
         A job that runs at a fixed size waits for room for all of that.
         """

@@ -212,7 +212,7 @@ class Clusters:
     def lay(self, which: Ints, tasks: Ints, amounts: Ints) -> Ints:
         """Give tasks in turns, each task to the least used node; a turn ends at the first that has no room there.
 
-        A cluster in which a job would be left with less than its least size is left as it was.
+        A cluster in which a job would be left with less than its minimum size is left as it was.
 
         Parameters
         ----------

@@ -2,8 +2,8 @@
 
 In each slot the jobs that are there, in submit order, are gone through in batches of J. A decision adds a worker, a PS
 or a bundle of both to a job of the batch, or ends the batch (void): then come the next J jobs, or, after the last
-batch, the slot is run. A job that has less than its least size is given what it lacks of that, as a whole, whichever of
-the three is chosen. Everything a policy may see of a batch is its observation; what it may do is the mask.
+batch, the slot is run. A job that has less than its minimum size is given what it lacks of that, as a whole, whichever
+of the three is chosen. Everything a policy may see of a batch is its observation; what it may do is the mask.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Windows:
     jobs
         J.
     first_bundles
-        Give each job its least size, in submit order, before the first decision of a slot, as the DL2 authors' code
+        Give each job its minimum size, in submit order, before the first decision of a slot, as the DL2 authors' code
         does with a bundle (their paper has nothing of it).
     extras
         Show each job's place in the batch and the remaining fraction of its epochs, too, which is what schedulers go by
@@ -63,7 +63,7 @@ class Windows:
         self._worker, self._ps, self._bundle = self._asks.reshape(3, self._resources, count, jobs)
         #: Whether a job may have one more worker, one more PS; shape (2, N, J).
         self._grows: Bools = np.zeros((2, count, jobs), dtype=np.bool_)
-        #: What each job lacks of its least size, shape (N, J, 2); whether it lacks any, and whether it was found that
+        #: What each job lacks of its minimum size, shape (N, J, 2); whether it lacks any, and whether it was found that
         #: there is no room for that, shape (N, J).
         self._lacks: Ints = np.zeros((count, jobs, 2), dtype=np.int64)
         self._below: Bools = np.zeros((count, jobs), dtype=np.bool_)
@@ -155,7 +155,7 @@ class Windows:
         heads = self._heads[rows]
         several = np.zeros(len(rows), dtype=np.bool_)
         if self._below[rows, column].any():
-            # A job below its least size is given what it lacks: one task or bundle, of which the mask says that it
+            # A job below its minimum size is given what it lacks: one task or bundle, of which the mask says that it
             # fits, or several, of which any may not.
             lacks = self._lacks[rows, column]
             several = lacks.max(axis=1) > 1

@@ -467,7 +467,7 @@ class Feasibility:
         self._passed: set[tuple[object, ...]] = set()
 
     def check(self, job: SimulatedJob) -> None:
-        """Refuse a job with tasks larger than any node, a least size larger than the cluster, or no speed at all."""
+        """Refuse a job with tasks larger than any node, a minimum size larger than the cluster, or no speed at all."""
         kind = (
             job.model, job.worker, job.ps, job.min_workers, job.max_workers, job.min_ps, job.max_ps, job.allowed_workers
         )  # fmt: skip
@@ -488,7 +488,7 @@ class Feasibility:
         least = job.worker * workers + job.ps * ps
         if not least.fits_in(self._capacity):
             short = "; ".join(map(str, least.shortfalls(self._capacity)))
-            problem = f"its least size, {workers} workers and {ps} PS, is more than the cluster: {self._when}{short}"
+            problem = f"its minimum size, {workers} workers and {ps} PS, is more than the cluster: {self._when}{short}"
             raise WorkloadError("worker", problem, where=self._where, job=job.id)
 
     def _fitting(self, demand: Resources, most: int) -> int:

@@ -27,8 +27,8 @@ def place(snapshot: Snapshot, decision: Decision, placement: Placement, *, silen
     - Tasks that stay keep their node. Of a job that shrinks, tasks whose resources a waiting task needs leave first,
       then tasks that have not joined, then the newest. A task may be moved to make room for a larger one
       (``make_room``), but not of a ``silent`` job, whose coordinator would not drain the old task.
-    - A job that has nothing starts with its least size as a whole or not at all, so that jobs do not block one another
-      with incomplete sizes. In which increments it was decided does not matter.
+    - A job that has nothing starts with its minimum size as a whole or not at all, so that jobs do not block one
+      another with incomplete sizes. In which increments it was decided does not matter.
     - Tasks that have no room now are deferred. Resources of draining tasks are not free.
     - Where the decision names nodes, tasks on other nodes leave first, and new tasks start on the named nodes or wait
       for them. Tasks that will have no room there are placed like all others (``TargetNodes``).
@@ -116,8 +116,8 @@ def _increments(
 ) -> Iterator[tuple[JobKey, Sequence[Increment]]]:
     """The tasks that jobs do not have yet, in the order in which they were decided; then those that the guard added.
 
-    The first increments of a job that has nothing are collected until they reach its least size, and come as one; what
-    they hold beyond it comes next. So a policy may give workers and servers one at a time.
+    The first increments of a job that has nothing are collected until they reach its minimum size, and come as one;
+    what they hold beyond it comes next. So a policy may give workers and servers one at a time.
     """
     allocations = decision.allocations()
     #: Tasks that run and that no increment has accounted for yet.
@@ -128,14 +128,14 @@ def _increments(
         if job.key in allocations
         for role in _ROLES
     }
-    least = {job.key: job.request.least for job in snapshot.jobs}
-    #: Increments of jobs that have nothing and have not reached their least size.
+    min_sizes = {job.key: job.request.min_size for job in snapshot.jobs}
+    #: Increments of jobs that have nothing and have not reached their minimum size.
     collected: dict[JobKey, list[Increment]] = {key: [] for key, allocation in held.items() if allocation == NOTHING}
     not_in_actions = (
         (job.key, bundle)
         for job in snapshot.jobs
         if job.key in allocations
-        for bundle in (least[job.key], *repeat(Allocation(1, 1), max(allocations[job.key])))
+        for bundle in (min_sizes[job.key], *repeat(Allocation(1, 1), max(allocations[job.key])))
     )
     for key, added in chain(decision.actions, not_in_actions):
         if not missing[key, Role.WORKER] and not missing[key, Role.PS]:
@@ -157,8 +157,8 @@ def _increments(
             yield key, (tuple(new),)
             continue
         collected[key].append(tuple(new))
-        if _reaches(list(chain(*collected[key])), least[key]):
-            first, beyond = _split(collected.pop(key), least[key])
+        if _reaches(list(chain(*collected[key])), min_sizes[key]):
+            first, beyond = _split(collected.pop(key), min_sizes[key])
             yield key, first
             if beyond:
                 yield key, beyond
@@ -218,8 +218,8 @@ class _Placer:
         self.starts: list[Start] = []
         #: Groups whose tasks wait for a node that the decision names, and which tasks are about to leave.
         self.waiting_for_target: set[TaskGroup] = set()
-        #: Groups of tasks that have room but wait since another task of their job's least size has none. One entry for
-        #: each task. ``make_room`` keeps their room for them.
+        #: Groups of tasks that have room but wait since another task of their job's minimum size has none. One entry
+        #: for each task. ``make_room`` keeps their room for them.
         self.held_back: list[TaskGroup] = []
         self._requests = requests
         self._packing = packing
@@ -227,7 +227,7 @@ class _Placer:
         self._keeps_bundles = keeps_bundles
         #: Number of tasks that wait, and why the first of them does.
         self._waiting: dict[TaskGroup, tuple[int, Blocked]] = {}
-        #: Jobs that have nothing and for whose least size there is no room, and why.
+        #: Jobs that have nothing and for whose minimum size there is no room, and why.
         self._start_blocked: dict[JobKey, Blocked] = {}
         #: Jobs that have tasks, new ones included.
         self._started = {key for key, allocation in held.items() if allocation != NOTHING}
@@ -241,7 +241,7 @@ class _Placer:
             return False
         new = Allocation(roles.count(Role.WORKER), roles.count(Role.PS))
         request = self._requests[key]
-        if key not in self._started and not _reaches(roles, request.least):
+        if key not in self._started and not _reaches(roles, request.min_size):
             return False
         gathered = self._packing.gather(request, new, running)
         if gathered is None:
@@ -282,7 +282,7 @@ class _Placer:
             orders.append([tuple(sorted(chain(*increments), key=lambda role: role is not larger))])
         for order in orders:
             starts, blocked_tasks = self._place(key, order)
-            if not blocked_tasks and _reaches([start.role for start in starts], request.least):
+            if not blocked_tasks and _reaches([start.role for start in starts], request.min_size):
                 self._started.add(key)
                 return starts, []
             for start in starts:

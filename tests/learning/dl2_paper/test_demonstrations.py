@@ -74,12 +74,12 @@ def test_sizes_that_users_chose_are_walked_to_and_then_it_is_enough(labels: Labe
     assert found.actions[-1] == 12
     assert (found.actions[:-1] < 12).all()
     given = {job: [0, 0] for job in range(3)}
-    # The second has its least size from the start.
+    # The second has its minimum size from the start.
     given[1] = [1, 1]
     for action in found.actions[:-1].tolist():
         job, kind = divmod(action, 3)
-        # The first step is the least size, whatever it is.
-        begins, least = given[job] == [0, 0], jobs[job].request.least
+        # The first step is the minimum size, whatever it is.
+        begins, least = given[job] == [0, 0], jobs[job].request.min_size
         given[job][0] += least.workers if begins else kind != 1
         given[job][1] += least.ps if begins else kind != 0
     assert given == {0: [3, 2], 1: [2, 1], 2: [4, 0]}

@@ -158,7 +158,7 @@ def test_what_was_learned_from_jobs_without_servers_starts_jobs_with_servers() -
     jobs = [a_job(0), a_job(1, min_workers=2, min_ps=2), a_job(2, **NO_PS | {"max_workers": 4})]
     for count, seen in ((3, jobs), (1, jobs[:1])):
         sizes = ask(Dl2Original(learned.checkpoint), a_snapshot(seen, cluster(4, cpu=8, gpu=2))).allocations()
-        assert sum(sizes[job.key] >= job.request.least for job in seen) == count
+        assert sum(sizes[job.key] >= job.request.min_size for job in seen) == count
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_of_tasks_of_two_cpus_what_fits_in_total_fits_on_nodes(wanted: list[tupl
     }
 
 
-def test_where_small_tasks_would_keep_a_job_out_least_sizes_go_first() -> None:
+def test_where_small_tasks_would_keep_a_job_out_minimum_sizes_go_first() -> None:
     """Ten PSs with a CPU each leave no node with the four that the other's worker takes."""
     small = a_job(1, worker=Resources.of(cpu=1), ps=Resources.of(cpu=1), max_workers=4, max_ps=10)
     large = a_job(2, worker=Resources.of(cpu=4), ps=Resources.of(cpu=1))
@@ -64,7 +64,7 @@ def test_where_small_tasks_would_keep_a_job_out_least_sizes_go_first() -> None:
     assert Resources.total(packing.room().values()) == Resources()
 
 
-def test_a_job_without_room_for_its_least_size_gets_nothing_and_is_told_why() -> None:
+def test_a_job_without_room_for_its_minimum_size_gets_nothing_and_is_told_why() -> None:
     jobs = [a_job(number, worker=Resources.of(cpu=4), ps=Resources.of(cpu=1)) for number in (1, 2)]
     _, filling, _, _ = given(a_snapshot(jobs, cluster(1, cpu=8)), [(1, 2), (1, 1)], [(0.5, 0.1), (0.5, 0.1)])
     assert [filling.allocations[job.key] for job in jobs] == [(1, 2), NOTHING]

@@ -29,7 +29,7 @@ from dl2d.policies.dl2.scoring import (
     score,
     weight_count,
 )
-from dl2d.tick.guard import check
+from dl2d.tick.guard import check_decision
 
 CPU = {"model": "m", "worker": Resources.of(cpu=2), "ps": Resources.of(cpu=1), "max_workers": 3, "max_ps": 3}
 #: Speed by (workers, PSs): a worker more helps, a PS more does not, except that 3w+2ps is best of all.
@@ -80,7 +80,7 @@ def test_what_has_no_room_on_a_node_is_given_to_others() -> None:
     job = {**CPU, "max_workers": 2, "max_ps": 2}
     snapshot = a_snapshot([a_job(1, **job | {"worker": Resources.of(cpu=3)}), a_job(2, **job)], nodes)
     decision = ask(policy(measured(speeds)), snapshot)
-    check(decision, snapshot)
+    check_decision(decision, snapshot)
     used = sum(
         (entry.allocation.workers * (3 if entry.job.id == "1" else 2)) + entry.allocation.ps for entry in decision.jobs
     )
@@ -127,7 +127,7 @@ def test_allreduce_gets_workers_alone() -> None:
 @hypothesis.settings(max_examples=60)
 def test_decisions_are_decisions_and_fit(snapshot: Snapshot) -> None:
     decision = ask(KNOWING, snapshot)
-    check(decision, snapshot)
+    check_decision(decision, snapshot)
     assert encode(ask(KNOWING, snapshot)) == encode(decision)
     total = Resources.total(
         job.request.demand_of(entry.allocation) for job, entry in zip(snapshot.jobs, decision.jobs, strict=True)
@@ -145,7 +145,7 @@ def test_no_job_falls_below_its_floor(snapshot: Snapshot) -> None:
         again = a_snapshot(list(snapshot.jobs), clear, running)
     except AssertionError:
         hypothesis.reject()  # load balance packs these in another order
-    check(ask(KNOWING, again), again)
+    check_decision(ask(KNOWING, again), again)
 
 
 def feature(factors: StepFactors, name: str) -> Floats:
@@ -223,5 +223,5 @@ def test_a_checkpoint_of_another_shape_is_refused() -> None:
 def test_the_shipped_one_decides() -> None:
     snapshot = a_snapshot([a_job(1, model="resnet-50"), a_job(2, model="never seen")], cluster(4, cpu=8, gpu=4))
     decision = ask(with_checkpoint(), snapshot)
-    check(decision, snapshot)
+    check_decision(decision, snapshot)
     assert all(entry.allocation.workers >= 1 for entry in decision.jobs)

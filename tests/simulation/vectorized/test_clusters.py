@@ -128,7 +128,7 @@ def test_a_slot_tells_what_was_done_and_what_could_have_been() -> None:
     assert clusters.completion()[0, 0] == 2.5
 
 
-def test_a_job_gets_its_least_size_or_nothing() -> None:
+def test_a_job_gets_its_minimum_size_or_nothing() -> None:
     clusters = begun([one_node(epochs=[5.0, 5.0], min_workers=2)])
     clusters.give_one(2, HERE, HERE, clusters.heads())
     assert not give(clusters, 1, 2, 1), "the second worker has no GPUs left"
@@ -138,7 +138,7 @@ def test_a_job_gets_its_least_size_or_nothing() -> None:
     assert clusters.load[0].tolist() == [8000]
 
 
-def test_a_job_below_its_least_size_does_not_run() -> None:
+def test_a_job_below_its_minimum_size_does_not_run() -> None:
     clusters = begun([one_node(epochs=[5.0], min_workers=2)])
     clusters.fill(np.array([[[1, 1]]]), HERE)
     assert clusters.sizes[0].tolist() == [[1, 1]]

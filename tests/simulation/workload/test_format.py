@@ -262,7 +262,7 @@ def test_a_bad_value_of_the_file_is_named(changes, key: str) -> None:
     assert refused(workload(**changes)).key == key
 
 
-def test_a_least_size_larger_than_the_cluster_is_refused() -> None:
+def test_a_minimum_size_larger_than_the_cluster_is_refused() -> None:
     two = [{"count": 2, "resources": {"cpu": 8, "gpu": 8}}]
     read_workload(workload(job(min_workers=4), cluster=two))
     assert "the whole cluster has no room for 5 tasks" in str(refused(workload(job(min_workers=5), cluster=two)))

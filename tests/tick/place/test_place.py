@@ -114,7 +114,7 @@ def test_a_job_starts_whatever_the_steps_in_which_it_was_decided(placement, leas
     assert plan.deferred == ()
 
 
-def test_a_job_starts_with_its_least_size_where_the_steps_that_lead_there_have_no_room_all() -> None:
+def test_a_job_starts_with_its_minimum_size_where_the_steps_that_lead_there_have_no_room_all() -> None:
     snapshot = a_snapshot([a_job(1)], cluster(1, cpu=8, gpu=2))
     plan = plan_for(snapshot, {1: (4, 2)}, steps=[(1, (4, 0)), (1, (0, 2))])
     assert roles(plan) == {("1", W): 2, ("1", P): 2}
@@ -321,7 +321,7 @@ def _decided(draw: st.DrawFn) -> tuple[list[Job], dict[int, tuple[int, int]], li
     jobs = [a_job(number, **one) for number, one in enumerate(draw(st.lists(_requests, max_size=5)), start=1)]
     sizes, steps = {}, []
     for number, job in enumerate(jobs, start=1):
-        least = job.request.least
+        least = job.request.min_size
         workers = draw(st.sampled_from([0, *(count for count in range(7) if job.request.allows(count))]))
         ps = draw(st.integers(least.ps, 5)) if workers else 0
         sizes[number] = workers, ps
@@ -340,7 +340,7 @@ def test_what_has_room_starts_and_what_does_not_is_deferred_with_a_true_reason(n
     for start in plan.starts:
         assert left.place_on(start.node, start.demand)
     for number, job in enumerate(jobs, start=1):
-        wanted, least = Allocation(*sizes[number]), job.request.least
+        wanted, least = Allocation(*sizes[number]), job.request.min_size
         has = Allocation(started[str(number), W], started[str(number), P])
         waits = {item.role: item for item in plan.deferred if item.job == job.key}
         assert has == NOTHING or (has.workers >= least.workers and has.ps >= least.ps)
